@@ -6,7 +6,7 @@ import json
 
 from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, Requirements
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.gang import GANGS
+from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, review
 
@@ -43,7 +43,7 @@ def job_rights(backend: str) -> tuple[Right, ...]:
 
 def gang_rights(*schedulers: str) -> tuple[Right, ...]:
     """Return the rights to read the pod groups of gang schedulers."""
-    groups = [GANGS[name].group_version.partition("/")[0] for name in schedulers if name in GANGS]
+    groups = [GANGS[name].group for name in schedulers if name in GANGS]
     return tuple((group, "podgroups", "get", False) for group in groups)
 
 

@@ -6,8 +6,7 @@ from typing import Any
 from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, items
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.check_job import gang_scheduling
-from kfp_ddp.jobs.gang import GANGS
+from kfp_ddp.jobs.check_job import GANGS, gang_scheduling
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object, allowed
@@ -83,7 +82,7 @@ def gangs(cluster: Cluster) -> list[Finding]:
     if problem := gang_scheduling(cluster.api, spec):
         message, _, remedy = problem.rpartition("; ")
         return [Finding("bad", what, message, remedy)]
-    return [Finding("ok", what, "the pods of a job start together")]
+    return [Finding("ok", what, "PodGroups are served")]
 
 
 def queues(cluster: Cluster) -> list[Finding]:

@@ -1,15 +1,42 @@
-"""Checks before a job is created: rights, PVCs, queues, GPUs."""
+"""Checks of a job: rights, PVCs, queue and GPUs before it is created, its gang after that."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.gang import gang_scheduling, unsure
+from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import by_volume
-from kfp_ddp.k8s.api import Api, ApiError, allowed, core
+from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core, custom
 from kfp_ddp.k8s.nodes import gpus, schedulable
+from kfp_ddp.k8s.objects import conditions
 
-__all__ = ["check", "gang_scheduling"]
+GANG_SECONDS = 30.0
+
+
+class Gang(NamedTuple):
+    """A gang scheduler."""
+
+    group_version: str
+    title: str
+    mark: str
+    """Label or annotation of a pod with the name of its PodGroup."""
+
+    @property
+    def group(self) -> str:
+        """The API group."""
+        return self.group_version.partition("/")[0]
+
+
+GANGS = {
+    "volcano": Gang("scheduling.volcano.sh/v1beta1", "Volcano", "scheduling.k8s.io/group-name"),
+    "coscheduling": Gang(
+        "scheduling.x-k8s.io/v1alpha1", "scheduler-plugins", "scheduling.x-k8s.io/pod-group"
+    ),
+}
 
 
 def check(api: Api, spec: LaunchSpec) -> list[str]:
@@ -34,11 +61,89 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
             )
     if problem := gang_scheduling(api, spec):
         raise InputError(problem)
-    warnings = [warning] if (warning := unsure(api, spec)) else []
-    if spec.scheduler == "kueue" and spec.queue:
-        warnings += kueue.check_queue(api, spec.queue)
+    queued = spec.scheduler == "kueue" and spec.queue
+    warnings = kueue.check_queue(api, spec.queue) if queued else []
     kind.find_runtime(api, spec)
-    return warnings + _warnings(api, spec)
+    return warnings + _gpu_warnings(api, spec)
+
+
+def gang_scheduling(api: Api, spec: LaunchSpec) -> str:
+    """Return in one line why the pods of a job cannot be started together; '' if they can."""
+    gang = GANGS.get(spec.scheduler)
+    if gang is None or not _missing(api, f"/apis/{gang.group_version}"):
+        return ""
+    return (
+        f"scheduler={spec.scheduler}: this cluster has no PodGroups of {gang.title} "
+        f"({gang.group_version}), so pods would start one by one; install it, or leave "
+        "scheduler empty"
+    )
+
+
+def check_gang(
+    api: Api, spec: LaunchSpec, job: Object, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait until the operator has created a PodGroup for a job, or its pods without one.
+
+    The Training Operator ignores a job's scheduling policy without its own flag.
+
+    Args:
+        api: The cluster.
+        spec: The job's settings.
+        job: The job.
+        stopped: Returns whether to stop waiting.
+
+    Raises:
+        InputError: there is no PodGroup; the job is deleted.
+    """
+    gang, kind = GANGS.get(spec.scheduler), spec.job_kind
+    if gang is None or kind.state(job).over:
+        return
+    name = str(job["metadata"]["name"])
+    path, pods = kind.path(api.namespace, name), kind.pod_selector(name)
+    deadline = time.monotonic() + GANG_SECONDS
+    while (grouped := _grouped(api, gang, name, pods)) is None:
+        if stopped():
+            return
+        if time.monotonic() >= deadline:
+            grouped = _inconclusive(api, gang, kind, path)
+            break
+        time.sleep(0.5)
+    if grouped:
+        return
+    api.delete(path)
+    raise InputError(
+        f"scheduler={spec.scheduler}: the Training Operator created no PodGroup for {kind.title} "
+        f"{name}, which was deleted; start the operator with --gang-scheduler-name of "
+        f"{gang.title}, or leave scheduler empty"
+    )
+
+
+def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
+    """Return whether a job has a PodGroup; None while it is unknown, without pods."""
+    try:
+        api.call("GET", custom(gang.group_version, api.namespace, "podgroups", name))
+        return True
+    except ApiError:
+        pass  # missing so far, or no right to read it: then the pods show it
+    try:
+        query = {"labelSelector": selector, "limit": "16"}
+        pods = api.call("GET", core(api.namespace, "pods"), query=query)["items"]
+    except ApiError:
+        return None
+    parts = ("labels", "annotations")
+    marks = [pod["metadata"].get(part) or {} for pod in pods for part in parts]
+    return any(gang.mark in item for item in marks) if marks else None
+
+
+def _inconclusive(api: Api, gang: Gang, kind: Kind, path: str) -> bool:
+    """Return whether a missing PodGroup means nothing: the job is over, or not handled yet."""
+    try:
+        job = api.call("GET", path, retry=True)
+    except ApiError:
+        return True
+    if kind.state(job).over or not conditions(job):
+        return True
+    return not allowed(api, "get", gang.group, "podgroups")
 
 
 def _missing(api: Api, path: str) -> bool:
@@ -50,7 +155,7 @@ def _missing(api: Api, path: str) -> bool:
     return False
 
 
-def _warnings(api: Api, spec: LaunchSpec) -> list[str]:
+def _gpu_warnings(api: Api, spec: LaunchSpec) -> list[str]:
     limits = resources(spec).get("limits", {})
     requested = {name: int(float(n)) for name, n in limits.items() if spec.is_gpu(name)}
     if not any(requested.values()):
@@ -59,12 +164,9 @@ def _warnings(api: Api, spec: LaunchSpec) -> list[str]:
         available = gpus(schedulable(api))
     except ApiError:
         return []
-    warnings = []
-    for name, count in requested.items():
-        most = available.get(name, [0])[0]
-        if most < count:
-            warnings.append(
-                f"{count} {name} a node are requested and no node has more than {most}; "
-                "the job waits unless the cluster adds nodes"
-            )
-    return warnings
+    return [
+        f"{count} {name} a node are requested and no node has more than {most}; "
+        "the job waits unless the cluster adds nodes"
+        for name, count in requested.items()
+        if (most := available.get(name, [0])[0]) < count
+    ]

@@ -11,13 +11,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from kfp_ddp.core.errors import PREEMPTED, RunCancelledError
 from kfp_ddp.core.failure import TERMINATION_LOG
+from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.identity import WORKFLOWS, Owner
 from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.watch_cache import WatchCache
@@ -25,26 +28,84 @@ from kfp_ddp.k8s.watch_cache import WatchCache
 BRIEF_SECONDS = 0.5
 LOOK_SECONDS = 0.1
 WARM_SECONDS = 10.0
+TOUCH_SECONDS = 10.0
+# Each save is an fsync on the PVC.
+SAVE_SECONDS = 0.5
+
+
+class StepFiles:
+    """The log cursors and the heartbeat of a step; failed writes are retried.
+
+    Rank 0 stops the job, with a checkpoint, when the heartbeat file goes stale; see
+    `stop_when_stale` of `kfp_ddp.training.config.TrainConfig`.
+    """
+
+    def __init__(
+        self, folder: RunFolder, job: str, printer: Printer, trains: bool = False
+    ) -> None:
+        self.printer, self.heartbeat = printer, folder.heartbeat
+        self.checkpoints, self.trains = folder.checkpoints, trains
+        self.cursors = folder.log_positions(job)
+        """For the retry of this step, which continues the logs from there."""
+        self.saved = ""
+        self.saved_at = self.touched_at = 0.0
+        if self.cursors.exists():
+            printer.load(self.cursors.read_text())
+
+    def update(self, clock: float) -> None:
+        """Write what is due by the monotonic clock."""
+        if clock - self.saved_at >= SAVE_SECONDS:
+            self.saved_at = clock
+            self.save_cursors()
+        if clock - self.touched_at < TOUCH_SECONDS:
+            return
+        self.touched_at = clock
+        try:
+            self.heartbeat.write_text(f"{time.time():.0f}\n")  # a bucket has no time stamps of ours
+        except OSError as error:
+            print(f"warning: cannot touch {self.heartbeat}: {error.strerror}", flush=True)
+
+    def newest_step(self) -> int | None:
+        """Return the step from which a retry of a training resumes; None for another job."""
+        if not self.trains:
+            return None
+        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def leave(self) -> None:
+        """Stop printing and save the log cursors; for a signal handler."""
+        self.printer.stop()
+        self.save_cursors()
+
+    def save_cursors(self) -> None:
+        """Write the cursors if they changed."""
+        text = self.printer.dump()
+        if text == self.saved:
+            return
+        with suppress(OSError):
+            with atomic_write(self.cursors) as file:
+                file.write(text.encode())
+            self.saved = text
 
 
 class Ending:
     """Watches for a cancel of the run and an eviction of this step, and handles their signals."""
 
-    def __init__(self, api: Api, owner: Owner | None, changed: threading.Event) -> None:
+    def __init__(self, api: Api, owner: Owner | None) -> None:
         self.api, self.owner = api, owner
         self.quick = api.another()
         """A connection that stays open for the last request."""
         self.warmed_at = -WARM_SECONDS
         self.job_path = ""
-        self.before_exit: Callable[[], None] = lambda: None
-        self.newest_step: Callable[[], int | None] = lambda: None
-        """Returns the step from which Retry would resume; None for unknown."""
+        self.files: StepFiles | None = None
         self.resumes_from: int | None = None
-        """Its last result."""
+        """The step from which Retry would resume; None for unknown."""
         self.reported = False
         """Whether the eviction was reported."""
         self.reporting = threading.Lock()
-        self.changed, self.stirred, self.over = changed, threading.Event(), threading.Event()
+        self.changed = threading.Event()
+        """Is set on each change."""
+        self.stirred, self.over = threading.Event(), threading.Event()
         self.watches: list[WatchCache] = []
         if owner is not None:
             query = {"fieldSelector": f"metadata.name={owner.workflow}"}
@@ -80,9 +141,9 @@ class Ending:
         """Return whether this step's own pod is being deleted; Argo may retry it."""
         return any(_deleted(item) for item in self._objects())
 
-    def wake(self, changed: threading.Event) -> None:
-        """Set this event on each change."""
-        self.changed = changed
+    def attend(self, job_path: str, files: StepFiles | None = None) -> None:
+        """Handle the next signal for this job, with these files of the step."""
+        self.job_path, self.files = job_path, files
 
     def leave_if_cancelled(self, job: str) -> None:
         """Delete the job of a terminated run; `job` is its title.
@@ -133,7 +194,8 @@ class Ending:
                     message = f"stopped; job {name} could not be deleted ({error.message})"
         try:
             _print(f"\n{message}\n")
-            self.before_exit()
+            if self.files:
+                self.files.leave()
         finally:
             os._exit(PREEMPTED)
 
@@ -163,12 +225,13 @@ class Ending:
 
         A reported step does not change, so that the log and the run's error agree.
         """
-        if self.reported:
+        files = self.files
+        if self.reported or files is None:
             return
 
         def look() -> None:
             with suppress(OSError):
-                self.resumes_from = self.newest_step()
+                self.resumes_from = files.newest_step()
 
         looking = threading.Thread(target=look, daemon=True)
         looking.start()

@@ -1,18 +1,15 @@
 """One launch from start to end: check, create or adopt, follow, retry, report."""
 
-import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.ending import Ending
-from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import Limits
 from kfp_ddp.jobs.follow.follower import Follower, Outcome
-from kfp_ddp.jobs.gang import check_gang
 from kfp_ddp.jobs.identity import find_owner, identify
 from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs, avoided, marked
 from kfp_ddp.jobs.kinds import Kind
@@ -27,19 +24,6 @@ ONE_WRITING = {
 }
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A successful launch: its last job, that job's pods, and the number of attempts.
-
-    `last_lines` are the last lines of the pods' logs, by uid.
-    """
-
-    job: Object
-    attempts: int
-    pods: list[Object]
-    last_lines: dict[str, list[str]]
-
-
 def launch(
     spec: LaunchSpec,
     run_id: str,
@@ -49,8 +33,8 @@ def launch(
     run_dir: Path | None = None,
     progress: bool = False,
     stall_minutes: float = 0,
-) -> Finished:
-    """Run a job to its end; a retry of this process continues where it was.
+) -> Outcome:
+    """Run a job to its success; a retry of this process continues where it was.
 
     Args:
         spec: The job.
@@ -74,22 +58,21 @@ def launch(
     jobs.avoided = avoided(existing)
     if attempts.current not in existing:
         _check(jobs, attempts.current)
-    ending = Ending(api, owner, threading.Event())
+    ending, limits = Ending(api, owner), _limits(spec, stall_minutes)
     with ending.watching():
         while True:
-            ending.job_path = jobs.path(attempts.current)
-            limits = _limits(spec, stall_minutes)
+            ending.attend(jobs.path(attempts.current))
             outcome = _follow(jobs, attempts.current, ending, run_dir, progress, limits)
-            if outcome.state.phase == "succeeded":
-                return Finished(outcome.job, attempts.count, outcome.pods, outcome.last_lines)
+            if outcome.failure is None:
+                return replace(outcome, attempts=attempts.count)
             if outcome.given_up:
                 ending.delete_job()
-            if outcome.stall and outcome.stall.node:
-                jobs.avoided |= {outcome.stall.node}
+            if outcome.avoid:
+                jobs.avoided |= {outcome.avoid}
             if outcome.preempted:
                 _discount_preempted(jobs, attempts)
             else:
-                _retry_or_raise(jobs, attempts, outcome)
+                _retry_or_raise(jobs, attempts, outcome.failure, outcome.given_up)
             _wait_for_pods(jobs, attempts.current, ending)
             attempts.current += 1
 
@@ -147,31 +130,14 @@ def _discount_preempted(jobs: Jobs, attempts: Attempts) -> None:
     print(f"{name} could not resume after its preemption; creating a new job", flush=True)
 
 
-def _retry_or_raise(jobs: Jobs, attempts: Attempts, outcome: Outcome) -> None:
+def _retry_or_raise(jobs: Jobs, attempts: Attempts, failure: Failure, deleted: bool) -> None:
     """Return if another attempt may help, else raise JobError with the cause."""
-    retries, failure = jobs.spec.retries, _cause(outcome, jobs.spec)
+    retries = jobs.spec.retries
     left = attempts.retries_left(retries)
     if not failure.retryable or left <= 0:
         jobs.mark(attempts.current, REPORTED)
-        raise JobError(_report(jobs, attempts, failure, pods_kept=not outcome.given_up))
+        raise JobError(_report(jobs, attempts, failure, pods_kept=not deleted))
     print(f"{failure.error}; retrying, {left} of {retries} retries left", flush=True)
-
-
-def _cause(outcome: Outcome, spec: LaunchSpec) -> Failure:
-    """Return why a job failed; at its deadline the pods show only a signal."""
-    if outcome.state.past_deadline:
-        limit = f"deadline_minutes={spec.deadline_minutes:g}"
-        line = f"it took longer than {limit} and was ended; its checkpoints are kept"
-        return Failure(1, -1, line, retryable=False)
-    if outcome.stall:
-        return outcome.stall.failure
-    return root_cause(
-        outcome.pods,
-        outcome.state.message,
-        outcome.last_lines,
-        outcome.lost,
-        outcome.never_started,
-    )
 
 
 def _follow(
@@ -184,7 +150,7 @@ def _follow(
 ) -> Outcome:
     ending.leave_if_cancelled(f"{jobs.kind.title} {jobs.identity.job_name(attempt)}")
     job = jobs.ensure(attempt)
-    check_gang(jobs.api, jobs.spec, job, ending.cancelled)
+    check_job.check_gang(jobs.api, jobs.spec, job, ending.cancelled)
     return Follower(jobs.api, jobs.kind, job, ending, run_dir, progress).run(limits)
 
 

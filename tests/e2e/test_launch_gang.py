@@ -1,4 +1,4 @@
-"""A gang is verified: what the operator says of itself, and the PodGroup that it makes or not.
+"""Gang scheduling is verified by the PodGroup that the operator creates or not.
 
 Scheduler-plugins' PodGroups are served here, and no scheduler looks at them. With the default
 scheduler as that of its gangs, the operator makes groups while pods run as ever.
@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs.gang import GANGS
+from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
@@ -50,15 +50,7 @@ def ganging(cluster: client.ApiClient, grounds: Grounds) -> Iterator[None]:
         _restart_operator(cluster, None)
 
 
-def test_an_operator_without_its_flag_is_told_of_before_a_job_is_made(grounds: Grounds) -> None:
-    api = Api(grounds.api, grounds.namespace)
-    with pytest.raises(InputError, match="runs without --gang-scheduler-name, so pods would"):
-        launched(api)
-    assert api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"] == []
-
-
-def test_a_job_of_which_no_group_is_made_is_deleted_and_told_of(grounds: Grounds) -> None:
-    """The steps' account cannot look at the operator; the pods that it makes can be seen."""
+def test_a_job_without_a_pod_group_is_deleted(grounds: Grounds) -> None:
     with acting(grounds.api, grounds.namespace, grounds.service_account) as account:
         api = Api(account, grounds.namespace)
         with pytest.raises(InputError, match="created no PodGroup for PyTorchJob train-") as error:
@@ -67,21 +59,16 @@ def test_a_job_of_which_no_group_is_made_is_deleted_and_told_of(grounds: Grounds
         assert api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"] == []
 
 
-def test_a_gang_that_is_one_runs_to_its_end(
-    grounds: Grounds, ganging: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_with_a_pod_group_runs_to_its_end(grounds: Grounds, ganging: None) -> None:
     with acting(grounds.api, grounds.namespace, grounds.service_account) as account:
-        # The first cannot look at the operator, the second can.
-        for kind, who in (("pytorchjob", account), ("tfjob", grounds.api)):
-            job = launched(Api(who, grounds.namespace), kind)
+        for kind in ("pytorchjob", "tfjob"):
+            job = launched(Api(account, grounds.namespace), kind)
             name = job["metadata"]["name"]
             pods = grounds.core.list_namespaced_pod(
                 grounds.namespace, label_selector=KINDS[kind].pod_selector(name)
             )
             marks = [pod.metadata.labels[GANGS["coscheduling"].mark] for pod in pods.items]
             assert marks == [name, name]
-            unsure = "is unknown here" in capsys.readouterr().out
-            assert unsure == (who is account)
 
 
 def launched(api: Api, kind: str = "pytorchjob") -> Any:

@@ -314,8 +314,7 @@ def test_a_deadline_counts_by_the_clock_that_dated_the_job(ahead: float) -> None
         api.call("GET", "/x")
         made = datetime.fromtimestamp(time.time() + ahead - 100, UTC).isoformat()
         job = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": made}}
-        ending = Ending(api, None, threading.Event())
-        follower = Follower(api, kind, job, ending, None)
+        follower = Follower(api, kind, job, Ending(api, None), None)
         for watch in follower.watches.all:
             watch.synced.set()
         follower.watches.jobs.objects = {"job": job}

@@ -23,7 +23,7 @@ from kfp_ddp.checks.claims import CLASSES, claims
 from kfp_ddp.checks.finding import Cluster, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import kserve, operators
-from kfp_ddp.jobs.gang import GANGS
+from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.models.serving.rollout import OURS

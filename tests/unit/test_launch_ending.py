@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.jobs.ending import Ending
-from kfp_ddp.jobs.follow.follower import StepFiles
+from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.k8s.api import ApiError, Object
@@ -41,6 +40,27 @@ class Cluster:
         return {}
 
 
+class Files:
+    """The files of a step whose checkpoints are at these steps."""
+
+    def __init__(self, *steps: int | None) -> None:
+        self.steps = iter(steps)
+
+    def newest_step(self) -> int | None:
+        return next(self.steps)
+
+    def leave(self) -> None:
+        """Save nothing."""
+
+
+def attending(cluster: Any, files: Any = None, *seen: Object) -> Ending:
+    """Return one that has seen these objects."""
+    ending = Ending(cluster, Owner("step", "workflow", "uid"))
+    ending.watches[0].objects = {item["metadata"]["uid"]: item for item in seen}
+    ending.attend(JOB, files)
+    return ending
+
+
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where Kubernetes reads a step's last words."""
@@ -53,11 +73,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ended(
     monkeypatch: pytest.MonkeyPatch, cluster: Cluster, seen: list[Object], step: int | None
 ) -> None:
-    """Let the signal come to a launcher that has seen these objects."""
-    api: Any = cluster
-    ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
-    ending.watches[0].objects = {each["metadata"]["uid"]: each for each in seen}
-    ending.job_path, ending.newest_step = JOB, lambda: step
+    """Send the signal to a launcher that has seen these objects."""
+    ending = attending(cluster, Files(step), *seen)
 
     def leave(code: int) -> None:
         assert code == 143
@@ -106,10 +123,7 @@ def test_an_evicted_launcher_tells_its_run_from_where_retry_goes_on(
 def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
     told: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    api: Any = Cluster()
-    ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
-    steps = iter((7, 8, 9))
-    ending.newest_step = lambda: next(steps)
+    ending = attending(Cluster(), Files(7, 8, 9))
     ending.report_eviction()
     assert told.read_text() == ""
     ending.watches[1].objects = {"p": EVICTED}
@@ -124,15 +138,13 @@ def test_an_eviction_is_told_while_the_main_thread_waits_for_a_claim(
 ) -> None:
     """A sync of the claim may take longer than the step has."""
     api: Any = Cluster()
-    changed = threading.Event()
-    ending = Ending(api, None, threading.Event())
-    ending.wake(changed)
+    ending = Ending(api, None)
     pods = WatchCache(api, POD, {}, ending.stirred)
     pods.objects = {"p": EVICTED}
     with ending.watching():
         ending.watches.append(pods)
         pods.changed.set()
-        assert changed.wait(60)
+        assert ending.changed.wait(60)
     assert told.read_text() == "launcher was evicted; Retry adopts its job, or creates a new one"
     assert capfd.readouterr().out == told.read_text() + "\n"
 
@@ -151,11 +163,7 @@ def test_a_step_that_was_told_stays(
     """The error of the step would otherwise name another one than its log."""
     monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(tmp_path / "none"))
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    api: Any = Cluster()
-    ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
-    ending.watches[1].objects = {"p": EVICTED}
-    ending.job_path, steps = JOB, iter((7, 8))
-    ending.newest_step = lambda: next(steps)
+    ending = attending(Cluster(), Files(7, 8), EVICTED)
     ending.report_eviction()
     ending._on_signal(signal.SIGTERM, None)
     said = "launcher was evicted; Retry resumes from step 7 or later"
@@ -170,27 +178,26 @@ def test_a_claim_that_hangs_or_fails_does_not_keep_a_launcher(
     assert words == "launcher was evicted; Retry adopts its job, or creates a new one"
     released = threading.Event()
 
-    def hang() -> int:
-        released.wait()
-        return 1
+    class Hangs(Files):
+        def newest_step(self) -> int | None:
+            released.wait()
+            return 1
 
-    def fail() -> int:
-        raise OSError("stale file handle")
+    class Fails(Files):
+        def newest_step(self) -> int | None:
+            raise OSError("stale file handle")
 
-    for look in (hang, fail):
+    for files in (Hangs(), Fails()):
         told.write_text("")
-        api: Any = Cluster()
-        ending = Ending(api, Owner("step", "workflow", "uid"), threading.Event())
-        ending.newest_step = look
-        ending.watches[1].objects = {"p": EVICTED}
-        ending.report_eviction()
+        attending(Cluster(), files, EVICTED).report_eviction()
         assert told.read_text() == words
     released.set()
 
 
 def test_the_newest_checkpoint_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    files = StepFiles(folder, "x", Printer())
+    assert StepFiles(folder, "x", Printer()).newest_step() is None
+    files = StepFiles(folder, "x", Printer(), trains=True)
     assert files.newest_step() == 0
     for name in ("step-00000009", "step-00000040", ".step-50.tmp", "step-x", "other"):
         (folder.checkpoints / name).mkdir(parents=True)

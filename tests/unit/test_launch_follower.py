@@ -10,10 +10,10 @@ from kubernetes import client
 
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.jobs.ending import Ending
+from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow import follower as following
 from kfp_ddp.jobs.follow.decisions import Limits, Look
-from kfp_ddp.jobs.follow.follower import Follower, StepFiles
+from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp, to_follow
 from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.pods import Pods
@@ -34,7 +34,7 @@ class Ends(Ending):
     """Counts what it deletes, and asks nobody."""
 
     def __init__(self, owner: Owner | None = None) -> None:
-        super().__init__(nowhere(), owner, threading.Event())
+        super().__init__(nowhere(), owner)
         self.deleted = 0
 
     def delete_job(self) -> None:

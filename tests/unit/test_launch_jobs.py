@@ -1,6 +1,5 @@
 """What a launch leaves for a later one: the map of its script, its marks, its log cursors."""
 
-import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,9 +175,8 @@ def test_two_steps_with_one_folder_keep_cursors_apart(tmp_path: Path) -> None:
 
     def following(name: str, progress: bool = False) -> Follower:
         made = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
-        ending = Ending(api, None, threading.Event())
         job = {"metadata": made}
-        return Follower(api, KINDS["pytorchjob"], job, ending, tmp_path, progress)
+        return Follower(api, KINDS["pytorchjob"], job, Ending(api, None), tmp_path, progress)
 
     for name in ("first", "second"):
         follower = following(name)

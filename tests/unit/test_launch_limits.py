@@ -10,7 +10,14 @@ import pytest
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.jobs import check_job, run
 from kfp_ddp.jobs.failure import root_cause
-from kfp_ddp.jobs.follow.decisions import Limits, Look, cannot_start, out_of_time, verdict
+from kfp_ddp.jobs.follow.decisions import (
+    Limits,
+    Look,
+    Verdict,
+    cannot_start,
+    out_of_time,
+    verdict,
+)
 from kfp_ddp.jobs.follow.follower import Outcome
 from kfp_ddp.jobs.follow.pods import Pods
 from kfp_ddp.jobs.kinds import KINDS
@@ -223,15 +230,14 @@ def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
     containers = [{"name": "node", "state": {"terminated": stopped}}]
     status = {"phase": "Failed", "containerStatuses": containers}
     left = {"metadata": {"name": "x-node-0", "uid": "u", "labels": {}}, "status": status}
-    job = {"metadata": {"name": "x"}, "status": {"conditions": list(conditions)}}
     made: list[int] = []
 
-    def follow(jobs: Any, attempt: int, *given: Any) -> Outcome:
+    def follow(jobs: Any, attempt: int, ending: Any, run_dir: Any, trains: Any, limits: Any) -> Any:
         made.append(attempt)
-        found = KINDS["pytorchjob"].state(job)
-        if found.over:
-            return Outcome(found, job, [left])
-        return Outcome(State("failed", "restarted"), job, [left], given_up=True)
+        seen = look(job={"status": {"conditions": list(conditions)}}, kind="trainjob")
+        end = verdict(seen, limits) or Verdict(State("failed", "restarted"), given_up=True)
+        failure = end.failure or root_cause([left], end.state.message)
+        return Outcome(end.state, seen.job, [left], failure=failure, given_up=end.given_up)
 
     monkeypatch.setattr(run, "_follow", follow)
     return made

@@ -2,7 +2,6 @@
 
 import json
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +163,7 @@ def follower(pods: dict[str, Object]) -> Follower:
         "metadata": {"name": "x", "uid": "job", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "status": {"conditions": [{"type": "Failed", "status": "True"}]},
     }
-    ending = Ending(nowhere, owner, threading.Event())
+    ending = Ending(nowhere, owner)
     ending.warm = lambda: None  # type: ignore[method-assign]
     made = Follower(nowhere, KINDS["pytorchjob"], job, ending, None)
     made.watches.jobs.objects, made.watches.pods.objects = {"job": job}, pods
@@ -224,8 +223,8 @@ def test_of_many_that_failed_in_one_second_the_logs_tell_who_was_first(
     monkeypatch.setattr(following, "DRAIN_MANY_SECONDS", 0)
     pods = job(100, nodes=20, **{f"w{i}": ended(9) for i in range(100)})
     outcome = of_many(pods)
-    cause = root_cause(outcome.pods, "", outcome.last_lines)
-    assert cause.error == "worker-77: exit code 1: ValueError: no 5"
+    assert outcome.failure is not None
+    assert outcome.failure.error == "worker-77: exit code 1: ValueError: no 5"
     assert "[worker-77] ValueError: no 5" in capsys.readouterr().out
     assert len(outcome.last_lines) > logs.FAILED
 

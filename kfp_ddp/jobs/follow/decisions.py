@@ -6,6 +6,7 @@ Pure functions of what was seen and of the clocks.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kfp_ddp.core.failure import Failure
 from kfp_ddp.jobs.follow.pods import Pods
 from kfp_ddp.jobs.kinds import Kind, pod_title
 from kfp_ddp.jobs.kinds.base import State, started
@@ -76,10 +77,18 @@ class Verdict:
     """Whether the launcher gave it up: its operator would continue it, so it must be deleted."""
     reasons: tuple[Object, ...] = ()
     """The pods for which it was given up, if not all."""
+    failure: Failure | None = None
+    """The cause, where the pods do not show it."""
+    node: str = ""
+    """The node that is at fault, to avoid."""
 
 
 def verdict(look: Look, limits: Limits) -> Verdict | None:
     """Return how the job ended; None while it runs."""
+    if look.state.past_deadline:  # its pods show only a signal
+        limit = f"deadline_minutes={limits.deadline / 60:g}"
+        line = f"it took longer than {limit} and was ended; its checkpoints are kept"
+        return Verdict(look.state, failure=Failure(1, -1, line, retryable=False))
     if look.state.over:
         return Verdict(look.state)
     for reason in (restarted_in_place(look), split_by_a_replacement(look, limits)):

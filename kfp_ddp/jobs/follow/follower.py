@@ -1,22 +1,21 @@
 """Follow one job to its end: watch, log, report and decide."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.jobs.ending import Ending
+from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import Limits, Look, Verdict, cannot_start, out_of_time, verdict
 from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer, sample_note
 from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.pods import Pods
-from kfp_ddp.jobs.follow.ranks import Stall, StallWatch
+from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.progress import ProgressTeller
@@ -31,10 +30,9 @@ DRAIN_MANY_SECONDS = 1.0
 # Each look is followed by a pause of this many times its CPU time, to not occupy a core.
 REST = 3
 PROGRESS_SECONDS = 10.0
-GIVEN_UP = Verdict(State("failed", "its ranks stalled"), given_up=True)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
     """How a job ended, with its pods."""
 
@@ -43,16 +41,15 @@ class Outcome:
     pods: list[Object] = field(default_factory=list)
     last_lines: dict[str, list[str]] = field(default_factory=dict)
     """The last lines of each pod's log, by uid."""
-    lost: tuple[Object, ...] = ()
-    """Pods removed while they ran."""
+    failure: Failure | None = None
+    """The first cause; None for success."""
     preempted: bool = False
     """Whether it failed only because its queue preempted its pods."""
     given_up: bool = False
     """Whether the launcher gave it up: its operator would continue it."""
-    never_started: str = ""
-    """The pod that had waited longest to start when the job ended, and its reason."""
-    stall: Stall | None = None
-    """The stall for which it was given up."""
+    avoid: str = ""
+    """The node that the next attempt should avoid."""
+    attempts: int = 1
 
 
 class Watches:
@@ -102,8 +99,7 @@ class Follower:
     ) -> None:
         name = job["metadata"]["name"]
         self.api, self.kind, self.job, self.ending = api, kind, job, ending
-        self.changed = threading.Event()
-        ending.wake(self.changed)
+        self.changed = ending.changed
         self.watches = Watches(api, kind, name, self.changed)
         self.pods = Pods.of_new(job, kind)
         self.expected = 0
@@ -114,7 +110,8 @@ class Follower:
         self.logs = PodLogs(api, kind.containers, self.printer)
         self.narrator = Narrator(self.printer, api)
         folder = RunFolder(run_dir) if run_dir is not None else None
-        self.files = StepFiles(folder, name, self.printer) if folder else None
+        self.files = StepFiles(folder, name, self.printer, progress) if folder else None
+        ending.attend(kind.path(api.namespace, name), self.files)
         self.progress: ProgressTeller | None = None
         self.stalls = StallWatch(folder.ranks) if folder and progress else None
         if folder and progress:
@@ -128,10 +125,6 @@ class Follower:
             JobError: a deadline passed (the job is deleted), or another user deleted the job.
             InputError: no right to watch it.
         """
-        if self.files is not None:
-            self.ending.before_exit = self.files.leave
-            if self.progress is not None:
-                self.ending.newest_step = self.files.newest_step
         self.expected = limits.pods
         self.watches.start()
         worked = 0.0
@@ -151,9 +144,6 @@ class Follower:
                     self.files.update(look.clock)
                 if end := self._decide(look, limits):
                     return self._end(end, look)
-                if self.stalls and (stall := self.stalls.look(look, limits.stall)):
-                    self.printer.say(f"{look.name}: {stall.failure.error}; it is ended")
-                    return replace(self._end(GIVEN_UP, look), stall=stall)
         finally:
             self.watches.stop()
             self.logs.abandon()
@@ -211,26 +201,37 @@ class Follower:
         if problem := problem or cannot_start(look, limits, pod_waits):
             self.ending.delete_job()
             raise JobError(problem)
-        return verdict(look, limits)
+        if end := verdict(look, limits):
+            return end
+        if not self.stalls or not (stall := self.stalls.look(look, limits.stall)):
+            return None
+        self.printer.say(f"{look.name}: {stall.failure.error}; it is ended")
+        state = State("failed", stall.failure.error)
+        return Verdict(state, given_up=True, failure=stall.failure, node=stall.node)
 
     def _end(self, end: Verdict, look: Look) -> Outcome:
-        preempted = end.state.phase == "failed" and look.pods.only_preempted
-        if end.state.phase == "failed" and self.many:
+        failed = end.state.phase == "failed"
+        if failed and self.many:
             self._report_failed()
         if not (self.kind.restarts_in_place and look.pods.restarted_at):
             self._drain()
         self._look_at_pods(look.clock)
-        if end.state.phase == "failed" and not end.reasons:
+        if failed and not end.reasons:
             self._await_failure()
+        pods = [*self.pods.own, *(end.reasons or self.pods.ended_for_good)]
+        lines, failure = self.printer.last_lines(), end.failure
+        if failed and failure is None:
+            waited = str(oldest(self.narrator.waits.values()) or "")
+            failure = root_cause(pods, end.state.message, lines, self.pods.lost, waited)
         return Outcome(
             state=end.state,
             job=self.job,
-            pods=[*self.pods.own, *(end.reasons or self.pods.ended_for_good)],
-            last_lines=self.printer.last_lines(),
-            lost=self.pods.lost,
-            preempted=preempted,
+            pods=pods,
+            last_lines=lines,
+            failure=failure,
+            preempted=failed and look.pods.only_preempted,
             given_up=end.given_up,
-            never_started=str(oldest(self.narrator.waits.values()) or ""),
+            avoid=end.node,
         )
 
     def _report_failed(self) -> None:
@@ -286,62 +287,6 @@ class Follower:
             for container in self.kind.containers:
                 self.logs.begin(pod, container, end_only=True)
         return pod is not None
-
-
-TOUCH_SECONDS = 10.0
-# Each save is an fsync on the PVC.
-SAVE_SECONDS = 0.5
-
-
-class StepFiles:
-    """The log cursors and the heartbeat of a step; failed writes are retried.
-
-    Rank 0 stops the job, with a checkpoint, when the heartbeat file goes stale; see
-    `stop_when_stale` of `kfp_ddp.training.config.TrainConfig`.
-    """
-
-    def __init__(self, folder: RunFolder, job: str, printer: Printer) -> None:
-        self.printer, self.heartbeat = printer, folder.heartbeat
-        self.checkpoints = folder.checkpoints
-        self.cursors = folder.log_positions(job)
-        """For the retry of this step, which continues the logs from there."""
-        self.saved = ""
-        self.saved_at = self.touched_at = 0.0
-        if self.cursors.exists():
-            printer.load(self.cursors.read_text())
-
-    def update(self, clock: float) -> None:
-        """Write what is due by the monotonic clock."""
-        if clock - self.saved_at >= SAVE_SECONDS:
-            self.saved_at = clock
-            self.save_cursors()
-        if clock - self.touched_at < TOUCH_SECONDS:
-            return
-        self.touched_at = clock
-        try:
-            self.heartbeat.write_text(f"{time.time():.0f}\n")  # a bucket has no time stamps of ours
-        except OSError as error:
-            print(f"warning: cannot touch {self.heartbeat}: {error.strerror}", flush=True)
-
-    def newest_step(self) -> int:
-        """Return the step of the newest checkpoint; 0 for none."""
-        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
-        return max((int(name) for name in names if name.isdecimal()), default=0)
-
-    def leave(self) -> None:
-        """Stop printing and save the log cursors; for a signal handler."""
-        self.printer.stop()
-        self.save_cursors()
-
-    def save_cursors(self) -> None:
-        """Write the cursors if they changed."""
-        text = self.printer.dump()
-        if text == self.saved:
-            return
-        with contextlib.suppress(OSError):
-            with atomic_write(self.cursors) as file:
-                file.write(text.encode())
-            self.saved = text
 
 
 METADATA = ("name", "uid", "labels", "creationTimestamp", "deletionTimestamp")
