@@ -15,7 +15,7 @@ from kfp_ddp.checks.settings import parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.supervision import JOB_OWN
+from kfp_ddp.jobs.launch_spec import JOB_OWN
 from kfp_ddp.pipelines.document import Document, defaults_of
 from kfp_ddp.pipelines.document import read as read_document
 from kfp_ddp.training import model_file

@@ -16,8 +16,7 @@ from kfp_ddp.datasets.settings import SyncSettings
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
-from kfp_ddp.jobs.launch_spec import IN_WORDS, LaunchSpec
-from kfp_ddp.jobs.supervision import Backend, Supervision
+from kfp_ddp.jobs.launch_spec import IN_WORDS, Backend, LaunchSpec, Supervision
 from kfp_ddp.k8s.quantity import AMOUNT, QUANTITY, amount
 from kfp_ddp.models import release
 from kfp_ddp.runs.notify import Notification

@@ -19,8 +19,7 @@ from kfp_ddp.core.step import step
 from kfp_ddp.evaluation.engine import JOB_OWN as EVALUATION_OWN
 from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.kinds.pod import resources
-from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.jobs.supervision import JOB_OWN
+from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec
 from kfp_ddp.jobs.task import check_carried
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.nodes import schedulable

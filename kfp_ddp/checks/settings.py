@@ -22,8 +22,7 @@ from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.volume.request import check_strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
-from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.jobs.supervision import JOB_OWN, Supervision, check_backend
+from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, Supervision, check_backend
 from kfp_ddp.models.bundle import check_model_name
 from kfp_ddp.models.release import MODELS as PARTS
 from kfp_ddp.models.release import part_of

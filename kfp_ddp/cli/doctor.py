@@ -8,8 +8,7 @@ import click
 
 from kfp_ddp.cli.options import AS_JSON, configured, echo_json
 from kfp_ddp.datasets.volume.request import Strategy
-from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.jobs.supervision import Backend
+from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
 
 MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 

@@ -8,7 +8,7 @@ import click
 
 from kfp_ddp import __version__
 from kfp_ddp.cli.options import AS_JSON, configured, echo_json
-from kfp_ddp.jobs.supervision import Backend
+from kfp_ddp.jobs.launch_spec import Backend
 from kfp_ddp.training.netcheck.record import NetworkCheck
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _measure(
 def _job(settings: tuple[str, ...]) -> dict[str, Any]:
     from kfp_ddp.cli.manifest import setting
     from kfp_ddp.core.settings import check_given
-    from kfp_ddp.jobs.supervision import JOB_OWN
+    from kfp_ddp.jobs.launch_spec import JOB_OWN
 
     fields = dict(map(setting, settings))
     own = ("nodes", "gpus_per_node", "image")

@@ -14,7 +14,7 @@ from kfp_ddp.client.runs import ended, shown_state, spec_of, started
 from kfp_ddp.client.steps import OVER, Step, leaves, steps_of
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, JobError, ServerError, StorageError
-from kfp_ddp.jobs.live_runs import KFP_RUN
+from kfp_ddp.jobs.identity import KFP_RUN
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 

@@ -13,8 +13,7 @@ from kfp_ddp.client.steps import DRIVER, Step
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.identity import RUN, WORKFLOWS
-from kfp_ddp.jobs.live_runs import KFP_RUN
+from kfp_ddp.jobs.identity import KFP_RUN, RUN, WORKFLOWS
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.objects import annotation
 from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started

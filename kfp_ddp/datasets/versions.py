@@ -253,6 +253,6 @@ def _used(store: Store, path: Path, when: int, alive: Callable[[str], bool]) -> 
 
 
 def _live_runs() -> Callable[[str], bool]:
-    from kfp_ddp.jobs.live_runs import live_runs  # most syncs remove nothing
+    from kfp_ddp.jobs.identity import live_runs  # most syncs remove nothing
 
     return live_runs()

@@ -15,11 +15,10 @@ from kfp_ddp.datasets.access import at_hand, using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate, evaluate_share
 from kfp_ddp.evaluation.request import Request
-from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, Ended, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
-from kfp_ddp.jobs.supervision import check_backend
 from kfp_ddp.jobs.task import overlaid, with_folders
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models.evaluation import FILE, Evaluation

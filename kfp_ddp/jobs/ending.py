@@ -40,9 +40,7 @@ class StepFiles:
     `stop_when_stale` of `kfp_ddp.training.config.TrainConfig`.
     """
 
-    def __init__(
-        self, folder: RunFolder, job: str, printer: Printer, trains: bool = False
-    ) -> None:
+    def __init__(self, folder: RunFolder, job: str, printer: Printer, trains: bool = False) -> None:
         self.printer, self.heartbeat = printer, folder.heartbeat
         self.checkpoints, self.trains = folder.checkpoints, trains
         self.cursors = folder.log_positions(job)

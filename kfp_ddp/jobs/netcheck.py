@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.settings import check_given, split
 from kfp_ddp.core.step import step
-from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.supervision import JOB_OWN, check_backend
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.training.netcheck.record import RESULT, Network, NetworkCheck, need, problems, table
 

@@ -12,11 +12,10 @@ from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow import follower as following
-from kfp_ddp.jobs.follow.decisions import Limits, Look
+from kfp_ddp.jobs.follow.decisions import Limits, Look, Pods
 from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp, to_follow
 from kfp_ddp.jobs.follow.narrator import Narrator
-from kfp_ddp.jobs.follow.pods import Pods
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, Object

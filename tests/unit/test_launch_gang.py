@@ -67,9 +67,7 @@ def test_another_scheduler_needs_no_pod_group(scheduler: str) -> None:
 
 @pytest.mark.parametrize("scheduler", list(GROUPS))
 @pytest.mark.parametrize("groups", [404, 403])
-def test_a_job_whose_pods_are_in_no_group_is_deleted(
-    scheduler: str, groups: int
-) -> None:
+def test_a_job_whose_pods_are_in_no_group_is_deleted(scheduler: str, groups: int) -> None:
     api = Server({group_of(scheduler): groups, PODS: {"items": [{"metadata": {}}]}})
     with pytest.raises(
         InputError, match="created no PodGroup for PyTorchJob job, which was deleted"

@@ -13,13 +13,13 @@ from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import (
     Limits,
     Look,
+    Pods,
     Verdict,
     cannot_start,
     out_of_time,
     verdict,
 )
 from kfp_ddp.jobs.follow.follower import Outcome
-from kfp_ddp.jobs.follow.pods import Pods
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.launch_spec import LaunchSpec

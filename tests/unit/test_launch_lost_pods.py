@@ -10,12 +10,12 @@ from kfp_ddp.jobs.follow.decisions import (
     SETTLE_SECONDS,
     Limits,
     Look,
+    Pods,
     Verdict,
     restarted_in_place,
     split_by_a_replacement,
     verdict,
 )
-from kfp_ddp.jobs.follow.pods import Pods
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
 

@@ -13,10 +13,9 @@ from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow import follower as following
 from kfp_ddp.jobs.follow import logs, narrator, ranks
-from kfp_ddp.jobs.follow.decisions import Limits, Look
+from kfp_ddp.jobs.follow.decisions import Limits, Look, Pods
 from kfp_ddp.jobs.follow.follower import Follower, Outcome
 from kfp_ddp.jobs.follow.logs import LogCursor, PodLog, Stamp
-from kfp_ddp.jobs.follow.pods import Pods
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State

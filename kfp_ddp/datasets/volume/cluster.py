@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.live_runs import live_runs
+from kfp_ddp.jobs.identity import live_runs
 from kfp_ddp.k8s.api import NAMESPACE_FILE, STARTING, Api, ApiError, Object, core, custom
 
 SNAPSHOTS = ("snapshot.storage.k8s.io", "v1", "volumesnapshots")

@@ -11,10 +11,17 @@ from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.failure import root_cause
-from kfp_ddp.jobs.follow.decisions import Limits, Look, Verdict, cannot_start, out_of_time, verdict
+from kfp_ddp.jobs.follow.decisions import (
+    Limits,
+    Look,
+    Pods,
+    Verdict,
+    cannot_start,
+    out_of_time,
+    verdict,
+)
 from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer, sample_note
 from kfp_ddp.jobs.follow.narrator import Narrator
-from kfp_ddp.jobs.follow.pods import Pods
 from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import State

@@ -12,11 +12,10 @@ from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import LABEL_VALUE, check_run_id
 from kfp_ddp.core.step import step
 from kfp_ddp.jobs import local
-from kfp_ddp.jobs.identity import RUN
+from kfp_ddp.jobs.identity import RUN, live_runs
 from kfp_ddp.jobs.kinds import KINDS, Kind
-from kfp_ddp.jobs.live_runs import live_runs
+from kfp_ddp.jobs.launch_spec import Supervision
 from kfp_ddp.jobs.local import GRACE_SECONDS
-from kfp_ddp.jobs.supervision import Supervision
 from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.models.serving.rollout import take_back_of
 from kfp_ddp.runs.notify import Notification, send

@@ -10,8 +10,7 @@ from kfp_ddp.core.run_folder import EXPORTED, VERDICT, RunFolder
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.core.step import last_error
 from kfp_ddp.jobs.ending import terminated
-from kfp_ddp.jobs.identity import WORKFLOWS
-from kfp_ddp.jobs.live_runs import KFP_RUN
+from kfp_ddp.jobs.identity import KFP_RUN, WORKFLOWS
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.objects import annotation, phase
 from kfp_ddp.k8s.pods import failure_reason, terminations

@@ -13,12 +13,11 @@ from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step, write_job
 from kfp_ddp.datasets.access import at_hand, using
-from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, Supervision, check_backend
 from kfp_ddp.jobs.local import Ended, local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
-from kfp_ddp.jobs.supervision import JOB_OWN, Supervision, check_backend
 from kfp_ddp.jobs.task import check_carried, claim_of, overlaid, with_folders
 from kfp_ddp.k8s import images
 from kfp_ddp.k8s.api import Api
