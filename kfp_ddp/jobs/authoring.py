@@ -2,12 +2,12 @@
 
 import ast
 import builtins
-import dis
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, FunctionType
+from symtable import SymbolTable, symtable
+from types import FunctionType
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
@@ -85,8 +85,7 @@ def _upload(archive: bytes, upload: str) -> str:
 HEADER = "from __future__ import annotations\n"
 # The lines of an indented function are not changed, since they may be inside a string.
 INDENTED = "if True:\n"
-MODULE_NAMES = ("__name__", "__doc__", "__annotations__", "__conditional_annotations__")
-LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+DECORATED = "is decorated, and its decorator is not packed: remove it"
 # An argument name=value of the job adds or replaces one: a value known when the pipeline runs.
 CALL = """
 
@@ -138,25 +137,27 @@ def source_of(
 
 
 def _plain(func: object) -> FunctionType:
-    """Return the function, if its source alone can define it again."""
+    """Return the function, if its source alone can define it again.
+
+    Raises:
+        InputError: it cannot.
+    """
     name = getattr(func, "__name__", type(func).__name__)
-    if inspect.ismethod(func):
-        raise InputError(f"{name} is a method of an object, which is not packed: use a function")
-    if not isinstance(func, FunctionType):
-        raise InputError(f"{name} is not a Python function: give one defined with `def`")
-    if name == "<lambda>":
-        raise InputError("a lambda has no name to call it by: give a function defined with `def`")
-    if inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func):
-        raise InputError(f"{name} is async, and nothing awaits it: call asyncio.run inside it")
-    if inspect.isgeneratorfunction(func):
-        raise InputError(f"{name} yields, so calling it runs nothing: return instead")
-    if hasattr(func, "__wrapped__"):
-        raise InputError(f"{name} is decorated, and its decorator is not packed: remove it")
-    if func.__closure__:
-        names = ", ".join(func.__code__.co_freevars)
-        raise InputError(
-            f"{name} uses {names} of the enclosing function: make it an argument of {name}"
-        )
+    if inspect.ismethod(func) or not isinstance(func, FunctionType):
+        raise InputError(f"{name} is not a plain Python function: give one defined with `def`")
+    awaits = inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func)
+    enclosed = ", ".join(func.__code__.co_freevars)
+    problems = {
+        "is a lambda: give a function defined with `def`": name == "<lambda>",
+        "is async, and nothing awaits it: call asyncio.run inside it": awaits,
+        "is a generator, so calling it runs nothing: return instead": (
+            inspect.isgeneratorfunction(func)
+        ),
+        DECORATED: hasattr(func, "__wrapped__"),
+        f"uses {enclosed} of the enclosing function: make it an argument": bool(enclosed),
+    }
+    if problem := next((text for text, true in problems.items() if true), ""):
+        raise InputError(f"{name} {problem}")
     return func
 
 
@@ -169,35 +170,30 @@ def _check_complete(name: str, text: str) -> None:
     no_function = f"the source of {name} is not a function: define it with `def`, on own lines"
     try:
         tree = ast.parse(text)
-        code = compile(text, "script.py", "exec", dont_inherit=True)
+        names = symtable(text, "script.py", "exec")
     except SyntaxError as error:
         raise InputError(f"{no_function} ({error.msg})") from None
     definition = next((n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)), None)
     if definition is None or definition.name != name:
         raise InputError(no_function)
     if definition.decorator_list:
-        raise InputError(f"{name} is decorated, and its decorator is not packed: remove it")
-    known = {*dir(builtins), *MODULE_NAMES, name, *_names(code, "STORE_GLOBAL")}
-    if missing := sorted({*_names(code, *LOADS)} - known):
+        raise InputError(f"{name} {DECORATED}")
+    used, assigned = map(set, zip(*_global_names(names), strict=True))
+    if missing := sorted(used - assigned - {"", *dir(builtins)}):
         raise InputError(
             f"{name} uses {', '.join(missing)} of its module, which is not packed: import or "
             "define it inside the function"
         )
 
 
-def _names(code: CodeType, *operations: str) -> Iterator[str]:
-    """Yield the names used by some operations in code and in all code defined in it.
-
-    A class looks up its own names as it does global ones.
-    """
-    instructions = list(dis.get_instructions(code))
-    own = {item.argval for item in instructions if item.opname == "STORE_NAME"}
-    for item in instructions:
-        if item.opname in operations and item.argval not in own:
-            yield str(item.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant, *operations)
+def _global_names(table: SymbolTable) -> Iterator[tuple[str, str]]:
+    """Yield the global names that code and all code defined in it use, and assign; '' for none."""
+    for symbol in table.get_symbols():
+        if symbol.is_global() or table.get_type() == "module":
+            name = symbol.get_name()
+            yield name * symbol.is_referenced(), name * symbol.is_assigned()
+    for child in table.get_children():
+        yield from _global_names(child)
 
 
 def _as_json(name: str, func_args: Mapping[str, Any]) -> str:

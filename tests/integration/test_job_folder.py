@@ -182,11 +182,11 @@ def test_what_is_no_folder_of_code_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     file.rename(tmp_path / "large" / "train.py")
     for name, says in {
-        "missing": "is no folder: give the one that holds the code",
+        "missing": "is no folder",
         "empty": "has no files to run",
-        "linked": "sub/data is a link or no plain file, which is not packed",
-        "name": "is no name in UTF-8: rename it",
-        "pipe": "train.py is a link or no plain file",
+        "linked": "sub/data is a link or not a regular file",
+        "name": "is not a name in UTF-8",
+        "pipe": "train.py is a link or not a regular file",
         "large": r"is packed into 13\d,\d{3} bytes, and a pipeline at most 120,000: use as_folder",
     }.items():
         with pytest.raises(InputError, match=says):
