@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from kfp_ddp.jobs.kinds import pod
-from kfp_ddp.jobs.kinds.base import NO_RUNTIME, NOT_ELASTIC, UNBUFFERED, Runtime
-from kfp_ddp.jobs.kinds.training_operator import (
-    JOB,
-    TYPE,
-    TrainingOperatorKind,
-    replica,
-    run_policy,
-)
+from kfp_ddp.jobs.kinds.base import NO_RUNTIME, NOT_ELASTIC, UNBUFFERED
+from kfp_ddp.jobs.kinds.training_operator import JOB, TYPE, TrainingOperatorKind, replica
 from kfp_ddp.k8s.api import Object
 
 if TYPE_CHECKING:
@@ -53,37 +47,24 @@ class MPIJob(TrainingOperatorKind):
     }
     extra_pods = 1
 
-    def manifest(
-        self,
-        spec: LaunchSpec,
-        metadata: Object,
-        script_map: str = "",
-        runtime: Runtime | None = None,
-    ) -> Object:
-        """Return the MPIJob."""
-        from kubeflow import training
-
-        worker, launcher = (
-            pod.template(spec, metadata["labels"], self.containers[0], script_map) for _ in range(2)
-        )
+    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+        """Return the fields of an MPIJobSpec."""
+        worker, launcher = template, copy.deepcopy(template)
         worker["spec"]["containers"][0]["command"] = WAIT
         worker["spec"]["containers"][0].pop("args", None)
         launcher["spec"]["containers"][0]["resources"] = LAUNCHER_RESOURCES
         launcher["spec"].pop("automountServiceAccountToken", None)  # it needs the API for exec
         if "command" in launcher["spec"]["containers"][0]:
-            workers = f"{JOB}={metadata['name']},{TYPE}=worker"
-            first = ["sh", "-c", WHEN_WORKERS_RUN, workers]
+            first = ["sh", "-c", WHEN_WORKERS_RUN, f"{JOB}={name},{TYPE}=worker"]
             launcher["spec"]["containers"][0]["command"][:0] = first
-        body = training.KubeflowOrgV1MPIJobSpec(
-            mpi_replica_specs={
+        return {
+            "mpi_replica_specs": {
                 "Launcher": replica(spec, 1, launcher),
                 "Worker": replica(spec, spec.nodes, worker),
             },
-            slots_per_worker=spec.processes(),
-            run_policy=run_policy(spec),
-            clean_pod_policy=spec.clean_pod_policy,
-        )
-        return self.job(training.KubeflowOrgV1MPIJob, metadata, body)
+            "slots_per_worker": spec.processes(),
+            "clean_pod_policy": spec.clean_pod_policy,
+        }
 
     def check(self, spec: LaunchSpec) -> None:
         """Check that this kind supports the settings.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.jobs.kinds import pod
-from kfp_ddp.jobs.kinds.base import NO_RUNTIME, RENDEZVOUS, Runtime
-from kfp_ddp.jobs.kinds.training_operator import INDEX, TrainingOperatorKind, replica, run_policy
+from kfp_ddp.jobs.kinds.base import NO_RUNTIME, RENDEZVOUS
+from kfp_ddp.jobs.kinds.training_operator import INDEX, TrainingOperatorKind, replica
 from kfp_ddp.k8s.api import Object
 
 if TYPE_CHECKING:
@@ -39,41 +38,32 @@ class PyTorchJob(TrainingOperatorKind):
     environment = RENDEZVOUS
     waits_silently = True
 
-    def manifest(
-        self,
-        spec: LaunchSpec,
-        metadata: Object,
-        script_map: str = "",
-        runtime: Runtime | None = None,
-    ) -> Object:
-        """Return the PyTorchJob."""
-        from kubeflow import training
+    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+        """Return the fields of a PyTorchJobSpec."""
+        from kubeflow.training import KubeflowOrgV1ElasticPolicy
 
-        template = pod.template(spec, metadata["labels"], self.containers[0], script_map)
-        first, elastic = f"{metadata['name']}-worker-0", None
+        first, elastic = f"{name}-worker-0", None
+        container = template["spec"]["containers"][0]
         if spec.elastic:
             low, high = spec.node_range()
-            elastic = training.KubeflowOrgV1ElasticPolicy(
+            elastic = KubeflowOrgV1ElasticPolicy(
                 min_replicas=low,
                 max_replicas=high,
                 rdzv_backend="c10d",
                 max_restarts=spec.restarts(),
-                rdzv_id=metadata["name"],
+                rdzv_id=name,
             )
             # torchrun's limit for this wait is a minute, and it has no setting.
-            waiting = _wait_for(first, template["spec"]["containers"][0])
-            template["spec"].setdefault("initContainers", []).append(waiting)
+            init = template["spec"].setdefault("initContainers", [])
+            init.append(_wait_for(first, container))
         else:
-            container = template["spec"]["containers"][0]
             variables = {item["name"]: item for item in container.get("env", [])}
             container["env"] = list((variables | _rendezvous(spec, first)).values())
-        body = training.KubeflowOrgV1PyTorchJobSpec(
-            pytorch_replica_specs={"Worker": replica(spec, spec.pods(), template)},
-            elastic_policy=elastic,
-            nproc_per_node=str(spec.processes()),
-            run_policy=run_policy(spec),
-        )
-        return self.job(training.KubeflowOrgV1PyTorchJob, metadata, body)
+        return {
+            "pytorch_replica_specs": {"Worker": replica(spec, spec.pods(), template)},
+            "elastic_policy": elastic,
+            "nproc_per_node": str(spec.processes()),
+        }
 
 
 def _rendezvous(spec: LaunchSpec, first: str) -> dict[str, Object]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.jobs.kinds import pod
-from kfp_ddp.jobs.kinds.base import NO_RUNTIME, NOT_ELASTIC, UNBUFFERED, Runtime, Unsupported
-from kfp_ddp.jobs.kinds.training_operator import TrainingOperatorKind, replica, run_policy
+from kfp_ddp.jobs.kinds.base import NO_RUNTIME, NOT_ELASTIC, UNBUFFERED, Unsupported
+from kfp_ddp.jobs.kinds.training_operator import TrainingOperatorKind, replica
 from kfp_ddp.k8s.api import Object
 
 if TYPE_CHECKING:
@@ -39,24 +38,12 @@ class TFJob(TrainingOperatorKind):
     )
     environment = UNBUFFERED
 
-    def manifest(
-        self,
-        spec: LaunchSpec,
-        metadata: Object,
-        script_map: str = "",
-        runtime: Runtime | None = None,
-    ) -> Object:
-        """Return the TFJob."""
-        from kubeflow import training
-
-        template = pod.template(spec, metadata["labels"], self.containers[0], script_map)
+    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+        """Return the fields of a TFJobSpec."""
         replicas = {"Chief": replica(spec, 1, template)}
         if spec.nodes > 1:
             replicas["Worker"] = replica(spec, spec.nodes - 1, template)
-        body = training.KubeflowOrgV1TFJobSpec(
-            tf_replica_specs=replicas, run_policy=run_policy(spec)
-        )
-        return self.job(training.KubeflowOrgV1TFJob, metadata, body)
+        return {"tf_replica_specs": replicas}
 
 
 KIND = TFJob()

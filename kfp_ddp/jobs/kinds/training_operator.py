@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.jobs.kinds.base import Kind, PodRole
+from kfp_ddp.jobs.kinds import pod
+from kfp_ddp.jobs.kinds.base import Kind, PodRole, Runtime
 from kfp_ddp.k8s.api import Object
 
 if TYPE_CHECKING:
@@ -40,13 +42,35 @@ class TrainingOperatorKind(Kind):
         """Return whether the job's spec suspends it, as a queue does."""
         return bool(((job.get("spec") or {}).get("runPolicy") or {}).get("suspend"))
 
-    def job(self, model: Any, metadata: Object, body: Any) -> Object:
-        """Return the job as JSON, by the client of kubeflow-training."""
-        from kubeflow.training import ApiClient
+    def manifest(
+        self,
+        spec: LaunchSpec,
+        metadata: Object,
+        script_map: str = "",
+        runtime: Runtime | None = None,
+    ) -> Object:
+        """Return the job as JSON, by the models of kubeflow-training."""
+        from kubeflow import training
 
-        job = model(api_version=self.group_version, kind=self.title, metadata=metadata, spec=body)
-        manifest: Object = ApiClient().sanitize_for_serialization(job)
+        template = pod.template(spec, metadata["labels"], self.containers[0], script_map)
+        fields = self.fields(spec, metadata["name"], template)
+        model = f"KubeflowOrgV1{self.title}"
+        body = getattr(training, f"{model}Spec")(**fields, run_policy=_run_policy(spec))
+        job = getattr(training, model)(
+            api_version=self.group_version, kind=self.title, metadata=metadata, spec=body
+        )
+        manifest: Object = training.ApiClient().sanitize_for_serialization(job)
         return manifest
+
+    @abstractmethod
+    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+        """Return the fields of the job's spec without its run policy, by the names of the model.
+
+        Args:
+            spec: The job's settings.
+            name: Its name.
+            template: The worker's pod template.
+        """
 
 
 def replica(spec: LaunchSpec, count: int, template: Object) -> Any:
@@ -58,7 +82,7 @@ def replica(spec: LaunchSpec, count: int, template: Object) -> Any:
     )
 
 
-def run_policy(spec: LaunchSpec) -> Any:
+def _run_policy(spec: LaunchSpec) -> Any:
     """Return the RunPolicy: clean-up, time to live, deadline and gang."""
     from kubeflow.training import KubeflowOrgV1RunPolicy, KubeflowOrgV1SchedulingPolicy
 
