@@ -64,18 +64,18 @@ def options_on_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def at_hand(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Path]:
+def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Path]:
     """Yield the local folder of a dataset; one per node is synced below `folders.scratch_dir()`.
 
     Args:
         dataset: A folder, or an address of `EachNode`.
-        run_dir: The task's folder. The first node writes the manifest there, so that others
+        run_dir: Folder of the task. The first node writes the manifest there, so that others
             ignore files that the source gained since.
         run_id: The run that has a lease on the version, where nodes share a folder.
 
     Raises:
         StorageError: the source changed since it was listed, or cannot be read.
-        InputError: it cannot be used.
+        InputError: the address is invalid.
     """
     if not is_per_node(dataset):
         yield Path(dataset)

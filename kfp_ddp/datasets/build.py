@@ -1,9 +1,10 @@
 """Build a version from a listing, or repair files of a complete one."""
 
+import contextlib
 import os
 import stat
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,17 @@ from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Listing
 
 
+@contextlib.contextmanager
+def staged(store: Store, result: Result, pack: str) -> Iterator[tuple[FileStage, set[int]]]:
+    """Yield the stage of a version, and the indices of what an interrupted sync left there."""
+    store.clear_builds(but=result.digest)
+    stage = stage_of(store, result, pack)
+    try:
+        yield stage, stage.open()
+    finally:
+        stage.close()
+
+
 def build(context: Context, store: Store, result: Result) -> Result:
     """Build and publish the version.
 
@@ -26,15 +38,11 @@ def build(context: Context, store: Store, result: Result) -> Result:
         Changed: objects changed during the download.
         KfpDdpError: the source cannot be read, or the target cannot be written.
     """
-    options, listing = context.options, result.names.listing
-    store.clear_builds(but=result.digest)
-    stage = stage_of(store, result, options.pack)
-    try:
-        done = stage.open()
+    options = context.options
+    with staged(store, result, options.pack) as (stage, done):
         before = store.before(result.dataset)
-        result = replace(
-            result, resumed=len(done), changes=changes(listing, before, result.dataset)
-        )
+        differences = changes(stage.listing, before, result.dataset)
+        result = replace(result, resumed=len(done), changes=differences)
         if isinstance(stage, TarStage):  # unchanged members are copied, so they need space too
             checks.check_room(store.root, stage, [i for i in stage.files() if i not in done])
         if before is not None:
@@ -42,18 +50,9 @@ def build(context: Context, store: Store, result: Result) -> Result:
             result = replace(result, linked=len(reused))
             done |= reused
         missing = [i for i in stage.files() if i not in done]
-        checks.check_lost(result, missing)
-        checks.check_room(store.root, stage, missing)
-        result = download(context, stage, missing, result)
-    finally:
-        stage.close()
+        result = download(context, store, stage, missing, result)
     context.phase("publishing")
-    offsets = stage.member_offset if isinstance(stage, TarStage) else None
-    head = result.header(options.pack)
-    aside = stage.folder / manifest.NAME
-    manifest.write(
-        stage.tree / manifest.NAME, aside, store.root, head, listing, stage.mtimes, offsets
-    )
+    write_manifest(store, stage, result, stage.tree / manifest.NAME, stage.mtimes)
     store.publish(stage.folder, result.digest)
     store.clear_builds()
     return result
@@ -77,16 +76,20 @@ def repair(context: Context, store: Store, result: Result) -> Result:
     result = replace(result, repaired=len(bad))
     if options.pack == "tar":  # an archive is always written in full
         return build(context, store, result)
-    checks.check_lost(result, bad)
     return _replace_files(context, store, result, bad, mtimes)
 
 
-def download(context: Context, stage: FileStage, missing: Sequence[int], result: Result) -> Result:
+def download(
+    context: Context, store: Store, stage: FileStage, missing: Sequence[int], result: Result
+) -> Result:
     """Download the missing objects to the stage.
 
     Raises:
         Changed: some are no longer as listed.
+        StorageError: there is no room for them, or some are no longer in the source.
     """
+    checks.check_lost(result, missing)
+    checks.check_room(store.root, stage, missing)
     listing, options = stage.listing, context.options
     size = sum(listing.sizes[i] for i in missing)
     transfer = Transfer(
@@ -99,12 +102,26 @@ def download(context: Context, stage: FileStage, missing: Sequence[int], result:
     )
     context.watch("downloading", transfer.meter, len(missing), size)
     transfer.run(missing)
-    return replace(
-        result,
-        retries=result.retries + transfer.meter.retries,
-        downloaded=len(missing),
-        downloaded_bytes=size,
-    )
+    retries = result.retries + transfer.meter.retries
+    return replace(result, retries=retries, downloaded=len(missing), downloaded_bytes=size)
+
+
+def write_manifest(
+    store: Store, stage: FileStage, result: Result, path: Path, mtimes: "array[int]"
+) -> None:
+    """Write the manifest of the target to `path`, by way of the stage's folder."""
+    offsets = stage.member_offset if isinstance(stage, TarStage) else None
+    header = {
+        "format": 1,
+        "source": result.source,
+        "dataset": result.dataset,
+        "digest": result.digest,
+        "files": result.files,
+        "bytes": result.bytes,
+        "pack": "none" if offsets is None else "tar",
+    }
+    aside = stage.folder / manifest.NAME
+    manifest.write(path, aside, store.root, header, stage.listing, mtimes, offsets)
 
 
 def stage_of(store: Store, result: Result, pack: str) -> FileStage:
@@ -205,24 +222,16 @@ def _replace_files(
     context: Context, store: Store, result: Result, bad: list[int], mtimes: "array[int]"
 ) -> Result:
     """Download these files, then replace the damaged ones."""
-    listing, version = result.names.listing, result.path
-    store.clear_builds(but=result.digest)
-    stage = FileStage(store.build_folder(result.digest), listing, store.root)
-    try:
-        done = stage.open()
+    version = result.path
+    with staged(store, result, "none") as (stage, done):
         rest = [i for i in bad if i not in done]
-        checks.check_room(store.root, stage, rest)
-        result = download(context, stage, rest, result)
-    finally:
-        stage.close()
+        result = download(context, store, stage, rest, result)
     flush_filesystem(stage.tree)  # before a file is renamed into a complete version
     for index in bad:
         _put_back(store, version, stage, index)
         mtimes[index] = stage.mtimes[index]
     stage.close()
-    head = result.header(context.options.pack)
-    aside = stage.folder / manifest.NAME
-    manifest.write(version / manifest.NAME, aside, store.root, head, listing, mtimes)
+    write_manifest(store, stage, result, version / manifest.NAME, mtimes)
     flush_filesystem(version)
     store.clear_builds()
     return result

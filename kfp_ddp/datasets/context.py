@@ -77,15 +77,3 @@ class Result:
     def bytes(self) -> int:
         """Return the size of all objects in the target."""
         return self.names.listing.bytes
-
-    def header(self, pack: str) -> dict[str, object]:
-        """Return the first line of the manifest of a version with this packing."""
-        return {
-            "format": 1,
-            "source": self.source,
-            "dataset": self.dataset,
-            "digest": self.digest,
-            "files": self.files,
-            "bytes": self.bytes,
-            "pack": pack,
-        }

@@ -15,9 +15,9 @@ _CHUNK = 1 << 20
 
 
 def checksum(name: str, folder: int, start: int = 0, size: int | None = None) -> int:
-    """The crc32c of a plain file, or of `size` bytes of it; -1 if they cannot be read.
+    """Return the crc32c of a plain file in the folder with this descriptor; -1 if unreadable.
 
-    `folder` is the descriptor of the folder that it lies in.
+    With `size`, that of `size` bytes from `start`.
     """
     crc, left = 0, sys.maxsize if size is None else size
     try:
@@ -31,7 +31,7 @@ def checksum(name: str, folder: int, start: int = 0, size: int | None = None) ->
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """Write the bytes at an offset, however many calls it takes.
+    """Write all bytes at an offset.
 
     Raises:
         OSError: the disk is full, or failing.
@@ -60,11 +60,7 @@ def unreadable(path: Path, error: OSError) -> StorageError:
 
 @contextlib.contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Turn an OSError of the disk into a StorageError; sources handle their own.
-
-    Raises:
-        StorageError: instead of an OSError.
-    """
+    """Raise a StorageError instead of an OSError of the disk; sources handle their own."""
     try:
         yield
     except OSError as error:

@@ -14,7 +14,7 @@ _KINDS = [str, int, int, int, int]
 
 
 class Arrived(NamedTuple):
-    """A verified file as it was noted; `trusted` if this start of the machine noted it."""
+    """A verified file in the journal; `trusted` if it was written since the last boot."""
 
     name: str
     size: int
@@ -25,9 +25,9 @@ class Arrived(NamedTuple):
 
 
 class Journal:
-    """A line for each file that has arrived, under the machine's start that it was written in.
+    """A line per downloaded file, after a line with the boot id of the machine.
 
-    What another start has noted may not have reached the disk.
+    Files of another boot may not have reached the disk.
     """
 
     def __init__(self, root: Path, name: Path) -> None:
@@ -40,7 +40,7 @@ class Journal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         with folder_below(self._root, self._name.parent) as folder:
             self._descriptor = os.open(self._name.name, flags, 0o644, dir_fd=folder)
-        # Also after a line that a kill has cut short, and on another machine than before.
+        # The line feed ends a line that a kill truncated.
         os.write(self._descriptor, f"\n{json.dumps({'boot': _boot()})}\n".encode())
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from kfp_ddp.core.errors import KfpDdpError, StorageError
 from kfp_ddp.core.files import Folders, folder_below
 from kfp_ddp.datasets import checks, names
-from kfp_ddp.datasets.build import download
+from kfp_ddp.datasets.build import download, stage_of, staged, write_manifest
 from kfp_ddp.datasets.context import Context, Result
 from kfp_ddp.datasets.disk import (
     checksum,
@@ -30,7 +30,7 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.versions import Store
 from kfp_ddp.storage import manifest
-from kfp_ddp.storage.listing import Filter, Listing, folders_of
+from kfp_ddp.storage.listing import Filter, folders_of
 
 _NEVER = (".kfsync", "lost+found")
 """Folders at the root that are never mirrored."""
@@ -57,7 +57,7 @@ def _dry_run(context: Context, root: Path, result: Result) -> Result:
     """Return what an update would do, and whether it would be refused."""
     plan = _Plan(root, result.names, context.options)
     result = replace(result, planned=True, changes=plan.changes)
-    stage = FileStage(Store(root).build_folder(result.digest), result.names.listing, root)
+    stage = stage_of(Store(root), result, "none")
     try:
         plan.check(result.source)
         checks.check_room_of_plan(root, stage, plan.missing)
@@ -68,36 +68,27 @@ def _dry_run(context: Context, root: Path, result: Result) -> Result:
 
 def _update(context: Context, store: Store, result: Result) -> Result:
     context.phase("comparing")
-    listing, root = result.names.listing, store.root
-    plan = _Plan(root, result.names, context.options)
+    plan = _Plan(store.root, result.names, context.options)
     result = replace(result, changes=plan.changes)
     if not plan.missing and not plan.extras and plan.digest == result.digest:
         return replace(result, unchanged=True)
     plan.check(result.source)
-    store.clear_builds(but=result.digest)
-    stage = FileStage(store.build_folder(result.digest), listing, root)
-    try:
-        done = stage.open()
+    with staged(store, result, "none") as (stage, done):
         result = replace(result, resumed=len(done & set(plan.missing)))
         rest = [index for index in plan.missing if index not in done]
-        checks.check_room(root, stage, rest)
-        result = download(context, stage, rest, result)
-    finally:
-        stage.close()
+        result = download(context, store, stage, rest, result)
     context.phase("publishing")
     flush_filesystem(stage.tree)
     plan.remove_files_in_the_way()
-    _rename_into(root, stage, plan)
+    _rename_into(store.root, stage, plan)
     result = replace(result, deleted=plan.delete_extras())
-    head = result.header(context.options.pack)
-    aside = stage.folder / manifest.NAME
-    manifest.write(store.work / "manifest.jsonl", aside, root, head, listing, plan.mtimes)
+    write_manifest(store, stage, result, store.work / "manifest.jsonl", plan.mtimes)
     store.clear_builds()
     return result
 
 
 class _Plan:
-    """Compares the folder with the listing: missing files, extra files and `changes`."""
+    """The difference of the folder and the listing: missing files, extra files and `changes`."""
 
     def __init__(self, root: Path, listed: names.Names, options: Options) -> None:
         self.root, self._listing, self._options = root, listed.listing, options
@@ -129,7 +120,7 @@ class _Plan:
         self._folders.close()
 
     def _state(self, index: int, trusted: int) -> str:
-        """The file on disk against the listing: "same", "differs" or "absent"."""
+        """Compare the file on disk with the listing: "same", "differs" or "absent"."""
         if trusted >= 0 and self._options.verify == "list":
             self.mtimes[index] = trusted
             return "same"
@@ -162,7 +153,7 @@ class _Plan:
             raise
 
     def _walk(self, selected: Filter) -> None:
-        """Count what is in the target of what is synced, and note what the listing lacks of it."""
+        """Count the selected files in the target, and find those that the listing lacks."""
         listed = set(map(self._form, self._listing.names))
         folders = [""]
         while folders:
@@ -187,20 +178,11 @@ class _Plan:
         self.extras.sort()
 
     def check(self, source: str) -> None:
-        """Refuse what is in the way, and too much to delete.
+        """Check the names in the target and the share of files to delete.
 
         Raises:
-            StorageError: something is in the way.
-            InputError: the share of files that would go is over `max_delete`.
-        """
-        self.check_obstacles()
-        checks.check_deletion(len(self.extras), self.present, source, self._options)
-
-    def check_obstacles(self) -> None:
-        """Find links and files where folders must be, and folders where files must be.
-
-        Raises:
-            StorageError: naming the first.
+            StorageError: a link or file has the name of a folder, or a folder that of a file.
+            InputError: the share of deleted files is over `max_delete`.
         """
         extras = set(self.extras)
         for folder in sorted(self._needed()):
@@ -212,18 +194,19 @@ class _Plan:
             path = self.root / self._listing.names[index]
             if path.is_dir() and not path.is_symlink():
                 raise StorageError(f"{path} is a folder where a file must be; remove it")
+        checks.check_deletion(len(self.extras), self.present, source, self._options)
 
     def remove_files_in_the_way(self) -> None:
-        """Delete those extras that stand where a folder must be."""
+        """Delete the extra files whose names are needed for folders."""
         for name in self._needed().intersection(self.extras):
             self._delete(name)
 
     def _needed(self) -> set[str]:
-        """The folders that what is missing needs."""
+        """Return the folders of the missing files."""
         return folders_of(self._listing.names[index] for index in self.missing)
 
     def delete_extras(self) -> int:
-        """Delete what the source does not have, and the folders that this leaves empty."""
+        """Delete extra files and the folders that this leaves empty; return their number."""
         for name in self.extras:
             self._delete(name)
             parent = name.rpartition("/")[0]
@@ -248,10 +231,11 @@ class _Plan:
 
 def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:
     """Rename every new file from the stage to its name in the target."""
-    listing: Listing = stage.listing
+    listing = stage.listing
+    markers = [index for index, name in enumerate(listing.names) if name.endswith("/")]
     folders = Folders(root, make=True)
     try:
-        for index in sorted([*plan.missing, *_markers(listing)]):
+        for index in sorted([*plan.missing, *markers]):
             within, _, name = listing.names[index].rpartition("/")
             with folders.at(within) as folder:
                 if name:
@@ -263,7 +247,3 @@ def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:
     finally:
         folders.close()
         stage.folders.close()
-
-
-def _markers(listing: Listing) -> list[int]:
-    return [index for index, name in enumerate(listing.names) if name.endswith("/")]

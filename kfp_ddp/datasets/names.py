@@ -1,11 +1,11 @@
-"""Which object names become files: names from a bucket are hostile until proven."""
+"""Check and encode object names, which may be hostile, before they become files."""
 
 import contextlib
 import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Listing, folders_of
 
 MARKERS = (manifest.SUCCESS, manifest.NAME)
-"""What Spark, Beam and our own versions leave beside the data; every version gets its own."""
+"""Files of Spark, Beam and our own versions beside the data; every version has its own."""
 RESERVED = frozenset({".kfsync", *MARKERS})
 SEGMENT_BYTES = 255
 PATH_BYTES = 4000
@@ -29,29 +29,41 @@ _PLAIN = re.compile(f"{_SEGMENT}(?:/{_SEGMENT}){{0,15}}")
 
 @dataclass
 class Names:
-    """The listing under the names of its files, and the objects that were left out."""
+    """The listing with valid file names, and the objects that were skipped."""
 
     listing: Listing
     skipped: list[tuple[str, str]] = field(default_factory=list)
     encoded: dict[str, str] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
-    """What the source no longer has and the version before does, where nothing is deleted."""
+    """Files that only the version before has, without deletion."""
     folds: bool = False
-    """Whether the target's file system holds look-alikes as one; see `folds_names`."""
+    """Whether the target's file system folds names; see `folds_names`."""
 
 
 def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
-    """Judge every name before a byte is written.
+    """Check every name, and skip or encode invalid ones.
 
-    `folds` means that the target's file system treats names that differ by case or by Unicode
-    normalisation as one.
+    Args:
+        listing: The objects.
+        policy: "error", "skip" or "encode".
+        folds: Whether the target's file system treats names that differ by case or by Unicode
+            normalisation as one.
 
     Raises:
         InputError: under the policy "error", when any name cannot be a file.
     """
-    listing = listing.sorted()  # so that what is encoded does not depend on the source's order
-    bad = dict(_unusable(listing))
-    _conflicts(listing, bad, folds)
+    listing = listing.sorted()  # encoded names must not depend on the source's order
+    sized = enumerate(zip(listing.names, listing.sizes, strict=True))
+    bad = {at: why for at, (name, size) in sized if (why := _unusable(name, size, folds))}
+    taken = _Taken(folds)
+    taken.add_folders(name for at, name in enumerate(listing.names) if at not in bad)
+    for at, name in enumerate(listing.names):
+        if at in bad:
+            continue
+        if why := taken.conflict(name):
+            bad[at] = why
+        else:
+            taken.add_file(name)
     if not bad:
         return Names(listing, folds=folds)
     if policy == "error":
@@ -68,7 +80,7 @@ def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
 
 
 def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
-    """The listing without the markers at its top, and those, each with the reason."""
+    """Return the listing without the markers at its top, and the markers with the reason."""
     markers = [name for name in MARKERS if name in listing.names]
     if not markers:
         return listing, []
@@ -79,7 +91,7 @@ def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
 
 
 def judge(name: str, size: int = 0) -> str:
-    """Why this name cannot be a file, or '' when it can. A trailing slash names a folder."""
+    """Return why this name cannot be a file; '' if it can. A trailing slash names a folder."""
     if _PLAIN.fullmatch(name) and not name.startswith("_"):
         return ""
     if not name:
@@ -105,11 +117,10 @@ def judge(name: str, size: int = 0) -> str:
 
 
 def folds_names(folder: Path, probe: bool = True) -> bool:
-    """Whether the file system of `folder` holds `a` and `A`, or é in two forms, as one.
+    """Return whether the file system of `folder` treats `a` and `A`, or two forms of é, as one.
 
-    Looks at the probe that an earlier run left in the work area, or makes one for a moment in
-    the nearest folder that exists if `probe` allows it; False where that cannot be written, as
-    nothing will be then.
+    Looks at the probe of an earlier run in the work area. Without one, and if `probe` allows it,
+    creates a temporary probe in the nearest existing folder; False if that is not writable.
     """
     try:
         with folder_below(folder, ".kfsync") as work:
@@ -161,100 +172,85 @@ def fitting(names: Iterable[str], listing: Listing, folds: bool = False) -> set[
 
     `folds` is as for `apply`.
     """
-    taken = _Taken(folds)
-    taken.add(*listing.names)
-    accepted = set()
-    for name in sorted(names):
-        if taken.leaves(name):
-            taken.add(name)
-            accepted.add(name)
-    return accepted
+    taken = _taken_by(listing.names, folds)
+    return {name for name in sorted(names) if taken.accept(name)}
 
 
-def _unusable(listing: Listing) -> Iterator[tuple[int, str]]:
-    for index, name in enumerate(listing.names):
-        if reason := judge(name, listing.sizes[index]):
-            yield index, reason
-
-
-def _conflicts(listing: Listing, bad: dict[int, str], folds: bool) -> None:
-    """Add names that would share a path: a file and a folder, and under folding, look-alikes."""
-    ours = {fold(name) for name in RESERVED} if folds else set()
-    for index, name in enumerate(listing.names):
-        if index not in bad and ours and fold(name.partition("/")[0]) in ours:
-            bad[index] = "reserved on this file system"
-    folders = folders_of(name for index, name in enumerate(listing.names) if index not in bad)
-    seen: set[str] = set()
-    for index, name in enumerate(listing.names):
-        if index in bad:
-            continue
-        if name in folders:
-            bad[index] = "also a folder of other objects"
-        elif (key := fold(name) if folds else name) in seen:
-            bad[index] = "same file as another name on this file system" if folds else "duplicate"
-        else:
-            seen.add(key)
-    if folds:
-        _folded_folders(listing, folders, bad)
-
-
-def _folded_folders(listing: Listing, folders: set[str], bad: dict[int, str]) -> None:
-    first: dict[str, str] = {}
-    for folder in sorted(folders):
-        first.setdefault(fold(folder), folder)
-    clash = {folder for folder in folders if first[fold(folder)] != folder}
-    for index, name in enumerate(listing.names):
-        if index in bad:
-            continue
-        if not clash.isdisjoint(folders_of([name])) or fold(name) in first:
-            bad[index] = "same folder as another name on this file system"
+def _unusable(name: str, size: int, folds: bool) -> str:
+    """Return why the name is invalid on this file system; '' if it is valid."""
+    reserved = folds and fold(name.partition("/")[0]) in _FOLDED_RESERVED
+    return judge(name, size) or ("reserved on this file system" if reserved else "")
 
 
 def fold(name: str) -> str:
-    """The form under which folding file systems compare names."""
+    """Return the form in which folding file systems compare names."""
     return unicodedata.normalize("NFC", name).casefold()
 
 
+_FOLDED_RESERVED = frozenset(map(fold, RESERVED))
+
+
 class _Taken:
-    """Existing files and folders, and which names fit beside them."""
+    """Files and folders in use, by the form in which the file system compares their names."""
 
     def __init__(self, folds: bool) -> None:
+        self._folds = folds
         self._form: Callable[[str], str] = fold if folds else str
-        self._ours = {self._form(name) for name in RESERVED}
         self._files: set[str] = set()
-        self._folders: dict[str, str] = {}  # by the form in which they are compared
+        self._folders: dict[str, str] = {}
 
-    def add(self, *names: str) -> None:
-        """Files, and markers of folders: all at once, which looks at each folder once."""
-        self._folders.update(self._within(*names))
-        self._files.update(self._form(name) for name in names if not name.endswith("/"))
+    def add_folders(self, names: Iterable[str]) -> None:
+        """Add the folders of these names; the first spelling of a folder counts."""
+        for folder in sorted(folders_of(names)):
+            self._folders.setdefault(self._form(folder), folder)
 
-    def leaves(self, name: str) -> bool:
-        """Whether the name can be a file, at a path of its own."""
+    def add_file(self, name: str) -> None:
+        """Add a file or the marker of a folder."""
+        self._files.add(self._form(name))
+
+    def conflict(self, name: str) -> str:
+        """Return why the name shares a path with another one; '' if it does not."""
         key = self._form(name)
-        return (
-            not judge(name)
-            and key.partition("/")[0] not in self._ours
-            and key not in self._files
-            and key not in self._folders
-            and self._files.isdisjoint(folders_of([key]))
-            and all(self._folders.get(k, p) == p for k, p in self._within(name))
-        )
+        folder = self._folders.get(key)
+        if folder == name:
+            return "also a folder of other objects"
+        if key in self._files:
+            same = "same file as another name on this file system"
+            return same if self._folds else "duplicate"
+        if self._folds and (folder or any(map(self._other_spelling, folders_of([name])))):
+            return "same folder as another name on this file system"
+        return ""
 
-    def _within(self, *names: str) -> list[tuple[str, str]]:
-        return [(self._form(parent), parent) for parent in folders_of(names)]
+    def _other_spelling(self, folder: str) -> bool:
+        return self._folders.get(self._form(folder), folder) != folder
+
+    def accept(self, name: str) -> bool:
+        """Add a name if it can be a file beside the others; return whether it can."""
+        if _unusable(name, 0, self._folds) or self.conflict(name):
+            return False
+        if not self._files.isdisjoint(folders_of([self._form(name)])):
+            return False
+        self.add_folders([name])
+        self.add_file(name)
+        return True
+
+
+def _taken_by(names: Sequence[str], folds: bool) -> _Taken:
+    taken = _Taken(folds)
+    taken.add_folders(names)
+    for name in names:
+        taken.add_file(name)
+    return taken
 
 
 def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
-    """Give each bad object a safe name of its own; manifest and report hold both names."""
+    """Give each bad object a safe, unique name; manifest and report have both names."""
     names, origins = list(listing.names), dict(listing.origins)
-    taken = _Taken(folds)
-    taken.add(*(name for index, name in enumerate(names) if index not in bad))
+    taken = _taken_by([name for index, name in enumerate(names) if index not in bad], folds)
     encoded = {}
     for index in sorted(bad):
         name = names[index]
-        target = next(filter(taken.leaves, _candidates(name)))
-        taken.add(target)
+        target = next(filter(taken.accept, _candidates(name)))
         names[index], origins[target], encoded[name] = target, name, target
     result = Listing(names, listing.sizes, listing.crcs, listing.generations, listing.tags, origins)
     return Names(result.sorted(), [], encoded, folds=folds)
@@ -271,7 +267,7 @@ def _candidates(name: str) -> Iterator[str]:
 
 
 def _percent(name: str) -> str:
-    """Percent-encode what cannot stand: control characters, dot segments, empty segments."""
+    """Percent-encode control characters, dot segments and empty segments."""
     segments = []
     for segment in name.split("/"):
         if segment in ("", ".", ".."):

@@ -53,7 +53,7 @@ class TarStage(FileStage):
         self._descriptors: list[int] = []
 
     def open(self) -> set[int]:
-        """Make the archives at their full size; see `FileStage.open`."""
+        """Create the archives at their full size; see `FileStage.open`."""
         done = super().open()
         try:
             with self.folders.at("") as tree:
@@ -78,19 +78,19 @@ class TarStage(FileStage):
         self._descriptors.clear()
 
     def needed(self) -> set[str]:
-        """Archives need no folders."""
+        """Return no folders: archives need none."""
         return set()
 
     def inodes(self, indices: Collection[int]) -> int:
-        """How many files and folders the objects need on the disk, at most."""
+        """Return the most archives that the objects need."""
         return min(len(indices), len(self._sizes))
 
     def member_offset(self, index: int) -> tuple[str, int]:
-        """Name of the archive, and the offset of the object's bytes in it."""
+        """Return the name of the archive, and the offset of the object's bytes in it."""
         return _shard(self._shards[index]), self._starts[index]
 
     def put(self, index: int, data: bytes, crc: int) -> None:
-        """Write a complete, verified body; see `Stage.put`."""
+        """Write a complete, verified body."""
         descriptor, start = self.begin(index)
         try:
             write_all(descriptor, data, start)
@@ -99,11 +99,11 @@ class TarStage(FileStage):
         self.finish(index, descriptor, crc)
 
     def begin(self, index: int) -> tuple[int, int]:
-        """The archive and the offset of the body; see `Stage.begin`."""
+        """Return the archive and the offset of the body."""
         return self._descriptors[self._shards[index]], self._starts[index]
 
     def finish(self, index: int, descriptor: int, crc: int) -> None:
-        """Write the member's header; see `Stage.finish`."""
+        """Write the member's header."""
         try:
             self._write_header(index)
             self.note(index, crc, 0, os.fstat(descriptor).st_ino)
@@ -111,10 +111,10 @@ class TarStage(FileStage):
             raise unwritable(self.path(index), error) from error
 
     def drop(self, index: int, descriptor: int) -> None:
-        """Keep the archive open for its other members; see `Stage.drop`."""
+        """Keep the archive open for its other members."""
 
     def copy(self, index: int, before: Path, name: str, offset: int, crc: int) -> bool:
-        """Take an unchanged member from a file of the version before, if its bytes are right."""
+        """Copy an unchanged member from the version before; return False if its bytes differ."""
         size = self.listing.sizes[index]
         descriptor, start = self.begin(index)
         computed = position = 0
@@ -138,7 +138,7 @@ class TarStage(FileStage):
         return True
 
     def intact(self, index: int, noted: Arrived) -> bool:
-        """Whether a member noted in the journal is still there; see `FileStage.intact`."""
+        """Return whether a member of the journal is unchanged; reads it if it is not `trusted`."""
         shard, start = self.member_offset(index)
         try:
             with self.folders.at("") as tree:
@@ -149,11 +149,11 @@ class TarStage(FileStage):
             return False
 
     def path(self, index: int) -> Path:
-        """The archive that the object is in, in this stage."""
+        """Return the path of the object's archive in this stage."""
         return self.tree / self.member_offset(index)[0]
 
     def retained(self, done: set[int]) -> set[str]:
-        """Names in the tree that a new start does not clear away."""
+        """Return the archives that `open` does not remove."""
         return {self.member_offset(index)[0] for index in done}
 
     def unframed(self, version: Path) -> set[int]:

@@ -1,4 +1,4 @@
-"""Where verified bodies land before they are published, and what is left of that after a kill."""
+"""Stage of verified files before they are published; an interrupted sync resumes from it."""
 
 import os
 import stat
@@ -6,7 +6,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from kfp_ddp.core.files import Folders
 from kfp_ddp.datasets.disk import checksum, plain_folder, remove, unwritable, write_all
@@ -17,32 +16,16 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READABLE = 0o444
 
 
-class Stage(Protocol):
-    """Where verified bodies go; called by many threads, once an object."""
-
-    def put(self, index: int, data: bytes, crc: int) -> None:
-        """Write a complete, verified body."""
-
-    def begin(self, index: int) -> tuple[int, int]:
-        """Open a place for a large body: a file descriptor, and where in it the body starts."""
-
-    def finish(self, index: int, descriptor: int, crc: int) -> None:
-        """Mark the body as complete and verified; close the descriptor."""
-
-    def drop(self, index: int, descriptor: int) -> None:
-        """The body failed for good; closes the descriptor."""
-
-
 class FileStage:
-    """One file an object, below `<folder>/tree`.
+    """One file per object, below `<folder>/tree`.
 
-    A verified file is noted in the journal, under the machine's start that it was written in;
-    after a kill the next run keeps what is noted and still there, and reads it again first if
-    that was another machine, or it was restarted since.
+    The journal lists verified files with the boot id of the machine. After a kill the next sync
+    reuses the files in the journal; it reads them again if the machine was restarted since, or is
+    another one.
     """
 
     def __init__(self, folder: Path, listing: Listing, root: Path | None = None) -> None:
-        """A stage in `folder`; no link is followed below `root`, its own parent without a value."""
+        """Create a stage in `folder`; no link is followed below `root` (default: its parent)."""
         self.folder, self.tree = folder, folder / "tree"
         self.listing = listing
         self.mtimes = array("q", bytes(8 * len(listing)))
@@ -73,24 +56,24 @@ class FileStage:
         self._parts.close()
 
     def needed(self) -> set[str]:
-        """Every folder that the listing needs, markers included."""
+        """Return every folder that the listing needs, markers included."""
         return folders_of(self.listing.names)
 
     def inodes(self, indices: Collection[int]) -> int:
-        """How many files and folders the objects need on the disk, at most."""
+        """Return the most files and folders that the objects need on the disk."""
         return len(indices) + len(self.needed())
 
     def files(self, indices: Iterable[int] | None = None) -> list[int]:
-        """Those of the indices, or of all, that are files and not folder markers."""
+        """Return the indices, or all, without those of folder markers."""
         chosen = range(len(self.listing)) if indices is None else indices
         return [i for i in chosen if not self.listing.names[i].endswith("/")]
 
     def path(self, index: int) -> Path:
-        """Where the object's file is, in this stage."""
+        """Return the path of the object's file in this stage."""
         return self.tree / self.listing.names[index]
 
     def put(self, index: int, data: bytes, crc: int) -> None:
-        """Write a complete, verified body; see `Stage.put`."""
+        """Write a complete, verified body; safe to call from any thread, as are the next three."""
         within, _, name = self.listing.names[index].rpartition("/")
         try:
             with self.folders.at(within) as folder:
@@ -108,7 +91,7 @@ class FileStage:
             raise unwritable(self.path(index), error) from error
 
     def begin(self, index: int) -> tuple[int, int]:
-        """Open a part file; see `Stage.begin`."""
+        """Open a file for a large body; return its descriptor and the offset of the body in it."""
         try:
             with self._parts.at("") as parts:
                 remove(str(index), parts)
@@ -117,7 +100,7 @@ class FileStage:
             raise unwritable(self.folder / "parts" / str(index), error) from error
 
     def finish(self, index: int, descriptor: int, crc: int) -> None:
-        """Rename the part file to its name; see `Stage.finish`."""
+        """Publish a verified large body in the stage; closes the descriptor."""
         within, _, name = self.listing.names[index].rpartition("/")
         try:
             with self._parts.at("") as parts, self.folders.at(within) as folder:
@@ -129,16 +112,16 @@ class FileStage:
             os.close(descriptor)
 
     def drop(self, index: int, descriptor: int) -> None:
-        """Remove the part file; see `Stage.drop`."""
+        """Discard a large body after an error; closes the descriptor."""
         os.close(descriptor)
         with self._parts.at("") as parts:
             remove(str(index), parts)
 
     def link(self, index: int, before: Folders, mtime_ns: int, crc: int, read: bool) -> bool:
-        """Take an unchanged file of the version before, by hard link or else by copy.
+        """Link, or else copy, an unchanged file of the version before.
 
-        False when it is not what the manifest says, and has to be downloaded. Its bytes are read
-        if its mtime is another, and with `read` in any case.
+        Returns False if it differs from the manifest and has to be downloaded. Its bytes are read
+        if its mtime differs or `read` is set.
         """
         within, _, name = self.listing.names[index].rpartition("/")
         try:
@@ -166,7 +149,7 @@ class FileStage:
         return True
 
     def _copy(self, index: int, name: str, source: int) -> int:
-        """Copy a file of the version before; the checksum of the copy."""
+        """Copy a file of the version before; return the checksum of the copy."""
         within = self.listing.names[index].rpartition("/")[0]
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         import shutil  # most file systems link
@@ -184,14 +167,14 @@ class FileStage:
             raise unwritable(self.path(index), error) from error
 
     def _seal(self, index: int, descriptor: int, crc: int) -> None:
-        """Fix the mode, and note the file's identity."""
+        """Fix the mode, and write the file to the journal."""
         status = os.fstat(descriptor)
         if status.st_mode & _READABLE != _READABLE:  # the umask was strict
             os.fchmod(descriptor, 0o644)
         self.note(index, crc, status.st_mtime_ns, status.st_ino)
 
     def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:
-        """Write in the journal that this object has arrived."""
+        """Add the object to the journal."""
         self.mtimes[index] = mtime_ns
         name, size = self.listing.names[index], self.listing.sizes[index]
         self._journal.note(name, size, crc, mtime_ns, inode)
@@ -212,7 +195,7 @@ class FileStage:
             yield index
 
     def intact(self, index: int, noted: Arrived) -> bool:
-        """Whether a file noted in the journal is still that file; read again if not `trusted`."""
+        """Return whether a file of the journal is unchanged; reads it if it is not `trusted`."""
         within, _, name = self.listing.names[index].rpartition("/")
         try:
             with self.folders.at(within) as folder:
@@ -230,11 +213,11 @@ class FileStage:
             return False
 
     def retained(self, done: set[int]) -> set[str]:
-        """Names in the tree that a new start does not clear away."""
+        """Return the names in the tree that `open` does not remove."""
         return {self.listing.names[index] for index in done}
 
     def _clear(self, done: set[int]) -> None:
-        """Remove every file that is not proven, and every link."""
+        """Remove every file that is not verified, and every link."""
         keep = self.retained(done)
         within = [""]
         while within:

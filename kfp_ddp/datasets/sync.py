@@ -97,17 +97,15 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
     result = _plan(context, store, dataset, listed)
     if options.dry_run:
         return _dry_run(context, store, result)
-    result = _check_images(context, result)
+    result = _check(context, store, result)
     if options.verify == "list" and _publish(context, store, result):  # needs no lock
         return replace(result, unchanged=True)
-    _check_deletion(store, result, options)
     store.prepare()
     lock = locked(target, options.lock_wait, context.source.url, context.watch)
     with lock as waited, writing(target):
         if waited:  # another sync may have published a newer listing
             result = _plan(context, store, dataset, _list(context, target))
-            result = _check_images(context, result)
-            _check_deletion(store, result, options)
+            result = _check(context, store, result)
         transfer = repair if store.complete(result.digest) else build
         result = transfer(context, store, result)
         if not _publish(context, store, result):
@@ -117,11 +115,9 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
 
 
 def _publish(context: Context, store: Store, result: Result) -> bool:
-    """Hand the version out and make it the current one; False if it is not complete."""
+    """Lease the version to the run and make it current; return False if it is not complete."""
     with briefly(store.root):
-        if not store.complete(result.digest):
-            return False
-        if not store.hand_out(result.digest, context.run_id):
+        if not store.complete(result.digest) or not store.hand_out(result.digest, context.run_id):
             return False
         store.flip(result.digest)
     return True
@@ -161,12 +157,10 @@ def _dry_run(context: Context, store: Store, result: Result) -> Result:
     result = replace(result, planned=True, changes=differences)
     stage = stage_of(store, result, context.options.pack)
     try:
-        result = _check_images(context, result)
-        if store.complete(result.digest):
-            return result
-        _check_deletion(store, result, context.options)
-        missing = [*differences.added, *differences.changed]
-        checks.check_room_of_plan(store.root, stage, missing)
+        result = _check(context, store, result)
+        if not store.complete(result.digest):
+            missing = [*differences.added, *differences.changed]
+            checks.check_room_of_plan(store.root, stage, missing)
     except KfpDdpError as error:
         return replace(result, refusal=str(error))
     return result
@@ -185,29 +179,26 @@ def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None
     judged.listing = listing.sorted()
 
 
-def _check_images(context: Context, result: Result) -> Result:
-    """Check the listed images if a layout is given; see `images.check`."""
-    if context.rule is None:
-        return result
-    from kfp_ddp.datasets import images  # saves 14 ms of a sync without
-
-    return replace(result, images=images.check(context, context.rule, result.names.listing))
-
-
-def _check_deletion(store: Store, result: Result, options: Options) -> None:
-    """Check that a new version does not lack too many files of the version before.
+def _check(context: Context, store: Store, result: Result) -> Result:
+    """Check the listed images if a layout is given, and the files that a new version lacks.
 
     Raises:
-        InputError: the share of removed files is over `max_delete`.
+        InputError: no training is possible with the images, or the share of removed files is over
+            `max_delete`.
     """
+    if context.rule is not None:
+        from kfp_ddp.datasets import images  # saves 14 ms of a sync without
+
+        checked = images.check(context, context.rule, result.names.listing)
+        result = replace(result, images=checked)
     before = store.before(result.dataset)
     if before is None or store.complete(result.digest):
-        return
+        return result
     head = manifest.header(before / manifest.NAME)
     same_source = canonical(str(head.get("source", ""))) == canonical(result.source)
-    if head.get("dataset") != result.dataset and not same_source:
-        return
-    differences = manifest.compare(result.names.listing, manifest.rows(before / manifest.NAME))
-    removed = len(differences.removed)
-    files = removed + len(differences.same) + len(differences.changed)
-    checks.check_deletion(removed, files, result.source, options)
+    if head.get("dataset") == result.dataset or same_source:
+        differences = manifest.compare(result.names.listing, manifest.rows(before / manifest.NAME))
+        removed = len(differences.removed)
+        files = removed + len(differences.same) + len(differences.changed)
+        checks.check_deletion(removed, files, result.source, context.options)
+    return result

@@ -13,7 +13,7 @@ import google_crc32c
 
 from kfp_ddp.datasets.disk import write_all
 from kfp_ddp.datasets.progress import Meter, Throttle
-from kfp_ddp.datasets.stage import Stage
+from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.retry import Retry
@@ -50,7 +50,7 @@ class Transfer:
         self,
         source: Source,
         listing: Listing,
-        stage: Stage,
+        stage: FileStage,
         *,
         concurrency: int = 64,
         bandwidth: float = 0,

@@ -1,4 +1,4 @@
-"""The target on disk: complete versions by digest, and `current`.
+"""The target folder: complete versions by digest, and `current`.
 
     <root>/versions/<digest12>/{…, _MANIFEST.jsonl, _SUCCESS}
     <root>/current -> versions/<digest12>
@@ -25,8 +25,7 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.leases import folder_holders, write_permanent
 
-_DIGEST = 100
-"""No `_SUCCESS` of ours is longer."""
+_SUCCESS_BYTES = 100
 
 
 class Store:
@@ -55,15 +54,15 @@ class Store:
         return path if Path(target).parent == Path("versions") and success(path) else None
 
     def before(self, dataset: str) -> Path | None:
-        """What a new version of this dataset is compared with and takes unchanged files from.
+        """Return the version to compare a new one with, and to reuse unchanged files of.
 
-        That is the dataset's newest version, else `current`, which may be another dataset's.
+        The dataset's newest version, else `current`, which may be of another dataset.
         """
         current, own = self.current(), [path for _, path in self.versions_of(dataset)]
         return current if current in own or not own else own[0]
 
     def versions_of(self, dataset: str) -> list[tuple[int, Path]]:
-        """When each complete version of a dataset was handed out last, and the version."""
+        """Return the complete versions of a dataset by last use, the newest first."""
         versions = []
         for path in self.versions.glob("*"):
             if success(path) and manifest.dataset(path) == dataset:
@@ -72,14 +71,14 @@ class Store:
         return sorted(versions, reverse=True)
 
     def handed_out(self, version: Path) -> int:
-        """When a version was handed out last, in nanoseconds; raises OSError if it is gone."""
+        """Return the time of the last use, in nanoseconds; raises OSError if it is removed."""
         return os.lstat(version / manifest.SUCCESS).st_mtime_ns
 
     def prepare(self, versions: bool = True) -> None:
-        """Make the work area, and the folder of the versions if there are to be some.
+        """Create the work area, and with `versions` the folder of the versions.
 
         Raises:
-            StorageError: no rights, or something else is in the way.
+            StorageError: no rights, or another file has the name.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -95,11 +94,11 @@ class Store:
             names.leave_probe(self.root)
 
     def build_folder(self, digest: str) -> Path:
-        """Where the version is built, whether that is there or not."""
+        """Return the folder in which the version is built; it may be missing."""
         return self.work / "building" / digest[:12]
 
     def clear_builds(self, but: str = "") -> None:
-        """Remove what removals and builds have left, but for the build of this digest."""
+        """Remove interrupted builds and removals, except the build of this digest."""
         for name in ("building", "trash"):
             with folder_below(self.root, f".kfsync/{name}") as folder:
                 for entry in list(os.scandir(folder)):
@@ -136,13 +135,13 @@ class Store:
             raise unwritable(link, error) from error
 
     def hand_out(self, digest: str, run_id: str = "") -> bool:
-        """Record that a run gets this version, with a lease if the run is known.
+        """Record the use of this version, with a lease if the run is known.
 
-        False if the version was removed meanwhile. Where nothing can be noted, nothing is: what is
-        not ours to write is not ours to remove either.
+        Returns False if the version was removed meanwhile. In a folder without write permission
+        nothing is recorded, and nothing can be removed either.
 
         Raises:
-            StorageError: something else has the name of the lease.
+            StorageError: another file has the name of the lease.
         """
         version, leases = self.version(digest), self.leases(digest)
         try:
@@ -195,10 +194,10 @@ def leases_of(version: Path) -> Path | None:
 
 
 def success(path: Path) -> str:
-    """The digest in a version's `_SUCCESS`; '' if it is not complete."""
+    """Return the digest in a version's `_SUCCESS`; '' if it is not complete."""
     try:
         name = Path(path.parent.name, path.name, manifest.SUCCESS)
-        return read_below(path.parents[1], name, _DIGEST).decode("ascii").strip()
+        return read_below(path.parents[1], name, _SUCCESS_BYTES).decode("ascii").strip()
     except (OSError, ValueError, IndexError):
         return ""
 
@@ -213,8 +212,8 @@ class Collected(NamedTuple):
 def collect(store: Store, options: Options, dataset: str, version: Path) -> Collected:
     """Remove old versions of a dataset, except the newest `keep_versions`.
 
-    Keeps `version`, the current one, versions with a lease, and versions that were handed out
-    in the last `keep_hours`.
+    Keeps `version`, the current one, versions with a lease, and versions used in the last
+    `keep_hours`.
     """
     if options.keep_versions <= 0:
         return Collected()
@@ -223,8 +222,10 @@ def collect(store: Store, options: Options, dataset: str, version: Path) -> Coll
     old = [(when, path) for when, path in others[options.keep_versions - 1 :] if when < latest]
     if not old:
         return Collected()
+    from kfp_ddp.jobs.identity import live_runs  # most syncs remove nothing
+
     try:
-        alive = _live_runs()
+        alive = live_runs()
     except StorageError as error:
         return Collected(kept_why=str(error))
     removed = []
@@ -239,7 +240,7 @@ def collect(store: Store, options: Options, dataset: str, version: Path) -> Coll
 
 
 def _used(store: Store, path: Path, when: int, alive: Callable[[str], bool]) -> bool:
-    """Return whether a version was handed out meanwhile, or has a lease."""
+    """Return whether a version was used meanwhile, or has a lease."""
     leases = store.leases(path.name)
     try:
         if store.handed_out(path) != when:
@@ -250,9 +251,3 @@ def _used(store: Store, path: Path, when: int, alive: Callable[[str], bool]) -> 
         return False
     except OSError:
         return True
-
-
-def _live_runs() -> Callable[[str], bool]:
-    from kfp_ddp.jobs.identity import live_runs  # most syncs remove nothing
-
-    return live_runs()

@@ -11,7 +11,7 @@ from kfp_ddp.core.failure import read
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split as split_fields
 from kfp_ddp.core.step import step
-from kfp_ddp.datasets.access import at_hand, using
+from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate, evaluate_share
 from kfp_ddp.evaluation.request import Request
@@ -116,7 +116,7 @@ def _evaluate_locally(request: Request, folder: RunWorkspace, ranks: int) -> Eva
         request.checkpoint if not request.of_run else str(folder.download(request.checkpoint))
     )
     with (
-        at_hand(request.data, folder.path) as data,
+        local_dataset(request.data, folder.path) as data,
         using("evaluate", request.run_dir, data),
     ):
         paths = {"checkpoint": checkpoint, "run_dir": str(folder.path), "data": str(data)}

@@ -12,7 +12,7 @@ from pathlib import Path
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.step import adopt_secrets
-from kfp_ddp.datasets.access import at_hand, using
+from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models.evaluation import FILE
 from kfp_ddp.runs.workspace import open_workspace
@@ -37,7 +37,7 @@ def evaluate(torchrun: Sequence[str], request: Request) -> int:
     remote = is_remote(request.run_dir)
     with (
         open_workspace(request.run_dir, "evaluate") as folder,
-        at_hand(request.data, folder.path) as data,
+        local_dataset(request.data, folder.path) as data,
         using("evaluate", request.run_dir, data),
     ):
         checkpoint = request.checkpoint

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.core.step import step
-from kfp_ddp.datasets.access import at_hand, using
+from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants, part_of
@@ -44,7 +44,7 @@ def run(
     asked = part_of(release, Variants)
     with (
         open_workspace(run_dir, "export") as task,
-        at_hand(dataset_path, task.path) as data,
+        local_dataset(dataset_path, task.path) as data,
         using("export", run_dir, data),
     ):
         task.download_below(f"{bundle.NAME}/")

@@ -9,7 +9,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets.volume.cluster import SNAPSHOTS, Cluster
+from kfp_ddp.datasets.volume.cluster import CLAIMS, SNAPSHOTS, Cluster
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.datasets.volume.request import DOMAIN, Published
 from kfp_ddp.jobs.identity import RUN
@@ -190,11 +190,11 @@ def test_claim_that_is_not_ours_is_left_alone(ground: Ground) -> None:
         publish(ground.stock, request(staging, "4" * 64, publish="clone"))
 
 
-def test_claim_that_another_made_first_is_taken(ground: Ground) -> None:
+def test_creating_an_existing_claim_changes_nothing(ground: Ground) -> None:
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": SIZE}}}
     body = {"metadata": {"name": "made-first"}, "spec": spec}
-    first, second = (ground.stock.create_claim(body) or {} for _ in range(2))
-    assert first["metadata"]["uid"] == second["metadata"]["uid"]
+    assert ground.stock.create(CLAIMS, body) is not None
+    assert ground.stock.create(CLAIMS, body) is None
 
 
 def test_what_the_server_finds_wrong_is_told_in_its_own_words(ground: Ground) -> None:
@@ -211,7 +211,7 @@ def test_server_that_is_away_for_long_is_one_line(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         StorageError, match=r"^cannot get claim a: no response from the API server: .+"
     ):
-        Cluster(Api(nowhere, "space")).claim("a")
+        Cluster(Api(nowhere, "space")).get(CLAIMS, "a")
 
 
 def test_missing_claim_is_one_line(ground: Ground) -> None:
@@ -231,7 +231,7 @@ def test_old_claims_that_no_pod_uses_are_deleted(ground: Ground) -> None:
     with ground.pod("import time; time.sleep(60)", names[0], read_only=True):
         assert collect(ground.stock, wanted, names[3]) == [names[1]]
     assert [ground.gone(name) for name in names] == [False, True, False, False]
-    until(lambda: ground.stock.custom(SNAPSHOTS, names[1]) is None, "the end of the old snapshot")
+    until(lambda: ground.stock.get(SNAPSHOTS, names[1]) is None, "the end of the old snapshot")
     until(lambda: not ground.stock.users(names[0]), "the end of the reader")
     assert collect(ground.stock, wanted, names[3]) == [names[0]]
 
@@ -275,13 +275,13 @@ def test_a_claim_that_was_handed_out_meanwhile_is_not_deleted(ground: Ground) ->
     first = {"dataset": "raced", "run_id": "first", "source": signed}
     wanted = request(staging, "d" * 64, publish="clone", **first)
     name = publish(ground.stock, wanted).claim
-    seen = ground.stock.claim(name)
+    seen = ground.stock.get(CLAIMS, name)
     assert seen is not None
     assert seen["metadata"]["annotations"][f"{DOMAIN}/source"] == "https://data.example/m.jsonl"
     publish(ground.stock, wanted.model_copy(update={"run_id": "second"}))
     assert not ground.stock.delete_unchanged(seen)
     assert not ground.gone(name)
-    now = ground.stock.claim(name)
+    now = ground.stock.get(CLAIMS, name)
     assert now is not None
     assert ground.stock.delete_unchanged(now)
 

@@ -99,7 +99,7 @@ def test_populator_makes_the_objects_that_gke_documents(ground: Ground, tmp_path
     with populator_api(ground.api), applied(ground, tmp_path):
         name = "ds-digits-777777777777"
         assert ground.run(COMPONENT.format(inputs=inputs)).endswith(f"{name} /data")
-        made = ground.admin.custom(GCP_SOURCES, name)
+        made = ground.admin.get(GCP_SOURCES, name)
         assert made is not None
         assert made["spec"]["cloudStorage"] == {
             "uri": "gs://bucket/ds/", "serviceAccountName": "reader",
@@ -158,7 +158,7 @@ def _resource(document: dict[str, Any], namespace: str) -> str:
 
 def _served(admin: Cluster) -> bool:
     try:
-        admin.create_custom(
+        admin.create(
             GCP_SOURCES,
             {
                 "apiVersion": "datalayer.gke.io/v1",

@@ -27,7 +27,7 @@ def test_failing_snapshot_is_one_line_and_goes(
     monkeypatch.setattr(copies, "_LASTING", 3.0)
     with pytest.raises(StorageError, match=rf"the snapshot of claim {staging} failed"):
         publish(ground.stock, wanted)
-    assert ground.stock.custom(SNAPSHOTS, wanted.name) is None
+    assert ground.stock.get(SNAPSHOTS, wanted.name) is None
 
 
 def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
@@ -49,13 +49,13 @@ def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
         for _ in range(2):
             with pytest.raises(StorageError, match=rf"{wanted.name} of .* not ready after 3 s"):
                 publish(ground.stock, wanted)
-            found = ground.stock.custom(SNAPSHOTS, wanted.name)
+            found = ground.stock.get(SNAPSHOTS, wanted.name)
             assert found is not None
             assert "deletionTimestamp" not in found["metadata"]
             uids.append(found["metadata"]["uid"])
         assert uids[0] == uids[1]
     finally:
-        ground.stock.delete_custom(SNAPSHOTS, wanted.name)
+        ground.stock.delete(SNAPSHOTS, wanted.name)
         classes.delete_cluster_custom_object(
             *SNAPSHOTS[:2], "volumesnapshotclasses", ground.namespace
         )
@@ -65,7 +65,7 @@ def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
 def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
     staging = ground.staging("standard")
     wanted = request(staging, "9" * 64, publish="snapshot", wait_seconds=3.0)
-    ground.admin.create_custom(
+    ground.admin.create(
         SNAPSHOTS,
         {
             "apiVersion": "snapshot.storage.k8s.io/v1",
@@ -76,7 +76,7 @@ def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
     )
     try:
         until(lambda: _ready(ground.admin, wanted.name), "the first snapshot")
-        ground.admin.delete_custom(SNAPSHOTS, wanted.name)
+        ground.admin.delete(SNAPSHOTS, wanted.name)
         with pytest.raises(StorageError, match="is still being deleted after 3 s"):
             publish(ground.stock, wanted)
         wanted = wanted.model_copy(update={"wait_seconds": 60.0})
@@ -92,7 +92,7 @@ def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
 
 
 def _ready(cluster: Cluster, name: str) -> bool:
-    found = cluster.custom(SNAPSHOTS, name)
+    found = cluster.get(SNAPSHOTS, name)
     assert found is not None
     leaving = "deletionTimestamp" in found["metadata"]
     return not leaving and bool(found.get("status", {}).get("readyToUse"))
@@ -100,7 +100,7 @@ def _ready(cluster: Cluster, name: str) -> bool:
 
 def _forget(ground: Ground, snapshot: str) -> None:
     """Remove what only the driver that is not there would remove."""
-    until(lambda: ground.stock.custom(SNAPSHOTS, snapshot) is None, "the end of the snapshot")
+    until(lambda: ground.stock.get(SNAPSHOTS, snapshot) is None, "the end of the snapshot")
     api = client.CustomObjectsApi(ground.api)
     kind = (*SNAPSHOTS[:2], "volumesnapshotcontents")
     for content in api.list_cluster_custom_object(*kind)["items"]:

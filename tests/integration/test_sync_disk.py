@@ -130,14 +130,14 @@ def test_link_planted_after_the_check_is_not_followed(
     fill(bucket)
     outside, target = tmp_path / "outside", tmp_path / "target"
     outside.mkdir()
-    plan = mirror._Plan.check_obstacles
+    check = mirror._Plan.check
 
-    def plant_afterwards(self: mirror._Plan) -> None:
-        plan(self)
+    def plant_afterwards(self: mirror._Plan, source: str) -> None:
+        check(self, source)
         (target / "train").mkdir()
         (target / "train/c0").symlink_to(outside)
 
-    monkeypatch.setattr(mirror._Plan, "check_obstacles", plant_afterwards)
+    monkeypatch.setattr(mirror._Plan, "check", plant_afterwards)
     with pytest.raises(StorageError, match="cannot write"):
         run(target, mirror=True, delete=False)
     assert list(outside.iterdir()) == []

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import StorageError
-from kfp_ddp.datasets import report, versions
+from kfp_ddp.datasets import report
 from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import Store, leases_of
+from kfp_ddp.jobs import identity
 from kfp_ddp.storage.leases import folder_lease
 
 ONE = Options(keep_versions=1, keep_hours=0)
@@ -46,7 +47,7 @@ def claim(tmp_path: Path) -> Claim:
 
 
 def cluster(monkeypatch: pytest.MonkeyPatch, alive: Callable[[str], bool]) -> None:
-    monkeypatch.setattr(versions, "_live_runs", lambda: alive)  # a cluster cannot be had here
+    monkeypatch.setattr(identity, "live_runs", lambda: alive)  # a cluster cannot be had here
 
 
 def test_version_of_a_run_that_lives_stays_however_old_it_is(
@@ -98,7 +99,7 @@ def test_nothing_goes_where_the_cluster_cannot_be_seen(
     def refuse() -> Callable[[str], bool]:
         raise StorageError("which runs live cannot be seen (forbidden); apply deploy/rbac")
 
-    monkeypatch.setattr(versions, "_live_runs", refuse)
+    monkeypatch.setattr(identity, "live_runs", refuse)
     first = claim.version(1)
     claim.age()
     second = claim.version(2)

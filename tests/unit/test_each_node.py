@@ -7,7 +7,7 @@ import pytest
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.datasets.access import EachNode, at_hand, options_on_nodes
+from kfp_ddp.datasets.access import EachNode, local_dataset, options_on_nodes
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 
@@ -35,7 +35,7 @@ def address(source: Path, tmp_path: Path) -> str:
 
 
 def test_a_folder_is_at_hand_as_it_is(source: Path, run_dir: Path) -> None:
-    with at_hand(str(source), run_dir) as data:
+    with local_dataset(str(source), run_dir) as data:
         assert data == source
     assert list(run_dir.iterdir()) == []
 
@@ -44,12 +44,12 @@ def test_who_comes_later_brings_what_the_first_one_brought(
     source: Path, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = address(source, tmp_path)
-    with at_hand(dataset, run_dir, "run-1") as data:
+    with local_dataset(dataset, run_dir, "run-1") as data:
         assert (data / "train/cat/1.jpg").read_bytes() == b"1"
     assert RunFolder(run_dir).dataset.exists()
     (source / "train/cat/2.jpg").write_bytes(b"2")
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "another-pod"))
-    with at_hand(dataset, run_dir, "run-1") as again:
+    with local_dataset(dataset, run_dir, "run-1") as again:
         assert again.name == data.name
         assert [path.name for path in (again / "train/cat").iterdir()] == ["1.jpg"]
 
@@ -61,13 +61,13 @@ def test_a_source_that_is_another_by_now_is_refused(
     """Before the first node has it, what was added counts too."""
     dataset = address(source, tmp_path)
     if not first:
-        with at_hand(dataset, run_dir):
+        with local_dataset(dataset, run_dir):
             pass
         monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "another-pod"))
     name = "2.jpg" if first else "1.jpg"
     (source / "train/cat" / name).write_bytes(b"another")
     with pytest.raises(StorageError, match=r"by now, but the run started with .*: start a new run"):
-        at_hand(dataset, run_dir).__enter__()
+        local_dataset(dataset, run_dir).__enter__()
 
 
 def test_options_are_those_of_any_folder() -> None:

@@ -9,7 +9,7 @@ from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import EachNode, options_on_nodes
 from kfp_ddp.datasets.versions import success
-from kfp_ddp.datasets.volume.cluster import Cluster, Refused, connect
+from kfp_ddp.datasets.volume.cluster import CLAIMS, Cluster, Refused, connect
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.datasets.volume.request import Options, Published, Request
 
@@ -75,7 +75,7 @@ def _notebook(cluster: Cluster, request: Request) -> bool:
     if success(Path(request.path)) != request.digest:
         return False
     try:
-        return cluster.claim(request.claim) is None
+        return cluster.get(CLAIMS, request.claim) is None
     except Refused:
         return True
 

@@ -1,11 +1,20 @@
-"""The ways to turn a version on a staging claim into a claim that many workers mount."""
+"""Publish a version on a staging PVC as a PVC that many workers mount."""
 
 from collections.abc import Callable
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
+from kfp_ddp.datasets.volume.cluster import (
+    CLAIMS,
+    GCP_SOURCES,
+    SNAPSHOT_CLASSES,
+    SNAPSHOTS,
+    STORAGE_CLASSES,
+    Cluster,
+    Refused,
+)
 from kfp_ddp.datasets.volume.copies import copy, populator
 from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, Request
+from kfp_ddp.jobs.identity import live_runs
 from kfp_ddp.k8s.api import Object
 
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
@@ -22,7 +31,7 @@ def publish(cluster: Cluster, request: Request) -> Published:
     strategy: str = request.publish
     notes: list[str] = []
     try:
-        staging = cluster.claim(request.claim)
+        staging = cluster.get(CLAIMS, request.claim)
     except Refused as error:
         raise _no_right(error, strategy) from error
     if staging is None:
@@ -33,7 +42,12 @@ def publish(cluster: Cluster, request: Request) -> Published:
         strategy, why = choose(cluster, staging)
         notes.append(f"auto: {strategy}, as {why}")
     try:
-        done = _by(strategy, cluster, request, staging)
+        if strategy == "in-place":
+            done = in_place(cluster, request, staging)
+        elif strategy == "populator":
+            done = populator(cluster, request, staging)
+        else:
+            done = copy(cluster, request, staging, strategy)
     except Refused as error:
         if request.publish != "auto" or strategy == "in-place":
             raise _no_right(error, strategy) from error
@@ -44,12 +58,12 @@ def publish(cluster: Cluster, request: Request) -> Published:
 
 
 def choose(cluster: Cluster, staging: Object) -> tuple[str, str]:
-    """The best strategy that is known to work here, and the reason."""
+    """Return the best strategy that is known to work here, and the reason."""
     if "ReadWriteMany" in staging["spec"]["accessModes"]:
         return "in-place", "the claim can be mounted by many"
     name = staging["spec"].get("storageClassName")
     try:
-        storage_class = cluster.storage_class(name) if name else None
+        storage_class = cluster.get(STORAGE_CLASSES, name) if name else None
     except Refused:
         return "in-place", f"the storage class {name} is not visible to this service account"
     if storage_class is None or storage_class["provisioner"] in _LOCAL:
@@ -59,7 +73,7 @@ def choose(cluster: Cluster, staging: Object) -> tuple[str, str]:
     if driver == _PD and not multi_zone:
         return "clone", "a persistent disk is cloned fastest"
     try:
-        drivers = cluster.snapshot_drivers()
+        drivers = {item["driver"] for item in cluster.items(SNAPSHOT_CLASSES)}
     except Refused as error:
         return "in-place", f"snapshots cannot be used ({error})"
     if driver in drivers:
@@ -67,16 +81,8 @@ def choose(cluster: Cluster, staging: Object) -> tuple[str, str]:
     return "in-place", f"{driver} has no snapshot class"
 
 
-def _by(strategy: str, cluster: Cluster, request: Request, staging: Object) -> Published:
-    if strategy == "in-place":
-        return in_place(cluster, request, staging)
-    if strategy == "populator":
-        return populator(cluster, request, staging)
-    return copy(cluster, request, staging, strategy)
-
-
 def in_place(cluster: Cluster, request: Request, staging: Object) -> Published:
-    """Workers mount the staging claim itself, read-only."""
+    """Publish the staging PVC itself, for read-only mounts."""
     modes = staging["spec"]["accessModes"]
     notes = [f"readers mount {request.claim} ({', '.join(modes)}) with readOnly: true"]
     try:
@@ -111,13 +117,13 @@ def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
     )
     claims = [
         claim
-        for claim in cluster.claims(selector)
+        for claim in cluster.items(CLAIMS, {"labelSelector": selector})
         if claim["metadata"]["name"].startswith("ds-")
         and "deletionTimestamp" not in claim["metadata"]
     ]
     claims.sort(key=lambda claim: str(claim["metadata"]["creationTimestamp"]), reverse=True)
     old = [claim for claim in claims[request.keep_claims :] if claim["metadata"]["name"] != current]
-    alive = cluster.live_runs() if old else lambda run_id: False
+    alive = live_runs(cluster.api) if old else lambda run_id: False
     return [claim["metadata"]["name"] for claim in old if _collected(cluster, claim, alive)]
 
 
@@ -129,7 +135,7 @@ def _collected(cluster: Cluster, claim: Object, alive: Callable[[str], bool]) ->
         return False
     for kind in (SNAPSHOTS, GCP_SOURCES):
         try:
-            cluster.delete_custom(kind, name)
+            cluster.delete(kind, name)
         except Refused:
             continue  # not installed or forbidden, so there is none to delete
     return True

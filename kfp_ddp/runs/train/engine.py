@@ -12,7 +12,7 @@ from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step, write_job
-from kfp_ddp.datasets.access import at_hand, using
+from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, Supervision, check_backend
 from kfp_ddp.jobs.local import Ended, local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
@@ -89,7 +89,7 @@ def run(
                 ranks = checked.nproc_per_node or local_gpus()
                 with (
                     training_folder(config) as run_dir,
-                    at_hand(dataset_path, run_dir, run_id) as data,
+                    local_dataset(dataset_path, run_dir, run_id) as data,
                 ):
                     local = with_local_folders(config, data, run_dir)
                     record, claim = _train_here(local, task_name, ranks, RunFolder(run_dir)), ""

@@ -18,7 +18,7 @@ from kfp_ddp.core.failure import Failure, report
 from kfp_ddp.core.folders import is_per_node
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import adopt_secrets
-from kfp_ddp.datasets.access import at_hand, using
+from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.models import initial_weights
 from kfp_ddp.runs.training_folder import training_folder
 from kfp_ddp.training.config import TrainConfig, parse
@@ -87,7 +87,7 @@ def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> None:
         os.environ.setdefault("PET_RDZV_CONF", limits)
     with contextlib.ExitStack() as stack:
         run_dir = stack.enter_context(training_folder(config))
-        data = stack.enter_context(at_hand(config.data, run_dir, run_id))
+        data = stack.enter_context(local_dataset(config.data, run_dir, run_id))
         stack.enter_context(using(run_id or "train", config.output_dir, data))
         local = with_local_folders(config, data, run_dir)
         code = node.run([sys.executable, "-m", NODE, *torchrun, "--", *local.to_argv()])
