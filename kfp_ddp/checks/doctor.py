@@ -5,13 +5,14 @@ import json
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from kfp_ddp.checks.access import copy_rights, rights, secret
 from kfp_ddp.checks.admission import admitted
 from kfp_ddp.checks.claims import claims, storage
-from kfp_ddp.checks.finding import Check, Cluster, Finding, Requirements, run_checks
+from kfp_ddp.checks.finding import Cluster, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import gangs, kserve, operators, queues
 from kfp_ddp.core.errors import KfpDdpError
@@ -24,25 +25,9 @@ NEEDED = "2.17"
 _MAX_BYTES = 1 << 20
 
 
-def kfp_server(cluster: Cluster) -> list[Finding]:
-    """Check the version of the KFP API server."""
-    return [check_host(cluster.run.host)]
-
-
-CHECKS: tuple[Check[Cluster], ...] = (
-    Check("operators", operators),
-    Check("gangs", gangs),
-    Check("KServe", kserve),
-    Check("rights", rights),
-    Check("rights to copy", copy_rights),
-    Check("claims", claims),
-    Check("storage classes", storage),
-    Check("secret", secret),
-    Check("admission", admitted),
-    Check("room", room),
-    Check("GPUs", gpus),
-    Check("queues", queues),
-    Check("KFP", kfp_server),
+CHECKS: tuple[Callable[[Cluster], list[Finding]], ...] = (
+    *(operators, gangs, kserve, rights, copy_rights, claims, storage, secret, admitted),
+    *(room, gpus, queues),
 )
 
 
@@ -62,7 +47,9 @@ def examine(run: Requirements) -> list[Finding]:
     except ApiError:
         nodes = None
     server = Finding("ok", "API server", f"Kubernetes {version['gitVersion']}")
-    return [server, *run_checks(CHECKS, Cluster(api, run, nodes))]
+    cluster = Cluster(api, run, nodes)
+    findings = [finding for check in CHECKS for finding in check(cluster)]
+    return [server, *findings, check_host(run.host)]
 
 
 def check_host(host: str) -> Finding:

@@ -1,13 +1,12 @@
-"""Checks of a cluster and of a run's settings: each returns findings."""
+"""Findings about a cluster, and what they are about."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
-T = TypeVar("T")
 ASK_ADMIN = "ask an administrator of the cluster, or run it as one"
 """Remedy where the account lacks the right to read."""
 
@@ -29,23 +28,6 @@ class Finding:
             "said": self.message,
             "remedy": self.remedy,
         }
-
-
-class Check(NamedTuple, Generic[T]):
-    """A check of a subject, such as a cluster or the settings of a run."""
-
-    name: str
-    run: Callable[[T], list[Finding]]
-    """May raise InputError in place of a bad finding."""
-
-
-def run_checks(checks: Iterable[Check[T]], subject: T) -> list[Finding]:
-    """Return the findings of all checks, in order.
-
-    Raises:
-        InputError: A check failed.
-    """
-    return [finding for check in checks for finding in check.run(subject)]
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,12 @@ class Parameters(Settings):
     sweep: dict[str, Any] = Field(default_factory=dict)
     """Trials: a space such as {"space": {"learning_rate": [0.05, 0.1]}}, or a list."""
 
+    @property
+    def exports(self) -> str:
+        """URI of this model's exports; '' without a destination."""
+        where = self.destination.rstrip("/")
+        return f"{where}/{self.model_name}" if where else ""
+
 
 class Dataset(Settings):
     """The dataset of a run; the options of its sync are separate."""

@@ -2,17 +2,15 @@
 
 import importlib.util
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.checks.claims import check_modes, mounted_at_once
-from kfp_ddp.checks.finding import Check, Finding, run_checks
-from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, Parameters, StepResources
+from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, StepResources
 from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large
 from kfp_ddp.checks.operators import check_service
-from kfp_ddp.checks.settings import RunSettings, check_batch, exported_to, parse
+from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.step import step
@@ -77,27 +75,6 @@ class Plan(NamedTuple):
     """Settings of the training of each trial of a sweep."""
 
 
-@dataclass
-class Run:
-    """The run that the checks look at; a check of the cluster may set the GPUs of its job."""
-
-    inputs: Mapping[str, Any]
-    settings: RunSettings
-    spec: LaunchSpec
-
-    @property
-    def parameters(self) -> Parameters:
-        """Settings of the run as a whole."""
-        return self.settings.parameters
-
-    @property
-    def mounts(self) -> dict[str, str]:
-        """Mounted PVC by path."""
-        data = "" if self.inputs["publish"] else self.settings.dataset.claim
-        work = "" if self.parameters.work else self.parameters.work_claim
-        return {path: name for path, name in ((data_dir(), data), (work_dir(), work)) if name}
-
-
 @step
 @notify_of_refusal
 def run(inputs: dict[str, Any]) -> Plan:
@@ -110,54 +87,45 @@ def run(inputs: dict[str, Any]) -> Plan:
         InputError: A parameter cannot be used; the first one in the order of the steps.
     """
     settings = parse(inputs)
-    subject = Run(inputs, settings, settings.spec)
-    warnings = [finding.message for finding in run_checks(CHECKS, subject)]
-    plan = make_plan(subject)
-    _write_summary(inputs["plan_summary"], _title(subject), warnings, plan)
+    warnings = [warning for check in CHECKS for warning in check(settings)]
+    plan = _plan(settings)
+    _write_summary(inputs["plan_summary"], _title(settings), warnings, plan)
     return plan
 
 
-def make_plan(subject: Run) -> Plan:
-    """Return the settings of the later steps."""
-    settings, spec, parameters = subject.settings, subject.spec, subject.parameters
-    gate = dict(settings.gate)
-    if settings.champion and settings.champion != exported_to(parameters):
+def _plan(run: Run) -> Plan:
+    gate = dict(run.gate)
+    if run.champion and run.champion != run.parameters.exports:
         gate["champion_must_exist"] = True  # every model beats a champion with a mistyped URI
+    # A launcher needs little, unless it runs the ranks.
+    limits = resources(run.spec).get("limits", {}) if run.parameters.backend == "local" else {}
+    names = ("sync_cpu", "sync_memory", "evaluate_cpu", "evaluate_memory")
     return Plan(
-        training=_training(settings.config),
-        job={n: v for n, v in spec.given().items() if n not in JOB_OWN} | settings.supervision,
-        sync=settings.sync,
+        training=_training(run.config),
+        job={n: v for n, v in run.spec.given().items() if n not in JOB_OWN} | run.supervision,
+        sync=run.sync,
         gate=gate,
-        measuring=settings.measuring,
-        release=settings.release,
-        service=part_of(settings.release, Deployment).service,
-        layout={name: getattr(settings.config, name) for name in Rule._fields},
-        dataset=settings.dataset.dataset,
-        data_claim=settings.dataset.claim,
-        publish=settings.dataset.publish,
-        champion=settings.champion,
-        **_resources(settings.steps, spec, parameters.backend),
-        **evaluation(settings.steps, spec),
-        trials=[_training(trial) for trial in settings.trials],
+        measuring=run.measuring,
+        release=run.release,
+        service=part_of(run.release, Deployment).service,
+        layout={name: getattr(run.config, name) for name in Rule._fields},
+        dataset=run.dataset.dataset,
+        data_claim=run.dataset.claim,
+        publish=run.dataset.publish,
+        champion=run.champion,
+        **{name: getattr(run.steps, name) for name in names},
+        **{
+            f"train_{name}": max(limits.get(name, least), least, key=amount)
+            for name, least in LAUNCHER_ASKS.items()
+        },
+        **evaluation(run.steps, run.spec),
+        gpu_resource=run.spec.gpu_resource,
+        trials=[_training(trial) for trial in run.trials],
     )
 
 
 def _training(config: TrainConfig) -> dict[str, Any]:
     return {name: v for name, v in config.given().items() if name not in TrainConfig.own}
-
-
-def _resources(steps: StepResources, spec: LaunchSpec, backend: str) -> dict[str, Any]:
-    """Return the limits of the steps; a launcher needs little, unless it runs the ranks."""
-    limits = resources(spec).get("limits", {}) if backend == "local" else {}
-    names = ("sync_cpu", "sync_memory", "evaluate_cpu", "evaluate_memory")
-    return {
-        **{name: getattr(steps, name) for name in names},
-        **{
-            f"train_{name}": max(limits.get(name, least), least, key=amount)
-            for name, least in LAUNCHER_ASKS.items()
-        },
-        "gpu_resource": spec.gpu_resource,
-    }
 
 
 def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
@@ -178,44 +146,36 @@ def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
     return {"evaluate_backend": backend, "evaluate_job": job, "evaluate_gpus": ""}
 
 
-def check_source(subject: Run) -> list[Finding]:
+def check_source(run: Run) -> list[str]:
     """Check that the source has a supported kind."""
-    open_source(subject.parameters.source)
+    open_source(run.parameters.source)
     return []
 
 
-def check_weights(subject: Run) -> list[Finding]:
+def check_weights(run: Run) -> list[str]:
     """Check that the initial weights exist."""
-    initial_weights.check(subject.settings.config.init_from)
+    initial_weights.check(run.config.init_from)
     return []
 
 
-def check_work(subject: Run) -> list[Finding]:
-    """Check that the runs' prefix can be written, and that the job needs no PVC for runs.
-
-    Raises:
-        InputError: It cannot, or the job does.
-    """
-    work = subject.parameters.work
+def check_work(run: Run) -> list[str]:
+    """Check that the runs' prefix can be written, and that the job needs no PVC for runs."""
+    work = run.parameters.work
     if work:
-        destination = open_store(work)
-        if not destination.remote and subject.parameters.backend != "local":
+        store = open_store(work)
+        if not store.remote and run.parameters.backend != "local":
             raise InputError(
                 f"work={work!r} is not a bucket, which each pod could access: give gs://, s3:// "
                 "or az://, or take the pipeline train_resnet with a work claim"
             )
-        check_carried(subject.spec.given())
-        destination.prepare()
+        check_carried(run.spec.given())
+        store.prepare()
     return []
 
 
-def check_champion(subject: Run) -> list[Finding]:
-    """Check that the champion exists, if it can be seen from this step.
-
-    Raises:
-        InputError: It does not exist.
-    """
-    champion, own = subject.settings.champion, exported_to(subject.parameters)
+def check_champion(run: Run) -> list[str]:
+    """Check that the champion exists, if it can be seen from this step."""
+    champion, own = run.champion, run.parameters.exports
     # A folder is on a PVC, which on a cluster is not mounted here.
     mounted = all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
     visible = champion and (mounted or open_store(champion).remote)
@@ -228,12 +188,12 @@ def check_champion(subject: Run) -> list[Finding]:
     return []
 
 
-def check_destination(subject: Run) -> list[Finding]:
+def check_destination(run: Run) -> list[str]:
     """Check that a remote destination can be written."""
-    if subject.parameters.destination:
-        destination = open_store(subject.parameters.destination)
-        if destination.remote:
-            destination.prepare()
+    if run.parameters.destination:
+        store = open_store(run.parameters.destination)
+        if store.remote:
+            store.prepare()
     return []
 
 
@@ -260,104 +220,87 @@ def check_release(release: Mapping[str, Any], destination: str) -> None:
     registry.check()
 
 
-def check_publishing(subject: Run) -> list[Finding]:
+def check_publishing(run: Run) -> list[str]:
     """Check the release and the service for a roll-out."""
-    check_release(subject.settings.release, subject.parameters.destination)
-    check_service(subject.settings.release, subject.parameters.destination)
+    check_release(run.release, run.parameters.destination)
+    check_service(run.release, run.parameters.destination)
     return []
 
 
-def check_backend(subject: Run) -> list[Finding]:
+def check_backend(run: Run) -> list[str]:
     """Check the checkpoint to evaluate, this image, or the cluster: where the run computes."""
-    if subject.parameters.checkpoint:
-        warnings = _checkpoint_exists(subject.parameters.checkpoint)
-    elif subject.parameters.backend == "local":
-        warnings = _image_has_torch()
-    else:
-        warnings = _check_cluster(subject)
-    return [Finding("warn", "backend", warning) for warning in warnings]
+    checkpoint = run.parameters.checkpoint
+    if checkpoint:
+        store = open_store(checkpoint)
+        if store.remote and not store.has_files():
+            raise InputError(f"checkpoint={checkpoint} is not found: correct the URI")
+        return []
+    if run.parameters.backend != "local":
+        return _check_cluster(run)
+    if importlib.util.find_spec("torch"):
+        return []
+    return [
+        "backend=local trains in the step's own container, and this image has no torch: use "
+        "pytorchjob or trainjob, or set_container_image of the trainer on the task train"
+    ]
 
 
-def _checkpoint_exists(checkpoint: str) -> list[str]:
-    destination = open_store(checkpoint)
-    if destination.remote and not destination.has_files():
-        raise InputError(f"checkpoint={checkpoint} is not found: correct the URI")
-    return []
-
-
-def _image_has_torch() -> list[str]:
-    """Return a warning if this image lacks torch; the step of a local training usually has it."""
-    if not importlib.util.find_spec("torch"):
-        return [
-            "backend=local trains in the step's own container, and this image has no torch: use "
-            "pytorchjob or trainjob, or set_container_image of the trainer on the task train"
-        ]
-    return []
-
-
-def _check_cluster(subject: Run) -> list[str]:
+def _check_cluster(run: Run) -> list[str]:
     """Return warnings about the job; sets GPUs that the form leaves open.
 
     Raises:
         InputError: No node has GPUs, pods cannot share a PVC, or the job is rejected.
     """
-    api, settings, mounts = Api.connect(), subject.settings, subject.mounts
+    api, mounts = Api.connect(), run.mounts
     nodes: list[Object] | ApiError
     try:
         nodes = schedulable(api)
     except ApiError as error:
         nodes = error
-    if subject.inputs["gpus_per_node"] == -1 and not subject.spec.gpus():
-        gpus = gpus_per_node(nodes, subject.spec.gpu_resource, subject.spec.pods())
-        subject.spec = LaunchSpec.create(**{**subject.spec.given(), "gpus_per_node": gpus})
-    spec = subject.spec
+    if run.inputs["gpus_per_node"] == -1 and not run.spec.gpus():
+        gpus = gpus_per_node(nodes, run.spec.gpu_resource, run.spec.pods())
+        run.spec = LaunchSpec.create(**{**run.spec.given(), "gpus_per_node": gpus})
+    spec = run.spec
     warnings = check_job.check(api, spec.model_copy(update={"claims": {**mounts, **spec.claims}}))
     work, data = mounts.get(work_dir(), ""), mounts.get(data_dir(), "")
     instead = {
         work: "keep the runs in a bucket, by the pipeline train_resnet_bucket",
-        settings.dataset.claim: 'set sync={"publish": "clone"}',
+        run.dataset.claim: 'set sync={"publish": "clone"}',
     }
-    shared = mounted_at_once(spec, work, data, settings.dataset.publish)
+    shared = mounted_at_once(spec, work, data, run.dataset.publish)
     number = None if isinstance(nodes, ApiError) else len(nodes)
     warnings += check_modes(api, shared, instead, number, spec.pods())
     if not spec.gpus():
         warnings.append(cpu_warning(nodes, spec.gpu_resource))
-    return warnings + too_large(nodes, settings.steps.by_step(spec.gpu_resource))
+    return warnings + too_large(nodes, run.steps.by_step(spec.gpu_resource))
 
 
-def check_ranks(subject: Run) -> list[Finding]:
+def check_ranks(run: Run) -> list[str]:
     """Check that the batch can be divided among the ranks."""
-    check_batch(subject.settings.config, subject.spec, subject.parameters.backend)
+    run.check_batch()
     return []
 
 
-def check_evaluation(subject: Run) -> list[Finding]:
+def check_evaluation(run: Run) -> list[str]:
     """Check the evaluation job, if there is one."""
-    outputs = evaluation(subject.settings.steps, subject.spec)
+    outputs = evaluation(run.steps, run.spec)
     if outputs["evaluate_backend"] == "local":
         return []
     fields = {**outputs["evaluate_job"], "kind": outputs["evaluate_backend"], "command": ["true"]}
-    fields["claims"] = {**subject.mounts, **fields.get("claims", {})}
-    warnings = check_job.check(Api.connect(), LaunchSpec.create(**fields))
-    return [Finding("warn", "evaluation", warning) for warning in warnings]
+    fields["claims"] = {**run.mounts, **fields.get("claims", {})}
+    return check_job.check(Api.connect(), LaunchSpec.create(**fields))
 
 
-CHECKS: tuple[Check[Run], ...] = (
-    Check("source", check_source),
-    Check("initial weights", check_weights),
-    Check("work", check_work),
-    Check("champion", check_champion),
-    Check("destination", check_destination),
-    Check("release", check_publishing),
-    Check("backend", check_backend),
-    Check("batch", check_ranks),
-    Check("evaluation", check_evaluation),
+CHECKS: tuple[Callable[[Run], list[str]], ...] = (
+    *(check_source, check_weights, check_work, check_champion, check_destination),
+    *(check_publishing, check_backend, check_ranks, check_evaluation),
 )
+"""In the order of the steps; each returns warnings, or raises InputError."""
 
 
-def _title(subject: Run) -> str:
+def _title(run: Run) -> str:
     """Return what will run, in one line."""
-    config, spec, parameters = subject.settings.config, subject.spec, subject.parameters
+    config, spec, parameters = run.config, run.spec, run.parameters
     if parameters.checkpoint:
         return f"evaluation of {parameters.checkpoint} on {parameters.split}, nothing is trained"
     batch = f"batch {config.batch_size}"

@@ -2,16 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from kfp_ddp.checks.form import (
-    LAST,
-    SUBJECTS,
-    Dataset,
-    Parameters,
-    StepResources,
-    set_fields,
-)
+from kfp_ddp.checks.form import LAST, SUBJECTS, Dataset, Parameters, StepResources, set_fields
 from kfp_ddp.checks.sweep import Sweep, trials_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
@@ -35,24 +29,49 @@ from kfp_ddp.training.recipes import configured
 PARAMETER = "is a parameter of the form"
 
 
-class RunSettings(NamedTuple):
-    """The checked settings of a run."""
+@dataclass
+class Run:
+    """The checked settings of a run; a check of the cluster may set the GPUs of its job."""
 
+    inputs: Mapping[str, Any]
+    """Inputs of preflight by name."""
     parameters: Parameters
     dataset: Dataset
     sync: dict[str, Any]
     config: TrainConfig
     spec: LaunchSpec
+    """The job of `train`, without its command."""
     supervision: dict[str, Any]
     steps: StepResources
     gate: dict[str, Any]
     measuring: dict[str, Any]
     release: dict[str, Any]
     champion: str
+    """Folder or URI of the model to beat; empty for none."""
     trials: list[TrainConfig]
 
+    @property
+    def mounts(self) -> dict[str, str]:
+        """Mounted PVC by path."""
+        data = "" if self.inputs["publish"] else self.dataset.claim
+        work = "" if self.parameters.work else self.parameters.work_claim
+        return {path: name for path, name in ((data_dir(), data), (work_dir(), work)) if name}
 
-def parse(inputs: Mapping[str, Any]) -> RunSettings:
+    def check_batch(self) -> None:
+        """Check that a requested batch can be divided among the ranks, if their number is known.
+
+        Raises:
+            InputError: It cannot; the message suggests a batch.
+        """
+        config, spec = self.config, self.spec
+        known = self.parameters.backend != "local" or spec.nproc_per_node
+        if known and config.is_set("batch_size") and not config.batch_size_per_rank:
+            uneven = bool(spec.elastic) and config.strategy != "fsdp"
+            ranks = spec.pods() * spec.processes()
+            check_divides(config.batch_size, config.micro_batch_size, ranks, uneven)
+
+
+def parse(inputs: Mapping[str, Any]) -> Run:
     """Return the checked settings of a run, without access to a bucket, cluster or folder.
 
     Args:
@@ -73,10 +92,8 @@ def parse(inputs: Mapping[str, Any]) -> RunSettings:
     check_model_name(parameters.model_name)
     gate, measuring, rules = _gate(parameters)
     parts = [part_of(parameters.release, model) for model in PARTS]
-    champion = _champion(parameters, rules)
-    if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
-        check_batch(config, spec, parameters.backend)
-    return RunSettings(
+    run = Run(
+        inputs=inputs,
         parameters=parameters,
         dataset=dataset,
         sync=sync,
@@ -87,9 +104,12 @@ def parse(inputs: Mapping[str, Any]) -> RunSettings:
         gate=gate,
         measuring=measuring,
         release={name: value for part in parts for name, value in part.given().items()},
-        champion=champion,
+        champion=_champion(parameters, rules),
         trials=_trials(parameters, inputs),
     )
+    if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
+        run.check_batch()
+    return run
 
 
 def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
@@ -206,29 +226,10 @@ def _champion(parameters: Parameters, rules: Rules) -> str:
     Raises:
         InputError: The rules need a champion, or last has no destination.
     """
-    champion, own = parameters.champion.rstrip("/"), exported_to(parameters)
+    champion, own = parameters.champion.rstrip("/"), parameters.exports
     if champion == LAST:
         if not own:
             raise InputError("champion=last is the last model at destination, which is empty")
         champion = own
     rules.check_champion(champion)
     return champion
-
-
-def exported_to(parameters: Parameters) -> str:
-    """Return the URI of this model's exports; '' without a destination."""
-    where = parameters.destination.rstrip("/")
-    return f"{where}/{parameters.model_name}" if where else ""
-
-
-def check_batch(config: TrainConfig, spec: LaunchSpec, backend: str) -> None:
-    """Check that a requested batch can be divided among the ranks, if their number is known.
-
-    Raises:
-        InputError: It cannot; the message suggests a batch.
-    """
-    known = backend != "local" or spec.nproc_per_node
-    if known and config.is_set("batch_size") and not config.batch_size_per_rank:
-        uneven = bool(spec.elastic) and config.strategy != "fsdp"
-        ranks = spec.pods() * spec.processes()
-        check_divides(config.batch_size, config.micro_batch_size, ranks, uneven)
