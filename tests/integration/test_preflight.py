@@ -1,4 +1,4 @@
-"""What can be known before a byte moves is said then, in one line, and handed on as checked."""
+"""The step preflight: invalid settings fail with one line before the first transfer."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
-from kfp_ddp.checks.form import MODELS
+from kfp_ddp.checks.form import MODELS, description
+from kfp_ddp.checks.preflight import check_release
 from kfp_ddp.components.preflight.component import preflight
+from kfp_ddp.core import packed
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from kfp_ddp.training.recipes import RECIPES
 from tests.gcs_server import Bucket
+from tests.registry_server.server import RegistryServer, status
 
-GOOD: dict[str, Any] = {"source": "gs://bucket/ds", "backend": "local", "destination": ""}
+GOOD: dict[str, Any] = {"source": "gs://bucket/ds", "backend": "local"}
+IMAGE = "ghcr.io/kfp-ddp/trainer:0.1.0"
+SCRIPT = packed.pack(b"def build(num_classes): ...")
 
 
 @pytest.fixture
@@ -21,200 +27,166 @@ def summary(tmp_path: Path) -> SimpleNamespace:
     return SimpleNamespace(path=str(tmp_path / "summary.md"), metadata={})
 
 
-def check(summary: SimpleNamespace, **given: Any) -> Any:
-    return preflight.python_func(plan_summary=summary, **{**GOOD, **given})
+def check(summary: SimpleNamespace, **inputs: Any) -> Any:
+    return preflight.python_func(plan_summary=summary, **{**GOOD, **inputs})
 
 
-def test_good_parameters_are_told_in_one_line(summary: SimpleNamespace) -> None:
+def test_summary_has_title_and_settings(summary: SimpleNamespace) -> None:
     plan = check(summary, model="resnet18", epochs=12, training={"precision": "bf16"})
-    said = summary.metadata["what"]
-    assert said.startswith("resnet18 at 224 px, 12 epochs, batch 256, local")
+    title = summary.metadata["what"]
+    assert title.startswith("resnet18 at 224 px, 12 epochs, batch 256, local")
     text = Path(summary.path).read_text()
-    assert said in text
+    assert title in text
     assert '| training.precision | `"bf16"` |' in text
     assert plan.training == {"model": "resnet18", "epochs": 12, "precision": "bf16"}
 
 
-def test_what_is_handed_on_is_what_was_set_and_nothing_else(summary: SimpleNamespace) -> None:
+def test_plan_has_the_settings_that_are_set_by_step(summary: SimpleNamespace) -> None:
     plan = check(
         summary,
         sync={"dataset": "flowers", "max_delete": 1, "claim": "mine", "publish": "clone"},
-        job={"nproc_per_node": 2.0, "memory": "32Gi", "keep_runs": 7.0},
-        gate={"min_accuracy": 0.9},
+        job={"nproc_per_node": 2.0, "memory": "32Gi", "keep_runs": 7.0, "evaluate_gpus": 1.0},
+        gate={"min_slice_accuracy": 0.9, "tags": "tags.csv", "max_latency_ms": 20},
+        release={"variants": ["int8"], "calibration_images": 64},
     )
     assert plan.training == {}
+    assert plan.trials == []
     assert plan.sync == {"max_delete": 1}
-    assert plan.gate == {"min_accuracy": 0.9}
+    assert plan.gate == {"min_slice_accuracy": 0.9, "max_latency_ms": 20}
+    assert plan.measuring == {"tags": "tags.csv"}
+    assert plan.release == {"variants": ["int8"], "calibration_images": 64}
     assert (plan.dataset, plan.data_claim, plan.publish) == ("flowers", "mine", "clone")
-    image = "ghcr.io/kfp-ddp/trainer:0.1.0"
-    assert plan.job == {
-        "image": image,
-        "nodes": 1,
-        "nproc_per_node": 2,
-        "memory": "32Gi",
-        "keep_runs": 7.0,
-    }
+    job = {"image": IMAGE, "nodes": 1, "nproc_per_node": 2, "memory": "32Gi", "keep_runs": 7.0}
+    assert plan.job == job
+    # Resources are text, as KFP's driver reads them.
+    assert (plan.sync_cpu, plan.sync_memory, plan.evaluate_memory) == ("2", "4Gi", "8Gi")
+    assert plan.train_memory == "32Gi", "with backend=local the ranks are in this step"
+    assert (plan.evaluate_gpus, plan.gpu_resource) == ("1", "nvidia.com/gpu")
 
 
-def test_a_recipe_lies_under_what_is_given(summary: SimpleNamespace) -> None:
+def test_default_resources_have_no_empty_cpu(summary: SimpleNamespace) -> None:
+    """KFP's driver omits an empty number of GPUs; for an empty CPU it fails the run."""
+    plan = check(summary)
+    assert plan.evaluate_gpus == ""
+    assert all((plan.sync_cpu, plan.train_cpu, plan.train_memory, plan.evaluate_memory))
+    assert plan.dataset.startswith("ds-"), "derived from the source"
+
+
+def test_settings_override_the_recipe(summary: SimpleNamespace) -> None:
     plan = check(summary, recipe="cifar", epochs=3, training={"momentum": 0.8})
     assert plan.training == {**RECIPES["cifar"], "epochs": 3, "momentum": 0.8}
 
 
-def test_a_name_for_the_dataset_is_made_from_the_source(summary: SimpleNamespace) -> None:
-    assert check(summary).dataset.startswith("ds-")
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"source": "ftp://host/ds"}, "unknown scheme"),
+    ({"source": "GS//bucket/ds"}, "write gs://bucket/ds"),
+    ({"source": "gs://My_Bucket/x"}, "'My_Bucket' is not a valid name of a bucket"),
+    ({"sync": {"dataset": "Flowers"}}, "dataset is 'Flowers'"),
+    ({"sync": {"max_delet": 1.0}}, "sync has no setting 'max_delet'; did you mean"),
+    ({"sync": {"max_delete": 2.0}}, "max_delete=2.0 cannot be used"),
+    ({"sync": {"mirror": True}}, "sync sets mirror, which the step sets itself"),
+    ({"sync": {"dry_run": True}}, "sync sets dry_run"),
+    ({"sync": {"publish": "copy"}}, "publish='copy' is unknown"),
+    ({"sync": {"publish": "each-node", "delete": False}}, "sync sets delete=false"),
+    ({"publish": "each-node", "sync": {"publish": "clone"}}, "sync sets publish='clone'"),
+    ({"source": "s3://bucket/ds", "sync": {"publish": "populator"}}, "populator needs gs://"),
+    ({"backend": "slurm"}, "backend='slurm' is unknown"),
+    ({"nodes": 2}, "nodes=2: backend local has one node"),
+    ({"job": {"nodes": 2}}, "job sets nodes, which is a parameter of the form"),
+    ({"job": {"memroy": "2Gi"}}, "job has no setting 'memroy'; did you mean 'memory'?"),
+    ({"job": {"command": ["x"]}}, "job sets command, which the step sets itself"),
+    ({"job": {"keep_runs": -1}}, "keep_runs=-1 cannot be used"),
+    ({"job": {"evaluate_cpu": ""}}, "evaluate_cpu='' cannot be used"),
+    ({"job": {"sync_memory": "4GB"}}, "sync_memory='4GB' cannot be used"),
+    ({"job": {"evaluate_gpu": 1}}, "job has no setting 'evaluate_gpu'; did you mean"),
+    ({"batch_size": 100, "job": {"nproc_per_node": 8}}, "batch_size=100 cannot be divided"),
+    ({"model": "resnet51"}, "did you mean 'resnet50'"),
+    ({"epochs": 3, "training": {"warmup_epochs": 5}}, "leaves nothing of epochs=3"),
+    ({"training": {"precison": "bf16"}}, "training has no setting 'precison'; did you mean"),
+    ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
+    ({"training": {"epochs": 20}}, "training sets epochs, which is a parameter of the form"),
+    ({"recipe": "imagenet"}, "recipe='imagenet' is unknown"),
+    ({"recipe": "finetune", "init_from": ""}, "finetune needs init_from"),
+    ({"script": "train.py"}, "script='train.py'... is not a packed Python file"),
+    ({"script": SCRIPT, "model": "train.py:make"}, "train.py does not define make"),
+    ({"script": SCRIPT, "training": {"script": SCRIPT}}, "training sets script, which is a"),
+    ({"keep": -1}, "keep=-1 cannot be used"),
+    ({"gate": {"min_accuracy": 70}}, "min_accuracy=70 cannot be used"),
+    ({"gate": {"min_acuracy": 0.9}}, "did you mean 'min_accuracy'?"),
+    ({"gate": {"min_improvement": 0.01}}, "min_improvement is set but champion is empty"),
+    ({"gate": {"min_slice_accuracy": 0.9}}, "no tags for slices"),
+    ({"gate": {"max_latency_ms": 9}, "checkpoint": "/work/b"}, "gate sets max_latency_ms"),
+    ({"gate": {"must_serve": True}, "checkpoint": "/work/b"}, "this pipeline exports none"),
+    ({"release": {"variants": ["int4"]}}, "variants"),
+    ({"release": {"variant": ["int8"]}}, "did you mean 'variants'?"),
+    ({"release": {"service": "Shop"}}, "service"),
+    ({"model_name": "../model"}, "model_name is '../model'"),
+    ({"destination": "https://host/x"}, "cannot store files at https://host/x"),
+    ({"destination": "models/resnet"}, "is a folder that does not exist"),
+    ({"destination": "gs://absent/x"}, "the bucket gs://absent does not exist"),
+    ({"champion": "gs://absent/x"}, "the bucket gs://absent does not exist"),
+    ({"champion": "last"}, "champion=last is the last model at destination, which is empty"),
+    ({"champion": "s3:bucket/x"}, "champion='s3:bucket/x' is not an address"),
+    ({"champion": "gs://bucket/catdgo"}, "champion=gs://bucket/catdgo is not found"),
+    (
+        {"champion": "gs://bucket/models/x/0123456789ab", "destination": "gs://bucket/models"},
+        "is not found; this run exports to gs://bucket/models/resnet",
+    ),
+    ({"checkpoint": "gs:/bucket/models"}, "checkpoint='gs:/bucket/models' is not an address"),
+    ({"checkpoint": "gs://bucket/models/dogs"}, "checkpoint=gs://bucket/models/dogs is not found"),
+    ({"recipe": "finetune", "init_from": "gs://bucket/none.pth"}, "init_from=gs://bucket/none.pth"),
+    ({"work": "gs://absent/x"}, "the bucket gs://absent does not exist"),
+    ({"work": "gs:/bucket/x"}, "work='gs:/bucket/x' is not an address: write gs://bucket/x"),
+    ({"work": "gs://bucket/x", "job": {"elastic": "1:2"}}, "job sets elastic='1:2'"),
+    ({"work": "gs://bucket/x", "job": {"restart_policy": "OnFailure"}}, "job sets restart_policy"),
+    (
+        {"work": "file:///runs", "backend": "pytorchjob", "gpus_per_node": 0},
+        "work='file:///runs' is not a bucket",
+    ),
+    ({"sweep": {"spaces": {}}}, "sweep has no setting 'spaces'; did you mean 'space'?"),
+    ({"sweep": {"samples": 65}}, "samples=65 cannot be used"),
+    (
+        {"sweep": {"space": {"learning_rat": [0.1, 0.2]}}},
+        "a trial of sweep has no setting 'learning_rat'; did you mean 'learning_rate'?",
+    ),
+    (
+        {"sweep": {"space": {"learning_rate": [0.1, -1]}}},
+        'the trial {"learning_rate": -1} of sweep: learning_rate=-1 cannot be used',
+    ),
+    (
+        {"sweep": {"trials": [{"output_dir": "/"}, {"epochs": 2}]}},
+        "a trial of sweep sets output_dir, which the step sets itself",
+    ),
+]
 
 
-def test_the_last_champion_is_that_of_the_destination(
-    bucket: Bucket, summary: SimpleNamespace
-) -> None:
-    bucket.put("models/x", b"x")
-    given = {"destination": "gs://bucket/models/", "model_name": "flowers"}
-    assert check(summary, champion="last", **given).champion == "gs://bucket/models/flowers"
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"source": "ftp://host/ds"}, "unknown scheme"),
-        ({"sync": {"dataset": "Flowers"}}, "dataset is 'Flowers'; give at most 40 lower-case"),
-        ({"sync": {"max_delet": 1.0}}, "sync has no setting 'max_delet'; did you mean"),
-        ({"sync": {"max_delete": 2.0}}, "max_delete=2.0 cannot be used: it should be less"),
-        ({"sync": {"mirror": True}}, "sync sets mirror, which the step sets itself"),
-        ({"sync": {"dry_run": True}}, "sync sets dry_run, which syncs nothing"),
-        ({"sync": {"publish": "copy"}}, "publish='copy' is unknown: it is one of auto"),
-        ({"source": "s3://bucket/ds", "sync": {"publish": "populator"}}, "populator needs gs://"),
-        ({"backend": "slurm"}, "backend='slurm' is unknown: it is one of pytorchjob"),
-        ({"nodes": 2}, "nodes=2: backend local has one node"),
-        ({"job": {"nproc_per_node": -1}}, "nproc_per_node=-1"),
-        ({"job": {"nodes": 2}}, "job sets nodes, which is a parameter of the form"),
-        ({"job": {"memroy": "2Gi"}}, "job has no setting 'memroy'; did you mean 'memory'?"),
-        ({"job": {"command": ["x"]}}, "job sets command, which the step sets itself"),
-        ({"job": {"keep_runs": -1}}, "keep_runs=-1 cannot be used"),
-        ({"model": "resnet51"}, "did you mean 'resnet50'"),
-        ({"epochs": -3}, "epochs=-3 cannot be used"),
-        ({"epochs": 3, "training": {"warmup_epochs": 5}}, "leaves nothing of epochs=3"),
-        ({"training": {"precison": "bf16"}}, "training has no setting 'precison'; did you mean"),
-        ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
-        ({"training": {"epochs": 20}}, "training sets epochs, which is a parameter of the form"),
-        ({"recipe": "imagenet"}, "recipe='imagenet' is unknown: it is one of none"),
-        ({"recipe": "finetune"}, "finetune needs init_from"),
-        ({"gate": {"min_accuracy": 70}}, "min_accuracy=70 cannot be used: it should be"),
-        ({"gate": {"min_improvement": 0.01}}, "min_improvement is set but champion is empty"),
-        ({"gate": {"champion": "x"}}, "gate has no setting 'champion'"),
-        ({"model_name": "../model"}, "model_name is '../model'"),
-        ({"destination": "https://host/x"}, "cannot store files at https://host/x: give gs://"),
-        ({"champion": "hf://datasets/a/b"}, "cannot store files at hf://datasets/a/b: give gs://"),
-        ({"destination": "gs://absent/x"}, "the bucket gs://absent does not exist"),
-        ({"champion": "gs://absent/x"}, "the bucket gs://absent does not exist"),
-        ({"champion": "last"}, "champion=last is the last model at destination, which is empty"),
-        (
-            {"source": "gs:/bucket/ds"},
-            "source='gs:/bucket/ds' is not an address: write gs://bucket/ds",
-        ),
-        ({"source": "GS//bucket/ds"}, "write gs://bucket/ds"),
-        ({"source": "my-bucket/flowers"}, "for a bucket write gs://my-bucket/flowers, for a"),
-        ({"source": "gs://My_Bucket/x"}, "'My_Bucket' is not a valid name of a bucket"),
-        (
-            {"destination": "models/resnet"},
-            "destination='models/resnet' is a folder that does not exist",
-        ),
-        (
-            {"champion": "s3:bucket/x"},
-            "champion='s3:bucket/x' is not an address: write s3://bucket/x",
-        ),
-        ({"champion": "gs://bucket/catdgo"}, "champion=gs://bucket/catdgo is not found: correct"),
-        (
-            {"champion": "gs://bucket/models/x/0123456789ab", "destination": "gs://bucket/models"},
-            "is not found; this run exports to gs://bucket/models/resnet: correct it, or give last",
-        ),
-        (
-            {"batch_size": 100, "job": {"nproc_per_node": 8}},
-            "batch_size=100 cannot be divided evenly among 8 ranks; use a multiple of 8",
-        ),
-        ({"work": "gs://absent/x"}, "the bucket gs://absent does not exist"),
-        ({"work": "gs:/bucket/x"}, "work='gs:/bucket/x' is not an address: write gs://bucket/x"),
-        (
-            {"work": "gs://bucket/x", "job": {"elastic": "1:2"}},
-            "job sets elastic='1:2', which replaces pods while others run",
-        ),
-        (
-            {"work": "gs://bucket/x", "job": {"restart_policy": "OnFailure"}},
-            "job sets restart_policy='OnFailure', which replaces pods",
-        ),
-        (
-            {"work": "file:///runs", "backend": "pytorchjob", "gpus_per_node": 0},
-            "work='file:///runs' is not a bucket, which each pod could access: give gs://, s3://",
-        ),
-        (
-            {"publish": "each-node", "sync": {"publish": "clone"}},
-            "sync sets publish='clone', but this pipeline mounts no PVC for data: leave it out",
-        ),
-        (
-            {"sync": {"publish": "each-node", "delete": False}},
-            "sync sets delete=false, which keeps what a folder had before",
-        ),
-        ({"job": {"evaluate_cpu": ""}}, "evaluate_cpu='' cannot be used: it should be a quantity"),
-        ({"job": {"sync_memory": "4GB"}}, "sync_memory='4GB' cannot be used"),
-        ({"job": {"evaluate_gpu": 1}}, "job has no setting 'evaluate_gpu'; did you mean"),
-    ],
-)
-def test_what_would_fail_after_the_training_fails_at_once(
-    bucket: Bucket, summary: SimpleNamespace, given: dict[str, Any], why: str
+@pytest.mark.parametrize(("inputs", "reason"), INVALID)
+def test_invalid_input_fails_with_one_line_error(
+    bucket: Bucket, summary: SimpleNamespace, inputs: dict[str, Any], reason: str
 ) -> None:
     bucket.put("models/x", b"x")
     with pytest.raises(SystemExit) as raised:
-        check(summary, **given)
-    said = str(raised.value)
-    assert said.startswith("error: ")
-    assert why in said
-    assert "\n" not in said
+        check(summary, **inputs)
+    message = str(raised.value)
+    assert message.startswith("error: ")
+    assert reason in message
+    assert "\n" not in message
     assert not Path(summary.path).exists()
 
 
-def test_a_bucket_that_is_there_is_a_destination(bucket: Bucket, summary: SimpleNamespace) -> None:
-    bucket.put("models/x", b"x")
-    assert check(summary, destination="gs://bucket/models").gate == {}
-
-
 @pytest.mark.parametrize(
-    "champion", ["last", "gs://bucket/models/resnet", "gs://bucket/models/resnet/"]
+    "champion", ["", "last", "gs://bucket/models/resnet", "gs://bucket/models/resnet/"]
 )
-def test_a_champion_that_this_run_may_export_first_need_not_be_there(
+def test_champion_that_this_run_may_export_first_can_be_missing(
     bucket: Bucket, summary: SimpleNamespace, champion: str
 ) -> None:
     bucket.put("models/x", b"x")
-    plan = check(summary, destination="gs://bucket/models", champion=champion)
-    assert plan.champion == "gs://bucket/models/resnet"
+    plan = check(summary, destination="gs://bucket/models/", champion=champion)
+    assert plan.champion == ("gs://bucket/models/resnet" if champion else "")
     assert plan.gate == {}
 
 
-def test_without_claims_the_sync_lists_and_leaves_the_rest_to_who_reads(
-    emulator: storage.Client, summary: SimpleNamespace
-) -> None:
-    plan = check(summary, publish="each-node", work="gs://models/runs", sync={"exclude": ["*.md"]})
-    assert plan.publish == "each-node"
-    assert plan.sync == {"exclude": ["*.md"], "dry_run": True}
-    assert list(emulator.list_blobs("models")) == [], "what was tried with is gone"
-
-
-def test_what_steps_take_is_text_as_kfp_takes_it(summary: SimpleNamespace) -> None:
-    plan = check(summary, job={"memory": "32Gi", "evaluate_gpus": 1.0, "evaluate_cpu": "8"})
-    assert plan.job == {"image": "ghcr.io/kfp-ddp/trainer:0.1.0", "nodes": 1, "memory": "32Gi"}
-    assert (plan.sync_cpu, plan.sync_memory) == ("2", "4Gi")
-    assert plan.train_memory == "32Gi", "the ranks are in this step"
-    assert (plan.evaluate_cpu, plan.evaluate_memory) == ("8", "8Gi")
-    assert (plan.evaluate_gpus, plan.gpu_resource) == ("1", "nvidia.com/gpu")
-
-
-def test_no_gpu_is_an_empty_text(summary: SimpleNamespace) -> None:
-    """Of what is empty KFP's driver leaves a GPU out; for an empty CPU it fails the run."""
-    plan = check(summary)
-    assert plan.evaluate_gpus == ""
-    assert all((plan.sync_cpu, plan.train_cpu, plan.train_memory, plan.evaluate_memory))
-
-
-def test_a_folder_of_a_champion_is_looked_at_where_the_claims_are_mounted(
+def test_champion_folder_is_checked_where_pvcs_are_mounted(
     summary: SimpleNamespace, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put("ds/x", b"x")
@@ -229,7 +201,94 @@ def test_a_folder_of_a_champion_is_looked_at_where_the_claims_are_mounted(
         check(summary, champion=missing)
 
 
-def test_every_box_of_the_form_is_told_in_one_model() -> None:
+def test_without_pvcs_the_sync_only_lists(
+    emulator: storage.Client, summary: SimpleNamespace
+) -> None:
+    plan = check(summary, publish="each-node", work="gs://models/runs", sync={"exclude": ["*.md"]})
+    assert plan.publish == "each-node"
+    assert plan.sync == {"exclude": ["*.md"], "dry_run": True}
+    assert list(emulator.list_blobs("models")) == [], "the test object is deleted"
+
+
+def test_checkpoint_in_a_bucket_is_evaluated_without_a_training(
+    bucket: Bucket, summary: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket.put("models/cats/CHAMPION", b"x")
+    check(summary, checkpoint="gs://bucket/models/cats", split="test")
+    title = "evaluation of gs://bucket/models/cats on test, nothing is trained"
+    assert summary.metadata["what"] == title
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_initial_weights_are_a_parameter_or_a_setting(
+    bucket: Bucket, summary: SimpleNamespace
+) -> None:
+    bucket.put("weights.pth", b"x")
+    weights = "gs://bucket/weights.pth"
+    plan = check(summary, recipe="finetune", init_from=weights, epochs=3)
+    assert (plan.training["init_from"], plan.training["epochs"]) == (weights, 3)
+    assert check(summary, training={"init_from": weights}).training["init_from"] == weights
+    with pytest.raises(SystemExit, match="training sets init_from, which is"):
+        check(summary, init_from=weights, training={"init_from": weights})
+
+
+def test_trial_settings_override_the_training(summary: SimpleNamespace) -> None:
+    plan = check(
+        summary,
+        recipe="digits",
+        epochs=9,
+        training={"momentum": 0.8},
+        sweep={"trials": [{"learning_rate": 0.3, "epochs": 2}, {"momentum": 0.7}]},
+    )
+    first, second = plan.trials
+    assert (first["learning_rate"], first["epochs"], first["momentum"]) == (0.3, 2, 0.8)
+    assert (second["learning_rate"], second["epochs"], second["momentum"]) == (0.2, 9, 0.7)
+    assert {trial["model"] for trial in plan.trials} == {"cifar_resnet8"}
+    assert {trial["stop_behind_epochs"] for trial in plan.trials} == {1}
+    assert not {"data", "output_dir"} & set(first)
+    assert "stop_behind_epochs" not in plan.training
+    plan = check(
+        summary,
+        training={"stop_behind_epochs": 5, "batch_size": 18},  # not in the form of a sweep
+        sweep={"space": {"learning_rate": [0.1, 0.2]}, "stop_behind_epochs": 0},
+    )
+    assert {trial["stop_behind_epochs"] for trial in plan.trials} == {5}
+    assert {trial["batch_size"] for trial in plan.trials} == {18}
+
+
+def test_script_with_the_network_is_in_the_plan_once(summary: SimpleNamespace) -> None:
+    training = check(summary, script=SCRIPT, model="train.py:build").training
+    assert (training["script"], training["model"]) == (SCRIPT, "train.py:build")
+    assert "model_code" not in training
+
+
+def test_every_parameter_of_the_form_has_a_field() -> None:
     form = set(train_resnet.pipeline_spec.root.input_definitions.parameters)
-    fields = {name for model in MODELS for name in model.model_fields}
-    assert form <= fields
+    assert form <= {name for model in MODELS for name in model.model_fields}
+    assert "as the recipe has it" not in description("init_from")
+    assert description("model").endswith("auto: as the recipe has it.")
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        ({"sign_key": "signing.pem"}, r"sign_key names the key signing\.pem, which the bucket's"),
+        ({"sign_key": "sick.pem"}, r"sign_key \(sick\.pem\) is not a private key"),
+        ({"registry": "http://x"}, "release names the registry http://x, and no destination"),
+        ({"registry": "http://x", "registry_token": "word"}, "registry_token names the key word"),
+    ],
+)
+def test_invalid_release_fails(
+    release: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("sick.pem", "-----BEGIN")
+    with pytest.raises(InputError, match=reason):
+        check_release(release, "")
+    check_release({"variants": ["fp16"]}, "")
+
+
+def test_registry_that_does_not_answer_fails(registry_server: RegistryServer) -> None:
+    check_release({"registry": registry_server.url}, "gs://models")
+    registry_server.fail("*", status(503))
+    with pytest.raises(StorageError, match=r"refused .*\(503: injected\)"):
+        check_release({"registry": registry_server.url}, "gs://models")

@@ -1,4 +1,4 @@
-"""Where a pipeline's models are evaluated, as preflight hands it on."""
+"""The evaluation job that preflight plans."""
 
 from typing import Any
 
@@ -15,18 +15,15 @@ def training(**fields: Any) -> LaunchSpec:
     return LaunchSpec.create(image="trainer", command=["true"], **fields)
 
 
-def test_by_default_the_step_evaluates_with_its_own_gpus() -> None:
-    found = evaluation(StepResources.create(evaluate_gpus=2), training(nodes=8))
-    assert found == {"evaluate_backend": "local", "evaluate_job": {}, "evaluate_gpus": "2"}
+def test_step_itself_evaluates_by_default() -> None:
+    outputs = evaluation(StepResources.create(evaluate_gpus=2), training(nodes=8))
+    assert outputs == {"evaluate_backend": "local", "evaluate_job": {}, "evaluate_gpus": "2"}
     assert evaluation(StepResources.create(), training())["evaluate_gpus"] == ""
 
 
-def test_a_job_that_evaluates_is_as_large_as_was_set_and_else_like_that_which_trains() -> None:
+def test_evaluation_job_has_its_own_size_and_the_other_settings_of_the_training() -> None:
     steps = StepResources.create(
-        evaluate_backend="trainjob",
-        evaluate_nodes=2,
-        evaluate_gpus=4,
-        evaluate_memory="64Gi",
+        evaluate_backend="trainjob", evaluate_nodes=2, evaluate_gpus=4, evaluate_memory="64Gi"
     )
     spec = training(
         nodes=8,
@@ -36,9 +33,9 @@ def test_a_job_that_evaluates_is_as_large_as_was_set_and_else_like_that_which_tr
         node_selector={"gpu": "h100"},
         retries=3,
     )
-    found = evaluation(steps, spec)
-    assert (found["evaluate_backend"], found["evaluate_gpus"]) == ("trainjob", "")
-    assert found["evaluate_job"] == {
+    outputs = evaluation(steps, spec)
+    assert (outputs["evaluate_backend"], outputs["evaluate_gpus"]) == ("trainjob", "")
+    assert outputs["evaluate_job"] == {
         "image": "trainer",
         "node_selector": {"gpu": "h100"},
         "retries": 3,
@@ -49,26 +46,28 @@ def test_a_job_that_evaluates_is_as_large_as_was_set_and_else_like_that_which_tr
         "memory": "64Gi",
         "memory_request": "1Gi",
     }
-    fields = job_fields(found["evaluate_job"], "other", "trainjob")
+    fields = job_fields(outputs["evaluate_job"], "other", "trainjob")
     assert LaunchSpec.create(**fields, command=["true"]).processes() == 4
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "reason"),
     [
         ({"evaluate_nodes": 2}, "evaluate_nodes=2: the step itself is one node"),
         ({"evaluate_nodes": 0, "evaluate_backend": "pytorchjob"}, "evaluate_nodes"),
         ({"evaluate_backend": "tfjob"}, "evaluate_backend"),
     ],
 )
-def test_settings_that_cannot_be_used_are_one_line(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=says) as caught:
+def test_invalid_step_resources_fail_with_one_line_error(
+    settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(InputError, match=reason) as caught:
         StepResources.create(**settings)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("job", "backend", "says"),
+    ("job", "backend", "reason"),
     [
         ({"nodes": 2}, "local", "nodes=2: backend local has one node"),
         ({}, "tfjob", "backend 'tfjob' is not known"),
@@ -77,9 +76,9 @@ def test_settings_that_cannot_be_used_are_one_line(settings: dict[str, Any], say
         ({"node": 2}, "pytorchjob", "node"),
     ],
 )
-def test_a_job_that_cannot_be_is_refused_before_anything_is_made(
-    job: dict[str, Any], backend: str, says: str
+def test_invalid_evaluation_job_fails_with_one_line_error(
+    job: dict[str, Any], backend: str, reason: str
 ) -> None:
-    with pytest.raises(InputError, match=says) as caught:
+    with pytest.raises(InputError, match=reason) as caught:
         job_fields(job, "trainer", backend)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The service of a release, looked at before anything is trained."""
+"""The check of the service of a release."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ OF_OURS = {"metadata": {"labels": OURS}}
 
 
 class Cluster(Api):
-    """Has these objects by path, and lets the account do so."""
+    """A cluster with these objects by path, whose account has the rights `may`."""
 
     def __init__(self, objects: dict[str, Object], may: tuple[str, ...] = SERVICE_VERBS) -> None:
         super().__init__(None, "here")
@@ -31,36 +31,32 @@ class Cluster(Api):
         return self.objects[path]
 
 
-def test_without_a_service_no_cluster_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_service_the_cluster_is_not_accessed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Api, "connect", pytest.fail)
     assert check_service({"canary_percent": 5}, "") == ""
 
 
-@pytest.mark.parametrize("there", [{}, {SHOP: OF_OURS}])
-def test_one_that_is_there_or_can_be_made_is_fine(
-    monkeypatch: pytest.MonkeyPatch, there: dict[str, Object]
+@pytest.mark.parametrize("existing", [{}, {SHOP: OF_OURS}])
+def test_service_that_exists_or_can_be_created_is_valid(
+    monkeypatch: pytest.MonkeyPatch, existing: dict[str, Object]
 ) -> None:
-    monkeypatch.setattr(Api, "connect", lambda: Cluster({**SERVED, **there}))
+    monkeypatch.setattr(Api, "connect", lambda: Cluster({**SERVED, **existing}))
     assert check_service({"service": "shop"}, "gs://models/exports") == "shop"
 
 
 @pytest.mark.parametrize(
-    ("destination", "cluster", "said"),
+    ("destination", "cluster", "reason"),
     [
         ("", Cluster(SERVED), "names the service shop, and no destination"),
         ("/work/exports", Cluster(SERVED), "KServe cannot read /work/exports/model: give"),
         ("gs://models", Cluster({}), "has no inferenceservices .* install KServe"),
-        (
-            "gs://models",
-            Cluster(SERVED, SERVICE_VERBS[:-1]),
-            "no right to patch",
-        ),
+        ("gs://models", Cluster(SERVED, SERVICE_VERBS[:-1]), "no right to patch"),
         ("gs://models", Cluster({**SERVED, SHOP: {"metadata": {}}}), "was not made by kfp-ddp"),
     ],
 )
-def test_one_that_cannot_be_rolled_out_on_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, destination: str, cluster: Cluster, said: str
+def test_service_that_cannot_be_used_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, destination: str, cluster: Cluster, reason: str
 ) -> None:
     monkeypatch.setattr(Api, "connect", lambda: cluster)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=reason):
         check_service({"service": "shop"}, destination)

@@ -4,7 +4,7 @@ from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, trials_of
 from kfp_ddp.core.errors import InputError
 
 
-def test_lists_are_tried_in_all_combinations_and_trials_written_out_besides() -> None:
+def test_lists_give_all_combinations_besides_explicit_trials() -> None:
     sweep = Sweep.create(
         space={"learning_rate": [0.1, 0.2], "model": ["resnet18", "resnet34"]},
         trials=[{"epochs": 3}, {"learning_rate": 0.1, "model": "resnet18"}],
@@ -18,28 +18,28 @@ def test_lists_are_tried_in_all_combinations_and_trials_written_out_besides() ->
     ]
 
 
-def test_samples_lie_in_their_ranges_and_are_the_same_again() -> None:
+def test_samples_are_in_their_ranges_and_reproducible() -> None:
     space = {
         "learning_rate": {"min": 0.001, "max": 0.1, "log": True},
         "label_smoothing": {"min": 0, "max": 0.2},
         "epochs": {"min": 2, "max": 9},
         "optimizer": ["sgd", "adamw"],
     }
-    found = trials_of(Sweep.create(space=space, samples=40))
-    assert len(found) == 40
-    assert all(0.001 <= each["learning_rate"] <= 0.1 for each in found)
-    low = sum(each["learning_rate"] < 0.01 for each in found)
+    trials = trials_of(Sweep.create(space=space, samples=40))
+    assert len(trials) == 40
+    assert all(0.001 <= trial["learning_rate"] <= 0.1 for trial in trials)
+    low = sum(trial["learning_rate"] < 0.01 for trial in trials)
     assert 10 <= low <= 30, "half of the draws by logarithm"
-    assert all(0 <= each["label_smoothing"] <= 0.2 for each in found)
-    assert {type(each["epochs"]) for each in found} == {int}
-    assert {each["epochs"] for each in found} == set(range(2, 10))
-    assert {each["optimizer"] for each in found} == {"sgd", "adamw"}
-    assert trials_of(Sweep.create(space=space, samples=40)) == found
-    assert trials_of(Sweep.create(space=space, samples=40, seed=1)) != found
+    assert all(0 <= trial["label_smoothing"] <= 0.2 for trial in trials)
+    assert {type(trial["epochs"]) for trial in trials} == {int}
+    assert {trial["epochs"] for trial in trials} == set(range(2, 10))
+    assert {trial["optimizer"] for trial in trials} == {"sgd", "adamw"}
+    assert trials_of(Sweep.create(space=space, samples=40)) == trials
+    assert trials_of(Sweep.create(space=space, samples=40, seed=1)) != trials
 
 
 @pytest.mark.parametrize(
-    ("sweep", "said"),
+    ("sweep", "reason"),
     [
         ({}, "sweep has 0 trials, and 2 to 64 can be tried"),
         ({"trials": [{"epochs": 1}]}, "sweep has 1 trials"),
@@ -62,7 +62,7 @@ def test_samples_lie_in_their_ranges_and_are_the_same_again() -> None:
         ),
     ],
 )
-def test_what_cannot_be_tried_is_refused(sweep: dict[str, object], said: str) -> None:
+def test_invalid_sweep_is_an_error(sweep: dict[str, object], reason: str) -> None:
     with pytest.raises(InputError) as error:
         trials_of(Sweep.create(**sweep))
-    assert said in str(error.value)
+    assert reason in str(error.value)
