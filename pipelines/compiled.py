@@ -5,7 +5,7 @@ import importlib.util
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from kfp_ddp.checks.form import choices
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.pipelines import NAMES
+from kfp_ddp.pipelines.document import SUFFIXES
 
-SUFFIXES = (".yaml", ".yml")
 REGISTRY = "ghcr.io/kfp-ddp"
 # Host, port and path of an image; a URL scheme does not match.
 _FOLDERS = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
@@ -64,62 +64,47 @@ class Images(NamedTuple):
         return document.replace(f"{REGISTRY}/", f"{self.registry.rstrip('/')}/")
 
 
-def write(
-    directory: Path,
-    images: Images = Images(),  # noqa: B008
-    restricted: bool = False,
-    names: Sequence[str] = NAMES,
-) -> list[Path]:
-    """Compile our pipelines to `<directory>/<name>.yaml`.
-
-    Args:
-        directory: Created if missing.
-        images: Images of steps and workers.
-        restricted: Compile for namespaces under PodSecurity `restricted`.
-        names: Names of the pipelines.
-
-    Returns:
-        The paths of the YAML files.
-    """
-    written = []
+def built_in(names: Sequence[str] = NAMES) -> dict[str, Any]:
+    """Return our pipelines by name, with what KFP supports and its SDK cannot declare."""
+    pipelines = {}
     for name in names:
         pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
         _close_choices(pipeline)
         _keep_own_resources(pipeline)
         _loop_over_mappings(pipeline)
-        path = _compile(pipeline, directory / f"{name}.yaml", images, restricted)
-        written.append(path)
-    return written
+        pipelines[name] = pipeline
+    return pipelines
 
 
-def write_own(
-    file: Path,
+def write(
+    pipelines: Mapping[str, Any],
     directory: Path,
     images: Images = Images(),  # noqa: B008
     restricted: bool = False,
 ) -> list[Path]:
-    """Compile all pipelines of a Python file to `<directory>/<function>.yaml`; see `write`.
+    """Compile pipelines to `<directory>/<name>.yaml`, and return the paths.
+
+    Args:
+        pipelines: Pipelines by name.
+        directory: Created if missing.
+        images: Images of steps and workers.
+        restricted: Compile for namespaces under PodSecurity `restricted`.
 
     Raises:
-        InputError: The file defines no pipeline, or one cannot be compiled; one line.
+        InputError: A pipeline cannot be compiled; one line.
     """
-    written = []
-    for name, pipeline in pipelines_of(file).items():
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, pipeline in pipelines.items():
+        path = directory / f"{name}.yaml"
         try:
-            written.append(_compile(pipeline, directory / f"{name}.yaml", images, restricted))
+            _refuse_root(pipeline, restricted)
+            compiler.Compiler().compile(pipeline, package_path=str(path))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"{name} of {file} cannot be compiled: {one_line(error, 2000)}"
-            ) from error
-    return written
-
-
-def _compile(pipeline: Any, path: Path, images: Images, restricted: bool) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _refuse_root(pipeline, restricted)
-    compiler.Compiler().compile(pipeline, package_path=str(path))
-    path.write_text(images.put_into(path.read_text()))
-    return path
+            raise InputError(f"{name} cannot be compiled: {one_line(error, 2000)}") from error
+        path.write_text(images.put_into(path.read_text()))
+        paths.append(path)
+    return paths
 
 
 def _close_choices(pipeline: Any) -> None:
@@ -167,37 +152,28 @@ def _refuse_root(pipeline: Any, restricted: bool) -> None:
             executors[name].fields.pop("securityContext", None)
 
 
-def differences(directory: Path, names: Sequence[str] = NAMES) -> list[str]:
-    """Return a line for each file in `directory` that is missing, stale or has no pipeline."""
-    lines = []
-    with tempfile.TemporaryDirectory() as fresh:
-        for path in write(Path(fresh), names=names):
-            committed = directory / path.name
-            lines += _difference(committed, path, f"pipelines/{path.stem}.py")
-    orphans = {p.stem for p in directory.glob("*") if p.suffix in SUFFIXES} - set(NAMES)
-    return lines + [f"{directory / name}.yaml: has no pipeline" for name in sorted(orphans)]
-
-
-def differences_of_own(
-    file: Path,
+def differences(
+    pipelines: Mapping[str, Any],
     directory: Path,
     images: Images = Images(),  # noqa: B008
     restricted: bool = False,
 ) -> list[str]:
-    """Return a line for each pipeline of a Python file whose YAML is missing or stale."""
+    """Return a line for each pipeline whose file in `directory` is missing or stale."""
+    lines = []
     with tempfile.TemporaryDirectory() as fresh:
-        return [
-            line
-            for path in write_own(file, Path(fresh), images, restricted)
-            for line in _difference(directory / path.name, path, str(file))
-        ]
+        for path in write(pipelines, Path(fresh), images, restricted):
+            committed = directory / path.name
+            if not committed.exists():
+                lines.append(f"{committed}: missing")
+            elif _documents(committed) != _documents(path):
+                lines.append(f"{committed}: differs from its source")
+    return lines
 
 
-def _difference(committed: Path, fresh: Path, source: str) -> list[str]:
-    if not committed.exists():
-        return [f"{committed}: missing"]
-    same = _documents(committed) == _documents(fresh)
-    return [] if same else [f"{committed}: differs from {source}"]
+def orphans(directory: Path) -> list[str]:
+    """Return a line for each file in `directory` that none of our pipelines has."""
+    names = {path.stem for path in directory.glob("*") if path.suffix in SUFFIXES} - set(NAMES)
+    return [f"{directory / name}.yaml: has no pipeline" for name in sorted(names)]
 
 
 def _documents(path: Path) -> list[Any]:

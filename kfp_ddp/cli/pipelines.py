@@ -1,16 +1,12 @@
 """`kfp-ddp compile`, `graph` and `upload`: pipelines as YAML, as a flowchart, on a KFP server."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from kfp_ddp.cli.options import AS_JSON, configured, connected, echo_json
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-
-if TYPE_CHECKING:
-    from kfp_ddp.pipelines.compiled import Images
 
 COMPILED = Path("compiled")
 
@@ -54,28 +50,16 @@ def compile_(
 
     images = Images(registry, launcher_image, trainer_image)
     images.check()
-    if check:
-        _check(files, directory, images, restricted)
-    elif files:
-        for file in files:
-            for path in compiled.write_own(file, directory or file.parent, images, restricted):
+    targets = [(directory or file.parent, compiled.pipelines_of(file)) for file in files]
+    targets = targets or [(directory or COMPILED, compiled.built_in())]
+    if not check:
+        for folder, pipelines in targets:
+            for path in compiled.write(pipelines, folder, images, restricted):
                 click.echo(path)
-    else:
-        for path in compiled.write(directory or COMPILED, images, restricted):
-            click.echo(path)
-
-
-def _check(
-    files: tuple[Path, ...], directory: Path | None, images: "Images", restricted: bool
-) -> None:
-    """Raise KfpDdpError unless the compiled files are up to date."""
-    from kfp_ddp.pipelines import compiled
-
-    differences = [] if files else compiled.differences(directory or COMPILED)
-    for file in files:
-        differences += compiled.differences_of_own(
-            file, directory or file.parent, images, restricted
-        )
+        return
+    differences = [] if files else compiled.orphans(directory or COMPILED)
+    for folder, pipelines in targets:
+        differences += compiled.differences(pipelines, folder, images, restricted)
     if differences:
         raise KfpDdpError("; ".join(differences) + "; run `kfp-ddp compile` and commit the result")
     click.echo(f"{', '.join(map(str, files)) or directory or COMPILED} is up to date")

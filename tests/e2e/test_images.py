@@ -40,7 +40,7 @@ def registry(cluster: client.ApiClient) -> str:
 def test_bucket_to_exported_model_by_the_images_themselves(
     scene: Scene, registry: str, tmp_path: Path
 ) -> None:
-    document, *_ = compiled.write(tmp_path, Images(registry))
+    (document,) = compiled.write(compiled.built_in(["train_resnet"]), tmp_path, Images(registry))
     workers: dict[str, Any] = {key: WORKERS[key] for key in WORKERS if key != "run_as_user"}
     run = scene.run(
         document,

@@ -9,7 +9,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.checks.form import EVALUATE_ASKS, SYNC_ASKS
-from kfp_ddp.pipelines.compiled import write
+from kfp_ddp.pipelines.compiled import built_in, write
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.rights import DEPLOY
@@ -60,7 +60,7 @@ def seen(
         assert applied.returncode == 0, applied.stderr
         given = TRAINING | {"nodes": 2, "job": {**WORKERS, "nproc_per_node": 1, **STEPS}}
         document = folder / "compiled" / COMPILED.name
-        assert document in write(document.parent, restricted=True)
+        assert document in write(built_in(), document.parent, restricted=True)
         run = scene.run(document, **given, backend="pytorchjob").start()
         evicted = {name: _evict(scene.grounds, run, name) for name in ("data-sync", "train")}
         run.wait()

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kfp_ddp.cli import app
-from kfp_ddp.pipelines.compiled import write_own
+from kfp_ddp.pipelines.compiled import pipelines_of, write
 
 Call = Callable[..., Result]
 
@@ -32,7 +32,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Runs the command in a folder with the pipeline."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
-    write_own(tmp_path / "program.py", tmp_path)
+    write(pipelines_of(tmp_path / "program.py"), tmp_path)
 
     def called(*words: str) -> Result:
         return CliRunner().invoke(app, ["run", *words, "--local"])

@@ -1,5 +1,8 @@
+"""The compiled pipelines: fresh, with short forms, and with the images of a registry."""
+
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,8 +13,13 @@ from kfp_ddp.pipelines.compiled import Images
 from kfp_ddp.training.recipes import RECIPES
 
 REPOSITORY = Path(__file__).parents[2]
-ONE = NAMES[:1]
-"""What tests of the compiler itself compile: each pipeline takes seconds."""
+NAME = NAMES[0]
+
+
+@pytest.fixture(scope="module")
+def pipelines() -> dict[str, Any]:
+    """One pipeline: compiling all of them takes long."""
+    return compiled.built_in([NAME])
 
 
 @pytest.fixture
@@ -19,50 +27,39 @@ def committed(tmp_path: Path) -> Path:
     return Path(shutil.copytree(REPOSITORY / "compiled", tmp_path / "compiled"))
 
 
-def test_a_committed_document_is_fresh(committed: Path) -> None:
-    """As `make check` holds all of them to be."""
-    assert compiled.differences(committed, ONE) == []
-
-
-def test_two_compiles_are_the_same_bytes(tmp_path: Path) -> None:
-    first, second = (compiled.write(tmp_path / side, names=ONE) for side in ("a", "b"))
+def test_compiled_bytes_are_reproducible(pipelines: dict[str, Any], tmp_path: Path) -> None:
+    first, second = (compiled.write(pipelines, tmp_path / side) for side in ("a", "b"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_another_sdk_version_is_no_difference(committed: Path) -> None:
-    path = committed / f"{NAMES[0]}.yaml"
-    path.write_text(path.read_text().replace("sdkVersion: kfp-", "sdkVersion: kfp-9."))
-    assert compiled.differences(committed, ONE) == []
-
-
-def test_a_changed_default_is_found(committed: Path) -> None:
-    path = committed / f"{NAMES[0]}.yaml"
-    path.write_text(path.read_text().replace("defaultValue: -1.0", "defaultValue: 1.0"))
-    assert compiled.differences(committed, ONE) == [f"{path}: differs from pipelines/{NAMES[0]}.py"]
-
-
-def test_missing_broken_and_orphaned_documents_are_found(committed: Path) -> None:
-    path = committed / f"{NAMES[0]}.yaml"
-    path.write_text("a: [")
-    assert compiled.differences(committed, ONE) == [f"{path}: differs from pipelines/{NAMES[0]}.py"]
+def test_stale_missing_and_orphaned_files_are_listed(
+    pipelines: dict[str, Any], committed: Path
+) -> None:
+    path = committed / f"{NAME}.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("sdkVersion: kfp-", "sdkVersion: kfp-9."))
+    assert compiled.differences(pipelines, committed) == [], "another SDK is not a difference"
+    for stale in (text.replace("defaultValue: -1.0", "defaultValue: 1.0"), "a: ["):
+        path.write_text(stale)
+        (line,) = compiled.differences(pipelines, committed)
+        assert line.startswith(f"{path}: differs")
+    assert compiled.orphans(committed) == []
     path.rename(committed / "old.yaml")
-    assert compiled.differences(committed, ONE) == [
-        f"{path}: missing",
-        f"{committed / 'old.yaml'}: has no pipeline",
-    ]
+    assert compiled.differences(pipelines, committed) == [f"{path}: missing"]
+    assert compiled.orphans(committed) == [f"{committed / 'old.yaml'}: has no pipeline"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_two_artifacts_have_one_name(name: str) -> None:
-    document = next(yaml.safe_load_all((REPOSITORY / "compiled" / f"{name}.yaml").read_text()))
-    steps = [each for each in document["components"].values() if "executorLabel" in each]
-    outputs = [each.get("outputDefinitions", {}).get("artifacts", {}) for each in steps]
-    names = [artifact for each in outputs for artifact in each]
+def test_names_of_artifacts_are_unique(name: str) -> None:
+    document = spec(name)
+    steps = [step for step in document["components"].values() if "executorLabel" in step]
+    outputs = [step.get("outputDefinitions", {}).get("artifacts", {}) for step in steps]
+    names = [name for artifacts in outputs for name in artifacts]
     assert len(names) == len(set(names)) > 1
 
 
-def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
-    path, *_ = compiled.write(tmp_path, Images("registry.example.com/team/"), names=ONE)
+def test_registry_replaces_that_of_all_images(pipelines: dict[str, Any], tmp_path: Path) -> None:
+    (path,) = compiled.write(pipelines, tmp_path, Images("registry.example.com/team/"))
     assert "ghcr.io" not in path.read_text()
     document = next(yaml.safe_load_all(path.read_text()))
     executors = document["deploymentSpec"]["executors"].values()
@@ -77,16 +74,18 @@ def test_another_registry_is_that_of_every_image(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "claims"), [("train_resnet_bucket", ["/data"]), ("train_resnet_claimless", [])]
 )
-def test_with_runs_in_a_bucket_the_form_asks_for_it_and_no_step_mounts_a_claim_for_them(
+def test_pipelines_with_runs_in_a_bucket_mount_no_pvc_for_them(
     committed: Path, name: str, claims: list[str]
 ) -> None:
     document, platform = yaml.safe_load_all((committed / f"{name}.yaml").read_text())
     form = document["root"]["inputDefinitions"]["parameters"]
-    assert {name for name, box in form.items() if not box.get("isOptional")} == {"source", "work"}
+    assert required(form) == {"source", "work"}
     assert len(form) <= 18
     assert "work_claim" not in form
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    mounted = {m["mountPath"] for each in executors.values() for m in each.get("pvcMount", [])}
+    mounted = {
+        m["mountPath"] for executor in executors.values() for m in executor.get("pvcMount", [])
+    }
     assert sorted(mounted) == claims
     for step in ("evaluate", "export", "train"):
         (scratch,) = executors[f"exec-{step}"]["emptyDirMounts"]
@@ -95,15 +94,50 @@ def test_with_runs_in_a_bucket_the_form_asks_for_it_and_no_step_mounts_a_claim_f
     assert executors["exec-train"]["secretAsVolume"] == executors["exec-evaluate"]["secretAsVolume"]
 
 
-def test_the_form_is_short_and_its_closed_choices_are_menus(committed: Path) -> None:
-    document = next(yaml.safe_load_all((committed / "train_resnet.yaml").read_text()))
-    form = document["root"]["inputDefinitions"]["parameters"]
+def spec(name: str) -> dict[str, Any]:
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    text = (REPOSITORY / "compiled" / f"{name}.yaml").read_text()
+    document: dict[str, Any] = next(yaml.load_all(text, Loader=loader))
+    return document
+
+
+def form_of(name: str) -> dict[str, Any]:
+    parameters: dict[str, Any] = spec(name)["root"]["inputDefinitions"]["parameters"]
+    return parameters
+
+
+def required(form: dict[str, Any]) -> set[str]:
+    return {name for name, parameter in form.items() if not parameter.get("isOptional")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forms_are_short_and_described(name: str) -> None:
+    form = form_of(name)
     assert len(form) <= 18
-    assert {name for name, box in form.items() if not box.get("isOptional")} == {"source"}
-    assert all(box["description"] for box in form.values())
-    menus = {name: box["literals"] for name, box in form.items() if "literals" in box}
-    assert menus == {
-        "backend": ["pytorchjob", "trainjob", "local"],
-        "recipe": [*RECIPES],
-    }
+    assert all(parameter.get("description") for parameter in form.values())
+    more = {"retrain": "destination", "finetune": "init_from", "evaluate_checkpoint": "checkpoint"}
+    more |= {"train_resnet_bucket": "work", "train_resnet_claimless": "work"}
+    more |= {"own_script": "script"}
+    assert required(form) == {"source", more.get(name, "source")}
+    own = {"gate", "destination"} if name == "retrain" else set()
+    if name in ("retrain", "finetune"):
+        ours = form_of("train_resnet")
+        shared = form.keys() & ours.keys() - own
+        assert {key: form[key] for key in shared} == {key: ours[key] for key in shared}
+
+
+def test_closed_choices_are_menus_of_the_form() -> None:
+    form = form_of("train_resnet")
+    menus = {name: field["literals"] for name, field in form.items() if "literals" in field}
+    assert menus == {"backend": ["pytorchjob", "trainjob", "local"], "recipe": [*RECIPES]}
     assert all(form[name]["defaultValue"] in choices for name, choices in menus.items())
+
+
+def test_retrain_looks_for_changes_before_it_publishes_or_trains() -> None:
+    components = spec("retrain")["components"]
+    group = components["comp-exit-handler-1"]["dag"]["tasks"]
+    (inner,) = (name for name in group if name.startswith("condition"))
+    assert group.keys() - {inner} == {"data-sync", "changes"}
+    changed = components[group[inner]["componentRef"]["name"]]["dag"]["tasks"]
+    assert {"dataset-volume", "train", "evaluate", "gate"} <= changed.keys()
+    assert {"attempt", "champion"} <= changed["gate"]["inputs"]["parameters"].keys()

@@ -1,4 +1,4 @@
-"""`kfp-ddp compile my_pipeline.py`: pipelines of somebody's own, with images that are set once."""
+"""`kfp-ddp compile my_pipeline.py`: pipelines of a user's file, with configured images."""
 
 from pathlib import Path
 
@@ -51,23 +51,21 @@ def compiled(*words: object) -> Result:
 def images(path: Path) -> dict[str, str]:
     document = next(yaml.safe_load_all(path.read_text()))
     executors = document["deploymentSpec"]["executors"]
-    return {name: each["container"]["image"] for name, each in executors.items()}
+    return {name: executor["container"]["image"] for name, executor in executors.items()}
 
 
-def test_each_pipeline_of_the_file_is_compiled_beside_it_and_what_it_imports_is_not(
-    own: Path,
-) -> None:
-    done = compiled(own)
-    assert done.output.split() == [
+def test_pipelines_of_a_file_are_compiled_to_its_folder(own: Path) -> None:
+    result = compiled(own)
+    assert result.output.split() == [
         str(own.parent / f"{name}.yaml") for name in ("flowers", "birds")
     ]
     document = next(yaml.safe_load_all((own.parent / "flowers.yaml").read_text()))
     assert document["pipelineInfo"]["name"] == "flowers"
-    # A box of the same name as one of ours is its author's.
+    # A parameter of the same name as one of ours has no choices.
     assert "literals" not in document["root"]["inputDefinitions"]["parameters"]["backend"]
 
 
-def test_our_images_are_from_the_registry_that_is_set_once_and_others_stay(
+def test_images_of_ours_are_of_the_configured_registry(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kfp-ddp.yaml").write_text("registry: registry.example.com/ml\n")
@@ -79,34 +77,34 @@ def test_our_images_are_from_the_registry_that_is_set_once_and_others_stay(
     }
     monkeypatch.setenv("KFP_DDP_TRAINER_IMAGE", "registry.example.com/me/trainer:2")
     compiled(own, "--directory", tmp_path, "--registry", "other.example.com")
-    found = images(tmp_path / "flowers.yaml")
-    assert found["exec-evaluate"] == "registry.example.com/me/trainer:2"
-    assert found["exec-gate"] == f"other.example.com/launcher:{__version__}"
+    names = images(tmp_path / "flowers.yaml")
+    assert names["exec-evaluate"] == "registry.example.com/me/trainer:2"
+    assert names["exec-gate"] == f"other.example.com/launcher:{__version__}"
 
 
-def test_check_tells_what_is_missing_and_what_is_stale(own: Path) -> None:
+def test_check_lists_missing_and_stale_files(own: Path) -> None:
     compiled(own)
     assert compiled(own, "--check").exit_code == 0
     (own.parent / "birds.yaml").unlink()
     own.write_text(OWN.replace('"mine"', '"yours"'))
-    found = compiled(own, "--check").exception
-    assert isinstance(found, KfpDdpError)
-    assert f"{own.parent / 'flowers.yaml'}: differs from {own}" in str(found)
-    assert f"{own.parent / 'birds.yaml'}: missing" in str(found)
+    error = compiled(own, "--check").exception
+    assert isinstance(error, KfpDdpError)
+    assert f"{own.parent / 'flowers.yaml'}: differs" in str(error)
+    assert f"{own.parent / 'birds.yaml'}: missing" in str(error)
     assert not (own.parent / "birds.yaml").exists()
 
 
-def test_restricted_holds_for_steps_of_ones_own_too(own: Path) -> None:
+def test_restricted_applies_to_steps_of_the_file(own: Path) -> None:
     compiled(own, "--restricted")
     _, platform = yaml.safe_load_all((own.parent / "flowers.yaml").read_text())
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    contexts = {name: each["securityContext"] for name, each in executors.items()}
+    contexts = {name: executor["securityContext"] for name, executor in executors.items()}
     assert set(contexts) == {"exec-say", "exec-gate", "exec-evaluate"}
-    assert all(each == {"runAsNonRoot": True} for each in contexts.values())
+    assert all(context == {"runAsNonRoot": True} for context in contexts.values())
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x = 1", "{} defines no pipeline: decorate a function with @dsl.pipeline"),
         ("x = (", "{}, line 1: SyntaxError: '(' was never closed"),
@@ -122,25 +120,20 @@ def test_restricted_holds_for_steps_of_ones_own_too(own: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_compiled_is_told_in_one_line(
-    own: Path, text: str, said: str
-) -> None:
+def test_invalid_file_fails_with_one_line_error(own: Path, text: str, message: str) -> None:
     own.write_text(text)
     error = compiled(own).exception
     assert isinstance(error, InputError)
-    assert str(error).startswith(said.format(own))
+    assert str(error).startswith(message.format(own))
     assert "\n" not in str(error)
     assert list(own.parent.glob("*.yaml")) == []
 
 
-def test_a_file_that_is_not_there_or_no_python_is_told(own: Path, tmp_path: Path) -> None:
+def test_missing_file_and_invalid_image_are_errors(own: Path, tmp_path: Path) -> None:
     assert compiled(tmp_path / "gone.py").exit_code == 2
     (tmp_path / "notes.txt").write_text("notes")
     error = compiled(tmp_path / "notes.txt").exception
     assert str(error) == f"{tmp_path / 'notes.txt'} is not a Python file: give one that ends in .py"
-
-
-def test_an_image_that_none_could_be_named_is_refused(own: Path) -> None:
     error = compiled(own, "--trainer-image", "https://registry.example.com/trainer:1").exception
     assert isinstance(error, InputError)
-    assert "trainer image 'https://registry.example.com/trainer:1' is not an image" in str(error)
+    assert "is not an image" in str(error)

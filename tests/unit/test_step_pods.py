@@ -1,4 +1,4 @@
-"""The pods of a compiled run: what they ask for, and which of them must not be taken away."""
+"""The pods of compiled steps: resources, eviction, credentials."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kfp_ddp.checks.form import (
-    EVALUATE_ASKS,
-    LAUNCHER_ASKS,
-    SYNC_ASKS,
-    StepResources,
-)
-from kfp_ddp.pipelines.compiled import write
+from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS, StepResources
+from kfp_ddp.pipelines.compiled import built_in, write
 
 COMPILED = Path(__file__).parents[2] / "compiled" / "train_resnet.yaml"
 DOCUMENT, PLATFORM = yaml.safe_load_all(COMPILED.read_text())
@@ -27,16 +22,18 @@ every = pytest.mark.parametrize("name", sorted(EXECUTORS))
 
 
 @every
-def test_every_step_says_what_it_takes(name: str) -> None:
-    """A namespace with a ResourceQuota takes no pod that leaves one of them out."""
-    given = EXECUTORS[name]["container"]["resources"]
-    assert all(given.get(part) for part in PARTS), given
+def test_steps_have_requests_and_limits(name: str) -> None:
+    """A namespace with a ResourceQuota rejects a pod that lacks one of them."""
+    resources = EXECUTORS[name]["container"]["resources"]
+    assert all(resources.get(part) for part in PARTS), resources
     asks = ASKS.get(name, {"cpu": "100m", "memory": "256Mi"})
-    assert (given["resourceCpuRequest"], given["resourceMemoryRequest"]) == (*asks.values(),)
+    requests = (resources["resourceCpuRequest"], resources["resourceMemoryRequest"])
+    assert requests == (*asks.values(),)
+    assert ("accelerator" in resources) == (name in ("exec-evaluate", "exec-export"))
 
 
-def test_what_a_step_takes_beside_constants_is_an_output_of_preflight() -> None:
-    """And one that reaches the step, through every group around it: KFP's driver looks there."""
+def test_limits_are_outputs_of_preflight_that_reach_the_step() -> None:
+    """KFP's driver looks for them in the inputs of each group around the step."""
     for name in ASKS:
         component = name.replace("exec-", "comp-")
         (task,) = [
@@ -46,36 +43,31 @@ def test_what_a_step_takes_beside_constants_is_an_output_of_preflight() -> None:
             if task["componentRef"]["name"] == component
         ]
         for part in PARTS[1::2]:
-            found = EXECUTORS[name]["container"]["resources"][part]
-            channel = found.partition("'")[2].partition("'")[0]
-            assert channel.startswith("pipelinechannel--preflight-"), found
+            limit = EXECUTORS[name]["container"]["resources"][part]
+            channel = limit.partition("'")[2].partition("'")[0]
+            assert channel.startswith("pipelinechannel--preflight-"), limit
             assert channel in task["inputs"]["parameters"]
 
 
-def test_gpus_are_for_the_steps_that_compute() -> None:
-    with_gpus = {n for n, e in EXECUTORS.items() if "accelerator" in e["container"]["resources"]}
-    assert with_gpus == {"exec-evaluate", "exec-export"}
-
-
-def test_what_is_set_on_the_launcher_is_not_its_workers() -> None:
-    """KFP takes resources that it passes through away from the pod, which would have none then."""
+def test_resources_of_the_launcher_are_not_passed_to_workers() -> None:
+    """KFP removes resources that it passes through from the pod itself."""
     passed = DOCUMENT["components"]["comp-train"]["taskConfigPassthroughs"]
-    assert "RESOURCES" not in {each["field"] for each in passed}
+    assert "RESOURCES" not in {item["field"] for item in passed}
     assert len(passed) == 5
 
 
-def test_compiled_for_restricted_every_step_says_that_it_is_not_root(tmp_path: Path) -> None:
-    """And only then: an image of one's own may be root's where nothing forbids that."""
+def test_no_step_runs_as_root_if_compiled_as_restricted(tmp_path: Path) -> None:
+    pipelines = built_in(["train_resnet"])
     for restricted in (True, False):
-        path, *_ = write(tmp_path, restricted=restricted, names=["train_resnet"])
+        (path,) = write(pipelines, tmp_path, restricted=restricted)
         _, platform = yaml.safe_load_all(path.read_text())
         executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-        said = [executors.get(name, {}).get("securityContext") for name in EXECUTORS]
-        assert said == [{"runAsNonRoot": True} if restricted else None] * len(EXECUTORS)
+        contexts = [executors.get(name, {}).get("securityContext") for name in EXECUTORS]
+        assert contexts == [{"runAsNonRoot": True} if restricted else None] * len(EXECUTORS)
 
 
 @every
-def test_long_steps_ask_not_to_be_evicted(name: str) -> None:
+def test_long_steps_are_not_evicted(name: str) -> None:
     metadata = PLATFORMS.get(name, {}).get("podMetadata", {})
     if name not in LAUNCHING:
         assert metadata == {}
@@ -90,7 +82,6 @@ def test_long_steps_ask_not_to_be_evicted(name: str) -> None:
     assert metadata["labels"] == budget["spec"]["selector"]["matchLabels"]
 
 
-def test_what_steps_take_is_a_quantity_that_is_not_empty() -> None:
-    """KFP's driver fails a run for an empty one."""
-    for name, field in StepResources.model_fields.items():
-        assert field.default != "", name
+def test_default_resources_are_not_empty() -> None:
+    """KFP's driver fails a run for an empty quantity."""
+    assert "" not in {field.default for field in StepResources.model_fields.values()}
