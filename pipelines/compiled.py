@@ -1,5 +1,6 @@
 """Compile pipelines to YAML, and compare the committed files with their sources."""
 
+import ast
 import importlib
 import importlib.util
 import re
@@ -99,6 +100,7 @@ def write(
         path = directory / f"{name}.yaml"
         try:
             _refuse_root(pipeline, restricted)
+            _shorten(pipeline)
             compiler.Compiler().compile(pipeline, package_path=str(path))
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{name} cannot be compiled: {one_line(error, 2000)}") from error
@@ -136,6 +138,33 @@ def _loop_over_mappings(pipeline: Any) -> None:
         for name, parameter in component.input_definitions.parameters.items():
             if name.endswith("-loop-item"):
                 parameter.parameter_type = ParameterType.STRUCT
+
+
+def _shorten(pipeline: Any) -> None:
+    """Remove texts for people from our components; those of the pipeline's form stay.
+
+    Argo holds both parts of a step six times in the Workflow, and KFP's API no longer updates the
+    tasks of a run whose Workflow is near 1 MB.
+    """
+    executors = pipeline.pipeline_spec.deployment_spec["executors"]
+    for component in pipeline.pipeline_spec.components.values():
+        label = component.executor_label
+        command = executors[label]["container"]["command"] if label else [""]
+        source = command[len(command) - 1]
+        if "from kfp_ddp." not in source:
+            continue
+        command[len(command) - 1] = _without_docstrings(source)
+        for side in (component.input_definitions, component.output_definitions):
+            for definition in (*side.parameters.values(), *side.artifacts.values()):
+                definition.description = ""
+
+
+def _without_docstrings(source: str) -> str:
+    tree = ast.parse(source)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.unparse(tree) + "\n"
 
 
 def _refuse_root(pipeline: Any, restricted: bool) -> None:

@@ -10,7 +10,6 @@ A pipeline creates `Steps` from its form and connects those that it needs:
 """
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from kfp import dsl, kubernetes
@@ -30,20 +29,13 @@ from kfp_ddp.components.publish.component import publish
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
 from kfp_ddp.core.folders import SCRATCH
-from kfp_ddp.core.step import KEY
-from kfp_ddp.storage.kinds import SECRET_ENV as STORE_ENV
+from kfp_ddp.core.step import SECRET
 
 # A PodDisruptionBudget in deploy/eviction selects by this label.
 NO_EVICTION = ("kfp-ddp/evict", "false")
 NO_EVICTION_ANNOTATIONS = (
     ("cluster-autoscaler.kubernetes.io/safe-to-evict", "false"),
     ("karpenter.sh/do-not-disrupt", "true"),
-)
-# Keys of the bucket's secret that become environment variables.
-SECRET_ENV = (
-    *STORE_ENV,
-    *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
-    "WANDB_API_KEY",
 )
 
 
@@ -140,13 +132,8 @@ class Steps:
 
     def with_bucket(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
         """Give a step the credentials of the bucket's secret, if that exists."""
-        folder = str(PurePosixPath(KEY).parent)
-        kubernetes.use_secret_as_volume(
-            task, secret_name=self.secret, mount_path=folder, optional=True
-        )
-        keys = {key: key for key in SECRET_ENV}
-        return kubernetes.use_secret_as_env(
-            task, secret_name=self.secret, secret_key_to_env=keys, optional=True
+        return kubernetes.use_secret_as_volume(
+            task, secret_name=self.secret, mount_path=SECRET, optional=True
         )
 
     def mounted(self, task: dsl.PipelineTask, data: Any, *, runs: bool = True) -> dsl.PipelineTask:
@@ -318,7 +305,7 @@ class Steps:
             model_name=self.form["model_name"],
             release=self.plan["release"],
         ).set_display_name("export: a proven bundle")
-        self.computing(self.mounted(task, data.claim))
+        self.computing(self.with_bucket(self.mounted(task, data.claim)))
         return task.outputs["Output"]
 
     def published_if_blessed(

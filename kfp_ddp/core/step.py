@@ -1,5 +1,6 @@
 """Common parts of all steps of a pipeline: errors, secrets and the job artifact."""
 
+import contextlib
 import functools
 import json
 import os
@@ -13,10 +14,12 @@ from kfp_ddp.core.errors import InputError, KfpDdpError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-KEY = "/var/run/secrets/kfp-ddp/key.json"
-"""Where pipelines mount the service account's key of a bucket."""
-NETRC = "/var/run/secrets/kfp-ddp/netrc"
-"""The same with the logins at web servers, a key of the same secret."""
+SECRET = "/var/run/secrets/kfp-ddp"  # noqa: S105
+"""Folder where pipelines mount the bucket's secret, a file for each key."""
+CREDENTIALS = {"key.json": "GOOGLE_APPLICATION_CREDENTIALS", "netrc": "NETRC"}
+"""Environment variable that names a file of the secret."""
+VARIABLE = re.compile(r"(AWS|AZURE|HF|MLFLOW|WANDB)_[A-Z0-9_]+")
+"""Keys of the secret that are environment variables themselves."""
 
 KEY_NAME = r"^$|^[A-Za-z0-9_][A-Za-z0-9._-]{0,252}$"
 """Pattern of the name of a key in the bucket's secret; empty for none."""
@@ -46,10 +49,13 @@ def step(run: Callable[P, R]) -> Callable[P, R]:
 
 
 def adopt_secrets() -> None:
-    """Use mounted credentials, unless the environment names others."""
-    for name, path in (("GOOGLE_APPLICATION_CREDENTIALS", KEY), ("NETRC", NETRC)):
-        if os.path.exists(path):
-            os.environ.setdefault(name, path)
+    """Use mounted credentials, unless the environment has others."""
+    with contextlib.suppress(OSError):
+        for path in Path(SECRET).iterdir():
+            if path.name in CREDENTIALS:
+                os.environ.setdefault(CREDENTIALS[path.name], str(path))
+            elif VARIABLE.fullmatch(path.name) and (content := secret(path.name)):
+                os.environ.setdefault(path.name, content)
 
 
 def secret(key: str) -> str:
@@ -62,7 +68,7 @@ def secret(key: str) -> str:
         The text without white space around it; '' if the key is missing.
     """
     try:
-        return (Path(KEY).parent / key).read_text(encoding="utf-8").strip()
+        return Path(SECRET, key).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return os.environ.get(key, "").strip()
 

@@ -10,17 +10,8 @@ from kfp_ddp.core import step as module
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.step import step, write_job
 
-SECRETS = {"GOOGLE_APPLICATION_CREDENTIALS": "KEY", "NETRC": "NETRC"}
 
-
-@pytest.fixture(autouse=True)
-def _no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SECRETS:
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-
-
-def test_what_a_user_can_mend_ends_the_step_in_one_line() -> None:
+def test_error_of_a_user_ends_the_step_with_one_line() -> None:
     @step
     def run() -> None:
         raise InputError("no such bucket")
@@ -29,21 +20,31 @@ def test_what_a_user_can_mend_ends_the_step_in_one_line() -> None:
         run()
 
 
-@pytest.mark.parametrize(("name", "constant"), SECRETS.items())
-def test_a_mounted_secret_is_used_unless_another_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, constant: str
+def test_step_uses_the_mounted_secret_unless_the_environment_has_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @step
-    def run() -> str:
-        return os.environ.get(name, "")
+    def run() -> dict[str, str]:
+        return dict(os.environ)
 
-    mounted = tmp_path / "mounted"
-    monkeypatch.setattr(module, constant, str(mounted))
-    assert run() == ""
-    mounted.write_text("{}")
-    assert run() == str(mounted)
-    monkeypatch.setenv(name, "/own")
-    assert run() == "/own"
+    names = ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL_S3", "GOOGLE_APPLICATION_CREDENTIALS", "NETRC")
+    for name in (*names, "PYTHONPATH"):
+        monkeypatch.setenv(name, "")  # so that what the step sets is removed after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(module, "SECRET", str(tmp_path / "secret"))
+    before = run()
+    assert before.keys() & set(names) == set()
+    (tmp_path / "secret").mkdir()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL_S3", "PYTHONPATH", "key.json", "netrc"):
+        (tmp_path / "secret" / name).write_text(f"{name} of the secret\n")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "own")
+    monkeypatch.setenv("NETRC", "/own")
+    assert {name: text for name, text in run().items() if before.get(name) != text} == {
+        "AWS_ACCESS_KEY_ID": "AWS_ACCESS_KEY_ID of the secret",
+        "AWS_ENDPOINT_URL_S3": "own",
+        "GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "secret" / "key.json"),
+        "NETRC": "/own",
+    }
 
 
 KEY = {"valueFrom": {"secretKeyRef": {"name": "secret", "key": "key"}}}
@@ -59,7 +60,7 @@ VARIABLES = [{"name": "TOKEN", "value": "s3cret"}, {"name": "KEY", **KEY}, {"nam
     ],
     ids=["training operator", "trainer", "init container"],
 )
-def test_the_record_of_a_job_has_no_value_of_a_variable(tmp_path: Path, job: Any) -> None:
+def test_job_artifact_has_no_values_of_variables(tmp_path: Path, job: Any) -> None:
     before = json.dumps(job)
     path = tmp_path / "artifacts" / "job"
     meta = {"name": "job", "managedFields": [{}]}
@@ -67,6 +68,6 @@ def test_the_record_of_a_job_has_no_value_of_a_variable(tmp_path: Path, job: Any
     text = path.read_text()
     assert "s3cret" not in text
     assert json.loads(text)["metadata"] == {"name": "job"}
-    for kept in ("TOKEN", "secretKeyRef", "EMPTY"):
-        assert kept in text
+    for name in ("TOKEN", "secretKeyRef", "EMPTY"):
+        assert name in text
     assert json.dumps(job) == before
