@@ -25,7 +25,6 @@ class Kind(NamedTuple):
         aliases: Schemes of other programs for the same.
         bucket: Pattern of the names of buckets; '' if there are none.
         characters: The characters of these names besides small letters, as text.
-        secret_env: Keys of the bucket's secret that become environment variables of the steps.
     """
 
     scheme: str
@@ -34,7 +33,6 @@ class Kind(NamedTuple):
     aliases: tuple[str, ...] = ()
     bucket: str = ""
     characters: str = ""
-    secret_env: tuple[str, ...] = ()
 
 
 # What both Google and S3 require of a name; S3 alone also forbids '_'.
@@ -56,10 +54,6 @@ KINDS = (
         aliases=("s3a", "s3n"),
         bucket=_BUCKET,
         characters="digits, '-', '_' and '.'",
-        secret_env=(
-            *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-            *("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3"),
-        ),
     ),
     Kind(
         "az",
@@ -68,24 +62,17 @@ KINDS = (
         aliases=("azure",),
         bucket=_CONTAINER,
         characters="digits and single '-'",
-        secret_env=(
-            *("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"),
-            *("AZURE_STORAGE_CONNECTION_STRING", "AZURE_TENANT_ID", "AZURE_CLIENT_ID"),
-            "AZURE_CLIENT_SECRET",
-        ),
     ),
     Kind(
         "hf",
         store="",
         source="huggingface.HuggingFaceSource",
-        secret_env=("HF_TOKEN", "HF_ENDPOINT"),
     ),
     Kind("https", store="", source="web.WebSource"),
     Kind("http", store="", source="web.WebSource"),
     Kind("file", store="folder.open_folder", source="folder.FolderSource"),
 )
 """All kinds; a path without a scheme is of the last one."""
-SECRET_ENV = tuple(name for kind in KINDS for name in kind.secret_env)
 _BY_SCHEME = {kind.scheme: kind for kind in KINDS} | {"": KINDS[-1]}
 _AZURE = re.compile(
     r"(?:abfss?|wasbs?)://([^@/]+)@([^./]+)[^/]*(.*)|https://([^./]+)\.blob\.[^/]*/([^/]+)(.*)"
