@@ -118,7 +118,9 @@ def _ours(data: Path) -> Callable[[], object]:
 
     def epoch() -> int:
         images = Images(index, config, for_training=True)
-        return sum(len(batch.targets) for batch in loader(images, sampler, WORKERS, pin=False))
+        return sum(
+            len(batch.targets) for batch in loader(images, sampler.epoch(0), WORKERS, pin=False)
+        )
 
     return epoch
 
@@ -133,7 +135,7 @@ def _read(data: Path) -> Callable[[], object]:
     def epoch() -> int:
         ahead = ReadAhead(index.slices) if index.slices else None
         read = 0
-        for keys in sampler:
+        for keys in sampler.epoch(0):
             if ahead:
                 ahead.begin(keys.ahead)
             read += sum(len(shards.content(index.where(at), 1 << 30)) for _, at in keys)

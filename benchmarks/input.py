@@ -105,7 +105,7 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
     images = Images(index, config, for_training=True, cache=cache)
 
     def epoch() -> int:
-        batches = iter(loader(images, sampler, workers=0, pin=False))
+        batches = iter(loader(images, sampler.epoch(0), workers=0, pin=False))
         moved = to_device(batches, torch.device("cpu"))
         return sum(len(batch.targets) for batch in moved)
 

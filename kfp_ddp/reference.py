@@ -17,6 +17,7 @@ import importlib
 import json
 import re
 import sys
+import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,9 +70,9 @@ def torchvision_names() -> str:
     """Return the expected text of the file of names."""
     from torchvision import models
 
-    lines = [f'    "{name}",\n' for name in models.list_models(module=models)]
-    head, start, _ = NAMES.read_text().partition("= (\n")
-    return head + start + "".join(lines) + ")\n"
+    names = textwrap.fill(" ".join(models.list_models(module=models)), 100, break_on_hyphens=False)
+    head, start, _ = NAMES.read_text().partition('= """\\\n')
+    return f'{head}{start}{names}\n""".split()  # noqa: SIM905\n'
 
 
 def _block(match: re.Match[str]) -> str:

@@ -120,7 +120,7 @@ def verify(path: Path) -> Checkpoint:
             raise ValueError(f"{STATE} is not a file")
         if about.st_size != manifest.fields["files"][STATE]["size"]:
             raise InputError(f"{state} is truncated: use an older checkpoint")
-        if _sha256(state) != manifest.digest:
+        if sha256_of(state) != manifest.digest:
             raise InputError(f"{state} was altered: use an older checkpoint")
         return Checkpoint(path, manifest.step, manifest.digest, manifest.fields)
 
@@ -302,13 +302,12 @@ class Writer:
 def _refuse_not_finite(step: int, state: Mapping[str, Any]) -> None:
     """Raise JobError if weights or averages are not finite: no run could resume from them."""
     for part in ("model", "ema"):
-        for name, value in (state.get(part) or {}).items():
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise JobError(
-                    f"after step {step} {name} is NaN or infinite, so it was not saved: "
-                    "lower learning_rate or lengthen warmup_epochs and start again to resume "
-                    "from the checkpoint before"
-                )
+        if name := models.not_finite(state.get(part) or {}):
+            raise JobError(
+                f"after step {step} {name} is NaN or infinite, so it was not saved: "
+                "lower learning_rate or lengthen warmup_epochs and start again to resume "
+                "from the checkpoint before"
+            )
 
 
 def _reason(error: BaseException) -> str:
@@ -352,7 +351,7 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
 def _fill(aside: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
     with durable(aside / STATE) as file:
         torch.save(state, file)
-    files = {STATE: {"sha256": _sha256(aside / STATE), "size": (aside / STATE).stat().st_size}}
+    files = {STATE: {"sha256": sha256_of(aside / STATE), "size": (aside / STATE).stat().st_size}}
     fields = json.loads(json.dumps({**manifest, "files": files}))
     with durable(aside / MANIFEST) as file:
         file.write(json.dumps({**fields, DIGEST: digest_of(fields)}, indent=1).encode())
@@ -388,6 +387,7 @@ def manifest_of(config: TrainConfig, classes: tuple[str, ...], **more: Any) -> d
     }
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

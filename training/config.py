@@ -1,10 +1,9 @@
 """The settings of a training run, shared by pipeline, launcher and loop; free of torch."""
 
-import dataclasses
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,7 +13,7 @@ from kfp_ddp.training import model_file
 from kfp_ddp.training.torchvision_names import TORCHVISION
 
 SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
-MODELS: tuple[str, ...] = (*SMALL_RESNETS, *TORCHVISION)
+MODELS = (*SMALL_RESNETS, *TORCHVISION)
 MAX_PIXELS = 100_000_000
 ADAMW = {"learning_rate": 1e-3, "weight_decay": 1e-2}
 """Defaults of optimizer=adamw, for fields that were not set."""
@@ -319,39 +318,40 @@ def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainCo
     """Parse command line flags, by default those of this process.
 
     Raises:
-        InputError: a field does not take its value.
-        SystemExit: 2 after tyro's message for an unknown flag, 0 after --help.
+        InputError: a flag is unknown, or a field does not take its value.
+        SystemExit: after --help.
     """
-    return TrainConfig.create(**model_file.with_code(flags_given(argv, prog)))
+    return TrainConfig.create(**model_file.with_code(read_flags(argv, prog)))
 
 
-def flags_given(
+def read_flags(
     argv: Sequence[str] | None = None,
     prog: str | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the fields that command line flags set, not validated yet.
 
-    The help shows `defaults` instead of the fields' own; the rest is as in `parse`. tyro gets a
-    plain dataclass: for a pydantic model that rejects a value its message is a traceback.
+    The help shows `defaults` instead of the fields' own; the rest is as in `parse`.
     """
-    import tyro
-
-    fields = [
-        (
-            name,
-            Annotated[info.annotation, tyro.conf.arg(help=info.description)],
-            (defaults or {}).get(name, dataclasses.MISSING if info.is_required() else info.default),
-        )
-        for name, info in TrainConfig.model_fields.items()
-    ]
-    flags = dataclasses.make_dataclass("Flags", fields, kw_only=True)
-    flags.__doc__ = "Train a ResNet on image folders with DistributedDataParallel."
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parsed: object = tyro.cli(flags, args=arguments, prog=prog)
-    flags_set = {word.partition("=")[0].replace("_", "-") for word in arguments}
-    return {
-        name: value
-        for name, value in vars(parsed).items()
-        if flags_set & {f"--{name.replace('_', '-')}", f"--no-{name.replace('_', '-')}"}
-    }
+    parser = argparse.ArgumentParser(
+        prog,
+        "%(prog)s [flags]",
+        "Train an image classifier.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for name, field in TrainConfig.model_fields.items():
+        default = (defaults or {}).get(name, "required" if field.is_required() else field.default)
+        choices = [f"one of {', '.join(options)}"] if (options := TrainConfig.choices(name)) else []
+        notes = "; ".join([*choices, f"default: {default!r}"])
+        text = f"{field.description} ({notes})".replace("%", "%%")
+        flags = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
+        if field.annotation is bool:
+            parser.add_argument(*flags, help=text, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(*flags, help=text, metavar=name.upper())
+    parsed, unknown = parser.parse_known_args(argv)
+    if unknown:
+        near = hint(unknown[0].lstrip("-").replace("-", "_"), list(TrainConfig.model_fields))
+        raise InputError(f"there is no flag {unknown[0]}{near}")
+    return vars(parsed)

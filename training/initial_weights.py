@@ -1,6 +1,5 @@
 """Weights on disk, and the start of a run from them (`init_from`)."""
 
-import hashlib
 import json
 import pickle
 import re
@@ -17,7 +16,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import MANIFEST
-from kfp_ddp.training.model import head_of
+from kfp_ddp.training.model import WRAPPERS, head_of, not_finite
 
 BUNDLED = "model.safetensors"
 _LISTED = "MANIFEST.sha256"
@@ -26,6 +25,11 @@ _WRAPPERS = (
     *("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict"),
     *("model", "network", "net"),
 )
+# Prefixes of names: DistributedDataParallel, torch.compile, and modules around the network.
+_PREFIXES = (*WRAPPERS, "model.", "network.", "net.", "backbone.")
+# Auxiliary classifiers of GoogLeNet and Inception, which only training uses; averages' counter.
+_SURPLUS = ("aux1.", "aux2.", "AuxLogits.", "n_averaged")
+TORCHVISION = "torchvision:"
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def read_torchvision(name: str, model: str) -> Weights:
             f"{url} at {path}, or set init_from to that URI in a pipeline"
         )
     digest = re.search(r"-([0-9a-f]{8,})\.", path.name)
-    if digest and not _sha256(path).startswith(digest[1]):
+    if digest and not checkpoint.sha256_of(path).startswith(digest[1]):
         raise InputError(
             f"{path} does not match the digest in its name: remove it and download {url} again"
         )
@@ -117,7 +121,7 @@ def _check_bundle(folder: Path) -> None:
         lines = (folder / _LISTED).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return
-    if f"{_sha256(folder / BUNDLED)}  {BUNDLED}" not in lines:
+    if f"{checkpoint.sha256_of(folder / BUNDLED)}  {BUNDLED}" not in lines:
         raise InputError(
             f"the bundle {folder} is damaged: {BUNDLED} does not match {_LISTED}; copy it again"
         )
@@ -170,18 +174,6 @@ def _no_weights(path: Path, error: object) -> InputError:
     )
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-TORCHVISION = "torchvision:"
-# Prefixes of names: DistributedDataParallel, torch.compile, and modules around the network.
-_PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.")
-# Auxiliary classifiers of GoogLeNet and Inception, which only training uses; averages' counter.
-_SURPLUS = ("aux1.", "aux2.", "AuxLogits.", "n_averaged")
-
-
 def initialise(
     network: nn.Module, config: TrainConfig, classes: tuple[str, ...], log: bool
 ) -> None:
@@ -219,10 +211,9 @@ def initialise(
             f"init_from={source} does not fit {config.model}: {problem}; set model to the network "
             "of these weights, or use other weights"
         )
-    broken = [name for name, value in tensors.items() if not bool(torch.isfinite(value).all())]
-    if broken:
+    if broken := not_finite(tensors):
         raise InputError(
-            f"init_from={source} has NaN or infinite values in {broken[0]}: use weights of a run "
+            f"init_from={source} has NaN or infinite values in {broken}: use weights of a run "
             "that did not diverge"
         )
     network.load_state_dict(tensors, strict=False)

@@ -108,7 +108,7 @@ def lay_out(
         assignment.form += f", validation by name (val_fraction={val_fraction:g})"
         assignment.sides[VAL] = _by_name(assignment.sides[TRAIN], val_fraction, classes is None)
     _check_known(assignment, known)
-    train, val, test = (_numbered(assignment.sides.get(side, Side()), known) for side in SIDES)
+    train, val, test = (number(assignment.sides.get(side, Side()), known) for side in SIDES)
     return Layout(known, train, val, test, by_name, assignment.form, tuple(assignment.notes))
 
 
@@ -200,7 +200,8 @@ def _check_known(assignment: Assignment, known: Sequence[str]) -> None:
             assignment.leave_out(images, what)
 
 
-def _numbered(side: Side, classes: Sequence[str]) -> Part:
+def number(side: Side, classes: Sequence[str]) -> Part:
+    """Return the images of the classes, ordered by class and name, with class numbers."""
     rows = [
         (target, name)
         for target, label in enumerate(classes)

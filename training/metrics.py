@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.errors import StorageError, full
+from kfp_ddp.core.settings import mapping_in
 
 Sink = Callable[[str, dict[str, Any]], None]
 """Gets the name and the fields of each event."""
@@ -79,8 +80,4 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         lines = path.read_bytes().splitlines()
     except OSError:
         return
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                yield event
+    yield from filter(None, map(mapping_in, lines))

@@ -215,11 +215,23 @@ def strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def fill(network: nn.Module, state: Mapping[str, Tensor], where: str, name: str) -> None:
+def not_finite(state: Mapping[str, Tensor]) -> str:
+    """Return the name of the first tensor with NaN or infinite values; '' without one."""
+    bad = (k for k, v in state.items() if v.is_floating_point() and not bool(v.isfinite().all()))
+    return next(bad, "")
+
+
+def fill(
+    network: nn.Module,
+    state: Mapping[str, Tensor],
+    where: str,
+    name: str,
+    advice: str = "use the checkpoint as its training saved it",
+) -> None:
     """Load weights from `where` into the network `name`.
 
     Raises:
-        InputError: they belong to another network, or are not finite.
+        InputError: they belong to another network, or are not finite; `advice` is for the former.
     """
     state = strip_wrappers(state)
     try:
@@ -227,12 +239,10 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], where: str, name: str)
     except RuntimeError as error:
         reason = one_line(str(error).partition("\n")[2])
         raise InputError(
-            f"the weights in {where} do not fit a {name} ({reason}): use the checkpoint as its "
-            "training saved it"
+            f"the weights in {where} do not fit a {name} ({reason}): {advice}"
         ) from None
-    for key, value in state.items():
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise InputError(
-                f"{where}: {key} is NaN or infinite: training diverged; train again with a lower "
-                "learning_rate"
-            )
+    if key := not_finite(state):
+        raise InputError(
+            f"{where}: {key} is NaN or infinite: training diverged; train again with a lower "
+            "learning_rate"
+        )

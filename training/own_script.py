@@ -24,12 +24,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, StorageError
 from kfp_ddp.core.failure import Failure, write_record
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
-from kfp_ddp.core.text import one_line
 from kfp_ddp.training import checkpoint, initial_weights, model, model_file
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_dir
@@ -141,7 +138,8 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
         )
     classes = splits.train.classes
     network = model.build_for(config, len(classes))
-    _load(network, weights, config.model)
+    tensors, advice = initial_weights.read(weights).tensors, "set model to the script's network"
+    model.fill(network, tensors, str(weights), config.model, advice)
     result = _result(folder.path / RESULT)
     step, figures = int(result.get("step", config.epochs)), dict(result)
     figures.pop("step", None)
@@ -163,18 +161,6 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
     metrics.write("checkpoint", step=step, path=str(step_dir(folder.checkpoints, step)))
     metrics.write("end", status="done", step=step)
     metrics.close()
-
-
-def _load(network: nn.Module, weights: Path, name: str) -> None:
-    tensors = model.strip_wrappers(initial_weights.read(weights).tensors)
-    try:
-        network.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = one_line(str(error).partition("\n")[2])
-        raise InputError(
-            f"{weights.name} does not fit model={name}: {reason}; set model to the network "
-            "that the script trains"
-        ) from None
 
 
 def _result(file: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kfp_ddp.core.errors import (
 from kfp_ddp.core.failure import Failure, lost_peer, write_record
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig, parse
-from kfp_ddp.training.watch import Heartbeat, Parent, end_for_good
+from kfp_ddp.training.watch import Heartbeat, Parent, Progress, end_for_good, remove_stale
 
 if TYPE_CHECKING:
     from kfp_ddp.training.distributed import Stop
@@ -87,7 +87,6 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
 
     from kfp_ddp.training import distributed
     from kfp_ddp.training.prepare import prepare
-    from kfp_ddp.training.progress import Progress, remove_stale
     from kfp_ddp.training.trainer import Trainer
 
     torch.use_deterministic_algorithms(config.deterministic)

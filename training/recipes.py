@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.config import TrainConfig, flags_given
+from kfp_ddp.training.config import TrainConfig, read_flags
 
 RecipeName = Literal["none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     name, *flags = arguments
     try:
-        fields = flags_given(flags, prog=f"recipes {name}", defaults=RECIPES[name])
+        fields = read_flags(flags, prog=f"recipes {name}", defaults=RECIPES[name])
         print(" ".join(_words(configured(name, fields).to_argv())))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -10,7 +10,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, model_file
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.optim import has_separate_body
+from kfp_ddp.training.learner import has_separate_body
 from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import FORMS, form_of
 
@@ -43,63 +43,42 @@ def choose(
         print(f"warning: {path} is invalid and was set aside", flush=True)
     if newest is None:
         return None
-    before = newest.manifest
-    for name, now, then in (
-        ("model", config.model, before["model"]),
-        ("the digest of the model's file", *_codes(config, before["config"])),
-        ("blur_pool", config.blur_pool, before["config"]["blur_pool"]),
-        ("the number of classes", len(training.classes), len(before["classes"])),
-        *_classes(training.classes, before["classes"]),
-        ("image_size", config.image_size, before["image_size"]),
-        ("batch_size", config.batch_size, before["config"]["batch_size"]),
-        ("seed", config.seed, before["config"]["seed"]),
-        ("optimizer", config.optimizer, before["config"].get("optimizer", "sgd")),
-        _groups(config, before["config"]),
-        *_buffers(config, training, before["config"]),
-        ("strategy", FORMS[form], FORMS.get(form_of(before))),
-        ("the number of training images", len(training), before["samples"]),
-        ("the digest of paths and sizes of the training images", *_digests(digest, before)),
-    ):
+    was = newest.manifest
+    saved: Mapping[str, Any] = was["config"]
+    pairs = {
+        "model": (config.model, was["model"]),
+        "the digest of the model's file": (
+            model_file.digest(config.model_code)[:12],
+            model_file.digest(saved.get("model_code", ""))[:12],
+        ),
+        "the number of classes": (len(training.classes), len(was["classes"])),
+        "image_size": (config.image_size, was["image_size"]),
+        **{
+            name: (getattr(config, name), saved[name])
+            for name in ("blur_pool", "batch_size", "seed")
+        },
+        "optimizer": (config.optimizer, saved.get("optimizer", "sgd")),
+        "a separate classifier group (freeze_epochs, body_lr_factor)": (
+            has_separate_body(config.freeze_epochs, config.body_lr_factor),
+            has_separate_body(saved.get("freeze_epochs", 0), saved.get("body_lr_factor", 1.0)),
+        ),
+        "strategy": (FORMS[form], FORMS.get(form_of(was))),
+        "the number of training images": (len(training), was["samples"]),
+    }
+    for number, names in enumerate(zip(training.classes, was["classes"], strict=False)):
+        pairs[f"class {number}"] = (repr(names[0]), repr(names[1]))
+    if training.slices is not None and "shuffle_buffer_mb" in saved:  # the order depends on it
+        pairs["shuffle_buffer_mb"] = (config.shuffle_buffer_mb, saved["shuffle_buffer_mb"])
+    if digest and was.get("images"):  # checkpoints of early versions have none
+        name = "the digest of paths and sizes of the training images"
+        pairs[name] = (digest[:12], was["images"][:12])
+    for name, (now, then) in pairs.items():
         if now != then:
             raise InputError(
                 f"cannot resume from {newest.path}: {name} was {then} and is now {now}; "
                 "use another output_dir, or resume=never to start from scratch"
             )
     return newest.path
-
-
-def _classes(now: Sequence[str], before: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return the first class of another name: all of them would not fit in a line."""
-    pairs = enumerate(zip(now, before, strict=False))
-    return [(f"class {i}", repr(new), repr(old)) for i, (new, old) in pairs if new != old][:1]
-
-
-def _codes(config: TrainConfig, before: Mapping[str, Any]) -> list[str]:
-    codes = (config.model_code, before.get("model_code", ""))
-    return [model_file.digest(code)[:12] for code in codes]
-
-
-def _buffers(
-    config: TrainConfig, training: Index, before: Mapping[str, Any]
-) -> list[tuple[str, float, float]]:
-    """Return the settings that the order of images in archives depends on."""
-    if training.slices is None or "shuffle_buffer_mb" not in before:
-        return []
-    return [("shuffle_buffer_mb", config.shuffle_buffer_mb, before["shuffle_buffer_mb"])]
-
-
-def _groups(config: TrainConfig, before: Mapping[str, Any]) -> tuple[str, bool, bool]:
-    """Compare the parameter groups of the optimizer."""
-    name = "a separate classifier group (freeze_epochs, body_lr_factor)"
-    then = before.get("freeze_epochs", 0), before.get("body_lr_factor", 1.0)
-    now = config.freeze_epochs, config.body_lr_factor
-    return name, has_separate_body(*now), has_separate_body(*then)
-
-
-def _digests(now: str, before: Mapping[str, Any]) -> tuple[str, str]:
-    """Return shortened digests; checkpoints of early versions have none."""
-    then = before.get("images", "")
-    return (now[:12], then[:12]) if now and then else ("", "")
 
 
 def continues(config: TrainConfig, launches: Sequence[str]) -> bool:

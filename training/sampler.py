@@ -4,11 +4,10 @@ import bisect
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import DistributedSampler
 
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.shards import PIECE, Piece, Slices, in_store_order, runs
@@ -155,15 +154,13 @@ class Keys(list[Key]):
     ahead: Sequence[Piece] = ()
 
 
-class ResumableSampler(DistributedSampler[Any]):
-    """Distributes an epoch's permutation in micro-batches, round robin, from any step on.
+class ResumableSampler:
+    """Distributes the images of each epoch in micro-batches, round robin, from any step on.
 
     The permutation depends only on (seed, epoch), and is divided into global batches of
     micro-batches; rank r takes micro-batches r, r + world, ... of each. So the step alone is the
     position in the data, for any world size, and the last partial batch is left out. For images in
     archives `windows` make the permutation and plan the reading ahead.
-
-    It is a DistributedSampler (rank, num_replicas, seed, set_epoch) for tools that look for one.
     """
 
     def __init__(
@@ -176,60 +173,39 @@ class ResumableSampler(DistributedSampler[Any]):
         seed: int,
         windows: Windows | None = None,
     ) -> None:
-        super().__init__(range(samples), num_replicas=world, rank=rank, seed=seed)  # type: ignore[arg-type]
-        self.samples = samples
-        self.micro = micro
+        self.samples, self.micro, self.seed, self.windows = samples, micro, seed, windows
+        self.rank, self.world = rank, world
         self.per_step = batch // micro
         self.mine = len(range(rank, self.per_step, world))
         self.steps = samples // batch
-        self.first_step = 0
-        self.windows = windows
 
-    def set_position(self, epoch: int, step: int) -> None:
-        """Start the next iteration at step `step` (from 0) of `epoch`."""
-        self.set_epoch(epoch)
-        self.first_step = step
+    def batches(self, first_step: int, epochs: int) -> Iterator[list[Key]]:
+        """Yield this rank's micro-batches from step `first_step` (from 0) to the end of the run.
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        """Yield this rank's micro-batches, step after step."""
-        shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        if self.windows is not None:
-            yield from self._iterate_windows(self.windows.epoch(shuffle))
+        One iteration for all epochs keeps the loader processes and their prefetch alive.
+        """
+        epoch, step = divmod(first_step, self.steps)
+        for current in range(epoch, epochs):
+            yield from self.epoch(current, step if current == epoch else 0)
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Key]]:
+        """Yield this rank's micro-batches of an epoch from its step `first_step` on."""
+        shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        if self.windows is None:
+            order = torch.randperm(self.samples, generator=shuffle)
+            for micro in self._distribute(order, first_step):
+                yield [(epoch, position) for position in micro]
             return
-        order = torch.randperm(self.samples, generator=shuffle)
-        for micro in self._distribute(order):
-            yield [(self.epoch, position) for position in micro]
-
-    def _iterate_windows(self, order: Epoch) -> Iterator[Keys]:
-        ahead = order.ahead(self.first_step, self.micro, self.rank, self.num_replicas)
-        for number, micro in enumerate(self._distribute(order.order)):
-            keys = Keys((self.epoch, position) for position in micro)
+        windows = self.windows.epoch(shuffle)
+        ahead = windows.ahead(first_step, self.micro, self.rank, self.world)
+        for number, micro in enumerate(self._distribute(windows.order, first_step)):
+            keys = Keys((epoch, position) for position in micro)
             keys.ahead = ahead.get(number, ())
             yield keys
 
-    def _distribute(self, order: Tensor) -> Iterator[list[int]]:
+    def _distribute(self, order: Tensor, first_step: int) -> Iterator[list[int]]:
         """Yield this rank's micro-batches of an order."""
         used = order.view(-1)[: self.steps * self.per_step * self.micro]
-        steps = used.view(self.steps, self.per_step, self.micro)[self.first_step :]
-        for batch in steps[:, self.rank :: self.num_replicas]:
+        steps = used.view(self.steps, self.per_step, self.micro)[first_step:]
+        for batch in steps[:, self.rank :: self.world]:
             yield from batch.tolist()
-
-    def __len__(self) -> int:
-        return (self.steps - self.first_step) * self.mine
-
-
-class Epochs:
-    """The micro-batches of all remaining epochs, as one batch sampler.
-
-    One iteration for the complete run keeps the loader processes and their prefetch alive across
-    epoch boundaries; each position has its epoch.
-    """
-
-    def __init__(self, sampler: ResumableSampler, first_step: int, epochs: int) -> None:
-        self.sampler, self.first_step, self.epochs = sampler, first_step, epochs
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        epoch, step = divmod(self.first_step, self.sampler.steps)
-        for current in range(epoch, self.epochs):
-            self.sampler.set_position(current, step if current == epoch else 0)
-            yield from self.sampler

@@ -3,9 +3,9 @@
 import json
 import os
 import ssl
-import threading
 import time
 import urllib.request
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,17 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.metrics import Sink
-from kfp_ddp.training.trackers import BackgroundSink, MlflowRun, WandbRun, require
+from kfp_ddp.training.trackers import (
+    BackgroundSink,
+    Event,
+    MlflowRun,
+    Tracker,
+    WandbRun,
+    require,
+)
+
+TRAINJOB = "trainjob.json"
+"""In a training's folder: how much of its metrics the status of the TrainJob has."""
 
 
 def sinks(config: TrainConfig) -> list[Sink]:
@@ -23,22 +33,25 @@ def sinks(config: TrainConfig) -> list[Sink]:
     Raises:
         InputError: the port of Prometheus is in use, or a package is not installed.
     """
+    folder = RunFolder(config.output_dir)
+
+    def tracker(title: str, record: str, connect: Callable[[], Tracker], every: float = 0) -> Sink:
+        return BackgroundSink(title, folder.metrics, folder.path / record, connect, every)
+
     chosen: list[Sink] = []
-    metrics = RunFolder(config.output_dir).metrics
     if config.tensorboard:
-        chosen.append(_tensorboard(RunFolder(config.output_dir).tensorboard))
+        chosen.append(_tensorboard(folder.tensorboard))
     if config.mlflow_uri:
         require("mlflow", "mlflow_uri")
-        record = Path(config.output_dir, MLFLOW)
-        chosen.append(BackgroundSink("MLflow", metrics, record, lambda: MlflowRun(config)))
+        chosen.append(tracker("MLflow", MLFLOW, lambda: MlflowRun(config)))
     if config.wandb_project:
         require("wandb", "wandb_project")
-        record = Path(config.output_dir, WANDB)
-        chosen.append(BackgroundSink("Weights & Biases", metrics, record, lambda: WandbRun(config)))
+        chosen.append(tracker("Weights & Biases", WANDB, lambda: WandbRun(config)))
     if config.prometheus_port:
         chosen.append(_prometheus(config.prometheus_port))
     if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
-        chosen.append(TrainJobStatus())
+        every = TrainJobStatus.EVERY_S
+        chosen.append(tracker("the TrainJob's status", TRAINJOB, TrainJobStatus, every))
     return chosen
 
 
@@ -97,40 +110,38 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class TrainJobStatus:
     """Progress in the status of a Kubeflow TrainJob (Trainer 2.2, feature gate TrainJobStatus).
 
-    The controller injects URL, token and certificate. Reports are sent from a thread, at most one
-    every five seconds; a failed report is dropped.
+    The controller injects URL, token and certificate.
     """
 
     EVERY_S = 5.0
 
     def __init__(self) -> None:
-        self._url = os.environ["KUBEFLOW_TRAINER_SERVER_URL"]
-        self._total = 0
+        self._total = self._step = 0
         self._began = (time.monotonic(), 0)
-        self._sent = -self.EVERY_S
         self._values: dict[str, float] = {}
-        self._thread: threading.Thread | None = None
 
-    def __call__(self, event: str, fields: dict[str, Any]) -> None:
-        """Record the numbers of an event; report if the interval is over."""
-        step = int(fields.get("step", 0))
-        if event == "start":
-            self._total = fields["steps_total"]
-            self._began = (time.monotonic(), fields["resumed_from_step"])
-        self._values.update({f"{event}_{k}": v for k, v in _numbers(fields).items()})
-        now = time.monotonic()
-        busy = self._thread is not None and self._thread.is_alive()
-        last = event == "end"
-        if not last and (event == "start" or busy or now - self._sent < self.EVERY_S):
-            return
-        self._sent = now
-        body = self._body(self._total if last and fields["status"] == "done" else step, now)
-        self._thread = threading.Thread(target=self._post, args=(body,), daemon=True)
-        self._thread.start()
-        if last:
-            self._thread.join(self.EVERY_S)
+    def log(self, events: Sequence[Event]) -> None:
+        """Report the newest numbers of events; raise OSError if the controller does not take it."""
+        for name, fields, _ in events:
+            self._step = int(fields.get("step", self._step))
+            if name == "start":
+                self._total = fields["steps_total"]
+                self._began = (time.monotonic(), fields["resumed_from_step"])
+            elif name == "end" and fields["status"] == "done":
+                self._step = self._total
+            self._values.update({f"{name}_{k}": v for k, v in _numbers(fields).items()})
+        token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text().strip()
+        certificate = os.environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        url, body = os.environ["KUBEFLOW_TRAINER_SERVER_URL"], self.body(time.monotonic())
+        request = urllib.request.Request(url, body, headers)  # noqa: S310
+        context = ssl.create_default_context(cafile=certificate) if certificate else None
+        handlers = [_NoRedirect(), urllib.request.HTTPSHandler(context=context)]
+        with urllib.request.build_opener(*handlers).open(request, timeout=5):
+            pass
 
-    def _body(self, step: int, now: float) -> bytes:
+    def body(self, now: float) -> bytes:
+        """Return the report; `now` is on the monotonic clock."""
         began, first = self._began
         status: dict[str, Any] = {
             "metrics": [
@@ -139,22 +150,9 @@ class TrainJobStatus:
             ],
             "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        if step:
-            status["progressPercentage"] = 100 * step // max(1, self._total)
-        if step > first:
-            remaining = (self._total - step) * (now - began) / (step - first)
+        if self._step:
+            status["progressPercentage"] = 100 * self._step // max(1, self._total)
+        if self._step > first:
+            remaining = (self._total - self._step) * (now - began) / (self._step - first)
             status["estimatedRemainingSeconds"] = round(remaining)
         return json.dumps({"trainerStatus": status}).encode()
-
-    def _post(self, body: bytes) -> None:
-        try:
-            token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text().strip()
-            certificate = os.environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
-            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-            request = urllib.request.Request(self._url, body, headers)  # noqa: S310
-            context = ssl.create_default_context(cafile=certificate) if certificate else None
-            handlers = [_NoRedirect(), urllib.request.HTTPSHandler(context=context)]
-            with urllib.request.build_opener(*handlers).open(request, timeout=5):
-                pass
-        except (OSError, ValueError, KeyError) as error:
-            print(f"warning: the TrainJob's status was not updated: {error}", flush=True)

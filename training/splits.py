@@ -12,9 +12,9 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.training import shards
 from kfp_ddp.training.labels import LARGEST, Labels
-from kfp_ddp.training.layout import Layout, Part, lay_out
+from kfp_ddp.training.layout import Layout, Part, lay_out, number
 from kfp_ddp.training.shards import Slices, Where
-from kfp_ddp.training.sides import SIDES, SUFFIXES, TEST, TRAIN, VAL, is_hidden, is_image
+from kfp_ddp.training.sides import SIDES, SUFFIXES, TEST, TRAIN, VAL, is_hidden, is_image, side_of
 
 
 @dataclass(frozen=True)
@@ -194,52 +194,26 @@ def _names(data: Path) -> Iterator[str]:
 
 
 def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
-    """List `<split>/<class>/**/*.{jpg,jpeg,png,webp}`, sorted, without hidden files.
-
-    The folders name the classes, unless `classes` has those of the training split.
+    """List the images in the class folders of a folder; `classes` are the known classes.
 
     Raises:
-        InputError: the folder does not exist, has no images or only one class, or a class has no
-            images or is not among `classes`.
+        InputError: the folder is missing, has no images, or a class is not among `classes`.
     """
     if not split.is_dir():
         raise InputError(
             f"the folder {split} does not exist: put images in the dataset's {split.name}/<class>/"
         )
-    folders = sorted(
-        entry.name for entry in os.scandir(split) if entry.is_dir() and entry.name[0] != "."
-    )
-    if not folders:
-        raise InputError(f"{split} has no class folders: put images in {split}/<class>/")
-    if classes is None and len(folders) == 1:
-        raise InputError(
-            f"{split} has one class only ({folders[0]}): a classifier needs two or more folders"
-        )
-    names = tuple(folders if classes is None else classes)
-    unknown = sorted(set(folders) - set(names))
+    side = side_of(_names(split), "")
+    known = tuple(sorted(side.classes) if classes is None else classes)
+    unknown = sorted(set(side.classes) - set(known))
     if unknown:
         raise InputError(
             f"class {unknown[0]!r} is in {split} but not in the training split: "
             "remove it, or add it to both"
         )
-    paths: list[str] = []
-    targets: list[int] = []
-    for folder in folders:
-        images = sorted(_images(split / folder))
-        if not images and classes is None:
-            raise InputError(
-                f"class folder {split / folder} has no images ({', '.join(SUFFIXES)}): "
-                "fill it or remove it"
-            )
-        paths += images
-        targets += [names.index(folder)] * len(images)
-    if not paths:
-        raise InputError(f"{split} has no images ({', '.join(SUFFIXES)}): check the path")
-    return Index(split, names, tuple(paths), tuple(targets))
-
-
-def _images(folder: Path) -> Iterator[str]:
-    for directory, _, files in os.walk(folder):
-        for name in files:
-            if is_image(name):
-                yield os.path.join(directory, name)
+    if not side:
+        raise InputError(
+            f"{split} has no images ({', '.join(SUFFIXES)}): put them in {split}/<class>/"
+        )
+    part = number(side, known)
+    return Index(split, known, tuple(f"{split}/{name}" for name in part.names), part.targets)

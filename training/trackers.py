@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
+from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import TrainConfig
 
@@ -47,7 +48,12 @@ class BackgroundSink:
     """Limit of the last wait if the training was stopped."""
 
     def __init__(
-        self, title: str, metrics: Path, record: Path, connect: Callable[[], Tracker]
+        self,
+        title: str,
+        metrics: Path,
+        record: Path,
+        connect: Callable[[], Tracker],
+        every: float = 0,
     ) -> None:
         """Start to connect.
 
@@ -56,8 +62,9 @@ class BackgroundSink:
             metrics: File of the events; a caller appends to it before it calls this sink.
             record: JSON file of the tracker; its field `sent` is the number of bytes sent.
             connect: Finds or creates the run; called again after an exception.
+            every: Least seconds between two requests.
         """
-        self._title, self._connect = title, connect
+        self._title, self._connect, self._every = title, connect, every
         self._metrics, self._record = metrics, record
         self._tracker: Tracker | None = None
         self._changed, self._over = threading.Event(), threading.Event()
@@ -83,7 +90,9 @@ class BackgroundSink:
             self._changed.wait()
             self._changed.clear()
             last = self._over.is_set()
-            if not self._send() and not last:
+            if self._send():
+                self._over.wait(self._every)
+            elif not last:
                 self._over.wait(self.PAUSE_SECONDS)
                 self._changed.set()
 
@@ -104,14 +113,16 @@ class BackgroundSink:
 def send_unsent(tracker: Tracker, metrics: Path, record: Path) -> None:
     """Send the events that were not sent, and record it; raise the tracker's exceptions."""
     lines, end = _unsent(metrics, record)
+    if not lines:
+        return
     tracker.log([_event(line) for line in lines.splitlines()])
     with atomic_write(record) as file:
-        file.write(json.dumps({**_read(record), "sent": end}).encode())
+        file.write(json.dumps({**mapping_of(record), "sent": end}).encode())
 
 
 def _unsent(metrics: Path, record: Path) -> tuple[bytes, int]:
     """Return the complete lines that were not sent, and the position after them."""
-    start = int(_read(record).get("sent", 0))
+    start = int(mapping_of(record).get("sent", 0))
     with metrics.open("rb") as file:
         file.seek(start)
         lines = file.read()
@@ -122,14 +133,6 @@ def _unsent(metrics: Path, record: Path) -> tuple[bytes, int]:
 def _event(line: bytes) -> Event:
     fields = json.loads(line)
     return Event(fields.pop("event"), fields, fields.pop("time"))
-
-
-def _read(record: Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(record.read_text())
-    except (OSError, ValueError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def require(package: str, setting: str) -> None:
@@ -164,9 +167,9 @@ class MlflowRun:
         """
         self.client = _client(config.mlflow_uri)
         file = Path(config.output_dir, MLFLOW)
-        known = _known_run(file)
-        if known.get("uri") == config.mlflow_uri:
-            self.run_id = known["run_id"]
+        known = mapping_of(file)
+        if known.get("uri") == config.mlflow_uri and "run_id" in known:
+            self.run_id = str(known["run_id"])
         else:
             experiment = self._experiment(config)
             self.run_id = self._find(config, experiment) or self._create(config, experiment)
@@ -199,8 +202,8 @@ class MlflowRun:
 
         settings = config.model_dump(exclude={"model_code", "mlflow_uri"})
         params = [Param(key, str(value)[:_LONGEST]) for key, value in settings.items()]
-        for batch in _batches(params, _PARAMS):
-            self.client.log_batch(self.run_id, params=batch)
+        for at in range(0, len(params), _PARAMS):
+            self.client.log_batch(self.run_id, params=params[at : at + _PARAMS])
 
     def log(self, events: Sequence[Event]) -> None:
         """Log the numbers of events, and how the run ended."""
@@ -212,8 +215,8 @@ class MlflowRun:
             if event.name in ("step", "eval")
             for name, value in _figures(event.fields).items()
         ]
-        for batch in _batches(metrics, _METRICS):
-            self.client.log_batch(self.run_id, metrics=batch)
+        for at in range(0, len(metrics), _METRICS):
+            self.client.log_batch(self.run_id, metrics=metrics[at : at + _METRICS])
         for event in events:
             if event.name == "start":
                 self.client.update_run(self.run_id, status="RUNNING")
@@ -272,24 +275,12 @@ def _client(uri: str) -> Any:
     return MlflowClient(tracking_uri=uri)
 
 
-def _known_run(file: Path) -> dict[str, str]:
-    try:
-        known = json.loads(file.read_text())
-        return {"uri": str(known["uri"]), "run_id": str(known["run_id"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
 def _figures(fields: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in fields.items()
         if isinstance(value, int | float) and math.isfinite(value) and name != "step"
     }
-
-
-def _batches(items: list[Any], most: int) -> Iterable[list[Any]]:
-    return (items[at : at + most] for at in range(0, len(items), most))
 
 
 class WandbRun:

@@ -1,28 +1,111 @@
-"""The training loop and the validation."""
+"""The training loop, its loss and the validation."""
 
 import time
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training import optim
+from kfp_ddp.training import own_model
 from kfp_ddp.training.cache import decoded_bytes
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import DeviceBatch, Images, Split, evaluation_keys, loader, to_device
 from kfp_ddp.training.distributed import Stop, World, no_garbage_collection
-from kfp_ddp.training.learner import Learner
-from kfp_ddp.training.loss import Divergence, Loss
+from kfp_ddp.training.learner import Learner, learning_rate
 from kfp_ddp.training.meter import on_own_gradients
 from kfp_ddp.training.model import logits
-from kfp_ddp.training.progress import Progress
 from kfp_ddp.training.report import Report
-from kfp_ddp.training.sampler import Epochs, ResumableSampler, windows_of
+from kfp_ddp.training.sampler import ResumableSampler, windows_of
 from kfp_ddp.training.saving import Saving
+from kfp_ddp.training.splits import Index
 from kfp_ddp.training.traces import Traces
 from kfp_ddp.training.transforms import mixed
+from kfp_ddp.training.watch import Progress
+
+
+class Loss:
+    """Cross-entropy, or the function `loss` of a user's model file."""
+
+    def __init__(self, config: TrainConfig, index: Index, device: torch.device) -> None:
+        self.smoothing = config.label_smoothing
+        self.class_weights = balanced(index) if config.class_weights == "balanced" else []
+        """Weight of each class; empty if all weights are equal."""
+        weights = torch.tensor(self.class_weights, device=device)
+        self._weights = weights if self.class_weights else None
+        own = own_model.load_for(config)
+        self._own = own.loss if own else None
+        if isinstance(self._own, nn.Module):
+            self._own = self._own.to(device)  # it may have weights
+
+    def __call__(self, logits: Tensor, targets: Tensor, own: float = 1.0) -> Tensor:
+        """Return the mean over a micro-batch.
+
+        Args:
+            logits: [N, classes].
+            targets: Class numbers [N].
+            own: Share of each image itself; the rest comes from the previous image (mixup, CutMix).
+        """
+        loss = self._entropy(logits, targets)
+        if own == 1:
+            return loss
+        return own * loss + (1 - own) * self._entropy(logits, targets.roll(1))
+
+    def _entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if self._own is not None:
+            return self._own(logits, targets)
+        return F.cross_entropy(logits, targets, self._weights, label_smoothing=self.smoothing)
+
+
+def balanced(index: Index) -> list[float]:
+    """Return class weights inversely proportional to the images of each class, 1 on average."""
+    counts = torch.bincount(torch.tensor(index.targets), minlength=len(index.classes))
+    weights = len(index) / (len(index.classes) * counts.clamp(min=1).double())
+    return [float(weight) for weight in weights]
+
+
+NEVER = 2**62
+
+
+class Divergence:
+    """Records the first step with a NaN or infinite loss, on the device: no step waits for it."""
+
+    def __init__(self, config: TrainConfig, world: World, index: Index) -> None:
+        self.config, self.world, self.index = config, world, index
+        self.first_bad_step = torch.full((), NEVER, dtype=torch.int64, device=world.device)
+        self._recent: deque[tuple[int, list[list[int]]]] = deque(maxlen=config.log_steps + 1)
+
+    def note(self, step: int, loss: Tensor, indices: list[list[int]]) -> None:
+        """Check the loss of step `step` (from 0) over the images at `indices`."""
+        here = self.first_bad_step.clamp(max=step)
+        self.first_bad_step = torch.where(torch.isfinite(loss), self.first_bad_step, here)
+        self._recent.append((step, indices))
+
+    @property
+    def detected(self) -> bool:
+        """Whether this rank had such a loss; waits for the device."""
+        return int(self.first_bad_step) < NEVER
+
+    def check(self, steps_per_epoch: int) -> None:
+        """Raise a JobError on all ranks if the loss of any rank was not finite."""
+        mine, files = int(self.first_bad_step), ""
+        if mine < NEVER:
+            positions = [i for micro in dict(self._recent).get(mine, []) for i in micro]
+            files = ", ".join(Path(self.index.paths[i]).name for i in positions[:8])
+            files += f" and {len(positions) - 8} more" if len(positions) > 8 else ""
+        step, rank, files = min(self.world.gather((mine, self.world.rank, files)))
+        if step < NEVER:
+            rate = learning_rate(self.config, step, steps_per_epoch)
+            error = JobError(
+                f"the loss became NaN or infinite at step {step} with learning rate {rate:.3g} on "
+                f"rank {rank} in the batch of {files}: lower learning_rate or lengthen "
+                "warmup_epochs; the newest checkpoint is from before"
+            )
+            self.world.raise_on_all(error, rank)
 
 
 class Validation:
@@ -133,7 +216,7 @@ class Trainer:
         self.stop.post(save=self.saving.minutes_are_over())
         if self.step % self.sampler.steps == 0:
             self.learner.begin_epoch(self.step // self.sampler.steps)
-        rate = optim.learning_rate(self.config, self.step, self.sampler.steps)
+        rate = learning_rate(self.config, self.step, self.sampler.steps)
         loss = self._train_step(batches, rate)
         self.step += 1
         self.progress.step = self.step
@@ -153,10 +236,10 @@ class Trainer:
 
     def batches(self) -> Iterator[DeviceBatch]:
         """Load this rank's micro-batches from the next step to the end of the run."""
-        epochs = Epochs(self.sampler, self.step, self.config.epochs)
+        keys = self.sampler.batches(self.step, self.config.epochs)
         images = Images(self.split.index, self.config, for_training=True, cache=self.split.cache)
         pin = self.world.device.type == "cuda"
-        loaded = loader(images, epochs, self.config.workers, pin)
+        loaded = loader(images, keys, self.config.workers, pin)
         return to_device(iter(loaded), self.world.device)
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from kfp_ddp.core.errors import InputError
 
 _LOCAL = (
-    *("numpy", "PIL", "safetensors", "simplejpeg", "torch", "torchcodec", "torchvision", "tyro"),
+    *("numpy", "PIL", "safetensors", "simplejpeg", "torch", "torchcodec", "torchvision"),
     *("onnx", "onnxruntime", "onnxscript", "psutil"),
 )
 _MODULES = {

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MODULES = (
-    *("kfp.dsl.executor", "torch.distributed.run", "tyro", "kfp_ddp.runs.train.engine"),
+    *("kfp.dsl.executor", "torch.distributed.run", "kfp_ddp.runs.train.engine"),
     *("kfp_ddp.training.prepare", "kfp_ddp.training.trainer", "torch._dynamo", "simplejpeg"),
     *("torchcodec", "kfp_ddp.evaluation.engine", "kfp_ddp.evaluation.predict"),
     *("torch.export._trace", "torch.onnx._internal.exporter._core", "kfp_ddp.export.contents"),

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.training.progress import Progress, remove_stale
 from kfp_ddp.training.time_spent import Pace
+from kfp_ddp.training.watch import Progress, remove_stale
 from tests.training_ranks import Ranks, config, dataset
 
 

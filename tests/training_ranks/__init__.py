@@ -21,7 +21,7 @@ from kfp_ddp.training.config import TrainConfig
 from tests.serving import free_port
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.training_ranks", "kfp_ddp.training.trainer", "tyro"])
+_CONTEXT.set_forkserver_preload(["tests.training_ranks", "kfp_ddp.training.trainer"])
 
 
 def dataset(root: Path, train: int = 96, val: int = 20, classes: int = 3, size: int = 8) -> Path:
@@ -183,7 +183,7 @@ def _rank(
     if env.get("SLOW_RANK") == str(rank):
         _compute_slowly()
     if "PROGRESS_SECONDS" in env:
-        from kfp_ddp.training.progress import Progress
+        from kfp_ddp.training.watch import Progress
 
         Progress.EVERY_S = float(env["PROGRESS_SECONDS"])
     sys.exit(main(argv))

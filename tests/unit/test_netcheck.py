@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.netcheck.measure import rounds
-from kfp_ddp.training.netcheck.rank import transports
+from kfp_ddp.training.netcheck.rank import rounds, transports
 from kfp_ddp.training.netcheck.record import (
     Network,
     NetworkCheck,

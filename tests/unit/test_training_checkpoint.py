@@ -258,7 +258,7 @@ def test_a_state_with_code_in_it_is_not_run(tmp_path: Path) -> None:
     torch.save({"model": Evil()}, path / STATE)
     about = json.loads((path / MANIFEST).read_text())
     about["files"][STATE]["size"] = (path / STATE).stat().st_size
-    about["files"][STATE]["sha256"] = checkpoint._sha256(path / STATE)
+    about["files"][STATE]["sha256"] = checkpoint.sha256_of(path / STATE)
     del about[DIGEST]  # as earlier versions wrote it, which anybody can
     (path / MANIFEST).write_text(json.dumps(about))
     with pytest.raises(Exception, match=r"weights_only|Unsupported"):

@@ -18,7 +18,7 @@ from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, evaluation_batches, loader
 from kfp_ddp.training.images import examine, read
-from kfp_ddp.training.sampler import Epochs, ResumableSampler
+from kfp_ddp.training.sampler import ResumableSampler
 from kfp_ddp.training.splits import scan
 
 
@@ -273,8 +273,8 @@ def test_the_loader_keeps_the_order_with_workers(split: Path, workers: int) -> N
     index = scan(split)
     sampler = ResumableSampler(6, 2, 2, 0, 1, seed=1)
     images = Images(index, run(split), for_training=True)
-    got = [b.indices for b in loader(images, Epochs(sampler, 0, 2), workers, pin=False)]
-    assert got == [[position for _, position in keys] for keys in Epochs(sampler, 0, 2)]
+    got = [b.indices for b in loader(images, sampler.batches(0, 2), workers, pin=False)]
+    assert got == [[position for _, position in keys] for keys in sampler.batches(0, 2)]
 
 
 def test_evaluation_leaves_out_what_the_run_skipped(split: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kfp_ddp.training import model, optim
+from kfp_ddp.training import learner, model
 from kfp_ddp.training.config import TrainConfig
 
 
@@ -19,8 +19,8 @@ def run(**fields: Any) -> TrainConfig:
 def test_groups_have_the_settings_of_the_configuration() -> None:
     network = model.build("cifar_resnet8", 3)
     fields = {"weight_decay": 0.25, "momentum": 0.5, "learning_rate": 0.75}
-    optimizer = optim.optimizer_of(network, run(**fields))
-    decayed, plain = optim.settings(optimizer)
+    optimizer = learner.optimizer_of(network, run(**fields))
+    decayed, plain = learner.options_of(optimizer)
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
     for group in (decayed, plain):
         assert (group["momentum"], group["lr"]) == (0.5, 0.75)
@@ -28,26 +28,26 @@ def test_groups_have_the_settings_of_the_configuration() -> None:
         assert "params" not in group
     kinds = [{p.ndim for p in group["params"]} for group in optimizer.param_groups]
     assert kinds == [{2, 4}, {1}]
-    still = optim.settings(optim.optimizer_of(network, run(momentum=0.0)))
+    still = learner.options_of(learner.optimizer_of(network, run(momentum=0.0)))
     assert [(group["momentum"], group["nesterov"]) for group in still] == [(0.0, False)] * 2
-    slow = optim.settings(optim.optimizer_of(network, run(momentum=0.01)))
+    slow = learner.options_of(learner.optimizer_of(network, run(momentum=0.01)))
     assert [group["nesterov"] for group in slow] == [True, True]
-    sharded = optim.settings(optim.optimizer_of(network, run(strategy="fsdp")))
+    sharded = learner.options_of(learner.optimizer_of(network, run(strategy="fsdp")))
     assert [group["fused"] for group in sharded] == [None, None]
 
 
 def test_the_highest_rate_follows_the_batch_where_asked() -> None:
     fields = {"learning_rate": 0.5, "batch_size": 1024}
-    assert optim.peak(run(**fields)) == 0.5
-    assert optim.peak(run(**fields, lr_reference_batch=256)) == 2.0
-    assert optim.peak(run(**fields, lr_reference_batch=4096)) == 0.125
+    assert learner.peak(run(**fields)) == 0.5
+    assert learner.peak(run(**fields, lr_reference_batch=256)) == 2.0
+    assert learner.peak(run(**fields, lr_reference_batch=4096)) == 0.125
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 2.5])
 def test_the_rate_at_each_step_is_the_formula(warmup: float) -> None:
     config = run(epochs=4, warmup_epochs=warmup, learning_rate=0.3, batch_size=512)
     config = config.model_copy(update={"lr_reference_batch": 256})
-    rates = [optim.learning_rate(config, step, 6) for step in range(24)]
+    rates = [learner.learning_rate(config, step, 6) for step in range(24)]
     rising = round(6 * warmup)
     for step in range(rising):
         assert rates[step] == pytest.approx(0.6 * (step + 1) / rising)
@@ -65,7 +65,7 @@ def two() -> nn.Sequential:
 
 def test_averages_are_copies_that_nobody_trains() -> None:
     network = two().train()
-    ema = optim.Ema(network, 0.9)
+    ema = learner.Ema(network, 0.9)
     assert not ema.model.training
     assert network.training
     assert not any(weight.requires_grad for weight in ema.model.parameters())
@@ -88,7 +88,7 @@ def test_an_average_moves_faster_at_first(decay: float, step: int, kept: float) 
     network = two()
     trained = next(network.parameters())
     nn.init.constant_(trained, 3.0)
-    ema = optim.Ema(network, decay)
+    ema = learner.Ema(network, decay)
     nn.init.constant_(trained, 5.0)
     ema.update(step)
     weight = next(ema.model.parameters())
@@ -98,7 +98,7 @@ def test_an_average_moves_faster_at_first(decay: float, step: int, kept: float) 
 
 def test_statistics_are_taken_over_as_they_are() -> None:
     network = two()
-    ema = optim.Ema(network, 0.9)
+    ema = learner.Ema(network, 0.9)
     network.train()(torch.randn(8, 1))
     ema.copy_buffers(network)
     for mine, theirs in zip(ema.model.buffers(), network.buffers(), strict=True):

@@ -116,7 +116,7 @@ def test_the_example_trains_on_two_ranks_what_it_then_tells_apart(data: Path) ->
         (
             SAVES.replace("network = build(2)", "network = build(3)"),
             InputError,
-            "model.pt does not fit model=mine.py:build: size mismatch for 1.weight",
+            "model.pt do not fit a mine.py:build (size mismatch for 1.weight",
         ),
         (SAVES.replace("0.75", "'much'"), InputError, "in result.json must be numbers"),
         (

@@ -17,7 +17,7 @@ from kfp_ddp.training.data import Images, evaluation_batches, evaluation_keys, l
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.images import examine
 from kfp_ddp.training.prepare import digest_of
-from kfp_ddp.training.sampler import Epochs, ResumableSampler, windows_of
+from kfp_ddp.training.sampler import ResumableSampler, windows_of
 from kfp_ddp.training.splits import Index, splits_of
 from tests.training_ranks import dataset
 
@@ -60,8 +60,8 @@ def test_loaders_read_windows_of_archives_in_order(version: Path, workers: int) 
     windows = windows_of(index.slices, config)
     sampler = ResumableSampler(len(index), 4, 2, 0, 1, 0, windows)
     images = Images(index, config, for_training=True)
-    got = [batch.indices for batch in loader(images, Epochs(sampler, 0, 2), workers, pin=False)]
-    assert got == [[position for _, position in keys] for keys in Epochs(sampler, 0, 2)]
+    got = [batch.indices for batch in loader(images, sampler.batches(0, 2), workers, pin=False)]
+    assert got == [[position for _, position in keys] for keys in sampler.batches(0, 2)]
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 9, 10])

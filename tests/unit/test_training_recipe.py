@@ -15,12 +15,11 @@ from kfp_ddp.runs.train.outputs import chosen_checkpoint
 from kfp_ddp.training import checkpoint, transforms
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.loss import Loss, balanced
 from kfp_ddp.training.manifest import step_of
 from kfp_ddp.training.prepare import prepare
 from kfp_ddp.training.recipes import configured
 from kfp_ddp.training.splits import Index
-from kfp_ddp.training.trainer import Trainer, Validation
+from kfp_ddp.training.trainer import Loss, Trainer, Validation, balanced
 from kfp_ddp.training.transforms import mixed
 from tests.training_ranks import config, dataset, state_hash
 

@@ -1,72 +1,167 @@
-"""Which images each rank reads in which step."""
+"""The images that each rank reads in each step, from plain files and from archives."""
 
+from array import array
 from collections import Counter
-from typing import Any
 
 import pytest
+import torch
 
-from kfp_ddp.training.sampler import Epochs, ResumableSampler
+from kfp_ddp.training.sampler import Key, Keys, ResumableSampler, Windows
+from kfp_ddp.training.shards import PIECE, Slices, in_store_order, pieces, runs
+
+IMAGES, BATCH, MICRO = 2000, 24, 4
+SIZE = PIECE // 10
 
 
-def _dealt(world: int, first_step: int, micro: int = 4, batch: int = 24) -> list[set[Any]]:
-    """The keys of each step from `first_step` to the end of two epochs, over all ranks."""
-    steps: list[list[Any]] = []
+def archives(images: int = IMAGES, size: int = SIZE) -> Slices:
+    """Three archives whose images are in the index in another order than they are stored."""
+    slices = Slices("/v", ("/v/0", "/v/1", "/v/2"), array("I"), array("Q"), array("Q"))
+    for number in range(images):
+        at = number * 7 % images
+        slices.shards.append(at * 3 // images)
+        slices.offsets.append(512 + at * (size + 512))
+        slices.sizes.append(size)
+    return slices
+
+
+def windows(buffer: int = IMAGES * SIZE // 5) -> Windows:
+    return Windows(archives(), BATCH, buffer)
+
+
+def steps_of_ranks(
+    world: int, first_step: int = 0, micro: int = MICRO, packed: bool = False
+) -> list[list[tuple[Key, ...]]]:
+    """The micro-batches of each step of two epochs over all ranks, in the global order."""
+    steps: list[dict[int, tuple[Key, ...]]] = []
+    images = IMAGES if packed else 101
     for rank in range(world):
-        sampler = ResumableSampler(101, batch, micro, rank, world, seed=3)
-        batches = list(Epochs(sampler, first_step, epochs=2))
-        for number in range(len(batches) // sampler.mine):
-            if number == len(steps):
-                steps.append([])
-            for keys in batches[number * sampler.mine : (number + 1) * sampler.mine]:
-                steps[number].append(tuple(keys))
-    assert all(len(step) == batch // micro for step in steps)
-    return [set(step) for step in steps]
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 6])
-@pytest.mark.parametrize("first_step", [0, 3, 4, 6])
-def test_any_world_size_reads_the_same_micro_batches(world: int, first_step: int) -> None:
-    assert _dealt(world, first_step) == _dealt(1, 0)[first_step:]
-
-
-def test_an_epoch_holds_each_image_at_most_once_and_shuffles_anew() -> None:
-    steps = _dealt(2, 0)
-    for epoch in (0, 1):
-        positions = Counter(
-            position for step in steps for micro in step for e, position in micro if e == epoch
+        sampler = ResumableSampler(
+            images, BATCH, micro, rank, world, 3, windows() if packed else None
         )
-        assert len(positions) == 96
-        assert set(positions.values()) == {1}
-    assert {p for m in steps[0] for _, p in m} != {p for m in steps[4] for _, p in m}
+        for number, keys in enumerate(sampler.batches(first_step, 2)):
+            step, own = divmod(number, sampler.mine)
+            steps += [{}] * (step + 1 - len(steps))
+            steps[step] = steps[step] | {rank + own * world: tuple(keys)}
+    return [[step[slot] for slot in sorted(step)] for step in steps]
 
 
-def test_seeds_and_epochs_shuffle_apart_and_always_the_same_way() -> None:
-    """As every checkpoint that was ever saved counts on it."""
+@pytest.mark.parametrize(
+    ("packed", "world", "first_step"),
+    [
+        *((False, world, step) for world in range(1, 7) for step in (0, 3, 4, 6)),
+        *((True, world, step) for world in (2, 3, 6) for step in (0, 5, 82, 120)),
+    ],
+)
+def test_order_does_not_depend_on_the_ranks_or_a_resume(
+    packed: bool, world: int, first_step: int
+) -> None:
+    steps = steps_of_ranks(world, first_step, packed=packed)
+    assert all(len(step) == BATCH // MICRO for step in steps)
+    assert steps == steps_of_ranks(1, packed=packed)[first_step:]
 
+
+def test_global_batch_does_not_depend_on_the_micro_batch() -> None:
+    joined = [
+        [[key for part in step for key in part] for step in steps_of_ranks(2, 0, micro, True)]
+        for micro in (2, 4, 12)
+    ]
+    assert joined[0] == joined[1] == joined[2]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_epoch_has_each_image_at_most_once_in_a_new_order(packed: bool) -> None:
+    both = [[key for micro in step for key in micro] for step in steps_of_ranks(1, packed=packed)]
+    steps = len(both) // 2
+    first, second = (
+        Counter(position for step in epoch for _, position in step)
+        for epoch in (both[:steps], both[steps:])
+    )
+    assert len(first) == len(second) == steps * BATCH
+    assert set(first) != set(second), "other images are left out"
+    assert both[0] != both[steps]
+
+
+def test_order_of_existing_checkpoints_stays() -> None:
     def order(seed: int, epoch: int) -> list[int]:
         sampler = ResumableSampler(8, 2, 2, 0, 1, seed)
-        sampler.set_position(epoch, 0)
-        return [position for keys in sampler for _, position in keys]
+        return [position for keys in sampler.epoch(epoch) for _, position in keys]
 
     assert order(0, 0) == [4, 0, 7, 3, 2, 5, 1, 6]
     assert order(3, 2) == [2, 3, 5, 7, 4, 0, 6, 1]
     assert len({tuple(order(seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
+    packed = Windows(archives(400), 8, 200 * SIZE).epoch(torch.Generator().manual_seed(1)).order
+    assert packed.shape == (50, 8)
+    assert packed[[0, 49]].tolist() == [
+        [312, 112, 339, 163, 8, 2, 323, 190],
+        [44, 367, 363, 0, 187, 295, 79, 22],
+    ]
 
 
 @pytest.mark.parametrize(("world", "mine"), [(1, [5]), (2, [3, 2]), (4, [2, 1, 1, 1])])
-def test_a_rank_knows_how_much_it_reads(world: int, mine: list[int]) -> None:
+def test_ranks_may_have_unequal_numbers_of_micro_batches(world: int, mine: list[int]) -> None:
     for rank in range(world):
         sampler = ResumableSampler(47, 10, 2, rank, world, seed=0)
         assert (sampler.per_step, sampler.steps, sampler.mine) == (5, 4, mine[rank])
-        assert len(sampler) == 4 * mine[rank] == len(list(sampler))
-        sampler.set_position(1, 3)
-        assert len(sampler) == mine[rank] == len(list(sampler))
-        assert (sampler.rank, sampler.num_replicas, sampler.epoch) == (rank, world, 1)
-        assert all(epoch == 1 for keys in sampler for epoch, _ in keys)
+        assert len(list(sampler.epoch(0))) == 4 * mine[rank]
+        assert len(list(sampler.epoch(1, 3))) == mine[rank]
 
 
-def test_epochs_begin_in_the_middle_once() -> None:
+def test_only_the_first_epoch_starts_in_its_middle() -> None:
     sampler = ResumableSampler(8, 2, 2, 0, 1, seed=0)
-    keys = [key for keys in Epochs(sampler, 5, 3) for key in keys]
-    assert [epoch for epoch, _ in keys] == [1] * 6 + [2] * 8
-    assert not list(Epochs(sampler, 12, 3))
+    epochs = [epoch for keys in sampler.batches(5, 3) for epoch, _ in keys]
+    assert epochs == [1] * 6 + [2] * 8
+    assert not list(sampler.batches(12, 3))
+
+
+def test_one_window_over_all_images_gives_the_order_of_plain_files() -> None:
+    plain = ResumableSampler(IMAGES, BATCH, MICRO, 0, 1, 3)
+    packed = ResumableSampler(IMAGES, BATCH, MICRO, 0, 1, 3, windows(IMAGES * SIZE))
+    assert [list(keys) for keys in packed.epoch(0)] == list(plain.epoch(0))
+
+
+def test_pieces_end_with_their_archive_and_before_large_gaps() -> None:
+    slices = archives()
+    stored = in_store_order(slices)
+    ranges = runs(slices, stored)
+    assert [position for run in ranges for position in run] == list(range(IMAGES))
+    assert max(map(len, ranges)) == 9, "with their headers ten are more than a piece"
+    assert all(len({slices.shards[stored[at]] for at in run}) == 1 for run in ranges)
+    assert pieces(slices, [stored[0], stored[2], stored[9]]) == [
+        (stored[0], stored[2]),
+        (stored[9], stored[9]),
+    ]
+    assert pieces(slices, []) == []
+
+
+@pytest.mark.parametrize("first_step", [0, 17])
+@pytest.mark.parametrize("world", [1, 2])
+def test_images_are_read_ahead_and_each_piece_by_one_rank(first_step: int, world: int) -> None:
+    """Except those of the first micro-batches of a start."""
+    slices = archives()
+    stored = in_store_order(slices)
+    at = {position: number for number, position in enumerate(stored)}
+    read = [set[int]() for _ in range(world)]
+    for rank in range(world):
+        sampler = ResumableSampler(IMAGES, BATCH, 12, rank, world, 3, windows())
+        for number, keys in enumerate(sampler.epoch(0, first_step)):
+            assert isinstance(keys, Keys)
+            for first, last in keys.ahead:
+                run = stored[at[first] : at[last] + 1]
+                assert len(run) <= 9
+                assert read[rank].isdisjoint(run), "read once"
+                read[rank].update(run)
+            if number >= 16:
+                assert read[rank].issuperset(position for _, position in keys)
+    assert sum(map(len, read)) == len(set.union(*read)), "each piece on one rank"
+
+
+def test_at_most_two_windows_are_in_memory() -> None:
+    sampler = ResumableSampler(IMAGES, BATCH, BATCH, 0, 1, 3, windows())
+    at = {position: number for number, position in enumerate(in_store_order(archives()))}
+    images = most = 0
+    for keys in sampler.epoch(0):
+        assert isinstance(keys, Keys)
+        images += sum(at[last] - at[first] + 1 for first, last in keys.ahead)
+        images -= len(keys)
+        most = max(most, images)
+    assert IMAGES // 5 <= most <= 2 * IMAGES // 5

@@ -13,7 +13,7 @@ import torch
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.failure import Failure, read, report, root_cause
-from kfp_ddp.training import checkpoint, distributed, model, optim
+from kfp_ddp.training import checkpoint, distributed, learner, model
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.initial_weights import initialise
@@ -59,7 +59,7 @@ def test_a_batch_for_each_rank_scales_the_rate_and_stays_on_resume(tmp_path: Pat
     config = run(tmp_path, batch_size_per_rank=8, lr_reference_batch=16, learning_rate=0.1)
     resolved = resolve(config, world(4), 96)
     assert (resolved.batch_size, resolved.micro_batch_size, resolved.precision) == (32, 8, "fp32")
-    assert optim.peak(resolved) == pytest.approx(0.2)
+    assert learner.peak(resolved) == pytest.approx(0.2)
     assert TrainConfig.from_json(resolved.to_json()) == resolved
     manifest = checkpoint.manifest_of(resolved, ("a", "b"), epoch=1, world_size=4)
     checkpoint.write(tmp_path / "checkpoints", 5, {}, manifest)
@@ -136,7 +136,7 @@ def test_a_gpu_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_the_rate_warms_up_and_falls_as_a_cosine(tmp_path: Path) -> None:
     config = run(tmp_path, epochs=10, warmup_epochs=2, learning_rate=0.4)
-    rates = [optim.learning_rate(config, step, steps_per_epoch=5) for step in range(50)]
+    rates = [learner.learning_rate(config, step, steps_per_epoch=5) for step in range(50)]
     assert rates[0] == pytest.approx(0.04)
     assert rates[9] == rates[10] == pytest.approx(0.4)
     assert rates[30] == pytest.approx(0.2)
@@ -145,7 +145,7 @@ def test_the_rate_warms_up_and_falls_as_a_cosine(tmp_path: Path) -> None:
 
 def test_weight_decay_spares_norms_and_biases(tmp_path: Path) -> None:
     network = model.build("cifar_resnet8", 3)
-    decayed, plain = optim.optimizer_of(network, run(tmp_path)).param_groups
+    decayed, plain = learner.optimizer_of(network, run(tmp_path)).param_groups
     assert decayed["weight_decay"] > 0 == plain["weight_decay"]
     assert all(p.ndim > 1 for p in decayed["params"])
     assert len(decayed["params"]) + len(plain["params"]) == len(list(network.parameters()))
@@ -154,7 +154,7 @@ def test_weight_decay_spares_norms_and_biases(tmp_path: Path) -> None:
 def test_averaged_weights_follow() -> None:
     network = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(network.weight)
-    ema = optim.Ema(network, decay=0.5)
+    ema = learner.Ema(network, decay=0.5)
     torch.nn.init.ones_(network.weight)
     ema.update(step=1000)
     ema.update(step=1001)

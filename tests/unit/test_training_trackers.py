@@ -1,8 +1,10 @@
-"""Trackers of experiments: MLflow's own store, and servers that are away."""
+"""Trackers: MLflow's own store, the status of a TrainJob, and unreachable servers."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
 from kfp_ddp.training import trackers
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.sinks import TrainJobStatus
 from kfp_ddp.training.trackers import BackgroundSink, Event, MlflowRun, Tracker
-from tests.serving import free_port
+from tests.serving import free_port, serving
 
 
 @pytest.fixture
@@ -208,3 +211,66 @@ def test_an_address_that_cannot_be_used_is_refused(uri: str, why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
         TrainConfig.create(data="/d", output_dir="/o", mlflow_uri=uri)
     assert "s3cr3t" not in str(caught.value)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Notes who asks, and sends on where `server.onward` says."""
+
+    def do_GET(self) -> None:
+        self.do_POST()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.heard.append((self.command, dict(self.headers)))  # type: ignore[attr-defined]
+        onward = getattr(self.server, "onward", None)
+        self.send_response(onward[0] if onward else 200)
+        if onward:
+            self.send_header("Location", onward[1])
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def server(**fields: Any) -> Any:
+    made = HTTPServer(("127.0.0.1", 0), Handler)
+    for name, value in {"heard": [], **fields}.items():
+        setattr(made, name, value)
+    return made
+
+
+def at(name: str, **fields: Any) -> Event:
+    return Event(name, fields, 0.0)
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_token_does_not_follow_a_redirect(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    other = server()
+    with serving(other) as target:
+        first = server(onward=(code, f"{target}/status"))
+        with serving(first) as url:
+            monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"{url}/status")
+            monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
+            with pytest.raises(OSError, match=str(code)):
+                TrainJobStatus().log([at("start", steps_total=10, resumed_from_step=0)])
+    assert [headers["Authorization"] for _, headers in first.heard] == ["Bearer secret"]
+    assert other.heard == []
+
+
+def test_trainjob_gets_progress_and_the_remaining_seconds() -> None:
+    status = TrainJobStatus()
+    start = at("start", steps_total=200, resumed_from_step=50)
+    for events, progress, remaining in (
+        ([start, at("step", step=50, loss=1.5)], 25, None),
+        ([at("step", step=100, loss=0.5)], 50, 200),
+    ):
+        with contextlib.suppress(KeyError):  # no controller
+            status.log(events)
+        report = json.loads(status.body(status._began[0] + 100))["trainerStatus"]
+        assert report["progressPercentage"] == progress
+        assert report.get("estimatedRemainingSeconds") == remaining
+    assert {"name": "start_steps_total", "value": "200"} in report["metrics"]
+    assert {"name": "step_loss", "value": "0.5"} in report["metrics"]
