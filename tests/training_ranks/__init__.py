@@ -18,8 +18,12 @@ from PIL import Image
 
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.distributed import World
+from kfp_ddp.training.prepare import prepare
+from kfp_ddp.training.trainer import Trainer
 from tests.serving import free_port
 
+ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.training_ranks", "kfp_ddp.training.trainer"])
 
@@ -58,6 +62,12 @@ def config(data: Path, output: Path, **fields: Any) -> TrainConfig:
         "cache_gb": 0,
     }
     return TrainConfig.create(**{**settings, **fields})
+
+
+def trainer(run: TrainConfig) -> Trainer:
+    """The loop of a single rank in this process."""
+    resolved, train, val = prepare(run, ALONE)
+    return Trainer(resolved, ALONE, train, val)
 
 
 def forked(target: Callable[..., None], *args: Any) -> BaseProcess:

@@ -1,158 +1,400 @@
-"""A checkpoint is whole or not there; an error of the writer is never lost."""
+"""A checkpoint is complete or absent; an error of the writer is never lost."""
 
+import contextlib
+import hashlib
 import json
 import os
+import resource
+import shutil
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError, JobError, StorageError
 from kfp_ddp.runs.train.outputs import newest_checkpoint
 from kfp_ddp.training import checkpoint, resume
-from kfp_ddp.training.checkpoint import Writer, newest_valid, steps
+from kfp_ddp.training.checkpoint import Checkpoint, Writer, load_model, newest_valid, steps, verify
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.distributed import World
-from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE
-from kfp_ddp.training.model import build
-from kfp_ddp.training.prepare import resolve
+from kfp_ddp.training.manifest import (
+    DIGEST,
+    MANIFEST,
+    STATE,
+    digest_of,
+    read_manifest,
+    step_dir,
+    step_dirs,
+    step_of,
+)
+from kfp_ddp.training.model import MEAN, STD, build
+from kfp_ddp.training.model_file import pack
 from kfp_ddp.training.splits import Index
-from kfp_ddp.training.strategies import Ddp, Fsdp
-
-REPLICATED = Ddp.form
-RECORDED = Path(__file__).parent / "recorded"
+from kfp_ddp.training.strategies import Ddp
 
 
 def run(output: Path, **fields: Any) -> TrainConfig:
-    settings: dict[str, Any] = {"data": "/d", "output_dir": str(output), "image_size": 16}
-    return TrainConfig.create(**{**settings, "model": "cifar_resnet8", **fields})
+    given = {"data": "/d", "output_dir": str(output), "image_size": 16, "model": "cifar_resnet8"}
+    return TrainConfig.create(**{**given, **fields})
 
 
-def manifest(config: TrainConfig, classes: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
-    more = {"epoch": 1.0, "world_size": 1, "samples": 4, "metrics": {}, "form": REPLICATED}
-    return checkpoint.manifest_of(config, classes, **more)
+def about(config: TrainConfig) -> dict[str, Any]:
+    more = {"epoch": 1.5, "samples": 4, "form": Ddp.form}
+    metrics = {"loss": 0.25, "top5": float("nan")}
+    return checkpoint.manifest_of(config, ("a", "\N{SNOWMAN}"), **more, metrics=metrics)
 
 
-def save(output: Path, step: int, value: float = 1.0, **fields: Any) -> Path:
-    state = {"model": {"w": torch.full((1000,), value)}, "ema": None, "optimizer": {}}
-    directory = output / "checkpoints"
-    return checkpoint.write(directory, step, state, manifest(run(output, **fields)))
+def save(output: Path, step: int, value: float = 1.0) -> Path:
+    state = {"model": {"w": torch.full((300,), value)}, "ema": None, "optimizer": {}}
+    return checkpoint.write(output / "checkpoints", step, state, about(run(output)))
 
 
-def test_the_newest_that_verifies_wins(tmp_path: Path) -> None:
+def newest(directory: Path) -> Checkpoint:
+    valid = newest_valid(directory)
+    assert valid is not None
+    return valid
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path / "checkpoints", keep=2)
+
+
+def saved(writer: Writer) -> Any:
+    """The state of the newest checkpoint, after a wait."""
+    writer.wait()
+    return newest(writer.directory).state()
+
+
+def weights(value: float = 1.0, count: int = 3) -> dict[str, Any]:
+    return {"model": {"w": torch.full((count,), value)}}
+
+
+# --- what is read ---
+
+
+def test_newest_valid_step_by_number_is_read(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     assert newest_valid(directory) is None
-    for step in (5, 10, 100, 1000):
+    for step in (5, 10, 100, 99_999_999, 100_000_000):
         save(tmp_path, step, value=step)
-    torn = directory / "step-00001000" / STATE
-    torn.write_bytes(torn.read_bytes()[:-1])
-    flipped = directory / "step-00000100" / STATE
-    content = bytearray(flipped.read_bytes())
-    content[len(content) // 2] ^= 1
-    flipped.write_bytes(content)
-    newest = newest_valid(directory)
-    assert newest is not None
-    assert newest.step == 10
-    assert newest.state()["model"]["w"][0] == 10
-    (directory / "step-00000010" / MANIFEST).write_text('{"step": 10')
-    again = newest_valid(directory)
-    assert again is not None
-    assert again.step == 5
+    assert newest(directory).step == 100_000_000
+    chosen = newest_checkpoint(tmp_path)
+    assert chosen is not None
+    assert chosen.step == 100_000_000
+    assert checkpoint.set_aside(directory, newest(directory)) == []
+    for step, damage in ((100_000_000, "cut"), (99_999_999, "flip"), (100, "manifest")):
+        path = step_dir(directory, step)
+        content = bytearray((path / STATE).read_bytes())
+        content[len(content) // 2] ^= 1
+        if damage == "manifest":
+            (path / MANIFEST).write_text('{"step": 10')
+        else:
+            (path / STATE).write_bytes(content if damage == "flip" else content[:-1])
+    assert newest(directory).step == 10
+    assert newest(directory).state()["model"]["w"][0] == 10
 
 
-def test_what_does_not_verify_is_set_aside_and_not_counted_among_those_kept(tmp_path: Path) -> None:
+def test_invalid_newer_steps_are_set_aside(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     save(tmp_path, 10)
-    (save(tmp_path, 20) / STATE).write_bytes(b"torn")
-    (save(tmp_path, 100_000_000) / STATE).write_bytes(b"torn")
+    for step in (20, 100_000_000):
+        (save(tmp_path, step) / STATE).write_bytes(b"torn")
+    (directory / "corrupt-step-00000020").mkdir()
+    (directory / "corrupt-step-00000020" / "of before").touch()
     (directory / ".step-00000030.tmp").mkdir()
-    shunned = checkpoint.set_aside(directory, newest_valid(directory))
-    assert [path.name for path in shunned] == ["step-100000000", "step-00000020"]
-    assert sorted(path.name for path in directory.iterdir()) == [
-        "corrupt-step-00000020",
-        "corrupt-step-100000000",
-        "step-00000010",
-    ]
-
-
-def test_a_newer_step_of_more_digits_is_newer(tmp_path: Path) -> None:
-    directory = tmp_path / "checkpoints"
-    save(tmp_path, 99_999_999)
-    save(tmp_path, 100_000_000)
-    assert checkpoint.set_aside(directory, newest_valid(directory)) == []
-    (directory / "step-100000000" / STATE).write_bytes(b"torn")
-    shunned = checkpoint.set_aside(directory, newest_valid(directory))
-    assert [path.name for path in shunned] == ["step-100000000"]
+    moved = checkpoint.set_aside(directory, newest(directory))
+    assert [path.name for path in moved] == ["step-100000000", "step-00000020"]
+    names = ["corrupt-step-00000020", "corrupt-step-100000000", "step-00000010"]
+    assert sorted(path.name for path in directory.iterdir()) == names
+    assert (directory / names[0] / STATE).read_bytes() == b"torn"
+    (directory / names[2] / STATE).write_bytes(b"torn")
+    assert [path.name for path in checkpoint.set_aside(directory, None)] == [names[2]]
 
 
 @pytest.mark.parametrize("recovers", [True, False])
-def test_a_volume_that_fails_is_no_damage(
+def test_failing_volume_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
     """A link to itself (ELOOP) stands for ESTALE and EIO, which no real part gives on demand."""
     directory = tmp_path / "checkpoints"
     save(tmp_path, 10)
     state = save(tmp_path, 20) / STATE
-    kept = state.rename(tmp_path / STATE)
+    moved = state.rename(tmp_path / STATE)
     state.symlink_to(state.name)
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
         if recovers:
-            kept.rename(state)
+            moved.rename(state)
 
     monkeypatch.setattr(time, "sleep", pause)
-    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
+    index = Index(tmp_path, ("a", "\N{SNOWMAN}"), ("x",) * 4, (0, 1, 0, 1))
     if recovers:
-        found = resume.choose(directory, run(tmp_path), index, REPLICATED)
-        assert found == directory / "step-00000020"
+        assert resume.choose(directory, run(tmp_path), index, Ddp.form) == step_dir(directory, 20)
         assert len(pauses) == 1
         return
     with pytest.raises(checkpoint.UnreadableError, match="Too many levels") as caught:
-        resume.choose(directory, run(tmp_path), index, REPLICATED)
+        resume.choose(directory, run(tmp_path), index, Ddp.form)
     assert "\n" not in str(caught.value)
     assert caught.value.retryable
     assert pauses
-    assert [path.name for path in steps(directory)] == ["step-00000020", "step-00000010"]
+    assert [step_of(path) for path in steps(directory)] == [20, 10]
 
 
-def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unreadable_folder_is_not_an_empty_one(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "_PAUSES_S", ())
-    directory = tmp_path / "checkpoints"
-    directory.symlink_to(directory.name)
-    with pytest.raises(checkpoint.UnreadableError, match=f"^cannot read {directory}: "):
-        newest_valid(directory)
-
-
-def test_without_a_whole_one_nothing_is_begun_anew(tmp_path: Path) -> None:
-    directory = tmp_path / "checkpoints"
-    for step in (10, 20):
-        (save(tmp_path, step) / STATE).write_bytes(b"torn")
-    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
-    with pytest.raises(StorageError, match=r"none of the 2 checkpoints in .* is valid"):
-        resume.choose(directory, run(tmp_path), index, REPLICATED)
-    assert len(steps(directory)) == 2
-
-
-@pytest.mark.parametrize("part", ["model", "ema"])
-def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path, part: str) -> None:
-    writer = Writer(tmp_path / "checkpoints", keep=2)
-    state = {"model": {"w": torch.ones(3)}, "ema": {"w": torch.ones(3)}}
-    writer.save(1, state, manifest(run(tmp_path)))
-    state[part]["w"][1] = float("inf")
-    writer.save(2, state, manifest(run(tmp_path)))
-    with pytest.raises(JobError, match="after step 2 w is NaN or infinite"):
+    writer.directory.symlink_to(writer.directory.name)
+    with pytest.raises(checkpoint.UnreadableError, match=f"^cannot read {writer.directory}: "):
+        newest_valid(writer.directory)
+    writer.save(1, weights(), {})
+    with pytest.raises(StorageError, match="those saved before cannot be read now; make room"):
         writer.wait()
-    assert [path.name for path in steps(writer.directory)] == ["step-00000001"]
 
 
-def test_the_first_save_makes_the_folder_itself_durable(
+def test_code_in_a_state_is_not_run(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    path = save(tmp_path, 10)
+    torch.save({"model": Evil()}, path / STATE)
+    fields = json.loads((path / MANIFEST).read_text())
+    size, digest = (path / STATE).stat().st_size, checkpoint.sha256_of(path / STATE)
+    fields["files"][STATE] = {"size": size, "sha256": digest}
+    del fields[DIGEST]  # as early versions wrote it
+    (path / MANIFEST).write_text(json.dumps(fields))
+    with pytest.raises(Exception, match=r"weights_only|Unsupported"):
+        verify(path).state()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_model_is_built_as_it_was_set_with_the_averaged_weights(
+    tmp_path: Path, averaged: bool
+) -> None:
+    config = run(tmp_path, blur_pool=True)
+    network, average = (build("cifar_resnet8", 2, blur_pool=True) for _ in range(2))
+    state = {"model": network.state_dict(), "ema": average.state_dict() if averaged else None}
+    loaded, info = load_model(checkpoint.write(tmp_path, 7, state, about(config)))
+    assert list(map(repr, loaded.modules())) == list(map(repr, network.eval().modules()))
+    assert (info.mean, info.std, info.image_size, info.step) == (MEAN, STD, 16, 7)
+    expected = (average if averaged else network).parameters()
+    for own, theirs in zip(loaded.parameters(), expected, strict=True):
+        assert torch.equal(own, theirs)
+    text = "from torch.nn import Flatten\n\n\ndef model(classes):\n    return Flatten(classes)\n"
+    (tmp_path / "mine.py").write_text(text)
+    own_model = {"model_code": pack(tmp_path / "mine.py")}
+    built = replace(info, model="mine.py:model", config=own_model).network()
+    assert isinstance(built, torch.nn.Flatten)
+    with torch.device("meta"):
+        sized = replace(info, model="vit_b_32", image_size=64, config={}).network()
+    assert sized.image_size == 64
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    state = {"model": build("cifar_resnet14", 2).state_dict(), "ema": None}
+    path = checkpoint.write(tmp_path, 1, state, about(run(tmp_path)))
+    with pytest.raises(InputError, match=f"{path} do not fit a cifar_resnet8"):
+        load_model(path)
+
+
+# --- what is damaged ---
+
+ACCIDENTS = st.lists(
+    st.tuples(
+        st.sampled_from(("flip", "cut", "zeros", "insert", "remove", "swap")),
+        st.floats(0, 1),
+        st.binary(min_size=1, max_size=64),
+    ),
+    min_size=1,
+    max_size=3,
+)
+VALUES = st.recursive(
+    st.sampled_from([None, True, -1, 2**70, 1.5, float("inf"), "", "../x", "step", "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(("step", "files", STATE, "sha256", "size", "/dev/zero")),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+FIELDS = (
+    *((), ("step",), ("files",), ("files", STATE), ("files", "more")),
+    *(("files", STATE, "size"), ("files", STATE, "sha256")),
+)
+CASES = settings(
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Steps 10 and 20, of which tests damage the newer."""
+    save(tmp_path, 10)
+    return save(tmp_path, 20)
+
+
+def verified(path: Path) -> Checkpoint | None:
+    """The checkpoint; None if it is refused in one line, and the one before is chosen."""
+    refusal = ""
+    try:
+        return verify(path)
+    except InputError as error:
+        refusal = str(error)
+    assert refusal.startswith(str(path))
+    assert "\n" not in refusal
+    assert newest(path.parent).step == 10
+    return None
+
+
+def damage(content: bytes, accidents: list[tuple[str, float, bytes]]) -> bytes:
+    data = bytearray(content)
+    for accident, place, extra in accidents:
+        at = min(int(place * len(data)), len(data) - 1)
+        if accident == "flip" and data:
+            data[at] ^= 1 << extra[0] % 8
+        elif accident == "cut":
+            del data[at:]
+        elif accident == "zeros":
+            data[at : at + 512] = bytes(len(data[at : at + 512]))
+        elif accident == "insert":
+            data[at:at] = extra
+        elif accident == "remove":
+            del data[at : at + len(extra)]
+        else:
+            data[at:] = data[at:][::-1]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", [STATE, MANIFEST])
+@CASES
+@given(accidents=ACCIDENTS)
+def test_damaged_file_is_refused(two: Path, name: str, accidents: Any) -> None:
+    """A manifest with other white space has the same content: then it is valid."""
+    content = (two / name).read_bytes()
+    expected, damaged = verify(two), damage(content, accidents)
+    try:
+        (two / name).write_bytes(damaged)
+        result = verified(two)
+    finally:
+        (two / name).write_bytes(content)
+    if result is not None:
+        assert damaged == content or name == MANIFEST
+        assert repr(result) == repr(expected)
+
+
+@CASES
+@given(place=st.sampled_from(FIELDS), value=VALUES)
+def test_manifest_with_other_fields_is_refused(two: Path, place: Any, value: Any) -> None:
+    """As early versions wrote them: without a digest of itself."""
+    content = (two / MANIFEST).read_bytes()
+    fields = json.loads(content)
+    del fields[DIGEST]
+    digest, holder = fields["files"][STATE]["sha256"], fields
+    for name in place[:-1]:
+        holder = holder[name]
+    if place:
+        holder[place[-1]] = value
+    try:
+        (two / MANIFEST).write_text(json.dumps(fields if place else value))
+        result = verified(two)
+    finally:
+        (two / MANIFEST).write_bytes(content)
+    if result is not None:
+        assert isinstance(result.step, int)
+        assert result.digest == digest
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../../secret", "..", "", "a/b", "link"])
+def test_manifest_lists_no_other_files(two: Path, name: str) -> None:
+    """The digest of /dev/zero, whose size is 0, would take forever."""
+    (two.parent.parent / "secret").touch()
+    (two / "link").symlink_to("/dev/zero")
+    fields = json.loads((two / MANIFEST).read_text())
+    del fields[DIGEST]
+    fields["files"][name] = {"size": 0, "sha256": hashlib.sha256().hexdigest()}
+    (two / MANIFEST).write_text(json.dumps(fields))
+    assert verified(two) is None
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":', '{"step": 1, "files": ['])
+def test_manifest_of_any_depth_is_refused(two: Path, opening: str) -> None:
+    for depth in (10, 1_000, 100_000):
+        (two / MANIFEST).write_text(opening * depth)
+        assert verified(two) is None
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "endless", "empty", "file"])
+def test_incomplete_folder_is_refused(two: Path, kind: str) -> None:
+    if kind in ("empty", "file"):
+        shutil.rmtree(two)
+        two.mkdir() if kind == "empty" else two.write_text("a file")
+    else:
+        fields = json.loads((two / MANIFEST).read_text())
+        (two / STATE).unlink()
+        if kind == "folder":
+            (two / STATE).mkdir()
+        elif kind == "endless":
+            del fields[DIGEST]
+            fields["files"][STATE]["size"] = 0
+            (two / MANIFEST).write_text(json.dumps(fields))
+            (two / STATE).symlink_to("/dev/zero")
+    assert verified(two) is None
+
+
+def test_manifest_is_read_with_or_without_its_digest(tmp_path: Path) -> None:
+    files = {STATE: {"sha256": "ab" * 32, "size": 7}}
+    fields = {"step": 12, "files": files, "classes": ["\N{SNOWMAN}"], "loss": float("nan")}
+    for more in ({}, {DIGEST: digest_of(fields)}):
+        for ascii_only in (True, False):
+            text = json.dumps({**fields, **more}, ensure_ascii=ascii_only)
+            (tmp_path / MANIFEST).write_text(text, encoding="utf-8")
+            manifest = read_manifest(tmp_path)
+            assert (manifest.step, manifest.digest) == (12, "ab" * 32)
+            assert json.dumps(manifest.fields) == json.dumps(fields)
+    assert digest_of(dict(reversed(fields.items()))) == digest_of(fields)
+    text = json.dumps({"a": 1, "b": [2]})
+    assert digest_of({"b": [2], "a": 1}) == hashlib.sha256(text.encode()).hexdigest()
+    wrong: tuple[Any, ...] = ("", "0" * 64, 0, False, [])
+    for digest in wrong:
+        (tmp_path / MANIFEST).write_text(json.dumps({**fields, DIGEST: digest}))
+        with pytest.raises(ValueError, match=r"manifest\.json was altered"):
+            read_manifest(tmp_path)
+
+
+def test_names_of_steps_sort_by_number(tmp_path: Path) -> None:
+    assert step_dir(tmp_path, 36).name == "step-00000036"
+    for step in (5, 40, 123_456_789, 99_999_999):
+        step_dir(tmp_path, step).mkdir()
+    others = ("step-12", "step-0000001x", "xstep-00000012", "corrupt-step-00000007", ".step-1.tmp")
+    for name in (*others, "step-00000001.old", "STEP-00000012"):
+        (tmp_path / name).mkdir()
+    assert [step_of(path) for path in step_dirs(tmp_path)] == [123_456_789, 99_999_999, 40, 5]
+    assert step_dirs(tmp_path / "nothing") == []
+    (tmp_path / "file").touch()
+    assert step_dirs(tmp_path / "file") == []
+
+
+# --- what is written ---
+
+
+def test_folder_itself_is_durable_after_the_first_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -164,53 +406,59 @@ def test_the_first_save_makes_the_folder_itself_durable(
 
     monkeypatch.setattr(os, "fsync", note)
     save(tmp_path, 1)
-    assert str(tmp_path) in synced
-    assert str(tmp_path / "checkpoints") in synced
+    assert {str(tmp_path), str(tmp_path / "checkpoints")} <= set(synced)
 
 
-def test_the_writer_keeps_k_and_the_state_of_the_moment(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "checkpoints", keep=2)
+def test_same_step_can_be_saved_again_after_a_kill(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    save(tmp_path, 10, value=1)
+    (directory / ".step-00000010.tmp").mkdir()
+    (directory / ".step-00000010.tmp" / "left").touch()
+    path = save(tmp_path, 10, value=2)
+    assert newest(directory).state()["model"]["w"][0] == 2
+    assert [entry.name for entry in directory.iterdir()] == ["step-00000010"]
+    assert sorted(entry.name for entry in path.iterdir()) == sorted([MANIFEST, STATE])
+
+
+def test_writer_keeps_the_newest_and_the_spared_steps(writer: Writer) -> None:
     weight = torch.zeros(1000)
-    for step in (1, 2, 3):
+    for step in (1, 2, 3, 4):
         weight.fill_(step)
-        writer.save(step, {"model": {"w": weight}}, manifest(run(tmp_path)))
+        writer.save(step, {"model": {"w": weight}}, {}, spared=(1,))
         weight.fill_(-1)
-    writer.wait()
-    assert [path.name for path in steps(writer.directory)] == ["step-00000003", "step-00000002"]
-    newest = newest_valid(writer.directory)
-    assert newest is not None
-    assert newest.state()["model"]["w"].tolist() == [3.0] * 1000
+    assert saved(writer)["model"]["w"].tolist() == [4.0] * 1000
+    assert [step_of(path) for path in steps(writer.directory)] == [4, 3, 1]
 
 
-def test_what_stays_until_the_update_is_copied_while_the_loop_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("volatile", [True, False])
+def test_only_volatile_tensors_are_copied_before_the_loop_continues(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, volatile: bool
 ) -> None:
-    """What may change before is copied at once; for the rest `copied` waits."""
+    """A change before `copied` is set shows which tensors were not copied yet."""
     begin, fill = threading.Event(), Writer._fill_later
 
     def late(writer: Writer) -> None:
-        begin.wait(10)
+        assert begin.wait(30)
         fill(writer)
 
     monkeypatch.setattr(Writer, "_fill_later", late)
-    writer = Writer(tmp_path / "checkpoints", keep=2)
-    weight, statistics = torch.ones(4), torch.ones(4)
-    state = {"model": {"w": weight, "s": statistics}}
-    writer.save(1, state, manifest(run(tmp_path)), volatile=[statistics])
-    statistics += 1
-    threading.Timer(0.2, begin.set).start()
-    writer.copied.wait()
-    weight += 1
-    writer.wait()
-    newest = newest_valid(tmp_path / "checkpoints")
-    assert newest is not None
-    assert {k: v.tolist() for k, v in newest.state()["model"].items()} == {
-        "w": [1.0] * 4,
-        "s": [1.0] * 4,
-    }
+    tensors = [torch.full((3,), float(number)) for number in range(4)]
+    groups = [tensors[2], (tensors[3], "x", 5)]
+    state = {"model": {"w": tensors[0], "s": tensors[1]}, "groups": groups}
+    writer.save(1, state, {}, volatile=[tensors[1]] if volatile else None)
+    assert not writer.copied.is_set()
+    for tensor in tensors:
+        tensor += 10
+    begin.set()
+    state = saved(writer)
+    assert writer.copied.is_set()
+    copies = [*state["model"].values(), state["groups"][0], state["groups"][1][0]]
+    values = [10, 1, 12, 13] if volatile else [0, 1, 2, 3]
+    assert [copy.tolist() for copy in copies] == [[float(value)] * 3 for value in values]
+    assert state["groups"][1][1:] == ["x", 5]
 
 
-def test_saving_waits_for_the_copy_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_waits_for_the_copy_only(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     original = torch.save
 
@@ -219,177 +467,92 @@ def test_saving_waits_for_the_copy_only(tmp_path: Path, monkeypatch: pytest.Monk
         original(*args, **kwargs)
 
     monkeypatch.setattr(torch, "save", slow)
-    writer = Writer(tmp_path / "checkpoints", keep=2)
-    writer.save(1, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
+    writer.save(1, weights(), {})
     assert newest_valid(writer.directory) is None
     go.set()
-    writer.wait()
-    assert newest_valid(writer.directory) is not None
+    assert saved(writer)["model"]["w"].tolist() == [1.0] * 3
 
 
-def test_an_error_of_the_writer_surfaces_at_the_next_save(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "checkpoints", keep=2)
-    writer.save(1, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
+def test_buffers_are_reused_for_the_same_shape_and_type(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers: list[torch.Tensor] = []
+    empty_like = torch.empty_like
+
+    def note(value: torch.Tensor, **how: Any) -> torch.Tensor:
+        buffers.append(value)
+        return empty_like(value, **how)
+
+    monkeypatch.setattr(torch, "empty_like", note)
+    for step, (value, count) in enumerate(
+        [
+            (torch.ones(3), 1),
+            (torch.zeros(3), 1),
+            (torch.ones(4), 2),
+            (torch.ones(4, dtype=torch.int64), 3),
+            (torch.zeros(4, dtype=torch.int64), 3),
+        ]
+    ):
+        writer.save(step, {"model": {"w": value}}, {})
+        copy = saved(writer)["model"]["w"]
+        assert (copy.tolist(), copy.dtype) == (value.tolist(), value.dtype)
+        assert len(buffers) == count
+
+
+@contextlib.contextmanager
+def full(size: int) -> Iterator[None]:
+    """No file grows above this size in bytes, as on a full volume."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_full_volume_is_reported_with_the_newest_checkpoint(writer: Writer, earlier: bool) -> None:
+    if earlier:
+        writer.save(7, weights(), {})
+        writer.wait()
+    with full(1 << 20):
+        writer.save(8, weights(count=1 << 20), {})
+        with pytest.raises(StorageError) as caught:
+            writer.wait()
+    remaining = "step 7 is the newest" if earlier else "none was saved before"
+    assert f"cannot save a checkpoint in {writer.directory}: File too large; {remaining}" in str(
+        caught.value
+    )
+    left = [path.name for path in writer.directory.iterdir()]
+    assert left == (["step-00000007"] if earlier else [])
+    writer.save(8, weights(count=1 << 20), {})
+    assert saved(writer)["model"]["w"].shape == (1 << 20,)
+
+
+def test_error_of_the_writer_is_raised_by_the_next_save(tmp_path: Path, writer: Writer) -> None:
+    writer.save(1, weights(), {})
     writer.wait()
-    moved = tmp_path / "moved"
-    writer.directory.rename(moved)
+    writer.directory.rename(tmp_path / "moved")
     writer.directory.touch()  # a file is where the folder was
-    writer.save(2, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
+    writer.save(2, weights(), {})
     with pytest.raises(StorageError, match="cannot save a checkpoint"):
-        writer.save(3, {"model": {"w": torch.ones(3)}}, manifest(run(tmp_path)))
-    assert newest_valid(moved) is not None
+        writer.save(3, weights(), {})
+    assert newest_valid(tmp_path / "moved") is not None
+    writer.directory.unlink()
+    writer.save(1, weights(), {"epoch": {1, 2}})
+    with pytest.raises(StorageError, match="set is not JSON serializable; none was saved before"):
+        writer.wait()
 
 
-def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
-    save(tmp_path, 10, value=1)
-    save(tmp_path, 10, value=2)
-    newest = newest_valid(tmp_path / "checkpoints")
-    assert newest is not None
-    assert newest.state()["model"]["w"][0] == 2
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000010"]
-
-
-def test_a_state_with_code_in_it_is_not_run(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.mkdir, (str(tmp_path / "ran"),)
-
-    path = save(tmp_path, 10)
-    torch.save({"model": Evil()}, path / STATE)
-    about = json.loads((path / MANIFEST).read_text())
-    about["files"][STATE]["size"] = (path / STATE).stat().st_size
-    about["files"][STATE]["sha256"] = checkpoint.sha256_of(path / STATE)
-    del about[DIGEST]  # as earlier versions wrote it, which anybody can
-    (path / MANIFEST).write_text(json.dumps(about))
-    with pytest.raises(Exception, match=r"weights_only|Unsupported"):
-        checkpoint.verify(path).state()
-    assert not (tmp_path / "ran").exists()
-
-
-def test_load_model_takes_the_averaged_weights(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    network, average = build("cifar_resnet8", 2), build("cifar_resnet8", 2)
-    state = {"model": network.state_dict(), "ema": average.state_dict(), "optimizer": {}}
-    path = checkpoint.write(tmp_path / "checkpoints", 7, state, manifest(run(tmp_path)))
-    loaded, info = checkpoint.load_model(path)
-    assert not loaded.training
-    assert (info.step, info.classes, info.image_size) == (7, ("a", "b"), 16)
-    for mine, theirs in zip(loaded.parameters(), average.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
-@pytest.mark.parametrize(
-    ("fields", "classes", "word"),
-    [
-        ({"model": "cifar_resnet14"}, ("a", "b"), "model was cifar_resnet8"),
-        ({}, ("a", "b", "c"), "number of classes was 2 and is now 3"),
-        ({}, ("a", "z"), "class 1 was 'b' and is now 'z'"),
-        ({"batch_size": 64}, ("a", "b"), "batch_size was 256 and is now 64"),
-        ({"seed": 1}, ("a", "b"), "seed was 0"),
-        ({"image_size": 32}, ("a", "b"), "image_size"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(
-    tmp_path: Path, fields: dict[str, Any], classes: tuple[str, ...], word: str
-) -> None:
-    save(tmp_path, 10)
-    index = Index(tmp_path, classes, ("x",) * 4, (0, 1, 0, 1))
-    with pytest.raises(InputError, match=word):
-        resume.choose(tmp_path / "checkpoints", run(tmp_path, **fields), index, REPLICATED)
-
-
-def test_a_state_of_another_form_is_refused(tmp_path: Path) -> None:
-    """fsdp on one rank saves as ddp does: what counts is how it was saved."""
-    save(tmp_path, 10, strategy="fsdp")
-    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
-    directory, config = tmp_path / "checkpoints", run(tmp_path, strategy="fsdp")
-    assert resume.choose(directory, config, index, REPLICATED) == directory / "step-00000010"
-    with pytest.raises(InputError, match="strategy was ddp, single or one rank and is now fsdp"):
-        resume.choose(directory, config, index, Fsdp.form)
-
-
-@pytest.mark.parametrize(
-    ("written", "form"),
-    [
-        ("ddp, single or one rank", Ddp.form),
-        ("fsdp over several ranks", Fsdp.form),
-        ("replicated", "replicated"),
-        ("sharded", "sharded"),
-    ],
-)
-def test_the_form_of_older_checkpoints_is_known(tmp_path: Path, written: str, form: str) -> None:
-    """They hold the text in place of the key."""
-    about = {**manifest(run(tmp_path)), "form": written}
-    path = checkpoint.write(tmp_path / "checkpoints", 10, {"model": {}}, about)
-    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
-    assert resume.choose(path.parent, run(tmp_path), index, form) == path
-    other = Fsdp.form if form == Ddp.form else Ddp.form
-    with pytest.raises(InputError, match="strategy was"):
-        resume.choose(path.parent, run(tmp_path), index, other)
-
-
-def test_a_manifest_that_an_earlier_version_wrote_is_read_and_resumed(tmp_path: Path) -> None:
-    """As commit 4f70e37 wrote it, beside a state of this version."""
-    about = json.loads((RECORDED / "checkpoint_manifest_4f70e37.json").read_text())
-    state = {"model": build("cifar_resnet8", 3).state_dict(), "ema": None, "optimizer": {}}
-    directory = tmp_path / "checkpoints"
-    path = checkpoint.write(directory, about.pop("step"), state, about)
-    _, info = checkpoint.load_model(path)
-    assert (info.step, info.classes) == (36, ("class0", "class1", "class2"))
-    index = Index(tmp_path, info.classes, ("x",) * 96, (0, 1, 2) * 32)
-    config = TrainConfig.create(**{**about["config"], "output_dir": str(tmp_path)})
-    assert resume.choose(directory, config, index, Ddp.form) == path
-    unset = run(tmp_path, image_size=8, epochs=3)
-    resolved = resolve(unset, World(0, 2, 0, 2, torch.device("cpu")), 96)
-    assert resume.choose(directory, resolved, index, Ddp.form) == path
-    kept = (resolved.batch_size, resolved.micro_batch_size, resolved.warmup_epochs)
-    assert kept == (8, 4, 1.0)
-
-
-def test_beginning_anew_keeps_what_was_there(tmp_path: Path) -> None:
-    save(tmp_path, 10)
-    index = Index(tmp_path, ("a", "b"), ("x",) * 4, (0, 1, 0, 1))
-    config = run(tmp_path, resume="never")
-    assert not resume.continues(config, ["a"])
-    resume.begin(config, ["a"])
-    assert resume.choose(tmp_path / "checkpoints", config, index, REPLICATED) is None
-    assert newest_valid(tmp_path / "checkpoints.old-0") is not None
-
-
-@pytest.mark.parametrize(
-    ("run_id", "launches", "goes_on"),
-    [
-        ("", ["b", "c"], True),  # a node was lost, another came
-        ("", ["c"], False),  # started again by somebody
-        ("", [""], False),
-        ("run/train", ["c"], True),  # another attempt of the same step
-        ("other/train", ["a"], False),
-    ],
-)
-def test_never_is_for_the_first_start_only(
-    tmp_path: Path, run_id: str, launches: list[str], goes_on: bool
-) -> None:
-    first = run(tmp_path, resume="never", run_id="run/train" if run_id else "")
-    resume.begin(first, ["a", "b"])
-    save(tmp_path, 10)
-    assert resume.continues(run(tmp_path, resume="never", run_id=run_id), launches) is goes_on
-    assert not resume.continues(run(tmp_path, run_id=run_id), launches)
-
-
-def test_a_class_of_another_name_is_named_alone(tmp_path: Path) -> None:
-    names = tuple(f"class number {i}" for i in range(1000))
-    config = run(tmp_path)
-    state: dict[str, Any] = {"model": {}}
-    checkpoint.write(tmp_path / "checkpoints", 1, state, manifest(config, names))
-    index = Index(tmp_path, (*names[:500], "x", *names[501:]), ("x",) * 4, (0, 1, 0, 1))
-    with pytest.raises(InputError, match="class 500 was 'class number 500' and is now 'x'") as got:
-        resume.choose(tmp_path / "checkpoints", config, index, REPLICATED)
-    assert len(str(got.value)) < 500
-
-
-def test_the_step_tells_the_newest_by_its_number(tmp_path: Path) -> None:
-    for step in (99_999_999, 100_000_000):
-        save(tmp_path, step)
-    newest = newest_checkpoint(tmp_path)
-    assert newest is not None
-    assert newest.step == 100_000_000
+@pytest.mark.parametrize("part", ["model", "ema"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_not_saved(writer: Writer, part: str, value: float) -> None:
+    finite = {"count": torch.ones(3, dtype=torch.int64), "b": torch.ones(3)}
+    writer.save(1, {"model": finite, "ema": None}, {})
+    weight = torch.ones(1000)
+    weight[700] = value
+    state: dict[str, Any] = {"model": finite, "ema": finite}
+    writer.save(3, {**state, part: {**finite, "w": weight}}, {})
+    with pytest.raises(JobError, match="after step 3 w is NaN or infinite"):
+        writer.wait()
+    assert [step_of(path) for path in steps(writer.directory)] == [1]

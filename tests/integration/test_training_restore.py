@@ -1,0 +1,157 @@
+"""What a resumed run takes from its checkpoint, and what from its configuration."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.training import checkpoint
+from kfp_ddp.training.checkpoint import Writer, newest_valid, verify
+from kfp_ddp.training.learner import Learner
+from kfp_ddp.training.manifest import step_dir
+from kfp_ddp.training.prepare import resolve
+from kfp_ddp.training.trainer import Trainer
+from tests.training_ranks import ALONE, config, dataset, trainer
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return dataset(tmp_path / "data", train=16, val=4, classes=2)
+
+
+def train(data: Path, output: Path, **fields: Any) -> None:
+    settings = {"epochs": 1, "warmup_epochs": 0, "deterministic": False, **fields}
+    assert trainer(config(data, output, **settings)).fit()
+
+
+def resumed(data: Path, output: Path, **fields: Any) -> Trainer:
+    """A run that has restored its checkpoint."""
+    loop = trainer(config(data, output, deterministic=False, **fields))
+    try:
+        assert loop.saving.resume() == 2
+    finally:
+        loop.report.metrics.close()
+    return loop
+
+
+def groups(data: Path, output: Path, **fields: Any) -> list[dict[str, Any]]:
+    return resumed(data, output, **fields).learner.optimizer.param_groups
+
+
+def test_decay_and_momentum_are_those_of_the_configuration(data: Path, tmp_path: Path) -> None:
+    train(data, tmp_path / "run", weight_decay=0.5, momentum=0.8)
+    decayed, plain = groups(data, tmp_path / "run")
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
+    assert [group["momentum"] for group in (decayed, plain)] == [0.8] * 2
+    resolved = resolve(config(data, tmp_path / "run", deterministic=False), ALONE, 16)
+    assert (resolved.weight_decay, resolved.momentum) == (0.5, 0.8)
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (written["weight_decay"], written["momentum"]) == (0.5, 0.8)
+    more = {"weight_decay": 0.25, "momentum": 0.0}
+    decayed, plain = groups(data, tmp_path / "run", **more)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
+    states = [(group["momentum"], group["nesterov"]) for group in (decayed, plain)]
+    assert states == [(0, False)] * 2
+    assert trainer(config(data, tmp_path / "run", deterministic=False, **more)).fit()
+
+
+def test_checkpoint_is_of_its_step_even_if_it_is_copied_late(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step's forward pass continues meanwhile, and its update waits."""
+    fill, backward, states = Writer._fill_later, Learner.backward, []
+    passed = threading.Event()
+
+    def noted(learner: Learner, loss: torch.Tensor) -> None:
+        backward(learner, loss)
+        passed.set()
+
+    def late(writer: Writer) -> None:
+        assert writer._later
+        passed.clear()
+        passed.wait(1)  # there is no other pass after the last save
+        time.sleep(0.3)
+        fill(writer)
+
+    monkeypatch.setattr(Learner, "backward", noted)
+    for name, how in (("at once", fill), ("late", late)):
+        monkeypatch.setattr(Writer, "_fill_later", how)
+        output = tmp_path / name
+        train(data, output, checkpoint_steps=1, keep_checkpoints=9, ema_decay=0.9)
+        states.append(verify(step_dir(output / "checkpoints", 1)).state())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def _other_name(data: Path) -> None:
+    image = next((data / "train" / "class1").iterdir())
+    image.rename(image.with_name("another.png"))
+
+
+def _other_size(data: Path) -> None:
+    image = next((data / "train" / "class1").iterdir())
+    image.write_bytes(image.read_bytes() + b"more")
+
+
+@pytest.mark.parametrize("change", [_other_name, _other_size])
+def test_run_does_not_resume_with_other_images(
+    data: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    train(data, tmp_path / "run")
+    data = data.rename(tmp_path / "moved")  # the folder may change
+    groups(data, tmp_path / "run")
+    change(data)
+    with pytest.raises(InputError, match="paths and sizes of the training images") as caught:
+        groups(data, tmp_path / "run")
+    assert "resume=never" in str(caught.value)
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.0])
+def test_averages_resume_or_start_from_the_weights(
+    data: Path, tmp_path: Path, decay: float
+) -> None:
+    output = tmp_path / "run"
+    train(data, output, ema_decay=decay)
+    newest = newest_valid(output / "checkpoints")
+    assert newest is not None
+    state = newest.state()
+    average = state["ema"] if decay else state["model"]
+    if decay:
+        assert not torch.equal(average["fc.weight"], state["model"]["fc.weight"])
+        statistics = [name for name in state["model"] if "running" in name]
+        assert statistics
+        assert all(torch.equal(average[name], state["model"][name]) for name in statistics)
+        assert same(checkpoint.load_model(newest.path)[0].state_dict(), average)
+    learner = resumed(data, output, ema_decay=0.9).learner
+    assert learner.ema is not None
+    assert same(learner.ema.model.state_dict(), average)
+    assert same(learner.network.state_dict(), state["model"])
+
+
+@pytest.mark.parametrize("where", ["network", "averages", "loss"])
+def test_loop_saves_nothing_that_is_not_finite(data: Path, tmp_path: Path, where: str) -> None:
+    loop = trainer(config(data, tmp_path / "run", ema_decay=0.9, deterministic=False))
+    assert loop.learner.ema is not None
+    loop.step = 1
+    if where == "loss":
+        loop.divergence.first_bad_step.fill_(0)
+        loop._save()
+        loop.saving.writer.wait()
+    else:
+        broken = loop.learner.network if where == "network" else loop.learner.ema.model
+        with torch.no_grad():
+            next(broken.parameters())[0] = float("nan")
+        loop._save()
+        with pytest.raises(JobError, match=r"after step 1 .* is NaN or infinite"):
+            loop.saving.writer.wait()
+    loop.report.metrics.close()
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []
