@@ -1,11 +1,12 @@
 """Every kind of job with everything set: what the API server and its webhooks say, strictly."""
 
 import copy
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from kubernetes import client
 
 from kfp_ddp.jobs.identity import Owner, identify, metadata
@@ -14,7 +15,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, core
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.scene import namespace
-from tests.launch_specs import specification
+from tests.launch_specs import specifications
 from tests.unit.test_launch_pods import templates
 
 pytestmark = pytest.mark.smoke
@@ -130,18 +131,25 @@ def test_gang_schedulers_are_valid(api: Api, scheduler: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_what_a_specification_takes_for_good_the_server_does_too(api: Api, kind: str) -> None:
-    """Its operator's pods as well, of which a job says nothing until they cannot be made."""
-    chance = random.Random(f"server {kind}")
-    for _ in range(60):
-        spec = specification(chance, kind)
-        meta = metadata(spec, identify("run", "train", "7", spec), api.namespace, 0, None)
-        job = spec.job_kind.manifest(spec, meta)
-        query = {"fieldValidation": "Strict", "dryRun": "All"}
-        api.call("POST", KINDS[kind].path(api.namespace), job, query)
-        for template in templates(job["spec"]).values() if kind != "trainjob" else ():
-            pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template)}
-            pod["metadata"]["name"] = "of-the-job"
-            for named in ("serviceAccountName", "priorityClassName"):  # which must be there
-                pod["spec"].pop(named, None)
-            api.call("POST", core(api.namespace, "pods"), pod, query)
+@settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_the_server_accepts_what_the_settings_accept(
+    api: Api, kind: str, data: st.DataObject
+) -> None:
+    """The operator's pods too: a job shows nothing until they cannot be created."""
+    spec = data.draw(specifications(kind))
+    meta = metadata(spec, identify("run", "train", "7", spec), api.namespace, 0, None)
+    job = spec.job_kind.manifest(spec, meta)
+    query = {"fieldValidation": "Strict", "dryRun": "All"}
+    api.call("POST", KINDS[kind].path(api.namespace), job, query)
+    for template in templates(job["spec"]).values() if kind != "trainjob" else ():
+        pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template)}
+        pod["metadata"]["name"] = "of-the-job"
+        for named in ("serviceAccountName", "priorityClassName"):  # which would have to exist
+            pod["spec"].pop(named, None)
+        api.call("POST", core(api.namespace, "pods"), pod, query)

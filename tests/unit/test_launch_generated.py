@@ -1,13 +1,16 @@
-"""Jobs of all kinds from specifications made by chance: what holds for every pod of every one."""
+"""Properties of the manifests of every kind of job, with generated settings."""
 
 import json
-import random
+import tempfile
+import uuid
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from kubernetes.utils import parse_quantity
 
 from kfp_ddp.core.step import write_job
@@ -15,64 +18,65 @@ from kfp_ddp.jobs.identity import identify, metadata
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.quantity import amount
-from tests.launch_specs import quantity, specification
+from tests.launch_specs import QUANTITIES, specifications
 from tests.unit.test_launch_pods import templates
 
-CASES = 150
+EXAMPLES = settings(
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
 
 
-def generated(kind: str) -> list[tuple[LaunchSpec, dict[str, Any], dict[str, str]]]:
-    """Specifications, the jobs that they make, and the labels of these jobs."""
-    chance = random.Random(kind)
-    found = []
-    for _ in range(CASES):
-        spec = specification(chance, kind)
-        meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
-        found.append((spec, spec.job_kind.manifest(spec, meta), meta["labels"]))
-    return found
-
-
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_every_pod_is_known_held_back_and_within_a_quota(kind: str) -> None:
-    for spec, job, labels in generated(kind):
-        ours = {key: value for key, value in labels.items() if key.startswith("kfp-ddp/")}
-        given = {"cpu": spec.cpu or not spec.cpu_request}
-        given["memory"] = spec.memory or not spec.memory_request
-        for role, template in templates(job["spec"]).items():
-            pod, (container,) = template["spec"], template["spec"]["containers"]
-            assert template["metadata"]["labels"].items() >= ours.items()
-            security = container["securityContext"]
-            assert security["capabilities"]["drop"] == ["ALL"]
-            assert security["allowPrivilegeEscalation"] is False
-            if kind == "trainjob":
-                whole = [job["spec"]["trainer"]["resourcesPerNode"]]
-            else:
-                whole = [container["resources"]]
-                whole += [each["resources"] for each in pod.get("initContainers", [])]
-                token = not spec.service_account and role != "Launcher"
-                assert (pod.get("automountServiceAccountToken") is False) == token
-            for each in whole:
-                for name in ("cpu", "memory"):
-                    assert name in each["requests"]
-                    assert name in each.get("limits", {}) or not given[name]
+def manifest(spec: LaunchSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a job and its metadata."""
+    meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
+    return spec.job_kind.manifest(spec, meta), meta
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_no_value_of_a_variable_reaches_the_record_of_any_job(kind: str, tmp_path: Path) -> None:
-    chance, path = random.Random(kind), tmp_path / "job"
-    for _ in range(CASES):
-        spec = specification(chance, kind)
-        secret = f"{chance.getrandbits(64):x}"
-        env = {**spec.env, "SECRET": f"a {secret} b"}
-        spec = LaunchSpec.create(**{**spec.given(), "env": env})
-        meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
-        write_job(SimpleNamespace(path=str(path)), spec.job_kind.manifest(spec, meta))
+@EXAMPLES
+@given(data=st.data())
+def test_every_pod_has_our_labels_no_rights_and_resources(kind: str, data: st.DataObject) -> None:
+    spec = data.draw(specifications(kind))
+    job, meta = manifest(spec)
+    ours = {key: value for key, value in meta["labels"].items() if key.startswith("kfp-ddp/")}
+    limited = {"cpu": spec.cpu or not spec.cpu_request}
+    limited["memory"] = spec.memory or not spec.memory_request
+    for role, template in templates(job["spec"]).items():
+        pod, (container,) = template["spec"], template["spec"]["containers"]
+        assert template["metadata"]["labels"].items() >= ours.items()
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        if kind == "trainjob":
+            resources = [job["spec"]["trainer"]["resourcesPerNode"]]
+        else:
+            containers = [container, *pod.get("initContainers", [])]
+            resources = [item["resources"] for item in containers]
+            no_token = not spec.service_account and role != "Launcher"
+            assert (pod.get("automountServiceAccountToken") is False) == no_token
+        for item in resources:
+            for name in ("cpu", "memory"):
+                assert name in item["requests"]
+                assert name in item.get("limits", {}) or not limited[name]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@EXAMPLES
+@given(data=st.data())
+def test_the_record_of_a_job_has_no_value_of_a_variable(kind: str, data: st.DataObject) -> None:
+    spec, secret = data.draw(specifications(kind)), uuid.uuid4().hex
+    spec = LaunchSpec.create(**{**spec.given(), "env": {**spec.env, "SECRET": f"a {secret} b"}})
+    job, meta = manifest(spec)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "job")
+        write_job(SimpleNamespace(path=str(path)), job)
         assert secret not in path.read_text()
         assert json.loads(path.read_text())["metadata"] == meta
 
 
-def test_a_quantity_is_as_much_as_kubernetes_own_client_says() -> None:
-    chance = random.Random(11)
-    for _ in range(2000):
-        text = quantity(chance)
-        assert amount(text) == Fraction(parse_quantity(text)), text
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(text=QUANTITIES)
+def test_a_quantity_is_parsed_as_by_the_kubernetes_client(text: str) -> None:
+    assert amount(text) == Fraction(parse_quantity(text))
