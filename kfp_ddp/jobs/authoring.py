@@ -32,8 +32,22 @@ def as_function(
     Raises:
         InputError: a function or arguments that cannot be transferred.
     """
-    text = source_of(func, func_args or {}, later)
-    return {"script": packed_text(text, f"function {func.__name__}")}
+    function, func_args = _plain(func), func_args or {}
+    name = function.__name__
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        raise InputError(f"{name} has no source: define it in a file") from None
+    text = HEADER + (INDENTED if source[:1].isspace() else "") + source
+    text += "" if source.endswith("\n") else "\n"
+    _check_complete(name, text)
+    arguments = _as_json(name, func_args)
+    try:
+        inspect.signature(function).bind(**{**func_args, **dict.fromkeys(later)})
+    except TypeError as error:
+        raise InputError(f"func_args do not fit {name}: {error}") from None
+    text += CALL.format(arguments=arguments, name=name)
+    return {"script": packed_text(text, f"function {name}")}
 
 
 def as_script(path: str | Path, args: Sequence[str] = ()) -> dict[str, Any]:
@@ -104,36 +118,6 @@ if __name__ == "__main__":
             _arguments[_name] = _value
     {name}(**_arguments)
 """
-
-
-def source_of(
-    func: Callable[..., Any], func_args: Mapping[str, Any], later: Iterable[str] = ()
-) -> str:
-    """Return the text of a Python file that calls a function with arguments.
-
-    Args:
-        func: A plain function that imports what it uses inside itself.
-        func_args: Its arguments by name, of types that JSON has.
-        later: Names of arguments given as name=value when the file runs.
-
-    Raises:
-        InputError: a function that its source alone does not define, or arguments that do not fit.
-    """
-    function = _plain(func)
-    name = function.__name__
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):
-        raise InputError(f"{name} has no source: define it in a file") from None
-    text = HEADER + (INDENTED if source[:1].isspace() else "") + source
-    text += "" if source.endswith("\n") else "\n"
-    _check_complete(name, text)
-    arguments = _as_json(name, func_args)
-    try:
-        inspect.signature(function).bind(**{**func_args, **dict.fromkeys(later)})
-    except TypeError as error:
-        raise InputError(f"func_args do not fit {name}: {error}") from None
-    return text + CALL.format(arguments=arguments, name=name)
 
 
 def _plain(func: object) -> FunctionType:

@@ -86,11 +86,7 @@ def check_gang(
 
     The Training Operator ignores a job's scheduling policy without its own flag.
 
-    Args:
-        api: The cluster.
-        spec: The job's settings.
-        job: The job.
-        stopped: Returns whether to stop waiting.
+    `stopped` returns whether to stop waiting.
 
     Raises:
         InputError: there is no PodGroup; the job is deleted.

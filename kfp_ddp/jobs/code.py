@@ -114,10 +114,6 @@ def is_module(entry: str) -> bool:
 def check(archive: bytes, entry: str) -> None:
     """Check that workers can unpack the archive, and that it contains the entry.
 
-    Args:
-        archive: A tar.gz of regular files.
-        entry: A file such as train.py, or a module such as package.train; '' for neither.
-
     Raises:
         InputError: what is wrong with it, in one line.
     """

@@ -26,12 +26,8 @@ def root_cause(
 ) -> Failure:
     """Return the first failure that is not a consequence of another one.
 
-    Args:
-        pods: The job's pods now.
-        job_message: The message of the job's own condition, used if no pod shows a cause.
-        last_lines: The last lines of each pod's log, by uid, for programs that write no record.
-        lost: Pods that were removed while they ran.
-        never_started: The pod that waited longest to start, and its reason; '' for none.
+    `last_lines` are the ends of the logs by the uid of the pod, `lost` the pods that were removed
+    while they ran, and `never_started` the pod that waited longest to start, with its reason.
     """
     lines = last_lines or {}
     # Of pods that failed in the same second, those whose log was read come first.

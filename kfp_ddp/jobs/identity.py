@@ -132,9 +132,6 @@ def live_runs(api: Api | None = None) -> Callable[[str], bool]:
 
     The cluster is read once, by this call. Outside of a cluster no run is live.
 
-    Args:
-        api: The cluster; None for that of this pod.
-
     Raises:
         StorageError: the runs cannot be listed, so nothing may be considered unused.
     """

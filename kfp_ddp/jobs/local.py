@@ -20,7 +20,7 @@ from kfp_ddp.core import failure
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.jobs.progress import ProgressTeller
+from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.training.watch import PARENT
 
 NODE = "kfp_ddp.training.node"
@@ -161,11 +161,7 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
     launcher's group remains when this function ends, and the launcher ends when this process does.
     Processes of an earlier attempt are ended first.
 
-    Args:
-        flags: Arguments of the ranks, among them --output-dir with `run_dir`.
-        ranks: Number of ranks.
-        run_dir: Folder that they write to.
-        program: Module that launches them.
+    `flags` contain --output-dir with `run_dir`; `program` is the module that launches the ranks.
     """
     earlier = recorded(run_dir)
     if earlier is not None:
@@ -173,7 +169,7 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
         end(earlier, GRACE_SECONDS)
     launcher = [sys.executable, "-m", program, f"--nproc-per-node={ranks}", "--"]
     say = partial(print, flush=True)
-    progress = ProgressTeller(say, RunFolder(run_dir).metrics, PROGRESS_SECONDS)
+    progress = ProgressPrinter(say, RunFolder(run_dir).metrics, PROGRESS_SECONDS)
     ended = Ended()
     with _forwarding(ended) as forward_to:
         process = subprocess.Popen(
@@ -215,12 +211,12 @@ def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
             process.terminate()
 
 
-def _follow(process: "subprocess.Popen[str]", progress: ProgressTeller) -> None:
+def _follow(process: "subprocess.Popen[str]", progress: ProgressPrinter) -> None:
     """Wait for the process, with a progress line every few seconds and one at the end."""
     while process.poll() is None:
-        progress.tell(time.monotonic())
+        progress.update(time.monotonic())
         time.sleep(0.1)
-    progress.tell(time.monotonic(), at_once=True)
+    progress.update(time.monotonic(), at_once=True)
 
 
 @contextmanager

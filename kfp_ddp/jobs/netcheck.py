@@ -85,11 +85,7 @@ def on_cluster(
 ) -> Network:
     """Measure between the pods of a job.
 
-    Args:
-        settings: What to measure.
-        fields: Fields of LaunchSpec for its pods.
-        ids: Ids of run, task and iteration.
-        api: The cluster, in the namespace of the job.
+    `fields` are fields of LaunchSpec for its pods, `ids` the ids of run, task and iteration.
 
     Raises:
         KfpDdpError: the job cannot be created, or it failed.
@@ -103,11 +99,7 @@ def on_cluster(
 def require(gbit_s: float, fields: Mapping[str, Any], ids: tuple[str, str, str], api: Api) -> None:
     """Raise JobError if the network between pods like a job's is too slow or faulty.
 
-    Args:
-        gbit_s: The required rate between any two nodes.
-        fields: Fields of LaunchSpec of the job.
-        ids: Ids of run, task and iteration of the job.
-        api: The cluster, in the namespace of the job.
+    `fields` are fields of LaunchSpec of the job, `ids` the ids of run, task and iteration.
 
     Raises:
         JobError: the problems, the worst first.
@@ -126,10 +118,6 @@ def require(gbit_s: float, fields: Mapping[str, Any], ids: tuple[str, str, str],
 
 def here(settings: NetworkCheck, ranks: int) -> Network:
     """Measure between processes of this machine.
-
-    Args:
-        settings: What to measure.
-        ranks: Number of processes.
 
     Raises:
         JobError: they failed.

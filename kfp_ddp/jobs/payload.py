@@ -116,10 +116,6 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
     Code in a bucket is copied to a ConfigMap or, if too large, to the work PVC. Code on a PVC of
     the workers remains there; they verify its digest.
 
-    Args:
-        spec: The job.
-        run_dir: Folder of the run on a PVC; None for none.
-
     Raises:
         InputError: missing or invalid code, or code that cannot reach the workers.
         StorageError: the PVC cannot be written.

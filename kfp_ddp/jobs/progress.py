@@ -1,4 +1,4 @@
-"""The progress of a training, from the events that it writes, in one line for a person."""
+"""The progress of a training in one line, from the events in its metrics.jsonl."""
 
 import json
 import math
@@ -8,22 +8,22 @@ from typing import Any
 
 Event = dict[str, Any]
 WAITS_FOR_DATA, WAITS_FOR_GRADIENTS = 0.1, 0.2
-"""Shares of a step that are worth a word."""
+"""Shares of a step from which the line shows them."""
 
 
 class MetricsTail:
-    """Reads the complete lines that a growing JSONL file gained since the last call."""
+    """Reads new complete lines of a growing JSONL file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
 
     def skip(self) -> None:
-        """Pass over what the file holds now: an earlier attempt wrote it."""
+        """Skip the present content, which an earlier attempt wrote."""
         self.offset = self.path.stat().st_size if self.path.exists() else 0
 
     def read(self) -> list[Event]:
-        """The new events; a line that is still being written waits, a broken one is passed over."""
+        """Return the new events, without invalid lines; an incomplete line is read later."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -44,7 +44,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 class TrainingProgress:
-    """The progress of a training by its events, in one line: step, loss, images/s, ETA."""
+    """Step, loss, speed and remaining time of a training, by its events."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -53,7 +53,7 @@ class TrainingProgress:
         self.accuracy: float | None = None
 
     def update(self, events: list[Event]) -> bool:
-        """Take events in; True when the line has changed."""
+        """Add events; return whether the line has changed."""
         changed = False
         for event in events:
             kind = event.get("event")
@@ -66,7 +66,7 @@ class TrainingProgress:
         return changed
 
     def line(self) -> str:
-        """One line, for example `step 120/450 · loss 0.412 · 1,234 images/s · ETA 1:05`."""
+        """Return a line such as `step 120/450 · loss 0.412 · 1,234 images/s · ETA 1:05`."""
         last = self.last or {}
         step = int(last.get("step", 0))
         parts = [f"step {step}/{self.total}" if self.total else f"step {step}"]
@@ -83,7 +83,7 @@ class TrainingProgress:
         return " · ".join(parts)
 
     def seconds_left(self) -> float | None:
-        """Time to the last step at the rate since the first one seen; None until that is known."""
+        """Return the time to the last step at the rate since the first event; None for unknown."""
         if self.first is None or self.last is None or not self.total:
             return None
         steps = int(self.last["step"]) - int(self.first["step"])
@@ -106,29 +106,29 @@ def _waits(step: Event) -> str:
     return f"{exchange:.0%} waits for gradients" if exchange >= WAITS_FOR_GRADIENTS else ""
 
 
-class ProgressTeller:
-    """Tells the progress of a training while it writes its metrics."""
+class ProgressPrinter:
+    """Prints the progress of a training while it writes its metrics."""
 
-    def __init__(self, say: Callable[[str], None], metrics: Path, seconds: float) -> None:
-        self.say, self.seconds = say, seconds
+    def __init__(self, write: Callable[[str], None], metrics: Path, seconds: float) -> None:
+        self.write, self.seconds = write, seconds
         self.tail, self.progress = MetricsTail(metrics), TrainingProgress()
         self.tail.skip()
-        self.untold = False
-        self.told_at = 0.0
-        self.heard_at = 0.0
-        """When the training wrote metrics last, on the monotonic clock."""
+        self.is_new = False
+        self.printed_at = 0.0
+        self.updated_at = 0.0
+        """Monotonic clock of the last metrics of the training."""
 
-    def tell(self, clock: float, at_once: bool = False) -> None:
-        """Report new progress, but not within `seconds` of the last report unless at once."""
+    def update(self, clock: float, at_once: bool = False) -> None:
+        """Print new progress, but at most every `seconds` unless at once."""
         if self.progress.update(self.tail.read()):
-            self.untold, self.heard_at = True, clock
-        if self.untold and (at_once or clock - self.told_at >= self.seconds):
-            self.say(self.progress.line())
-            self.untold, self.told_at = False, clock
+            self.is_new, self.updated_at = True, clock
+        if self.is_new and (at_once or clock - self.printed_at >= self.seconds):
+            self.write(self.progress.line())
+            self.is_new, self.printed_at = False, clock
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
+    """Return seconds as h:mm:ss or m:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -34,12 +34,8 @@ def with_folders(
 ) -> dict[str, Any]:
     """Return `fields` with the PVCs of both folders, that of the data read-only if possible.
 
-    Args:
-        api: The cluster.
-        fields: Fields of LaunchSpec.
-        data: The dataset; one that each node copies has no PVC.
-        written: Folder or address that the workers write to.
-        task: Name of the step.
+    `written` is the folder or URI that the workers write to, `task` the name of the step. A dataset
+    that each node copies has no PVC.
 
     Raises:
         InputError: a folder that is not on a PVC.
@@ -62,9 +58,6 @@ def with_folders(
 
 def check_carried(job: Mapping[str, Any]) -> None:
     """Refuse settings with which pods of a training in a bucket start from different checkpoints.
-
-    Args:
-        job: Fields of LaunchSpec that were set.
 
     Raises:
         InputError: naming the setting.

@@ -68,10 +68,6 @@ class Api:
     def connect(cls, namespace: str = "", context: str = "") -> "Api":
         """Connect with the pod's service account, or with a context of the kubeconfig.
 
-        Args:
-            namespace: '' for the pod's or the context's own.
-            context: '' for the current one.
-
         Raises:
             InputError: no service account and no valid kubeconfig.
         """
@@ -263,11 +259,6 @@ class Api:
     ) -> T:
         """Return the result of `request`, repeated while the server is unavailable.
 
-        Args:
-            request: Must be safe to repeat.
-            seconds: How long to retry.
-            also: Further statuses to retry.
-
         Raises:
             ApiError: of the last try.
         """
@@ -293,9 +284,7 @@ class Api:
 def split_lines(chunks: Iterable[bytes], longest: int = 0) -> Iterator[bytes]:
     """Yield the lines of a stream.
 
-    Args:
-        chunks: The stream's bytes.
-        longest: Bytes after which a line is split; 0 for no limit.
+    A line of more than `longest` bytes is split; 0 for no limit.
     """
     parts: list[bytes] = []
     size = 0

@@ -13,12 +13,7 @@ STEP = ("main",)
 
 
 def record(workers: Iterable[Object] = (), containers: Collection[str] = ()) -> Object:
-    """Return our version, and the images of the step and of its workers.
-
-    Args:
-        workers: Pods of the job in their last state.
-        containers: Names of the containers with our programs.
-    """
+    """Return our version, and the images of the step and of its workers."""
     return {
         "version": __version__,
         "step": used(_own_pod(), STEP),

@@ -159,10 +159,7 @@ def _group(reason: Reason) -> str:
 def expired(waits: Iterable[Wait], clock: float, pending: float) -> Wait | None:
     """Return the oldest wait past its limit; None if each may still end.
 
-    Args:
-        waits: The current ones.
-        clock: The monotonic clock.
-        pending: Limit in seconds of a wait that may end by itself; 0 for the default.
+    `pending` limits waits that may end by themselves, in seconds; 0 for the default.
     """
     late = [wait for wait in waits if clock - wait.since >= _limit(wait.reason, pending)]
     return oldest(late)

@@ -6,7 +6,7 @@ import pytest
 from kfp_ddp.jobs.progress import (
     Event,
     MetricsTail,
-    ProgressTeller,
+    ProgressPrinter,
     TrainingProgress,
     clock,
 )
@@ -91,24 +91,24 @@ def test_a_loss_that_is_not_finite_is_left_out() -> None:
 def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     path, told = tmp_path / "metrics.jsonl", list[str]()
     path.write_text('{"event": "step", "step": 9}\n')  # of an earlier attempt
-    teller = ProgressTeller(told.append, path, seconds=10)
+    printer = ProgressPrinter(told.append, path, seconds=10)
 
     def write(step: int) -> None:
         with path.open("a") as file:
             file.write(json.dumps(steps((step, step))[0]) + "\n")
 
-    teller.tell(100)
+    printer.update(100)
     assert told == []
     for step, at, lines in ((1, 101, 1), (2, 105, 1), (3, 111, 2), (4, 112, 2)):
         write(step)
-        teller.tell(at)
+        printer.update(at)
         assert len(told) == lines
-        assert teller.heard_at == at
-    teller.tell(113, at_once=True)
+        assert printer.updated_at == at
+    printer.update(113, at_once=True)
     assert told[-1].startswith("step 4")
-    teller.tell(200, at_once=True)
+    printer.update(200, at_once=True)
     assert len(told) == 3
-    assert teller.heard_at == 112
+    assert printer.updated_at == 112
 
 
 def test_clock() -> None:

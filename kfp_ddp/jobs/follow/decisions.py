@@ -74,12 +74,7 @@ class Pods:
     ) -> "Pods":
         """Return the history after one more look.
 
-        Args:
-            job: The job now.
-            pods: Its pods now, by uid.
-            removed: Removed pods in their last state, by uid: the last state of a pod that ended
-                and was cleaned up comes with the event of its deletion.
-            clock: The monotonic clock.
+        `removed` has removed pods in their last state, by uid: the event of a deletion has it.
         """
         before = self._without_preempted(job, pods)
         gone = [

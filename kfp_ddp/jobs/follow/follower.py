@@ -25,7 +25,7 @@ from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import State
-from kfp_ddp.jobs.progress import ProgressTeller
+from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.k8s.api import Api, Object, core
 from kfp_ddp.k8s.pods import has_failed, oldest, seconds_to_stop, writes_no_more
 from kfp_ddp.k8s.watch_cache import WatchCache
@@ -119,10 +119,10 @@ class Follower:
         folder = RunFolder(run_dir) if run_dir is not None else None
         self.files = StepFiles(folder, name, self.printer, progress) if folder else None
         ending.attend(kind.path(api.namespace, name), self.files)
-        self.progress: ProgressTeller | None = None
+        self.progress: ProgressPrinter | None = None
         self.stalls = StallWatch(folder.ranks) if folder and progress else None
         if folder and progress:
-            self.progress = ProgressTeller(self.printer.say, folder.metrics, PROGRESS_SECONDS)
+            self.progress = ProgressPrinter(self.printer.say, folder.metrics, PROGRESS_SECONDS)
 
     def run(self, limits: Limits) -> Outcome:
         """Return the outcome when the job is over and its logs are printed.
@@ -177,8 +177,8 @@ class Follower:
         self._look_at_pods(clock)
         heard_at = self.printer.printed_at
         if self.progress is not None:
-            self.progress.tell(clock, at_once=self.kind.state(job).over)
-            heard_at = max(heard_at, self.progress.heard_at)
+            self.progress.update(clock, at_once=self.kind.state(job).over)
+            heard_at = max(heard_at, self.progress.updated_at)
         return Look(self.kind, job, self.pods, listed, self.api.now(), clock, heard_at)
 
     def _look_at_pods(self, clock: float) -> None:
@@ -279,7 +279,7 @@ class Follower:
             self.changed.wait(timeout=0.1)
             self.changed.clear()
         if self.progress is not None:
-            self.progress.tell(time.monotonic(), at_once=True)
+            self.progress.update(time.monotonic(), at_once=True)
 
     def _read_cause(self, pods: Mapping[str, Object]) -> bool:
         """Open the log of the pod that would be reported as the cause; false if it was read.

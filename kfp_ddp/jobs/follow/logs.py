@@ -141,10 +141,7 @@ def sample(
 ) -> list[LogRequest]:
     """Return the logs of a large job to open now: rank 0's, one a node, and those of failed pods.
 
-    Args:
-        pods: The present pods by uid.
-        containers: Containers whose logs are of interest.
-        begun: The logs already opened, by the uid of their pod, and whether they are still open.
+    `begun` has the opened logs by the uid of their pod, and whether they are still open.
     """
     logs: list[LogRequest] = []
     room = STREAMS - sum(begun.values())
@@ -216,12 +213,7 @@ class PodLogs:
         self.threads: dict[tuple[str, str], PodLog] = {}
 
     def follow(self, pods: Mapping[str, Object], many: bool = False) -> None:
-        """Update the pods, and open the logs to follow.
-
-        Args:
-            pods: The present pods by uid.
-            many: Whether to follow only a sample of the logs.
-        """
+        """Update the pods, and open the logs to follow."""
         names = {pod["metadata"]["name"]: uid for uid, pod in pods.items()}
         for (uid, _), log in self.threads.items():
             if names.get(log.pod_name, uid) != uid:
@@ -370,11 +362,7 @@ def unprinted(
 ) -> Iterator[tuple[LogCursor, str]]:
     """Yield the text of the lines after a cursor, each with the cursor after it.
 
-    Args:
-        lines: Lines with their time in front, as the kubelet writes them; a line without a time
-            continues the one before.
-        restart: The number of the container's run.
-        cursor: Where to begin; None for the first line.
+    The kubelet writes a time in front of each line; a line without one continues the line before.
     """
     last, passed, stamp = cursor, 0, None
     for line in lines:

@@ -85,13 +85,7 @@ def explain(
 
     PVCs, queues and events of pods are requested only while a pod waits for them.
 
-    Args:
-        job: The job.
-        state: Its state.
-        pods: Its pods.
-        events: Warnings about it; None without the right to read them.
-        api: The cluster.
-        expected: The number of its pods.
+    `events` are warnings about the job; None without the right to read them.
     """
     if state.phase == "queued":
         return {"": Reason("", kueue.waiting(job, api))}

@@ -111,11 +111,7 @@ class Ranks:
     ) -> Stall | None:
         """Return which ranks stall the job; None while a rank advances.
 
-        Args:
-            pods: The job's current pods by name.
-            since: Monotonic clock since when all pods have run.
-            clock: The monotonic clock now.
-            limit: Seconds in which a rank must advance; 0 for no limit.
+        All pods have run since `since`. A rank must advance within `limit` seconds; 0 for no limit.
         """
         ranks = list(self.states.values())
         if not limit or not ranks:

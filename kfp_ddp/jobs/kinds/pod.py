@@ -40,11 +40,7 @@ def template(
 ) -> Object:
     """Return a pod template with one container.
 
-    Args:
-        spec: The job's settings.
-        labels: Labels of the job; ours are set on the pods, too.
-        container: The container's name, as the operator expects it.
-        script_map: ConfigMap with the script; '' when the script is in the environment.
+    `script_map` is the ConfigMap with the script; '' if the script is in the environment.
     """
     annotations = dict(spec.annotations)
     # A queue's label is only for the job; with it, each pod would be queued again.

@@ -64,13 +64,7 @@ class TrainingOperatorKind(Kind):
 
     @abstractmethod
     def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
-        """Return the fields of the job's spec without its run policy, by the names of the model.
-
-        Args:
-            spec: The job's settings.
-            name: Its name.
-            template: The worker's pod template.
-        """
+        """Return the fields of the job's spec without its run policy, by the names of the model."""
 
 
 def replica(spec: LaunchSpec, count: int, template: Object) -> Any:
