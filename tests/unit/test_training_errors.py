@@ -1,4 +1,4 @@
-"""The type of an error says how a rank ends: its exit code, and whether to try again."""
+"""How ranks end: exit code, retry and cause follow from the type of the error."""
 
 import errno
 import json
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, PeerLostError, StorageError
+from kfp_ddp.core.failure import Failure, read, report, root_cause
 from kfp_ddp.training import rank, watch
 from kfp_ddp.training.checkpoint import UnreadableError
 from kfp_ddp.training.distributed import World
@@ -43,7 +44,7 @@ def _fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("of_another_rank", [False, True])
 @pytest.mark.parametrize(("error", "code", "retryable"), CASES)
-def test_a_rank_ends_by_type_and_as_the_one_that_is_the_cause(
+def test_exit_code_and_retry_follow_from_the_type_of_the_cause(
     error: KfpDdpError,
     code: int,
     retryable: bool,
@@ -60,18 +61,18 @@ def test_a_rank_ends_by_type_and_as_the_one_that_is_the_cause(
     assert rank.main(ARGV) == code
     assert ended == ([] if retryable else ["for good"])
     assert capsys.readouterr().err == "error: bad\n"
-    told = json.loads(record.read_text())
-    assert told["message"]["message"] == "bad"
-    assert (told["exit_code"], told["rank"], told["final"]) == (code, 3, True)
-    assert (told["retryable"], told["consequence"]) == (retryable, of_another_rank)
+    failure = json.loads(record.read_text())
+    assert failure["message"]["message"] == "bad"
+    assert (failure["exit_code"], failure["rank"], failure["final"]) == (code, 3, True)
+    assert (failure["retryable"], failure["consequence"]) == (retryable, of_another_rank)
 
 
-def test_a_full_disk_is_told_in_one_line(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_one_line(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fail_with(OSError(errno.ENOSPC, "No space left on device"), monkeypatch)
     assert rank.main(ARGV) == 1
-    told = json.loads(record.read_text())
-    assert "cannot write to /o: No space left on device" in told["message"]["message"]
-    assert (told["final"], told["retryable"], told["consequence"]) == (True, False, False)
+    failure = json.loads(record.read_text())
+    assert "cannot write to /o: No space left on device" in failure["message"]["message"]
+    assert (failure["final"], failure["retryable"], failure["consequence"]) == (True, False, False)
 
 
 @pytest.mark.parametrize(
@@ -82,21 +83,73 @@ def test_a_full_disk_is_told_in_one_line(record: Path, monkeypatch: pytest.Monke
         (ValueError("connection reset"), False),
     ],
 )
-def test_what_nobody_foresaw_is_raised_and_a_lost_peer_is_no_cause(
+def test_unexpected_error_is_raised_and_a_lost_peer_is_a_consequence(
     error: Exception, lost: bool, record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fail_with(error, monkeypatch)
     with pytest.raises(type(error)):
         rank.main(ARGV)
-    told = json.loads(record.read_text())
-    assert told["message"]["message"] == f"{type(error).__name__}: {error}"
-    assert (told["exit_code"], told["final"]) == (1, False)
-    assert (told["retryable"], told["consequence"]) == (lost, lost)
+    failure = json.loads(record.read_text())
+    assert failure["message"]["message"] == f"{type(error).__name__}: {error}"
+    assert (failure["exit_code"], failure["final"]) == (1, False)
+    assert (failure["retryable"], failure["consequence"]) == (lost, lost)
 
 
-def test_ranks_without_a_launcher_that_starts_them_again_signal_nobody(
+def test_ranks_that_are_not_restarted_send_no_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(watch.RESTARTS, raising=False)
     monkeypatch.setattr("os.kill", lambda *args: pytest.fail("a signal was sent"))
     watch.end_for_good()
+
+
+class _Failure:
+    def __init__(self, code: int, at: float, text: str = "", consequence: bool = False) -> None:
+        self.exitcode, self.timestamp = code, int(at)
+        self.error_file_data: dict[str, Any] = {}
+        if text:
+            message = {"message": text, "extraInfo": {}}
+            self.error_file_data = {"message": message, "time": at}
+            self.error_file_data["consequence"] = consequence
+
+    def signal_name(self) -> str:
+        return "SIGKILL"
+
+
+def test_root_cause_is_the_first_failure_that_is_not_a_consequence() -> None:
+    class Error:
+        failures = {  # noqa: RUF012
+            0: _Failure(1, 10.1, "RuntimeError: Connection closed by peer", consequence=True),
+            1: _Failure(-15, 11.0),
+            2: _Failure(1, 10.9, "ValueError: later"),
+            3: _Failure(1, 10.5, "ValueError: first"),
+        }
+
+    cause = root_cause(Error(), "kept")
+    assert (cause.rank, cause.error, cause.exit_code) == (3, "ValueError: first", 1)
+    assert not cause.retryable
+    Error.failures = {0: Error.failures[0], 1: _Failure(-9, 10.0)}
+    killed = root_cause(Error(), "kept")
+    assert (killed.rank, killed.exit_code) == (1, 137)
+    Error.failures = {0: _Failure(2, 10.0, "cannot read it")}
+    assert not root_cause(Error(), "kept").retryable
+    Error.failures[0].error_file_data["retryable"] = True
+    assert root_cause(Error(), "kept").retryable
+    Error.failures = {0: _Failure(143, 10.0), 1: _Failure(143, 11.0)}
+    assert root_cause(Error(), "kept").error == "preempted; kept"
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\N{SMILING FACE WITH SUNGLASSES}", '"'])
+def test_long_error_fits_into_a_termination_message(
+    letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = tmp_path / "termination"
+    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(message))
+    failure = Failure(2, 0, f"it begins {letter * 5000} and ends", retryable=False)
+    assert report(failure, tmp_path / "failure.json") == 2
+    assert len(message.read_bytes()) <= 4096
+    recorded = read(tmp_path)
+    assert recorded is not None
+    assert recorded.error.startswith("it begins")
+    assert recorded.error.endswith("and ends")
+    assert message.read_bytes() == (tmp_path / "failure.json").read_bytes()

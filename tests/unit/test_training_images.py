@@ -1,10 +1,8 @@
-"""An image's size is known before a pixel is decoded, whatever the file says it is."""
+"""The size of an image is known before a pixel is decoded."""
 
 import io
 import random
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -76,7 +74,7 @@ def decoded(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("kind", MODES)
-def test_the_header_tells_what_the_decoder_makes(kind: str) -> None:
+def test_header_has_the_pixels_that_the_decoder_makes(kind: str) -> None:
     draw = random.Random(kind)
     for case in range(150):
         data, pixels = picture(draw, kind)
@@ -84,7 +82,7 @@ def test_the_header_tells_what_the_decoder_makes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODES)
-def test_no_damage_makes_the_decoder_take_more_than_the_header_tells(kind: str) -> None:
+def test_damaged_file_never_decodes_to_more_pixels_than_its_header(kind: str) -> None:
     draw = random.Random(f"damaged {kind}")
     took = 0
     for case in range(500):
@@ -107,14 +105,14 @@ def test_no_damage_makes_the_decoder_take_more_than_the_header_tells(kind: str) 
         if kind == "PNG":
             checked_again(data)
         try:
-            told = pixels_of(bytes(data))
+            pixels = pixels_of(bytes(data))
         except ValueError:
             continue
-        if told > 10_000_000:
+        if pixels > 10_000_000:
             continue
-        made = decoded(bytes(data))
-        took += made > 0
-        assert made <= told, (case, kind, bytes(data).hex())
+        size = decoded(bytes(data))
+        took += size > 0
+        assert size <= pixels, (case, kind, bytes(data).hex())
     assert took >= 5, "too few of the damaged still decode to show anything"
 
 
@@ -151,7 +149,7 @@ def run(root: Path, **fields: Any) -> TrainConfig:
     return TrainConfig.create(**{**settings, **more})
 
 
-def test_an_image_of_too_many_pixels_is_one_that_cannot_be_read(split: Path) -> None:
+def test_image_of_too_many_pixels_counts_as_unreadable(split: Path) -> None:
     index, strict = scan(split), {"images": "strict"}
     for fields in ({}, strict):
         with pytest.raises(
@@ -171,32 +169,12 @@ def test_an_image_of_too_many_pixels_is_one_that_cannot_be_read(split: Path) -> 
     assert left[2].tolist() == [0, 2, 3, 4, 5]
 
 
-def test_a_file_larger_than_any_image_is_not_taken_into_memory(split: Path) -> None:
+def test_file_larger_than_any_image_is_not_read(split: Path) -> None:
     path = split / "class0" / "0.png"
     with path.open("r+b") as file:
         file.truncate(2**36)
     with pytest.raises(InputError, match=r"0\.png \(the file is larger than any image"):
         read(str(path))
-
-
-def test_memory_does_not_follow_what_a_header_says(tmp_path: Path) -> None:
-    path = tmp_path / "bomb.png"
-    path.write_bytes(bomb(12_000))
-    script = (
-        "import resource, sys\n"
-        "from kfp_ddp.core.errors import InputError\n"
-        "from kfp_ddp.training.images import read\n"
-        "import torchcodec.decoders\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    read(sys.argv[1])\n"
-        "except InputError as error:\n    assert 'max_pixels=100000000' in str(error), error\n"
-        "else:\n    sys.exit('decoded')\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
-    command = [sys.executable, "-c", script, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) * (1 if sys.platform == "darwin" else 1024) < 50e6
 
 
 @pytest.mark.parametrize(
@@ -214,6 +192,6 @@ def test_memory_does_not_follow_what_a_header_says(tmp_path: Path) -> None:
         (b"RIFF\0\0\0\0WEBPVP8 \x0a\0\0\0\0", "truncated"),
     ],
 )
-def test_headers_that_do_not_tell_a_size(data: bytes, why: str) -> None:
+def test_header_without_a_size_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         pixels_of(data)

@@ -1,4 +1,4 @@
-"""What a run may begin with, and what is refused in one line."""
+"""Initial weights: which files are read, and which are refused in one line."""
 
 import hashlib
 import pickle
@@ -15,6 +15,7 @@ from torchvision.models import get_model_weights
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import weights
+from kfp_ddp.training import checkpoint
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.initial_weights import initialise
@@ -29,7 +30,7 @@ def run(init_from: str | Path, **fields: Any) -> TrainConfig:
     return TrainConfig.create(data="/d", output_dir="/o", init_from=str(init_from), **more)
 
 
-def taken(config: TrainConfig, classes: tuple[str, ...] = CLASSES) -> nn.Module:
+def started(config: TrainConfig, classes: tuple[str, ...] = CLASSES) -> nn.Module:
     torch.manual_seed(1)
     network = build_for(config, len(classes))
     initialise(network, config, classes, log=True)
@@ -41,9 +42,9 @@ def source(classes: int = 2, name: str = "cifar_resnet8") -> State:
     return build(name, classes, image_size=32).state_dict()
 
 
-def agree(network: nn.Module, state: State, but: str = "-") -> None:
+def check_weights(network: nn.Module, state: State, ignored: str = "-") -> None:
     own = network.state_dict()
-    assert all(torch.equal(own[n], v) for n, v in state.items() if not n.startswith(but))
+    assert all(torch.equal(own[n], v) for n, v in state.items() if not n.startswith(ignored))
 
 
 def named(prefix: str, state: State) -> State:
@@ -65,32 +66,32 @@ def named(prefix: str, state: State) -> State:
         lambda state: {n: v for n, v in state.items() if "num_batches" not in n},
     ],
 )
-def test_a_file_of_another_project_is_taken_however_it_is_wrapped(
+def test_file_of_another_project_is_read_with_any_wrapper(
     tmp_path: Path, wrapped: Callable[[State], Any]
 ) -> None:
     torch.save(wrapped(source()), tmp_path / "theirs.pth")
-    agree(taken(run(tmp_path / "theirs.pth")), source())
+    check_weights(started(run(tmp_path / "theirs.pth")), source())
 
 
-def test_a_bundle_and_a_safetensors_file_are_taken(tmp_path: Path) -> None:
+def test_bundle_and_safetensors_file_are_read(tmp_path: Path) -> None:
     info = ModelInfo("cifar_resnet8", CLASSES, 32, (0.5,) * 3, (0.5,) * 3, 7, {})
     network = build("cifar_resnet8", 2)
     weights.write(network, info, tmp_path / "model.safetensors")
-    agree(taken(run(tmp_path)), network.state_dict())
+    check_weights(started(run(tmp_path)), network.state_dict())
     save_file(named("module.", source()), tmp_path / "theirs.safetensors")
-    agree(taken(run(tmp_path / "theirs.safetensors")), source())
+    check_weights(started(run(tmp_path / "theirs.safetensors")), source())
     (tmp_path / "MANIFEST.sha256").write_text(f"{'0' * 64}  model.safetensors\n")
     with pytest.raises(InputError, match=r"the bundle /.* is damaged: model\.safetensors"):
-        taken(run(tmp_path))
+        started(run(tmp_path))
 
 
 @pytest.mark.parametrize("state", [source(5), {n: v for n, v in source().items() if "fc" not in n}])
-def test_a_head_of_another_class_count_or_none_is_replaced_and_said(
+def test_classifier_of_another_class_count_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], state: State
 ) -> None:
     torch.save(state, tmp_path / "theirs.pth")
-    network = taken(run(tmp_path / "theirs.pth"))
-    agree(network, state, but="fc.")
+    network = started(run(tmp_path / "theirs.pth"))
+    check_weights(network, state, ignored="fc.")
     assert network.get_parameter("fc.weight").shape == (2, 64)
     assert capsys.readouterr().out == "init_from: a new classifier for 2 classes\n"
 
@@ -123,10 +124,10 @@ CONV = "features.0.weight"
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_one_line(tmp_path: Path, state: Any, line: str) -> None:
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path, state: Any, line: str) -> None:
     torch.save(state, tmp_path / "theirs.pth")
     with pytest.raises(InputError, match=line) as caught:
-        taken(run(tmp_path / "theirs.pth"))
+        started(run(tmp_path / "theirs.pth"))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 
@@ -140,14 +141,14 @@ class Hostile:
 
 
 @pytest.mark.parametrize("plain", [True, False])
-def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, plain: bool) -> None:
+def test_code_in_a_pickle_is_not_run(tmp_path: Path, plain: bool) -> None:
     touched, file = tmp_path / "touched", tmp_path / "theirs.pth"
     if plain:
         file.write_bytes(pickle.dumps({"state_dict": Hostile(touched)}))
     else:
         torch.save({"state_dict": Hostile(touched)}, file)
     with pytest.raises(InputError, match=r"/theirs\.pth contains ") as caught:
-        taken(run(file))
+        started(run(file))
     assert "\n" not in str(caught.value)
     assert not touched.exists()
 
@@ -162,52 +163,82 @@ def test_a_hostile_pickle_is_refused_and_not_run(tmp_path: Path, plain: bool) ->
         ("b", b"", "/a is missing: give init_from"),
     ],
 )
-def test_what_holds_no_weights_is_one_line(
+def test_file_without_weights_is_refused(
     tmp_path: Path, name: str, content: bytes, line: str
 ) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(content)
     path = tmp_path / ("a" if name in ("a/b", "b") else name)
     with pytest.raises(InputError, match=line) as caught:
-        taken(run(path))
+        started(run(path))
     assert "\n" not in str(caught.value)
 
 
-def test_weights_of_torchvision_are_taken_where_they_are_at_hand(
+def test_cached_weights_of_torchvision_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     fields = {"model": "squeezenet1_1", "image_size": 64}
     name = "torchvision:DEFAULT"
     with pytest.raises(InputError, match=r"not cached, and ranks download nothing: put http"):
-        taken(run(name, **fields))
+        started(run(name, **fields))
     url = get_model_weights("squeezenet1_1")["DEFAULT"].url
     path = tmp_path / "hub" / "checkpoints" / url.rpartition("/")[2]
     path.parent.mkdir(parents=True)
     state = source(1000, "squeezenet1_1")
     torch.save(state, path)
     with pytest.raises(InputError, match="does not match the digest"):
-        taken(run(name, **fields))
+        started(run(name, **fields))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     monkeypatch.setattr(  # the published file itself is not ours to carry
         type(get_model_weights("squeezenet1_1")["DEFAULT"]), "url", f"https://x/s-{digest}.pth"
     )
     path.rename(path.with_name(f"s-{digest}.pth"))
-    agree(taken(run(name, **fields)), state, but="classifier.1.")
+    check_weights(started(run(name, **fields)), state, ignored="classifier.1.")
     with pytest.raises(InputError, match="has no weights 'V9' of squeezenet1_1: it has"):
-        taken(run("torchvision:V9", **fields))
+        started(run("torchvision:V9", **fields))
     with pytest.raises(InputError, match="torchvision has no weights for cifar_resnet8"):
-        taken(run(name))
+        started(run(name))
 
 
-def test_an_address_is_the_steps_to_fetch() -> None:
+def test_uri_is_refused() -> None:
     with pytest.raises(InputError, match=r"^init_from=gs://b/x is a URI"):
-        taken(run("gs://b/x"))
+        started(run("gs://b/x"))
 
 
-def test_positions_of_a_vision_transformer_follow_the_size() -> None:
+def test_positions_of_a_vision_transformer_are_resized() -> None:
     from kfp_ddp.training.initial_weights import _resized_positions
 
     positions = {"encoder.pos_embedding": torch.zeros(1, 1 + 2 * 2, 8)}
     config = run("/w", model="vit_b_32", image_size=128)
     assert _resized_positions(positions, config)["encoder.pos_embedding"].shape == (1, 17, 8)
+
+
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("classes", [CLASSES, ("a", "b", "c"), ("b", "a")])
+def test_checkpoint_is_read_without_the_classifier_of_other_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], classes: tuple[str, ...], log: bool
+) -> None:
+    path = saved(tmp_path, "cifar_resnet8")
+    network = build("cifar_resnet8", len(classes))
+    own = network.get_parameter("fc.weight").clone()
+    initialise(network, run(path), classes, log)
+    check_weights(network, source(), ignored="fc.")
+    weight = source()["fc.weight"] if classes == CLASSES else own
+    assert torch.equal(network.get_parameter("fc.weight"), weight)
+    assert ("new classifier" in capsys.readouterr().out) == (log and classes != CLASSES)
+
+
+def test_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("cifar_resnet14", {}, "is a cifar_resnet14, not a cifar_resnet8"),
+        ("cifar_resnet8", {"blur_pool": True}, "is a cifar_resnet8, not a"),
+    ]
+    for name, fields, words in cases:
+        with pytest.raises(InputError, match=words):
+            started(run(saved(tmp_path, name), **fields))
+
+
+def saved(folder: Path, name: str) -> Path:
+    about = checkpoint.manifest_of(run("", model=name), CLASSES, epoch=1.0)
+    return checkpoint.write(folder, 1, {"model": source(2, name), "ema": None}, about)

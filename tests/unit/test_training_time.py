@@ -1,4 +1,4 @@
-"""Where a rank's time goes, who is slow at what, and what is said of it."""
+"""Time of a rank by phase, the slowest rank, and advice."""
 
 from collections import deque
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from kfp_ddp.training import meter
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.meter import GpuTimeline, Timeline, on_own_gradients
+from kfp_ddp.training.meter import GpuTimeline, Timeline, on_own_gradients, peak_of
 from kfp_ddp.training.time_spent import PHASES, Environment, TimeSpent, advice
 
 
@@ -37,7 +37,7 @@ def test_each_moment_counts_for_one_phase(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Event:
-    """An event of a GPU that gets to it when `reached` says so."""
+    """An event that a GPU completes when `reached` is its time."""
 
     reached = 0.0
     made = 0
@@ -58,11 +58,11 @@ class Event:
         Event.reached = max(Event.reached, self.at)
 
     def elapsed_time(self, other: "Event") -> float:
-        assert other.query(), "nobody may wait for the GPU in a step"
+        assert other.query(), "no step waits for the GPU"
         return (other.at - self.at) * 1e3
 
 
-def test_the_times_of_a_gpu_are_read_when_it_got_there_by_few_events(
+def test_events_of_a_gpu_are_read_after_they_completed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -77,24 +77,24 @@ def test_the_times_of_a_gpu_are_read_when_it_got_there_by_few_events(
     assert seconds["data"] == pytest.approx(100.0)
 
 
-def test_the_end_of_own_gradients_is_told_before_anything_that_waits_for_others() -> None:
-    heard: deque[str] = deque()
+def test_own_gradients_end_before_the_wait_for_other_ranks() -> None:
+    order: deque[str] = deque()
     weight = torch.ones(3, requires_grad=True)
-    weight.register_hook(lambda _: heard.append("gradient"))  # type: ignore[no-untyped-call]
+    weight.register_hook(lambda _: order.append("gradient"))  # type: ignore[no-untyped-call]
     loss = (weight * 2).sum()
 
     def wait_for_others(grad: torch.Tensor) -> None:
         engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(lambda: heard.append("others"))  # as DDP's reducer does
+        engine.queue_callback(lambda: order.append("others"))  # as DDP's reducer does
 
     doubled = loss * 2
-    on_own_gradients(doubled, lambda: heard.append("own"))
+    on_own_gradients(doubled, lambda: order.append("own"))
     loss.register_hook(wait_for_others)  # type: ignore[no-untyped-call]
     torch.autograd.backward(doubled)
-    assert list(heard) == ["gradient", "own", "others"]
+    assert list(order) == ["gradient", "own", "others"]
 
 
-def test_the_slow_rank_and_what_it_is_slow_at_are_told() -> None:
+def test_slowest_rank_and_its_slow_phase() -> None:
     even = row(forward=10, backward=20, communication=11)
     late = row(forward=10, backward=21, data=9, communication=1, optimizer=1)
     spent = TimeSpent([even, late, even])
@@ -105,7 +105,7 @@ def test_the_slow_rank_and_what_it_is_slow_at_are_told() -> None:
     assert spent.total == pytest.approx(41 + 1 / 3)
 
 
-def test_the_line_tells_the_largest_shares_first_and_leaves_out_what_is_nothing() -> None:
+def test_summary_has_the_largest_shares_first() -> None:
     spent = TimeSpent([row(forward=25, backward=60, data=14.9, optimizer=0.1)])
     assert spent.line() == "the time went: 100 s: backward 60 %, forward 25 %, data 15 %"
     two = TimeSpent([row(forward=25, backward=75)] * 2)
@@ -116,7 +116,7 @@ HERE = Environment(ranks=["node-a", "node-b"], cpus=8, decoded=int(7.2e9), room=
 
 
 @pytest.mark.parametrize(
-    ("fields", "here", "said"),
+    ("fields", "here", "expected"),
     [
         ({}, HERE, "workers=4 -> 8, or cache_gb=8"),
         ({"workers": 0}, HERE, "workers=0 -> 2, or cache_gb=8"),
@@ -131,19 +131,16 @@ HERE = Environment(ranks=["node-a", "node-b"], cpus=8, decoded=int(7.2e9), room=
         ),
     ],
 )
-def test_what_helps_against_waiting_for_data_depends_on_what_is_there(
-    fields: dict[str, Any], here: Environment, said: str
+def test_advice_on_data_depends_on_the_machine(
+    fields: dict[str, Any], here: Environment, expected: str
 ) -> None:
     spent = TimeSpent([row(forward=30, backward=58, data=12)] * 2)
-    assert advice(spent, config(**fields), here) == [f"12 % of the time waited for data: {said}"]
+    assert advice(spent, config(**fields), here) == [
+        f"12 % of the time waited for data: {expected}"
+    ]
 
 
-def test_a_run_that_waits_for_nothing_is_told_nothing() -> None:
-    spent = TimeSpent([row(forward=30, backward=65, data=2, communication=3)] * 2)
-    assert advice(spent, config(), HERE) == []
-
-
-def test_a_slow_network_is_told_from_a_slow_rank() -> None:
+def test_slow_network_and_slow_rank_differ() -> None:
     network = TimeSpent([row(forward=30, backward=50, communication=20)] * 2)
     assert advice(network, config(), HERE) == [
         "20 % of the time waited for the network: a larger batch_size, or a faster network "
@@ -158,17 +155,36 @@ def test_a_slow_network_is_told_from_a_slow_rank() -> None:
     ]
 
 
-def test_a_run_of_seconds_is_told_nothing_of_what_it_does_once() -> None:
-    spent = TimeSpent([row(forward=3, start=7, checkpoint=2, evaluation=8)])
-    assert advice(spent, config(), HERE) == []
+def test_short_or_balanced_run_gets_no_advice() -> None:
+    short = TimeSpent([row(forward=3, start=7, checkpoint=2, evaluation=8)])
+    balanced = TimeSpent([row(forward=30, backward=65, data=2, communication=3)] * 2)
+    assert advice(short, config(), HERE) == advice(balanced, config(), HERE) == []
 
 
-def test_checkpoints_evaluations_and_the_start_are_told_where_they_take_much() -> None:
+def test_advice_on_checkpoints_evaluations_and_the_start() -> None:
     spent = TimeSpent([row(forward=30, start=70, checkpoint=20, evaluation=80)])
-    said = advice(spent, config(checkpoint_steps=10), HERE._replace(ranks=["a"]))
-    assert said == [
+    lines = advice(spent, config(checkpoint_steps=10), HERE._replace(ranks=["a"]))
+    assert lines == [
         "40 % of the time evaluated: eval_epochs=1 -> 2",
         "35 % of the time was the start, before the first step: verify_images=10000 -> 0, or a "
         "longer run",
         "10 % of the time saved checkpoints: checkpoint_steps=10 -> 20",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40", 0),
+        ("NVIDIA RTX A1000", 0),
+        ("Tesla T4", 65),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+    ],
+)
+def test_peak_of_a_gpu(name: str, tflops: float) -> None:
+    assert peak_of(name) == tflops

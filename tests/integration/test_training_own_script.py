@@ -1,4 +1,4 @@
-"""A training script of one's own in place of the loop, run by the launcher of a node."""
+"""A user's training script instead of the loop."""
 
 import json
 import re
@@ -28,8 +28,8 @@ if __name__ == "__main__":
     config = json.loads(Path(os.environ["KFP_DDP_CONFIG"]).read_text())
     rows = list(csv.DictReader(Path(os.environ["KFP_DDP_IMAGES"]).read_text().splitlines()))
     output = Path(os.environ["KFP_DDP_OUTPUT"])
-    said = [sys.argv[1:], config["epochs"], config["classes"], rows]
-    (output / "said").write_text(json.dumps(said))
+    inputs = [sys.argv[1:], config["epochs"], config["classes"], rows]
+    (output / "inputs").write_text(json.dumps(inputs))
 """
 SAVES = (
     SMALL
@@ -65,15 +65,15 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
 
 
-def test_it_is_told_images_settings_and_arguments_and_its_weights_become_a_checkpoint(
+def test_script_gets_images_and_settings_and_its_weights_are_saved(
     data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = settings(data, SAVES, val_fraction=0.25, script_args="--depth 3 'two words'")
-    config = parse(TrainConfig.create(**words).to_argv())
+    fields = settings(data, SAVES, val_fraction=0.25, script_args="--depth 3 'two fields'")
+    config = parse(TrainConfig.create(**fields).to_argv())
     assert own_script.run(config)
-    folder = RunFolder(words["output_dir"])
-    argv, epochs, classes, rows = json.loads((folder.path / "said").read_text())
-    assert (argv, epochs, classes) == (["--depth", "3", "two words"], 3, ["cat", "dog"])
+    folder = RunFolder(fields["output_dir"])
+    argv, epochs, classes, rows = json.loads((folder.path / "inputs").read_text())
+    assert (argv, epochs, classes) == (["--depth", "3", "two fields"], 3, ["cat", "dog"])
     assert {row["path"] for row in rows} == {str(path) for path in data.glob("*/*")}
     assert {(row["class"], row["target"]) for row in rows} == {("cat", "0"), ("dog", "1")}
     checkpoint = newest_valid(folder.checkpoints)
@@ -88,13 +88,13 @@ def test_it_is_told_images_settings_and_arguments_and_its_weights_become_a_check
 
 
 @pytest.mark.slow
-def test_the_example_trains_on_two_ranks_what_it_then_tells_apart(data: Path) -> None:
-    words = settings(data, EXAMPLE.read_text(), epochs=12, learning_rate=0.05, batch_size=8)
-    config = TrainConfig.create(**words)
+def test_example_learns_two_classes_on_two_ranks(data: Path) -> None:
+    fields = settings(data, EXAMPLE.read_text(), epochs=12, learning_rate=0.05, batch_size=8)
+    config = TrainConfig.create(**fields)
     module = [sys.executable, "-m", "kfp_ddp.training.node", "--nproc-per-node=2", "--"]
     done = subprocess.run([*module, *config.to_argv()], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    checkpoint = newest_valid(RunFolder(words["output_dir"]).checkpoints)
+    checkpoint = newest_valid(RunFolder(fields["output_dir"]).checkpoints)
     assert checkpoint is not None
     network, _ = load_model(checkpoint.path)
     light, dark = (torch.full((1, 3, 8, 8), value) for value in (1.5, -1.5))
@@ -104,7 +104,7 @@ def test_the_example_trains_on_two_ranks_what_it_then_tells_apart(data: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "said"),
+    ("text", "error", "words"),
     [
         (
             SMALL,
@@ -126,24 +126,24 @@ def test_the_example_trains_on_two_ranks_what_it_then_tells_apart(data: Path) ->
         ),
     ],
 )
-def test_what_it_does_wrong_is_told_in_one_line(
-    data: Path, text: str, error: type[Exception], said: str
+def test_error_of_the_script_is_one_line(
+    data: Path, text: str, error: type[Exception], words: str
 ) -> None:
-    words = settings(data, text)
-    with pytest.raises(error, match=re.escape(said)) as found:
-        own_script.run(TrainConfig.create(**words))
-    assert "\n" not in str(found.value)
-    assert newest_valid(RunFolder(words["output_dir"]).checkpoints) is None
+    fields = settings(data, text)
+    with pytest.raises(error, match=re.escape(words)) as caught:
+        own_script.run(TrainConfig.create(**fields))
+    assert "\n" not in str(caught.value)
+    assert newest_valid(RunFolder(fields["output_dir"]).checkpoints) is None
 
 
-def test_it_may_stop_as_asked_and_go_on_later(data: Path) -> None:
-    words = settings(data, SMALL + "    sys.exit(143)\n")
-    assert not own_script.run(TrainConfig.create(**words))
-    words["script"] = settings(data, SAVES)["script"]
-    assert own_script.run(TrainConfig.create(**words))
+def test_stopped_script_can_be_resumed(data: Path) -> None:
+    fields = settings(data, SMALL + "    sys.exit(143)\n")
+    assert not own_script.run(TrainConfig.create(**fields))
+    fields["script"] = settings(data, SAVES)["script"]
+    assert own_script.run(TrainConfig.create(**fields))
 
 
-def test_its_file_is_read_where_it_is_named(data: Path) -> None:
+def test_file_of_the_command_line_is_packed(data: Path) -> None:
     file = data.parent / "mine.py"
     file.write_text(SAVES)
     flags = ["--data", str(data), "--output-dir", str(data.parent / "run"), "--script", str(file)]
@@ -153,7 +153,7 @@ def test_its_file_is_read_where_it_is_named(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "words"),
     [
         ({"script": "print(1)"}, "is not a packed Python file"),
         ({"script_args": "'open"}, 'script_args="\'open" cannot be split: No closing quotation'),
@@ -165,9 +165,9 @@ def test_its_file_is_read_where_it_is_named(data: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_run_is_refused_before_it_does(
-    data: Path, more: dict[str, Any], said: str
+def test_invalid_script_is_refused_before_it_runs(
+    data: Path, more: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InputError) as error:
         TrainConfig.create(**settings(data, SMALL, **more))
-    assert said in str(error.value)
+    assert words in str(error.value)

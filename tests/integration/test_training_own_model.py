@@ -1,4 +1,4 @@
-"""A network of a file of one's own: what the file must hold, and what a run of it keeps."""
+"""A network of a user's file: its functions, its checks and its resume."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,9 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines.form import form_of
 from kfp_ddp.training import checkpoint, model_file, own_model
 from kfp_ddp.training.config import TrainConfig, parse
-from kfp_ddp.training.distributed import World
 from kfp_ddp.training.prepare import prepare
-from kfp_ddp.training.trainer import Trainer
-from tests.training_ranks import Ranks, config, dataset
+from tests.training_ranks import ALONE, Ranks, config, dataset, trainer
 
-ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 OWN = """
 from torch import nn
 from torchvision import transforms  # a module, and not what stands beside the network
@@ -26,6 +23,8 @@ def build(num_classes):
     pool = nn.AdaptiveAvgPool2d(1), nn.Flatten()
     return nn.Sequential(*features, *pool, nn.Linear(8, num_classes))
 """
+
+BESIDE_NETWORK = OWN.replace("from torchvision import transforms", "")
 
 
 @pytest.fixture
@@ -39,15 +38,6 @@ def own(data: Path, output: Path, text: str = OWN, **fields: Any) -> TrainConfig
     return config(data, output, model="mine.py:build", model_code=code, **more)
 
 
-def trainer(run: TrainConfig) -> Trainer:
-    return Trainer(*_prepared(run))
-
-
-def _prepared(run: TrainConfig) -> Any:
-    resolved, train, val = prepare(run, ALONE)
-    return resolved, ALONE, train, val
-
-
 def weights(output: Path) -> dict[str, torch.Tensor]:
     newest = checkpoint.newest_valid(output / "checkpoints")
     assert newest is not None
@@ -56,7 +46,7 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_a_run_with_dropout_resumes_to_the_bit_and_on_two_ranks_up_to_float_order(
+def test_dropout_resumes_to_the_bit_and_on_two_ranks_to_float_order(
     data: Path, tmp_path: Path
 ) -> None:
     assert trainer(own(data, tmp_path / "whole", micro_batch_size=4)).fit()
@@ -75,35 +65,12 @@ def test_a_run_with_dropout_resumes_to_the_bit_and_on_two_ranks_up_to_float_orde
             torch.testing.assert_close(value, two[name], msg=name)
 
 
-def test_a_run_goes_on_with_the_same_file_only(data: Path, tmp_path: Path) -> None:
-    stopped = trainer(own(data, tmp_path / "run"))
-    stopped.stop.ask("a test")
-    assert not stopped.fit()
-    changed = trainer(own(data, tmp_path / "run", OWN + "\n# changed"))
-    with pytest.raises(InputError, match=r"the digest of the model's file was [0-9a-f]{12} and is"):
-        changed.saving.resume()
-    changed.report.metrics.close()
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         ("def build(:", r"mine\.py, line 1: invalid syntax"),
         ("import torch", r"mine\.py does not define build: add a function build\(num_classes\)"),
         ("", r"mine\.py does not define build"),
-    ],
-)
-def test_what_can_be_seen_of_a_file_is_refused_before_it_runs(
-    tmp_path: Path, text: str, line: str
-) -> None:
-    with pytest.raises(InputError, match=line) as caught:
-        own(tmp_path, tmp_path, text)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
         ("import nowhere_to_be_found\ndef build(n): ...", "ModuleNotFoundError in line 1: No mod"),
         ("build = 3", r"build in the model's file mine\.py is not a function"),
         ("loss = 3\ndef build(n): ...", r"loss in the model's file mine\.py is not a function"),
@@ -114,9 +81,29 @@ def test_what_can_be_seen_of_a_file_is_refused_before_it_runs(
         (OWN.replace("(8, num_classes)", "(8, 7)"), r"gives \[2, 7\] for two images of 8 px, not"),
         (OWN.replace("nn.Flatten()", "nn.ReLU()"), r"on images of 8 px raises RuntimeError"),
         (OWN.replace("*pool, nn.Linear(8, num_classes)", ""), r"gives \[2, 8, 4, 4\] for two"),
+        (
+            BESIDE_NETWORK + "def optimizer(n, c): return 3",
+            r"optimizer in mine\.py returns int, not a torch\.optim",
+        ),
+        (
+            BESIDE_NETWORK + "def optimizer(n): ...",
+            r"optimizer in mine\.py raises TypeError: optimizer\(\) takes 1",
+        ),
+        (
+            BESIDE_NETWORK + "def loss(a, b): return a",
+            r"loss in mine\.py returns torch\.float32 \[2, 3\], not",
+        ),
+        (
+            BESIDE_NETWORK + "def loss(a, b): return a[5, 5]",
+            r"loss in mine\.py raises IndexError in line 9",
+        ),
+        (
+            BESIDE_NETWORK + "def transforms(i, s, d): return i",
+            r"in mine\.py returns torch\.uint8 \[3, 8",
+        ),
     ],
 )
-def test_a_file_that_cannot_be_trained_is_one_line_before_training(
+def test_file_that_cannot_be_trained_is_refused_in_one_line(
     data: Path, tmp_path: Path, text: str, line: str
 ) -> None:
     with pytest.raises(InputError, match=line) as caught:
@@ -125,7 +112,7 @@ def test_a_file_that_cannot_be_trained_is_one_line_before_training(
     assert len(str(caught.value)) < 400
 
 
-def test_a_weight_without_a_part_in_the_logits_is_refused(data: Path, tmp_path: Path) -> None:
+def test_weight_that_the_logits_do_not_use_is_refused(data: Path, tmp_path: Path) -> None:
     text = """
 from torch import nn
 
@@ -144,22 +131,22 @@ build = Net
     assert own_model.load_for(own(data, tmp_path / "run", text)) is not None
 
 
-def test_a_file_travels_from_the_command_line_and_leaves_its_folder_behind(
+def test_file_of_the_command_line_is_packed_without_its_folder(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN)
     flags = ["--data", "/d", "--output-dir", "/o", "--model"]
-    found = parse([*flags, f"{file}:build"])
-    assert (found.model, model_file.unpack(found.model_code)) == ("mine.py:build", OWN)
-    assert parse(found.to_argv()) == found
-    assert TrainConfig.create(**found.given()) == found
+    run = parse([*flags, f"{file}:build"])
+    assert (run.model, model_file.unpack(run.model_code)) == ("mine.py:build", OWN)
+    assert parse(run.to_argv()) == run
+    assert TrainConfig.create(**run.given()) == run
     (tmp_path / "weights.pth").touch()
-    given = form_of("train_resnet").read(
+    form = form_of("train_resnet").read(
         None, [f"model={file}:build", f"init_from={tmp_path}/../{tmp_path.name}/weights.pth"]
     )
-    assert given["training"]["init_from"] == str(tmp_path / "weights.pth")
-    assert model_file.unpack(given["training"]["model_code"]) == OWN
+    assert form["training"]["init_from"] == str(tmp_path / "weights.pth")
+    assert model_file.unpack(form["training"]["model_code"]) == OWN
     file.unlink()
     for model, line in (
         (f"{file}:build", r"^cannot read the model /.*/mine\.py: No such file"),
@@ -198,10 +185,10 @@ def transforms(image, size, draw):
 """
 
 
-def test_optimizer_loss_and_transforms_of_the_file_are_used_and_resume_to_the_bit(
+def test_optimizer_loss_and_transforms_are_used_and_resume_to_the_bit(
     data: Path, tmp_path: Path
 ) -> None:
-    text = OWN.replace("from torchvision import transforms", "") + BESIDE
+    text = BESIDE_NETWORK + BESIDE
     stopped = trainer(own(data, tmp_path / "resumed", text))
     stopped.stop.ask("a test")
     assert not stopped.fit()
@@ -220,28 +207,3 @@ def test_optimizer_loss_and_transforms_of_the_file_are_used_and_resume_to_the_bi
     assert uninterrupted.fit()
     whole = weights(tmp_path / "whole")
     assert all(torch.equal(value, whole[n]) for n, value in weights(tmp_path / "resumed").items())
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("def optimizer(n, c): return 3", r"optimizer in mine\.py returns int, not a torch\.optim"),
-        ("def optimizer(n): ...", r"optimizer in mine\.py raises TypeError: optimizer\(\) takes 1"),
-        (
-            "def loss(a, b): return a",
-            r"loss in mine\.py returns torch\.float32 \[2, 3\], not",
-        ),
-        ("def loss(a, b): return a[5, 5]", r"loss in mine\.py raises IndexError in line 9"),
-        (
-            "def transforms(i, s, d): return i",
-            r"in mine\.py returns torch\.uint8 \[3, 8",
-        ),
-    ],
-)
-def test_what_stands_beside_the_network_is_tried_before_training(
-    data: Path, tmp_path: Path, text: str, line: str
-) -> None:
-    own_text = OWN.replace("from torchvision import transforms", "") + text
-    with pytest.raises(InputError, match=line) as caught:
-        prepare(own(data, tmp_path / "run", own_text), ALONE)
-    assert "\n" not in str(caught.value)

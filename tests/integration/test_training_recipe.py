@@ -1,0 +1,222 @@
+"""Features of the loop: each resumes to the bit, and does what its source describes."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from kfp_ddp.runs.train.outputs import chosen_checkpoint
+from kfp_ddp.training import checkpoint, rank
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.manifest import step_of
+from kfp_ddp.training.saving import behind
+from kfp_ddp.training.trainer import Validation
+from tests.training_ranks import config, dataset, state_hash, trainer
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of 8 images an epoch."""
+    return dataset(tmp_path_factory.mktemp("recipe") / "data", train=16, val=4)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """More threads would wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(data: Path, output: Path, **fields: Any) -> TrainConfig:
+    return config(data, output, **{"deterministic": False, "ema_decay": 0.0, **fields})
+
+
+def stop_after(run: TrainConfig, step: int, patch: pytest.MonkeyPatch) -> None:
+    """Train, and ask for a stop in `step`."""
+    loop = trainer(run)
+    post = loop.stop.post
+
+    def ask(save: bool) -> None:
+        if loop.step == step - 1:
+            loop.stop.ask("the test")
+        post(save)
+
+    patch.setattr(loop.stop, "post", ask)
+    assert not loop.fit()
+    assert loop.step == step
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer": "adamw", "ema_decay": 0.9},
+    "balanced": {"class_weights": "balanced", "randaugment": 9},
+    "mixed": {"mixup": 0.4, "cutmix": 1.0},
+    "fp16": {"precision": "fp16", "clip_norm": 1.0},
+    "frozen": {"freeze_epochs": 1, "body_lr_factor": 0.1, "micro_batch_size": 4},
+    "frozen-adamw": {"freeze_epochs": 2, "optimizer": "adamw", "test_time_flip": True},
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_interrupted_run_ends_with_the_same_bits(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within an epoch, at its end, and where the body begins to learn."""
+    complete = run(data, tmp_path / "complete", **FEATURES[name])
+    assert trainer(complete).fit()
+    parts = run(data, tmp_path / "parts", **FEATURES[name])
+    for step in (2, 3):
+        stop_after(parts, step, monkeypatch)
+    assert trainer(parts).fit()
+    assert state_hash(parts) == state_hash(complete)
+
+
+@pytest.mark.parametrize("epochs", [3, 1])
+def test_frozen_body_keeps_its_weights_and_statistics(
+    data: Path, tmp_path: Path, epochs: int
+) -> None:
+    """Then it learns more slowly than the classifier."""
+    fields = {"freeze_epochs": epochs, "weight_decay": 0.1, "body_lr_factor": 0.25}
+    loop = trainer(run(data, tmp_path / "run", **fields))
+    before = {name: value.clone() for name, value in loop.learner.network.state_dict().items()}
+    assert loop.fit()
+    after: dict[str, Tensor] = loop.learner.network.state_dict()
+    same = {name for name, value in before.items() if torch.equal(after[name], value)}
+    assert same == (
+        {name for name in before if not name.startswith("fc.")} if epochs == 3 else set()
+    )
+    rates = {group["lr"] for group in loop.learner.optimizer.param_groups}
+    assert min(rates) == pytest.approx(max(rates) * 0.25)
+
+
+def _accuracies(patch: pytest.MonkeyPatch, *accuracies: float) -> None:
+    """Set the results of evaluations, which chance decides with few images."""
+    values = iter(accuracies)
+    patch.setattr(
+        Validation, "measure", lambda *_: {"loss": 1.0, "accuracy": next(values), "top5": 1.0}
+    )
+
+
+def test_early_stopping_counts_from_the_best_evaluation(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evaluated after epochs 2, 4 and 6: the first is the best, which is 4 epochs ago after 6."""
+    _accuracies(monkeypatch, 0.5, 0.4, 0.5, 0.9)
+    fields = {"epochs": 8, "eval_epochs": 2}
+    patient = run(data, tmp_path / "run", **fields, early_stop_epochs=3)
+    stop_after(patient, 11, monkeypatch)  # in epoch 6, three after the best, but not evaluated
+    for _ in range(2):
+        loop = trainer(patient)
+        assert loop.fit()
+        assert loop.step == 12
+        newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints")
+        assert newest is not None
+        assert newest.step == 12
+    longer = trainer(run(data, tmp_path / "run", **fields, early_stop_epochs=5))
+    assert longer.fit()
+    assert longer.step == 16
+
+
+def _result(run_dir: Path) -> int:
+    chosen = chosen_checkpoint(run_dir)
+    assert chosen is not None
+    return chosen.step
+
+
+def test_best_checkpoint_is_kept_and_is_the_result(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _accuracies(monkeypatch, 0.5, 0.9, 0.6, 0.9, 0.8, 0.7)
+    keeps = run(data, tmp_path / "run", epochs=6, keep_best=True, checkpoint_epochs=0)
+    stop_after(keeps, 9, monkeypatch)
+    assert trainer(keeps).fit()
+    directory = tmp_path / "run" / "checkpoints"
+    assert [step_of(path) for path in checkpoint.steps(directory)] == [12, 9, 4]
+    best = checkpoint.verify(directory / "step-00000004")
+    assert best.manifest["metrics"]["accuracy"] == 0.9
+    assert _result(tmp_path / "run") == 4
+    shutil.rmtree(best.path)
+    assert _result(tmp_path / "run") == 12
+    _accuracies(monkeypatch, 0.9, 0.5)
+    assert trainer(run(data, tmp_path / "newest", epochs=2)).fit()
+    assert _result(tmp_path / "newest") == 4
+
+
+def test_overflowing_gradients_only_change_the_loss_scale(data: Path, tmp_path: Path) -> None:
+    loop = trainer(run(data, tmp_path / "run", precision="fp16", clip_norm=1.0))
+    loop.report.metrics.close()
+    learner = loop.learner
+    weights = [weight.detach().clone() for weight in learner.network.parameters()]
+    for factor in (1e38, 1.0):
+        learner.backward(learner.network(torch.randn(4, 3, 8, 8)).sum() * factor)
+        learner.update(0)
+        changed = [
+            not torch.equal(before, after)
+            for before, after in zip(weights, learner.network.parameters(), strict=True)
+        ]
+        assert any(changed) == (factor == 1)
+        assert learner.scaler.get_scale() == 2.0**15
+    other = trainer(run(data, tmp_path / "other", precision="fp16"))
+    other.report.metrics.close()
+    other.learner.restore(learner.state())
+    assert other.learner.scaler.get_scale() == 2.0**15
+
+
+def write_run(folder: Path, accuracies: list[float]) -> Path:
+    """The metrics of a training whose process was killed while it wrote."""
+    folder.mkdir(parents=True)
+    events = [
+        {"event": "eval", "step": 10 * epoch, "epoch": float(epoch), "accuracy": accuracy}
+        for epoch, accuracy in enumerate(accuracies, 1)
+    ]
+    lines = [json.dumps(event) for event in ({"event": "start"}, *events)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + '\n{"event": "ev')
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("epoch", "best", "reason"),
+    [
+        (1, 0.29, "after epoch 1 its best accuracy, 29.00%, is below 40.00%, the median of 3"),
+        (1, 0.40, ""),
+        (2, 0.49, "after epoch 2 its best accuracy, 49.00%, is below 50.00%, the median of 2"),
+        (3, 0.10, ""),  # only one other has reached it
+    ],
+)
+def test_training_is_behind_below_the_median_of_others(
+    tmp_path: Path, epoch: int, best: float, reason: str
+) -> None:
+    own = write_run(tmp_path / "own", [1.0, 1.0, 1.0])
+    assert behind(own, 1, 0.0) == ""
+    for name, accuracies in (("a", [0.3, 0.2, 0.9]), ("b", [0.4, 0.7]), ("c", [0.5])):
+        write_run(tmp_path / name, accuracies)
+    (tmp_path / "none").mkdir()
+    result = behind(own, epoch, best)
+    assert result.startswith(reason) if reason else not result
+
+
+@pytest.mark.parametrize(("first", "epochs"), [(2, 2), (0, 3)])
+def test_training_that_is_behind_stops_with_the_reason(
+    tmp_path: Path, first: int, epochs: int
+) -> None:
+    for name in ("one", "two"):
+        write_run(tmp_path / "runs" / name, [1.0, 1.0, 1.0])
+    for label in ("cat", "dog"):
+        for number in range(8):  # identical images: the classes cannot be distinguished
+            path = tmp_path / "data" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (90, 90, 90)).save(path)
+    fields = {"val_fraction": 0.3, "stop_behind_epochs": first, "warmup_epochs": 0}
+    assert rank.run(run(tmp_path / "data", tmp_path / "runs" / "own", **fields))
+    lines = (tmp_path / "runs" / "own" / "metrics.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert sum(event["event"] == "eval" for event in events) == epochs
+    assert ("the median of 2 others" in events[-1]["reason"]) == bool(first)
+    assert [event["event"] for event in events][-3:] == ["checkpoint", "ranks", "end"]
