@@ -11,13 +11,11 @@ from kfp_ddp.cli.options import connected
 if TYPE_CHECKING:
     from kfp_ddp.core.config import Connection
 
-PORT = 6006
-
 
 @click.command("tensorboard")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|FOLDER...")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help=f"Local port.  [default: {PORT}, or a free one]"
+    "--port", type=click.IntRange(1, 65535), help="Local port.  [default: 6006, or a free one]"
 )
 @connected
 def command(runs: tuple[str, ...], port: int | None, connection: "Connection") -> None:
@@ -49,7 +47,7 @@ def command(runs: tuple[str, ...], port: int | None, connection: "Connection") -
                 log_dir.update(title, folder)
 
         update()
-        tensorboard.serve(log_dir.folder, port, update, PORT)
+        tensorboard.serve(log_dir.folder, port, update)
 
 
 def _title(folder: str, others: tuple[str, ...]) -> str:

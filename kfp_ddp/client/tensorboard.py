@@ -1,25 +1,22 @@
 """The metrics of runs in a local TensorBoard, updated while the runs go on."""
 
 import importlib.util
+import logging
 import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from kfp_ddp.client.run_files import RunFiles
-from kfp_ddp.core.errors import InputError, JobError, KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.progress import MetricsTail
 
 METRICS, EVENTS = RunFolder.METRICS, RunFolder.TENSORBOARD
 UPDATE_SECONDS = 15.0
-START_SECONDS = 120.0
-GRACE_SECONDS = 10.0
-POLL_SECONDS = 0.2
 
 
 class Curves:
@@ -125,85 +122,44 @@ def check_installed() -> None:
         raise InputError("TensorBoard is not installed here: pip install 'kfp-ddp[monitor]'")
 
 
-def serve(folder: Path, port: int | None, update: Callable[[], None], default_port: int) -> None:
-    """Serve a folder until Ctrl-C, SIGTERM, or its end; print the URL when it answers.
+def serve(folder: Path, port: int | None, update: Callable[[], None]) -> None:
+    """Serve a folder of events until Ctrl-C or SIGTERM; print the URL.
 
     Args:
         folder: Of events.
-        port: To listen on; None for the default one, or a free one if that is taken.
+        port: To listen on; None for 6006, or the next free one.
         update: Called periodically; a failure is printed once.
-        default_port: The default port.
 
     Raises:
         InputError: the port is taken.
-        JobError: TensorBoard exited.
     """
-    port = _free_port(port, default_port)
-    where = ["--logdir", str(folder), "--host", "127.0.0.1", "--port", str(port)]
-    more = ["--reload_interval", "5", "--load_fast", "false"]
-    command = [sys.executable, "-m", "tensorboard.main", *where, *more]
-    log = folder.parent / "tensorboard.log"
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    with log.open("wb") as out:
-        child = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    from tensorboard import program
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # or each request is a line
+    more = {} if port is None else {"port": port}
+    board = program.TensorBoard()
+    board.configure(
+        logdir=str(folder), host="127.0.0.1", reload_interval=5, load_fast="false", **more
+    )
     try:
-        _wait_until_up(child, port, log)
-        print(f"http://127.0.0.1:{port} (Ctrl-C to stop)", flush=True)
-        _update_until_exit(child, update)
-        raise JobError(f"TensorBoard exited: {_last_line(log)}")
+        url = board.launch()
+    except program.TensorBoardServerException as error:
+        raise InputError(
+            f"{one_line(error.msg)}: give another --port, or none for a free one"
+        ) from None
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        print(f"{url.rstrip('/')} (Ctrl-C to stop)", flush=True)
+        printed = ""
+        while True:
+            sleep(UPDATE_SECONDS)
+            try:
+                update()
+            except KfpDdpError as error:
+                if printed != str(error):
+                    print(f"warning: {error}", file=sys.stderr, flush=True)
+                printed = str(error)
     except KeyboardInterrupt:
         return
     finally:
         signal.signal(signal.SIGTERM, before)
-        child.terminate()
-        try:
-            child.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
-def _free_port(port: int | None, default: int) -> int:
-    for candidate in (port or default, *(() if port else (0,))):
-        try:
-            with socket.create_server(("127.0.0.1", candidate)) as server:
-                return int(server.getsockname()[1])
-        except OSError:
-            continue
-    raise InputError(f"port {port} is taken: give another one, or none for a free one")
-
-
-def _wait_until_up(child: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while child.poll() is None and time.monotonic() < deadline:
-        try:
-            with socket.create_connection(("127.0.0.1", port), 1):
-                return
-        except OSError:
-            time.sleep(POLL_SECONDS)
-    raise JobError(f"TensorBoard does not start: {_last_line(log)}")
-
-
-def _update_until_exit(child: "subprocess.Popen[bytes]", update: Callable[[], None]) -> None:
-    printed = ""
-    while True:
-        try:
-            child.wait(UPDATE_SECONDS)
-            return
-        except subprocess.TimeoutExpired:
-            pass
-        try:
-            update()
-        except KfpDdpError as error:
-            if printed != str(error):
-                print(f"warning: {error}", file=sys.stderr, flush=True)
-            printed = str(error)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "its log is empty"

@@ -20,7 +20,7 @@ from kfp_ddp.checks.doctor import examine
 from kfp_ddp.checks.finding import Requirements
 from kfp_ddp.cli import app
 from kfp_ddp.client.connection import own_namespace
-from kfp_ddp.client.port_forward import core_api
+from kfp_ddp.client.port_forward import service
 from kfp_ddp.core.errors import InputError
 from tests.serving import serving
 
@@ -190,7 +190,7 @@ def test_a_kubeconfig_that_is_none_is_told_in_one_line(
         (found,) = examine(Requirements())
         assert "no Kubernetes cluster is configured (" in found.message
         with pytest.raises(InputError, match="no address of KFP is set"):
-            core_api()
+            service("ml-pipeline", "kubeflow", 8888).__enter__()
         assert own_namespace() == ""
 
 
