@@ -72,11 +72,8 @@ def open_claim(
     """Yield a function from a run's id to its files on a PVC; delete the pod on exit.
 
     Args:
-        api: The namespace of the PVC.
-        claim: Its name.
         image: An image with Python that the namespace can pull.
         account: Service account, for its image pull secrets.
-        user: User id of the pod.
 
     Raises:
         KfpDdpError: the PVC does not exist, or the pod does not start.
@@ -100,12 +97,6 @@ def open_claim(
 
 def execute(api: Api, pod: str, command: list[str], line: str) -> Iterator[bytes]:
     """Run a program in a pod, and yield the blocks that it writes to stdout.
-
-    Args:
-        api: The pod's namespace.
-        pod: Its name.
-        command: The program and its arguments.
-        line: For its stdin.
 
     Raises:
         StorageError: the connection was refused or cut, or the program failed.

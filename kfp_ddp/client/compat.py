@@ -24,7 +24,6 @@ class Client(kfp.Client):  # type: ignore[misc]
 
         Args:
             host: URL of the API, without a slash at its end.
-            ca_file: Certificates to trust; '' for the default ones.
             rest_client: Makes what sends the requests.
         """
         self._ca_file = ca_file or None

@@ -105,13 +105,7 @@ class Description:
 
 
 def describe(run: RunInfo, api: Callable[[], Api], files: bool = True) -> Description:
-    """Describe a run from the server's steps, its pods, and its files.
-
-    Args:
-        run: The run.
-        api: Connects to its namespace.
-        files: Also read its files.
-    """
+    """Describe a run from the server's steps, its pods, and its files."""
     every = list(leaves(run.steps))
     result = Description(run, next((leaf for leaf in every if leaf.step.state == "FAILED"), None))
     if run.state not in OVER:

@@ -73,10 +73,8 @@ def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list
     """Download what a run produced to a new folder, all of it or nothing.
 
     Args:
-        files: The run's.
         output: A missing or empty folder. The files of a single task lie directly in it, those of
             several tasks in a folder each.
-        checkpoint: Also download the newest checkpoint.
 
     Raises:
         InputError: the folder is not empty, or the run wrote nothing.

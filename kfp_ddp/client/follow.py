@@ -119,9 +119,6 @@ def follow(
     """Show a run until it is over, and return it.
 
     Args:
-        client: Of the server.
-        run_id: The run.
-        view: Shows it.
         nodes: Returns the nodes of its Workflow; by default they cannot be read.
 
     Raises:
@@ -156,10 +153,7 @@ def until_over(
     """Show a run until it is over: as a tree on a terminal, else as lines.
 
     Args:
-        client: Of the server.
         connection: To its cluster, for the progress of a training.
-        run_id: The run.
-        silent: Show nothing.
         to_stderr: Write to stderr, since stdout is for a program.
 
     Raises:

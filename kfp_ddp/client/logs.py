@@ -86,11 +86,8 @@ def follow(run: RunInfo, word: str, api: Api, reload: Callable[[], RunInfo], pre
     """Print the logs of steps as they are written, until the steps are over.
 
     Args:
-        run: The run.
         word: Names the steps, as for `select_steps`.
-        api: The namespace of its pods.
         reload: Returns the run's current state.
-        prefix: Write the step's name before each line.
 
     Raises:
         KfpDdpError: the server or the cluster does not answer.

@@ -70,14 +70,7 @@ def versions(where: Store, name: str) -> list[Version]:
 
 
 def describe(where: Store, name: str, version: str, champion_version: str) -> Version:
-    """Read what a version is from its files.
-
-    Args:
-        where: The destination.
-        name: Of the model.
-        version: To describe.
-        champion_version: The version that CHAMPION names.
-    """
+    """Read what a version is from its files."""
     uri, champion = f"{where.uri}/{name}/{version}", version == champion_version
     try:
         model = find(uri)
@@ -125,11 +118,8 @@ def promote(
     """Make a version the champion, if it is complete and the champion does not change meanwhile.
 
     Args:
-        where: The destination.
-        name: Of the model.
         word: The version, or the start of it.
         instead_of: The version that must be the champion now, or the start of it; '' for any.
-        registry: To update; None for none.
 
     Returns:
         The version, and the replaced one: the same if it was already the champion.

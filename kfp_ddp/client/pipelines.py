@@ -100,10 +100,7 @@ def upload(
     """Upload a pipeline as the newest version, unless the newest one has the same content.
 
     Args:
-        client: Of the server.
-        document: The pipeline.
         name: Of the pipeline; '' for its own.
-        description: Of the version.
 
     Raises:
         InputError: the pipeline is too large, or another client uploads the same right now.

@@ -115,12 +115,6 @@ def warnings(api: Api, pods: Sequence[Object]) -> list[Event]:
 def log(api: Api, pod: Object, container: str = MAIN, tail: int = 0) -> Iterator[str]:
     """Yield the lines of a container's log; none before it has started.
 
-    Args:
-        api: The pod's namespace.
-        pod: The pod.
-        container: Name of the container.
-        tail: Number of last lines; 0 for all.
-
     Raises:
         StorageError: it cannot be read.
     """

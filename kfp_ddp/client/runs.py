@@ -53,7 +53,6 @@ def find_run(client: "Client", word: str) -> "V2beta1Run":
     """Return the run that a word names, with its details.
 
     Args:
-        client: Of the server.
         word: The run's id or the start of it, its display name, or last.
 
     Raises:
@@ -108,12 +107,6 @@ def list_runs(
     client: "Client", most: int, experiment: str = "", state: str = ""
 ) -> "list[V2beta1Run]":
     """Return the newest runs.
-
-    Args:
-        client: Of the server.
-        most: Maximum number of runs.
-        experiment: Name of their experiment; '' for any.
-        state: Their state; '' for any.
 
     Raises:
         InputError: the experiment or the state does not exist.

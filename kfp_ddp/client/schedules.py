@@ -65,7 +65,6 @@ def find(client: "Client", word: str) -> "V2beta1RecurringRun":
     Of several with this name it is the enabled one: the others were left by `replace`.
 
     Args:
-        client: Of the server.
         word: The schedule's name, its id, or the start of the id.
 
     Raises:
@@ -199,9 +198,6 @@ def document(
     """Return what `--json` prints of a schedule.
 
     Args:
-        client: Of the server.
-        schedule: The schedule.
-        time_zone: Of the server's schedules.
         pipelines: Cache of the names of pipelines and versions.
     """
     now, zone = datetime.now(UTC), cron.zone(time_zone)

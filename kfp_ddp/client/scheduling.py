@@ -27,11 +27,6 @@ PAUSE = 5.0
 def check(plan: Plan, zone: tzinfo, now: datetime) -> None:
     """Refuse a schedule that would start no run.
 
-    Args:
-        plan: The schedule.
-        zone: Of the server's schedules.
-        now: The current time.
-
     Raises:
         InputError: it is in the past, or its cron has no next time.
     """
@@ -116,10 +111,7 @@ def delete(
     """Delete a schedule; KFP ends its runs with it.
 
     Args:
-        client: Of the server.
-        schedule: To delete.
         wait: Pause the schedule, and wait until its runs are over.
-        force: End its runs.
 
     Raises:
         InputError: a run of it is active; the schedule is unchanged.
@@ -179,11 +171,7 @@ def changed(
     """Return the arguments of a schedule, updated setting by setting and checked.
 
     Args:
-        pipeline: Of the new schedule.
-        old: Arguments of the old schedule.
-        file: A YAML file of settings; None for none.
         words: Settings as key=value, which override those of the file.
-        unset: Parameters to reset to their defaults.
 
     Raises:
         InputError: an argument is invalid.

@@ -96,7 +96,6 @@ def steps_of(
     """Return the steps of a run, in the order in which they run.
 
     Args:
-        run: With its details.
         spec: The pipeline's spec, for display names and steps that have not started; by default
             the run's own.
         nodes: Of its Workflow; empty if it cannot be read.
@@ -281,10 +280,6 @@ def _with_spec(
 
     Args:
         steps: Known steps of the component; with `flat`, those of the whole pipeline.
-        spec: Of the pipeline.
-        component: Its name in the spec.
-        missing: State of a task that is not known.
-        flat: The steps are not a tree.
     """
     root = spec["root"] if component == "root" else spec["components"].get(component, {})
     tasks = root.get("dag", {}).get("tasks", {})

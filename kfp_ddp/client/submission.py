@@ -127,8 +127,6 @@ def arguments(
     """Return the checked arguments of a run.
 
     Args:
-        pipeline: The pipeline.
-        file: A YAML file of settings; None for none.
         words: Settings as key=value, which override those of the file.
         boxes: Parameters from options, which the file and the words override.
 

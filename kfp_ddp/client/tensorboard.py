@@ -23,12 +23,7 @@ class Curves:
     """TensorBoard events of one training, appended as its metrics.jsonl grows."""
 
     def __init__(self, metrics: Path, folder: Path) -> None:
-        """Create the folder of events.
-
-        Args:
-            metrics: The metrics.jsonl of the training.
-            folder: For TensorBoard.
-        """
+        """Create the folder of events."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._metrics = MetricsTail(metrics)
@@ -75,7 +70,6 @@ class LogDir:
         """Add or update a run.
 
         Args:
-            title: Of the run.
             source: The folder of a training, or one that contains such folders.
 
         Raises:
@@ -126,7 +120,6 @@ def serve(folder: Path, port: int | None, update: Callable[[], None]) -> None:
     """Serve a folder of events until Ctrl-C or SIGTERM; print the URL.
 
     Args:
-        folder: Of events.
         port: To listen on; None for 6006, or the next free one.
         update: Called periodically; a failure is printed once.
 

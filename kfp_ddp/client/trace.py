@@ -31,10 +31,7 @@ def trace(
 
     Args:
         place: The run's folder, its URI, or the output of a local run.
-        rank: The rank to trace.
-        steps: Number of steps.
         into: Folder to download the trace to, if the run is at a URI.
-        minutes: Timeout.
         log: Gets a line when the trace is requested.
 
     Raises:

@@ -64,7 +64,6 @@ def read_trainings(files: RunFiles, folder: Path) -> tuple[Training, ...]:
     """Return the trainings of a run, by the names of their tasks.
 
     Args:
-        files: The run's.
         folder: An empty folder to download files to.
 
     Raises:
