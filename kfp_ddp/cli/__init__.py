@@ -103,7 +103,10 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(EXIT_CODES.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(cls=LazyGroup, context_settings=SHOWN)
 @click.version_option(__version__, prog_name="kfp-ddp")
 def app() -> None:
     """Train with PyTorch DDP from Kubeflow Pipelines: bucket to evaluated, exported model.

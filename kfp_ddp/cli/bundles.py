@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, echo_json
+from kfp_ddp.cli.options import AS_JSON, FILE, echo_json, text_option
 
 if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
 
 ADVICE = "do not use it: publish it again"
-FILE = click.Path(dir_okay=False, path_type=Path)
 PASSWORD = "KFP_DDP_SIGN_PASSWORD"  # noqa: S105
 
 
@@ -54,10 +53,8 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
 @click.command("verify")
 @click.argument("bundle")
 @click.option("--key", type=FILE, help="Public key in PEM of the required signer.")
-@click.option(
-    "--identity", default="", help="Required signer by Sigstore, such as an e-mail address."
-)
-@click.option("--issuer", default="", help="OpenID Connect issuer of --identity.")
+@text_option("--identity", help="Required signer by Sigstore, such as an e-mail address.")
+@text_option("--issuer", help="OpenID Connect issuer of --identity.")
 @click.option("--trust-root", type=FILE, help="trusted_root.json of a private Sigstore.")
 @click.option(
     "--signature", type=FILE, help="File with the signature.  [default: model.sig of the bundle]"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, echo_json
+from kfp_ddp.cli.options import AS_JSON, FILE, connected, echo_json
 
 if TYPE_CHECKING:
     from kfp_ddp.client.comparison import Comparison
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option(
-    "--html",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Also write a page with the tables and the curves of all runs.",
+    "--html", type=FILE, help="Also write a page with the tables and the curves of all runs."
 )
 @AS_JSON
 @connected

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, echo_json
+from kfp_ddp.cli.options import AS_JSON, FILE, configured, echo_json, text_option
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
 
@@ -15,63 +15,48 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 
 @click.command("doctor")
 @configured("namespace", "context")
-@click.option(
+@text_option(
     "--service-account",
-    default="",
     help="Check the permissions of this account of the namespace instead of yours.",
 )
-@click.option("--host", default="", help="URL of the KFP API server, to check its version.")
+@text_option("--host", help="URL of the KFP API server, to check its version.")
 @click.option(
     "--backend",
     type=click.Choice(get_args(Backend)),
     default="pytorchjob",
-    show_default=True,
     help="Backend of the training.",
 )
-@click.option(
-    "--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of worker pods."
-)
+@click.option("--nodes", type=click.IntRange(1), default=1, help="Number of worker pods.")
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(-1),
     default=-1,
-    show_default=True,
     help="GPUs per node; -1 for all, 0 to train on CPUs.",
 )
-@click.option(
-    "--gpu-resource", default="nvidia.com/gpu", show_default=True, help="Resource name of the GPUs."
-)
+@click.option("--gpu-resource", default="nvidia.com/gpu", help="Resource name of the GPUs.")
 @click.option(
     "--scheduler",
     type=click.Choice(LaunchSpec.choices("scheduler")),
     default="",
+    show_default=False,
     help="Gang scheduler of the job.",
 )
-@click.option(
-    "--data-claim", default="kfp-ddp-data", show_default=True, help="PVC of the datasets."
-)
-@click.option(
-    "--work-claim", default="kfp-ddp-work", show_default=True, help="PVC of the checkpoints."
-)
+@click.option("--data-claim", default="kfp-ddp-data", help="PVC of the datasets.")
+@click.option("--work-claim", default="kfp-ddp-work", help="PVC of the checkpoints.")
 @click.option(
     "--publish",
     type=click.Choice(get_args(Strategy)),
     default="in-place",
-    show_default=True,
     help="How the dataset is published to workers.",
 )
 @click.option(
-    "--bucket-secret",
-    default="kfp-ddp-bucket",
-    show_default=True,
-    help="Secret with the bucket's credentials.",
+    "--bucket-secret", default="kfp-ddp-bucket", help="Secret with the bucket's credentials."
 )
-@click.option("--service", default="", help="InferenceService to roll models out to.")
+@text_option("--service", help="InferenceService to roll models out to.")
 @click.option(
     "--claims-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     default=Path("deploy/storage/claims.yaml"),
-    show_default=True,
     help="Manifests of the PVCs to create if missing.",
 )
 @AS_JSON

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, echo_json
+from kfp_ddp.cli.options import AS_JSON, FOLDER, connected, echo_json
 
 if TYPE_CHECKING:
     from kfp_ddp.core.config import Connection
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 @click.command("download")
 @click.argument("run")
 @click.option(
-    *("--output", "-o"),
-    type=click.Path(path_type=Path, file_okay=False),
-    help="A new folder.  [default: the name of the run]",
+    *("--output", "-o"), type=FOLDER, help="A new folder.  [default: the name of the run]"
 )
 @click.option("--checkpoint", is_flag=True, help="Also download the newest checkpoint.")
 @AS_JSON

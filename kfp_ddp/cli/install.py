@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, echo_json
+from kfp_ddp.cli.options import AS_JSON, configured, echo_json, text_option
 
 if TYPE_CHECKING:
     from kfp_ddp.install import Done, Installation, Owner
@@ -18,44 +18,34 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 
 @click.command("install")
 @configured("namespace", "context")
-@click.option(
-    "--storage-class", default="", help="Storage class of the PVCs.  [default: the cluster's]"
-)
+@text_option("--storage-class", help="Storage class of the PVCs.  [default: the cluster's]")
 @click.option(
     "--access-mode",
     type=click.Choice(["ReadWriteMany", "ReadWriteOnce"]),
     default="ReadWriteMany",
-    show_default=True,
     help="Access mode of the PVCs; ReadWriteOnce requires all pods on one node.",
 )
-@click.option("--size", default="1Ti", show_default=True, help="Size of each PVC.")
+@click.option("--size", default="1Ti", help="Size of each PVC.")
 @click.option(
     "--claims",
     "which",
     type=click.Choice(list(CLAIMS)),
     default="both",
-    show_default=True,
     help="both for train_resnet, data for train_resnet_bucket, none for train_resnet_claimless.",
 )
-@click.option(
-    "--data-claim", default="kfp-ddp-data", show_default=True, help="PVC of the datasets."
-)
-@click.option(
-    "--work-claim", default="kfp-ddp-work", show_default=True, help="PVC of the checkpoints."
-)
+@click.option("--data-claim", default="kfp-ddp-data", help="PVC of the datasets.")
+@click.option("--work-claim", default="kfp-ddp-work", help="PVC of the checkpoints.")
 @click.option(
     "--chown",
     type=click.Choice(["auto", "root", "group", "no"]),
     default="auto",
-    show_default=True,
     help="Job that makes uid 1000 the owner of new volumes: auto for PVCs that are created now, as "
     "root, or by group if PodSecurity is restricted. --print includes it with root or group.",
 )
-@click.option("--image", default="", help="Image of that job, with sh and chown.")
+@text_option("--image", help="Image of that job, with sh and chown.")
 @click.option(
     "--see-nodes/--no-see-nodes",
     default=True,
-    show_default=True,
     help="Permission to read the GPUs of nodes, for gpus_per_node=-1.",
 )
 @click.option(
@@ -64,7 +54,6 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 @click.option(
     "--bucket-secret",
     default="kfp-ddp-bucket",
-    show_default=True,
     help="Secret with the bucket's credentials, which is checked.",
 )
 @click.option(

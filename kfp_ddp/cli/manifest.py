@@ -34,11 +34,9 @@ def _list_settings(context: click.Context, option: click.Parameter, requested: b
 )
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("settings", nargs=-1, metavar="SETTING=VALUE...")
-@click.option(
-    "--namespace", "-n", default="default", show_default=True, help="Namespace of the job."
-)
-@click.option("--run-id", default="run", show_default=True, help="Id of the run.")
-@click.option("--task-name", default="train", show_default=True, help="Name of the task.")
+@click.option("--namespace", "-n", default="default", help="Namespace of the job.")
+@click.option("--run-id", default="run", help="Id of the run.")
+@click.option("--task-name", default="train", help="Name of the task.")
 def command(
     kind: str, settings: tuple[str, ...], namespace: str, run_id: str, task_name: str
 ) -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, echo_json
+from kfp_ddp.cli.options import AS_JSON, configured, echo_json, text_option
 
 if TYPE_CHECKING:
     from kfp_ddp.client.models import Version
@@ -56,18 +56,11 @@ def models(name: str, destination: str, as_json: bool) -> None:
 @click.command("promote")
 @click.argument("name")
 @click.argument("version")
-@click.option(
-    "--instead-of", default="", metavar="VERSION", help="Only if this version is the champion."
-)
+@text_option("--instead-of", metavar="VERSION", help="Only if this version is the champion.")
 @AS_JSON
 @configured("destination", "model_registry")
 def promote(
-    name: str,
-    version: str,
-    instead_of: str,
-    destination: str,
-    model_registry: str,
-    as_json: bool,
+    name: str, version: str, instead_of: str, destination: str, model_registry: str, as_json: bool
 ) -> None:
     """Make VERSION the champion of the model NAME, with which the next model is compared.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from kfp_ddp import __version__
-from kfp_ddp.cli.options import AS_JSON, configured, echo_json
+from kfp_ddp.cli.options import AS_JSON, configured, echo_json, text_option
 from kfp_ddp.jobs.launch_spec import Backend
 from kfp_ddp.training.netcheck.record import NetworkCheck
 
@@ -23,18 +23,15 @@ def _help(name: str) -> str:
 
 @click.command("netcheck")
 @configured("namespace", "context")
-@click.option(
-    "--nodes", default=2, show_default=True, help="Number of pods, or of local processes."
-)
-@click.option("--gpus-per-node", default=0, show_default=True, help="GPUs per pod; uses NCCL.")
+@click.option("--nodes", default=2, help="Number of pods, or of local processes.")
+@click.option("--gpus-per-node", default=0, help="GPUs per pod; uses NCCL.")
 @click.option(
     *("--backend", "--kind", "kind"),
     type=click.Choice(get_args(Backend)),
     default="pytorchjob",
-    show_default=True,
     help="Kind of the job; local: processes of this machine.",
 )
-@click.option("--image", default="", help="Image of the pods.  [default: the trainer's]")
+@text_option("--image", help="Image of the pods.  [default: the trainer's]")
 @click.option(
     *("--job", "settings"),
     multiple=True,

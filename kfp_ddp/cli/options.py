@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +14,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 SHORT = {"namespace": ["-n"]}
 SHOWN = ("host", "namespace")
 CONNECTION_OPTIONS = tuple(Connection.__dataclass_fields__)
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+text_option = functools.partial(click.option, default="", show_default=False)
 AS_JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print one line of JSON; other output goes to stderr."
 )
@@ -57,7 +61,10 @@ def _option(name: str, **more: Any) -> Callable[[Any], Any]:
     elif isinstance(field.default, float):
         more["type"] = click.FloatRange(0, min_open=True)
     return click.option(
-        flag, *SHORT.get(name, ()), name, help=field.metadata["description"], **more
+        *(flag, *SHORT.get(name, ()), name),
+        help=field.metadata["description"],
+        show_default=False,  # that of a file or variable
+        **more,
     )
 
 

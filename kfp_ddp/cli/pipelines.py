@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, connected, echo_json
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, configured, connected, echo_json, text_option
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 
@@ -20,7 +20,7 @@ COMPILED = Path("compiled")
 )
 @click.option(
     *("--output", "-o", "--directory", "directory"),
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="Folder of the YAML files.  [default: compiled; with FILE that of the file]",
 )
 @configured("registry", "launcher_image", "trainer_image")
@@ -66,13 +66,9 @@ def compile_(
 
 
 @click.command("graph")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=FILE)
 @click.option("--mermaid", is_flag=True, hidden=True, help="No effect: the output is Mermaid.")
-@click.option(
-    *("--output", "-o"),
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write.  [default: standard output]",
-)
+@click.option(*("--output", "-o"), type=FILE, help="File to write.  [default: standard output]")
 def graph(file: Path, mermaid: bool, output: Path | None) -> None:
     """Draw the compiled pipeline in FILE as a Mermaid flowchart for Markdown.
 
@@ -94,8 +90,8 @@ def graph(file: Path, mermaid: bool, output: Path | None) -> None:
 
 @click.command("upload")
 @click.argument("pipeline", metavar="PIPELINE")
-@click.option("--name", default="", help="Name on the server.  [default: the pipeline's]")
-@click.option("--description", default="", help="Description of this version.")
+@text_option("--name", help="Name on the server.  [default: the pipeline's]")
+@text_option("--description", help="Description of this version.")
 @AS_JSON
 @configured("registry", "launcher_image", "trainer_image")
 @connected

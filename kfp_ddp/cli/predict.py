@@ -15,13 +15,7 @@ BATCH = 8
 @click.command("predict")
 @click.argument("bundle")
 @click.argument("pictures", nargs=-1, required=True, metavar="PICTURE...")
-@click.option(
-    "--top",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="Number of classes to print.",
-)
+@click.option("--top", type=click.IntRange(1), default=3, help="Number of classes to print.")
 @AS_JSON
 def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> None:
     """Classify each PICTURE, a file or a folder of files, with probabilities.

@@ -10,7 +10,7 @@ PATTERNS = ("{}", "*/{}", "work/*/*/{}")
 
 @click.command("report")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
-@click.option("--split", default="val", show_default=True, help="The evaluated split.")
+@click.option("--split", default="val", help="The evaluated split.")
 @click.option(
     *("--output", "-o"),
     type=click.Path(path_type=Path),

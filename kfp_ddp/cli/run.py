@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, connected, on_command_line
+from kfp_ddp.cli.options import (
+    AS_JSON,
+    FILE,
+    FOLDER,
+    configured,
+    connected,
+    on_command_line,
+    text_option,
+)
 from kfp_ddp.core.config import Connection
 
 if TYPE_CHECKING:
@@ -20,9 +28,8 @@ KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
 @click.command("run")
 @click.argument("source", default="", metavar="[SOURCE|FILE]")
 @click.option("--local", is_flag=True, help="Run on this machine, without a cluster.")
-@click.option(
+@text_option(
     "--pipeline",
-    default="",
     help="Pipeline to run: a built-in one, such as retrain or sweep, or an uploaded one, as NAME "
     "for its newest version or NAME@VERSION.  [default: train_resnet]",
 )
@@ -34,12 +41,10 @@ KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
     "May be repeated.",
 )
 @click.option(
-    *("--file", "-f"),
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="YAML file of such settings, which --set overrides.",
+    *("--file", "-f"), type=FILE, help="YAML file of such settings, which --set overrides."
 )
 @click.option(*("--gpus", "--gpus-per-node", "gpus"), type=click.IntRange(0), help="GPUs per node.")
-@click.option("--name", default="", help="Name of the run.  [default: from model and time]")
+@text_option("--name", help="Name of the run.  [default: from model and time]")
 @click.option(
     "--follow", is_flag=True, help="Show its steps until it ends; exit code 1 if it failed."
 )
@@ -51,7 +56,7 @@ KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
 )
 @click.option(
     *("--output", "-o"),
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="With --local, a folder for the copied data and the results: a new one, or that of an "
     "earlier run.  [default: run-output]",
 )
@@ -95,18 +100,11 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
 @click.command("demo")
 @click.option(
     *("--output", "-o"),
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     default=Path("demo-output"),
-    show_default=True,
     help="Folder for the bucket, the synced data and the results.",
 )
-@click.option(
-    "--ranks",
-    type=click.IntRange(1),
-    default=2,
-    show_default=True,
-    help="Number of training processes.",
-)
+@click.option("--ranks", type=click.IntRange(1), default=2, help="Number of training processes.")
 @click.option("--epochs", type=click.IntRange(1), help="Number of epochs.")
 @AS_JSON
 def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:

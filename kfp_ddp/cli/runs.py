@@ -2,16 +2,14 @@
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, echo_json
+from kfp_ddp.cli.options import AS_JSON, connected, echo_json, text_option
 from kfp_ddp.core.config import Connection
 
 
 @click.command("runs")
-@click.option("--experiment", default="", help="Only runs of this experiment.")
-@click.option("--state", default="", help="Only runs in this state, such as failed or running.")
-@click.option(
-    "--most", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of runs."
-)
+@text_option("--experiment", help="Only runs of this experiment.")
+@text_option("--state", help="Only runs in this state, such as failed or running.")
+@click.option("--most", type=click.IntRange(1), default=20, help="Maximum number of runs.")
 @AS_JSON
 @connected
 def runs(connection: Connection, experiment: str, state: str, most: int, as_json: bool) -> None:

@@ -1,12 +1,11 @@
 """`kfp-ddp schedule`: recurring runs."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, connected, echo_json, on_command_line
+from kfp_ddp.cli.options import AS_JSON, FILE, configured, connected, echo_json, on_command_line
 from kfp_ddp.core.config import Connection
 
 if TYPE_CHECKING:
@@ -30,9 +29,7 @@ TIMING = (
         help="A parameter of the pipeline or a setting in it. May be repeated.",
     ),
     click.option(
-        *("--file", "-f"),
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="YAML file of such settings, which --set overrides.",
+        *("--file", "-f"), type=FILE, help="YAML file of such settings, which --set overrides."
     ),
     click.option("--start", help="No runs before this time, such as 2027-01-31T03:00."),
     click.option("--end", help="No runs after this time."),
@@ -122,11 +119,7 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
 @_timing
 @connected
 def replace(
-    connection: Connection,
-    schedule: str,
-    unset: tuple[str, ...],
-    as_json: bool,
-    **options: Any,
+    connection: Connection, schedule: str, unset: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
     """Change SCHEDULE: a new one of the same name replaces it; other settings are copied.
 

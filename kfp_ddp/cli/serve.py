@@ -6,48 +6,40 @@ from contextlib import closing
 import click
 import yaml
 
+from kfp_ddp.cli.options import text_option
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.serving.inference_service import RUNTIMES
 
 
 @click.command("serve")
 @click.argument("bundle")
-@click.option("--variant", default="", help="Variant of the model, such as int8.")
+@text_option("--variant", help="Variant of the model, such as int8.")
 @click.option(
     "--runtime",
     type=click.Choice(["onnxruntime", "openvino"]),
     help="Runtime of the model.  [default: the installed one]",
 )
 @click.option("--name", help="Name of the model in requests.  [default: the bundle's]")
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, help="HTTP port.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="HTTP port."
-)
-@click.option(
-    "--grpc-port",
-    type=click.IntRange(0, 65535),
-    default=8081,
-    show_default=True,
-    help="gRPC port; 0 for none.",
+    "--grpc-port", type=click.IntRange(0, 65535), default=8081, help="gRPC port; 0 for none."
 )
 @click.option(
     "--threads",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="Threads per call; 0 for the runtime's default.",
 )
 @click.option(
     "--max-batch",
     type=click.IntRange(1),
     default=32,
-    show_default=True,
     help="Maximum batch of images from waiting requests.",
 )
 @click.option(
     "--max-waiting",
     type=click.IntRange(1),
     default=1024,
-    show_default=True,
     help="Maximum number of waiting images; further requests are refused (503).",
 )
 @click.option(
@@ -55,7 +47,7 @@ from kfp_ddp.models.serving.inference_service import RUNTIMES
     type=click.Choice(RUNTIMES),
     help="Print KServe's InferenceService for the bundle's URI and this runtime instead.",
 )
-@click.option("--image", default="", help="Image for --manifest kfp-ddp, with the extra `serve`.")
+@text_option("--image", help="Image for --manifest kfp-ddp, with the extra `serve`.")
 def command(
     bundle: str,
     variant: str,

@@ -52,7 +52,7 @@ def _option(field: "dataclasses.Field[Any]") -> click.Option:
 OPTIONS = [_option(field) for field in dataclasses.fields(Options) if field.name != "mirror"]
 
 
-@click.command("sync", context_settings={"show_default": True})
+@click.command("sync")
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--versions", is_flag=True, help="Store versions by digest, and a link `current`.")

@@ -9,24 +9,18 @@ from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
 
 @click.command("trace")
 @click.argument("run", metavar="FOLDER|ADDRESS")
+@click.option("--rank", type=click.IntRange(0), default=0, help="The rank to trace.")
 @click.option(
-    "--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank to trace."
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(1, MOST_TRACED_STEPS),
-    default=5,
-    show_default=True,
-    help="Number of steps.",
+    "--steps", type=click.IntRange(1, MOST_TRACED_STEPS), default=5, help="Number of steps."
 )
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="Folder for the trace of a run in a bucket.  [default: .]",
+    help="Folder for the trace of a run in a bucket.",
 )
-@click.option("--minutes", default=5.0, show_default=True, help="Timeout.")
+@click.option("--minutes", default=5.0, help="Timeout.")
 def command(run: str, rank: int, steps: int, output: Path, minutes: float) -> None:
     """Trace the next steps of one rank of a running training, and print the path of the file.
 
