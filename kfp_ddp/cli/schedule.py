@@ -146,6 +146,7 @@ def replace(
     _check_latest(options)
     with open_client(connection) as client:
         old = schedules.find(client, schedule)
+        scheduling.check_state(client, old, schedule)
         before = schedules.plan_of(old, datetime.now(UTC))
         if not (before.cron or changes["cron"]):
             raise InputError(f"{before.name} has no valid cron to copy: give --cron")
@@ -185,7 +186,7 @@ def replace(
 def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
     """List the schedules, the newest first."""
     from kfp_ddp.client.connection import open_client
-    from kfp_ddp.client.schedules import ENABLED, document, list_all, minute
+    from kfp_ddp.client.schedules import document, list_all, minute
 
     with open_client(connection) as client:
         pipelines: dict[tuple[str, str], str] = {}
@@ -198,7 +199,7 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
         return
     lines = [("id", "name", "state", "when", f"next ({time_zone})", "pipeline")]
     for row in rows:
-        soon = minute(row["next"][0]) if row["next"] and row["state"] == ENABLED else ""
+        soon = minute(row["next"][0]) if row["next"] else ""
         lines.append((row["id"][:8], row["name"], row["state"], row["when"], soon, row["pipeline"]))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -297,7 +298,12 @@ def _switch(connection: Connection, word: str, method: str, as_json: bool) -> No
         schedule = schedules.find(client, word)
         getattr(client, method)(schedule.recurring_run_id)
         schedule = client.get_recurring_run(schedule.recurring_run_id)
-        _print(client, schedule, config().time_zone, as_json)
+        content = schedules.document(client, schedule, config().time_zone)
+    if as_json:
+        echo_json(content)
+        return
+    soon = f"; next {schedules.minute(content['next'][0])}" if content["next"] else ""
+    click.echo(f"{content['name']} ({content['id'][:8]}) is {content['state']}{soon}")
 
 
 def _check_latest(options: dict[str, Any]) -> None:

@@ -135,14 +135,14 @@ def limits(schedule: "V2beta1RecurringRun") -> tuple[datetime | None, datetime |
     return known_time(trigger.get("start_time")), known_time(trigger.get("end_time"))
 
 
-def next_times(
-    schedule: "V2beta1RecurringRun", zone: tzinfo, now: datetime, count: int = 3
-) -> list[datetime]:
-    """Return the next times of a schedule as if it were enabled; empty if they are not known."""
+def next_times(schedule: "V2beta1RecurringRun", zone: tzinfo, now: datetime) -> list[datetime]:
+    """Return the next three times of an enabled schedule; empty if there are none, or not known."""
     six = cron.as_read(cron_of(schedule))
     start, end = limits(schedule)
+    if not six or state(schedule, now) != ENABLED:
+        return []
     try:
-        times = cron.next_times(six, zone, max(now, start or now), count) if six else []
+        times = cron.next_times(six, zone, max(now, start or now))
     except InputError:
         return []
     return [time for time in times if end is None or time <= end]
@@ -229,7 +229,8 @@ def rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the lines of a document, each with a label."""
     when, text = document["when"], document["cron"]
     yield "when", f"{when} ({text})" if text else when
-    yield "next", ", ".join(map(minute, document["next"])) or "never"
+    never = "none while it is paused" if document["state"] == PAUSED else "never"
+    yield "next", ", ".join(map(minute, document["next"])) or never
     yield "time zone", f"{document['time_zone']}, that of the server (CRON_SCHEDULE_TIMEZONE)"
     for label, name in (("from", "start"), ("until", "end")):
         if document[name]:

@@ -52,18 +52,64 @@ def create(client: "Client", plan: Plan, experiment: str) -> "V2beta1RecurringRu
     """Create a schedule, whose runs are listed under an experiment.
 
     Raises:
-        InputError: a schedule of this name exists.
+        InputError: a schedule of this name exists, or is created at the same time.
         RefusedError: the server refuses it.
         ServerError: no answer.
     """
-    known = schedules.named(schedules.list_all(client), plan.name)
-    if known:
-        raise InputError(
-            f"schedule {plan.name!r} already exists ({known[0].recurring_run_id[:8]}): change it "
-            f"by kfp-ddp schedule replace {plan.name}, or give another name"
-        )
+    for known in schedules.named(schedules.list_all(client), plan.name):
+        raise _exists(known)
     experiment_id = client.create_experiment(experiment).experiment_id
-    return _send(client, replace(plan, experiment_id=experiment_id))
+    new = _send(client, replace(plan, experiment_id=experiment_id, enabled=False))
+    _check_first(client, new, or_enabled=True)
+    if plan.enabled:
+        client.enable_recurring_run(new.recurring_run_id)
+        _check_first(client, new, or_enabled=False)
+    return client.get_recurring_run(new.recurring_run_id)
+
+
+def _check_first(client: "Client", new: "V2beta1RecurringRun", or_enabled: bool) -> None:
+    """Delete a new schedule again if another client created the same one before it.
+
+    Of two, at least one sees the other: each looks after it was created, paused, and again after
+    it was enabled.
+
+    Raises:
+        InputError: there is an older one, or with `or_enabled` an enabled one.
+    """
+    for other in schedules.named(schedules.list_all(client), new.display_name):
+        enabled = or_enabled and schedules.state(other) == schedules.ENABLED
+        if other.recurring_run_id != new.recurring_run_id and (enabled or _age(other) < _age(new)):
+            client.delete_recurring_run(new.recurring_run_id)
+            raise _exists(other)
+
+
+def _age(schedule: "V2beta1RecurringRun") -> tuple[datetime, str]:
+    return schedule.created_at, schedule.recurring_run_id
+
+
+def _exists(schedule: "V2beta1RecurringRun") -> InputError:
+    name, identity = schedule.display_name, schedule.recurring_run_id[:8]
+    return InputError(
+        f"schedule {name!r} already exists ({identity}, {schedules.state(schedule)}): change it by "
+        f"kfp-ddp schedule replace {name}, or give another name"
+    )
+
+
+def check_state(client: "Client", old: "V2beta1RecurringRun", word: str) -> None:
+    """Refuse a name of several schedules that are all paused, as a killed `replace` leaves them.
+
+    Raises:
+        InputError: whether the new one should be enabled is not known.
+    """
+    if schedules.state(old) != schedules.ENABLED and word == old.display_name:
+        same = [
+            one.recurring_run_id[:8] for one in schedules.named(schedules.list_all(client), word)
+        ]
+        if len(same) > 1:
+            raise InputError(
+                f"{word!r} names {len(same)} paused schedules ({', '.join(same)}), as a replace "
+                "that was interrupted leaves them: resume one by its id, or replace it by its id"
+            )
 
 
 def replace_by(

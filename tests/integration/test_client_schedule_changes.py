@@ -90,6 +90,7 @@ def test_a_replace_that_fails_at_the_end_is_completed_by_resume(
     assert isinstance(done.exception, ServerError)
     new = list(kfp_server.store.recurring_runs)[-1]
     assert f"kfp-ddp schedule resume {new}" in str(done.exception)
+    assert "names 2 paused schedules" in refused(call, "replace", "nightly", "--cron", "0 6 * * *")
     assert call("schedule", "resume", new).exception is None
     assert [status for _, _, status in kept(kfp_server)] == ["DISABLED", "ENABLED"]
 

@@ -1,12 +1,18 @@
 """`kfp-ddp schedule`: create, list, pause, start, on a stand-in of KFP."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 
-from kfp_ddp.core.errors import ServerError
+from kfp_ddp.client import schedules, scheduling
+from kfp_ddp.client.connection import open_client
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, ServerError
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer, serving
 from tests.schedules import COMPILED, Call, create, kept, new_version, refused, uploaded
@@ -43,7 +49,9 @@ def test_a_cron_of_five_fields_is_sent_as_six_and_described(
         assert said in done.output
 
 
-def test_the_options_arrive(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_the_options_arrive(
+    call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = create(
         call,
         "weekly",
@@ -64,7 +72,9 @@ def test_the_options_arrive(call: Call, kfp_server: KfpServer, own: str) -> None
     assert schedule["runtime_config"]["pipeline_root"] == "s3://artifacts"
     experiment = kfp_server.store.experiments[schedule["experiment_id"]]
     assert experiment["display_name"] == "flowers"
-    assert told["next"][0] == "2098-01-01T03:00:00+01:00"
+    monkeypatch.setenv("KFP_DDP_TIME_ZONE", "Europe/Vienna")
+    resumed = json.loads(call("schedule", "resume", "weekly", "--json").stdout)
+    assert resumed["next"][0] == "2098-01-01T03:00:00+01:00"
     assert told["pipeline"] == "own, always the newest version"
 
 
@@ -150,13 +160,40 @@ def test_list_and_show_find_by_name_and_id_and_warn_of_five_fields(
     assert f"there is no schedule {gone}" in refused(call, "show", gone)
 
 
-def test_pause_and_resume(call: Call, kfp_server: KfpServer, own: str) -> None:
-    create(call)
-    assert "nightly" in (paused := call("schedule", "pause", "nightly").output)
-    assert "is paused" in paused
+def test_pause_and_resume_print_one_line(call: Call, kfp_server: KfpServer, own: str) -> None:
+    name = f"nightly ({create(call)['id'][:8]})"
+    assert call("schedule", "pause", "nightly").output == f"{name} is paused\n"
     assert kept(kfp_server)[0][2] == "DISABLED"
-    assert "is enabled" in call("schedule", "resume", "nightly").output
+    assert json.loads(call("schedule", "show", "nightly", "--json").stdout)["next"] == []
+    resumed = call("schedule", "resume", "nightly").output
+    assert resumed.startswith(f"{name} is enabled; next 20")
+    assert resumed.count("\n") == 1
     assert kept(kfp_server)[0][2] == "ENABLED"
+
+
+def test_of_two_clients_that_create_a_schedule_at_once_one_is_refused(
+    kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meet, send = Barrier(2), scheduling._send
+    plan = schedules.Plan("nightly", "0 0 3 * * *", own, "", arguments={"rounds": 1})
+
+    def send_together(client: Any, plan: schedules.Plan) -> Any:
+        meet.wait(30)
+        return send(client, plan)
+
+    def attempt(_: int) -> bool:
+        with open_client(Connection(host=kfp_server.url)) as client:
+            try:
+                scheduling.create(client, plan, "x")
+            except InputError:
+                return False
+        return True
+
+    kfp_server.store.create_experiment({"display_name": "x"}, {})
+    monkeypatch.setattr(scheduling, "_send", send_together)
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(attempt, range(2)))
+    assert sum(done) == len(kept(kfp_server)) <= 1
 
 
 @pytest.mark.parametrize("latest", [True, False])
