@@ -21,7 +21,8 @@ def command() -> None:
 
     A setting is a flag of the commands that use it (--kfp-namespace; help does not list all of
     them), an environment variable (KFP_DDP_KFP_NAMESPACE), or a line of ./kfp-ddp.yaml or
-    ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow). The first of these is used.
+    ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow). The first of these is used. The file
+    of the folder may set a host or a login only if your own settings name the same host.
 
     The first configured login is used: a token, a cookie, a Dex user, Identity-Aware Proxy, the
     token of the current pod. Secrets are read from files, or from KFP_DDP_TOKEN, KFP_DDP_COOKIE

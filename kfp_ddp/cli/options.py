@@ -39,7 +39,10 @@ def connected(command: Command) -> Command:
     @functools.wraps(command)
     def wrapper(**options: Any) -> Any:
         flags = {name: options.pop(name) for name in CONNECTION_OPTIONS}
+        config.check_trusted("host", flags)
         values = config.resolved(flags)
+        if values["host"].origin == config.HERE:
+            click.echo(f"the host is that of {config.HERE}: {values['host'].value}", err=True)
         connection = Connection(**{name: values[name].value for name in CONNECTION_OPTIONS})
         return command(connection=connection, **options)
 
@@ -49,6 +52,8 @@ def connected(command: Command) -> Command:
 
 
 def _configured(name: str) -> Any:
+    if name in config.GUARDED:
+        config.check_trusted(name)
     return config.resolved()[name].value
 
 

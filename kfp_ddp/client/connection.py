@@ -3,16 +3,14 @@
 import contextlib
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.k8s.api import NAMESPACE_FILE, config_faults
 
 if TYPE_CHECKING:
     from kfp_ddp.client.compat import Client
-
-OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @contextlib.contextmanager
@@ -33,7 +31,7 @@ def open_client(connection: Connection) -> "Iterator[Client]":
         host = "" if connection.port_forward else connection.host
         if host:
             host = server = transport.checked_host(host)
-        elif OWN_NAMESPACE.exists() and not connection.port_forward:
+        elif NAMESPACE_FILE.exists() and not connection.port_forward:
             host = server = f"http://ml-pipeline.{connection.kfp_namespace}:8888"
         else:
             server = f"ml-pipeline of namespace {connection.kfp_namespace} (by a forwarded port)"
@@ -42,11 +40,11 @@ def open_client(connection: Connection) -> "Iterator[Client]":
                     "ml-pipeline", connection.kfp_namespace, 8888, connection.context
                 )
             )
+        chosen = login.choose(connection, host)
+        if chosen:
+            login.check_private(host)
         rest_client = functools.partial(
-            transport.Transport,
-            server=server,
-            seconds=connection.timeout,
-            login=login.choose(connection, host),
+            transport.Transport, server=server, seconds=connection.timeout, login=chosen
         )
         client = compat.Client(host, transport.checked_ca_file(connection.ca_file), rest_client)
         if client.multi_user:
@@ -56,11 +54,9 @@ def open_client(connection: Connection) -> "Iterator[Client]":
 
 def own_namespace(context: str = "") -> str:
     """Return the namespace of this pod, or of the kubeconfig's context; '' without either."""
-    if OWN_NAMESPACE.exists():
-        return OWN_NAMESPACE.read_text().strip()
+    if NAMESPACE_FILE.exists():
+        return NAMESPACE_FILE.read_text().strip()
     from kubernetes import config
-
-    from kfp_ddp.k8s.api import config_faults
 
     with contextlib.suppress(*config_faults()):
         contexts, current = config.list_kube_config_contexts()

@@ -12,11 +12,13 @@ from urllib.parse import urljoin, urlsplit
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, RefusedError, ServerError
 from kfp_ddp.core.text import one_line
+from kfp_ddp.k8s.api import NAMESPACE_FILE
 
 if TYPE_CHECKING:
     import requests
 
 IN_CLUSTER_TOKEN = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
+LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 IAP_SETUP = "https://cloud.google.com/iap/docs/authentication-howto"
 FORM = re.compile(r"<form[^>]*?\baction=[\"']([^\"']*)[\"']", re.IGNORECASE)
 PASSWORD_FIELD = re.compile(r"<input[^>]*\btype=[\"']password[\"']", re.IGNORECASE)
@@ -60,6 +62,24 @@ class Login:
                 "as it was issued"
             )
         return secret
+
+
+def check_private(host: str) -> None:
+    """Refuse an address at which others could read the login that is sent.
+
+    Raises:
+        InputError: it is http, and neither of this machine nor of the cluster that this runs in.
+    """
+    parts = urlsplit(host)
+    name = parts.hostname or ""
+    service = re.fullmatch(r"[\w-]+(\.[\w-]+(\.svc(\.cluster\.local)?)?)?", name)
+    in_cluster = NAMESPACE_FILE.exists() and service
+    if parts.scheme == "https" or LOOPBACK.fullmatch(name) or in_cluster:
+        return
+    raise InputError(
+        f"a login is not sent to {host} without https, as others could read it: give an https "
+        "address, or forward a port to KFP by --port-forward"
+    )
 
 
 def choose(connection: Connection, host: str) -> Login:
@@ -121,14 +141,21 @@ def _dex_session(host: str, connection: Connection, password: str) -> str:
     """
     import requests
 
+    check_private(host)
     with requests.Session() as browser:
         browser.verify = connection.ca_file or True
+        browser.trust_env = False  # a bundle of the environment would go before ca_file
         try:
             form = _login_page(browser, host, connection.timeout)
-            return _log_in(browser, form, connection, password)
+            _log_in(browser, form, connection, password)
         except requests.RequestException as error:
             why = type(error).__name__
             raise ServerError(f"the login at {host} does not answer: {why}; try again") from None
+        request = requests.Request("GET", f"{host}/apis").prepare()
+        cookie = requests.cookies.get_cookie_header(browser.cookies, request)  # of this host alone
+    if not cookie:
+        raise ServerError(f"the login of {connection.username} opened no session at {host}")
+    return str(cookie)
 
 
 def _login_page(browser: "requests.Session", host: str, seconds: float) -> "requests.Response":
@@ -142,28 +169,32 @@ def _login_page(browser: "requests.Session", host: str, seconds: float) -> "requ
             f"{host} has no form for a user and a password: leave out username, or give a token "
             "or a cookie"
         )
-    if urlsplit(host).scheme == "https" and urlsplit(page.url).scheme != "https":
-        raise InputError(f"{page.url.partition('?')[0]} asks for the password without https")
     return page
 
 
 def _log_in(
     browser: "requests.Session", page: "requests.Response", connection: Connection, password: str
-) -> str:
+) -> None:
+    """Send the password to the page's form, and follow the answer to the session."""
     action = FORM.search(page.text)
     target = urljoin(page.url, unescape(action[1]) if action else "")
-    fields = {"login": connection.username, "password": password}
-    answer = browser.post(target, data=fields, timeout=connection.timeout)
+    for url in (page.url, target):
+        check_private(url.partition("?")[0])
+    fields, seconds = {"login": connection.username, "password": password}, connection.timeout
+    answer = browser.post(target, data=fields, timeout=seconds, allow_redirects=False)
+    if answer.status_code in (307, 308):
+        raise InputError(f"{target.partition('?')[0]} sends the password on to another address")
+    if answer.next is not None:
+        answer = browser.get(str(answer.next.url), timeout=seconds)
     if PASSWORD_FIELD.search(answer.text) or answer.status_code in (401, 403):
         raise RefusedError(
             f"Dex refuses {connection.username}: the user or the password is wrong", 401
         )
     if urlsplit(answer.url).path.endswith("/approval"):
         approval = dict(HIDDEN.findall(answer.text)) | {"approval": "approve"}
-        answer = browser.post(answer.url, data=approval, timeout=connection.timeout)
-    if answer.status_code >= 500 or not browser.cookies:
+        answer = browser.post(answer.url, data=approval, timeout=seconds)
+    if answer.status_code >= 500:
         raise ServerError(f"the login of {connection.username} ended with {answer.status_code}")
-    return "; ".join(f"{cookie.name}={cookie.value}" for cookie in browser.cookies)
 
 
 def _iap_token(client_id: str) -> str:

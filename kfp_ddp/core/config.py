@@ -15,6 +15,14 @@ from kfp_ddp.core.text import one_line
 T = TypeVar("T")
 PREFIX = "KFP_DDP_"
 HERE = "kfp-ddp.yaml"
+GUARDED = {
+    "host": (
+        *("host", "ca_file", "token_file", "cookie_file"),
+        *("username", "password_file", "iap_client_id"),
+    ),
+    "model_registry": ("model_registry",),
+}
+"""Addresses that get a secret, with the settings that choose the address or the secret."""
 
 
 def setting(default: T, description: str, **more: str) -> T:
@@ -120,12 +128,43 @@ def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
     Raises:
         InputError: a file or variable that cannot be used.
     """
-    values = {name: Set(item.default, "default") for name, item in FIELDS.items()}
-    for path in reversed(files()):
-        values |= {name: Set(value, str(path)) for name, value in _of_file(path)}
-    values |= _of_environment()
-    set_flags = {name: value for name, value in (flags or {}).items() if value is not None}
-    return values | {name: Set(value, "flag") for name, value in set_flags.items()}
+    own, folder = _layers(flags)
+    return own | folder
+
+
+def check_trusted(address: str, flags: Mapping[str, Any] | None = None) -> None:
+    """Refuse a file of the current folder that chooses who gets a secret, or which secret.
+
+    The folder may be a stranger's: the user's own settings must name the same address.
+
+    Args:
+        address: Its setting, one of GUARDED.
+        flags: As for `resolved`.
+
+    Raises:
+        InputError: the address is that of the folder alone.
+    """
+    own, folder = _layers(flags)
+    names = [name for name in GUARDED[address] if name in folder]
+    value = (own | folder)[address].value
+    if names and not (value and value.rstrip("/") == own[address].value.rstrip("/")):
+        trust = f"write {address}: {value}" if value else f"write them and {address}"
+        raise InputError(
+            f"{HERE} of this folder sets {', '.join(names)}, which decides where your login is "
+            f"sent, and your own settings do not name this {address}: if you trust the folder, "
+            f"{trust} into {files()[1]}, or set --{address.replace('_', '-')}"
+        )
+
+
+def _layers(flags: Mapping[str, Any] | None) -> tuple[dict[str, Set], dict[str, Set]]:
+    """Return the user's own settings, and those of the folder that have priority over them."""
+    here, home = files()
+    own = {name: Set(item.default, "default") for name, item in FIELDS.items()}
+    own |= {name: Set(value, str(home)) for name, value in _of_file(home)}
+    more = _of_environment()
+    more |= {name: Set(value, "flag") for name, value in (flags or {}).items() if value is not None}
+    folder = {name: Set(value, HERE) for name, value in _of_file(here) if name not in more}
+    return own | more, folder
 
 
 def config(flags: Mapping[str, Any] | None = None) -> Config:

@@ -216,13 +216,26 @@ def test_nothing_is_written_to_the_home_folder(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("host", ["http://10.0.0.1:1/pipeline", "http://kubeflow.example.com"])
+def test_no_login_is_sent_without_https_beyond_this_machine(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "password").write_text(SECRET)
+    secret = str(tmp_path / "password")
+    dex = Connection(host=host, username="me", password_file=secret)
+    for connection in (dex, Connection(host=host, cookie_file=secret)):
+        assert error_of(connection).startswith(f"a login is not sent to {host} without https")
+    monkeypatch.setenv("KFP_DDP_TOKEN", SECRET)
+    assert "without https" in error_of(Connection(host=host))
+
+
 def test_an_incomplete_connection_is_an_error(
     kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = error_of(Connection(host=kfp_server.url, username="me@example.com"))
     assert line.startswith("there is no password for me@example.com: set KFP_DDP_PASSWORD")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nowhere")
-    assert error_of(Connection()).startswith("no address of KFP is set and no port can be")
+    assert error_of(Connection()).startswith("no address of KFP is set")
 
 
 def test_of_several_logins_the_token_is_used(

@@ -1,10 +1,11 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError
 from tests.kfp_server.dex import guarding
 from tests.kfp_server.server import KfpServer
 from tests.serving import free_port
@@ -27,6 +28,17 @@ def test_a_user_logs_in_by_the_form(
         with open_client(connection(dex.url, tmp_path)) as client:
             assert client.list_experiments().experiments[0].display_name == "Default"
         assert dex.posted[0] == {"login": [USER], "password": ["correct horse"]}
+        assert {*dex.cookies} == {f"oauth2_proxy_kubeflow={dex.session}"}
+
+
+@pytest.mark.parametrize("more", [{"action": "http://intruder.example/login"}, {"resent": True}])
+def test_the_password_is_not_sent_to_another_address(
+    kfp_server: KfpServer, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    with guarding(kfp_server.url, **more) as dex:
+        with pytest.raises(InputError, match=r"without https|sends the password on"):
+            open_client(connection(dex.url, tmp_path)).__enter__()
+        assert len(dex.posted) == ("resent" in more)
 
 
 def test_a_wrong_password_is_an_error_that_does_not_show_it(

@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.serving import serving
 
-FORM = """<html><form method="post" action="/dex/auth/local/login?back=&amp;state=abc">
-<input type="text" name="login"/><input type="password" name="password"/></form>{}</html>"""
+FORM = """<html><form method="post" action="{}">
+<input type="text" name="login"/><input type="password" name="password"/></form></html>"""
 CHOICE = '<html><a href="/dex/auth/local?client_id=x&amp;state=abc">Log in with Email</a></html>'
 
 
@@ -33,7 +33,13 @@ class Dex:
     """Whether there are several ways to log in, to choose from."""
     approval: bool = False
     """Whether the user is asked to grant access after the login."""
+    action: str = "/dex/auth/local/login?back=&amp;state=abc"
+    """Where the form sends the password."""
+    resent: bool = False
+    """Whether the password is sent on by a 307."""
     url: str = ""
+    cookies: list[str] = field(default_factory=list)
+    """Those of requests for the API."""
     posted: list[dict[str, list[str]]] = field(default_factory=list)
 
 
@@ -57,9 +63,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if path == "/dex/auth":
-            self._page(200, CHOICE if self.dex.several else FORM.format(""))
+            self._page(200, CHOICE if self.dex.several else FORM.format(self.dex.action))
         elif path == "/dex/auth/local":
-            self._page(200, FORM.format(""))
+            self._page(200, FORM.format(self.dex.action))
         elif path == "/dex/approval":
             hidden = '<form method="post"><input type="hidden" name="req" value="abc"/></form>'
             self._page(200, f"<html>{hidden}</html>")
@@ -68,6 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif f"oauth2_proxy_kubeflow={self.dex.session}" not in self.headers.get("Cookie", ""):
             self._to("/dex/auth?client_id=x&state=abc")
         elif path.startswith("/pipeline/apis"):
+            self.dex.cookies.append(self.headers["Cookie"])
             self._pass_on()
         else:
             self._page(200, "<html>Kubeflow</html>")
@@ -79,10 +86,13 @@ class _Handler(BaseHTTPRequestHandler):
         if urlsplit(self.path).path == "/dex/approval":
             assert form == {"req": ["abc"], "approval": ["approve"]}, form
             self._to("/oauth2/callback")
+        elif self.dex.resent:
+            self._to("http://127.0.0.1:1/elsewhere", status=307)
         elif form.get("password") != [self.dex.password]:
-            self._page(200, FORM.format("Invalid Email Address and password."))
+            self._page(200, FORM.format(self.dex.action))
         else:
-            self._to("/dex/approval" if self.dex.approval else "/oauth2/callback")
+            target = "/dex/approval" if self.dex.approval else "/oauth2/callback"
+            self._to(target, "dex=of-the-provider; Path=/dex")
 
     def _pass_on(self) -> None:
         try:
@@ -91,8 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
         except HTTPError as error:
             self._page(error.code, error.read().decode(), "application/json")
 
-    def _to(self, target: str, cookie: str = "") -> None:
-        self.send_response(303)
+    def _to(self, target: str, cookie: str = "", status: int = 303) -> None:
+        self.send_response(status)
         self.send_header("Location", target)
         if cookie:
             self.send_header("Set-Cookie", cookie)

@@ -6,6 +6,7 @@ from click.testing import CliRunner, Result
 
 from kfp_ddp.cli import app
 from kfp_ddp.core.config import FIELDS, Config, config
+from kfp_ddp.core.errors import InputError, ServerError
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,48 @@ def test_show_tells_where_each_value_is_from(
         "value": 5.0,
         "origin": "KFP_DDP_TIMEOUT",
     }
+
+
+@pytest.mark.parametrize(
+    ("own", "trusted"),
+    [
+        ({}, False),
+        ({"home": "host: http://other\n"}, False),
+        ({"home": "host: http://127.0.0.1:1/\n"}, True),
+        ({"variable": "http://127.0.0.1:1"}, True),
+        ({"flag": "http://127.0.0.1:1"}, True),
+    ],
+)
+@pytest.mark.parametrize("line", ["host: http://127.0.0.1:1", "token_file: secret"])
+def test_the_file_of_a_folder_chooses_no_host_or_login_that_the_user_does_not_name(
+    files: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    own: dict[str, str],
+    trusted: bool,
+    line: str,
+) -> None:
+    files["here"].write_text(f"{line}\n")
+    Path("secret").write_text("a line of a file of the user")
+    files["home"].write_text(own.get("home", ""))
+    if "variable" in own:
+        monkeypatch.setenv("KFP_DDP_HOST", own["variable"])
+    flags = ["--host", own["flag"]] if "flag" in own else []
+    error = CliRunner().invoke(app, ["runs", *flags]).exception
+    if trusted:
+        assert isinstance(error, ServerError)  # the server does not answer
+    elif line.startswith("host") or not own:
+        assert isinstance(error, InputError)
+        assert "kfp-ddp.yaml of this folder sets" in str(error)
+
+
+def test_the_file_of_a_folder_chooses_no_registry_that_gets_a_token(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    files["here"].write_text(f"model_registry: http://x\ndestination: {tmp_path}\n")
+    error = CliRunner().invoke(app, ["rollback", "flowers"]).exception
+    assert "your own settings do not name this model_registry" in str(error)
+    files["home"].write_text("model_registry: http://x\n")
+    assert "there is no model" in str(CliRunner().invoke(app, ["rollback", "flowers"]).exception)
 
 
 def test_show_never_prints_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
