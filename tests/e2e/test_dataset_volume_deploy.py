@@ -14,9 +14,9 @@ from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, Cluster, Refused
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.definitions import define
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.volumes import Ground, ground, request
+from tests.e2e.harness.workflow import define_kind
 
 pytestmark = pytest.mark.smoke
 
@@ -55,7 +55,7 @@ def kubectl(*arguments: str) -> None:
 @contextlib.contextmanager
 def populator_api(api: client.ApiClient) -> Iterator[None]:
     """The API of GKE's volume populator, with nothing behind it."""
-    name = define(api, "datalayer.gke.io/v1", "GCPDataSource")
+    name = define_kind(api, "datalayer.gke.io/v1", "GCPDataSource")
     try:
         until(lambda: _served(Cluster(Api(api, "default"))), "the new API")
         yield

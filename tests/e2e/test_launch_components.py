@@ -145,6 +145,9 @@ def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
         assert {each["PET_NPROC_PER_NODE"] for each in found} == {"2"}  # one for each GPU
     if kind == "mpijob":
         assert [each["OMPI_COMM_WORLD_SIZE"] for each in found] == ["4"] * 4
+    if kind == "tfjob":
+        roles = {json.loads(each["TF_CONFIG"])["task"]["type"] for each in found}
+        assert roles == {"chief", "worker"}
     ended = json.loads(run.artifact("job", "job_object"))
     assert ended["metadata"]["name"] == run.steps["job"].outputs["Output"]
 

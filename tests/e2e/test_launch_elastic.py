@@ -47,14 +47,18 @@ def test_a_script_goes_on_when_a_worker_is_drained(grounds: Grounds) -> None:  #
     assert step.log().splitlines()[-1] == f"DONE {job_name(step)} 1"
 
 
+@pytest.mark.parametrize(
+    "grace", [None, pytest.param(0, marks=pytest.mark.soak)], ids=["drained", "lost"]
+)
 @pytest.mark.smoke
-def test_training_goes_on_when_a_worker_is_drained(
+def test_training_resumes_when_a_worker_goes_away(
     grounds: Grounds,  # noqa: F811
     work: Folder,  # noqa: F811
+    grace: int | None,
 ) -> None:
     config = TrainConfig(
         data="/data",
-        output_dir="/work/elastic",
+        output_dir=f"/work/elastic-{grace}",
         model="cifar_resnet8",
         image_size=8,
         epochs=60,
@@ -65,10 +69,10 @@ def test_training_goes_on_when_a_worker_is_drained(
     given = {"command": command, "env": {"OMP_NUM_THREADS": "1"}, "grace_seconds": 20}
     step = LaunchStep(grounds, {**given, **ELASTIC, **CLAIMS}).start()
     step.saw("epoch 5/")
-    drain(grounds, step)
+    drain(grounds, step, grace)
     assert step.wait() == "Succeeded", step.log()
     assert step.log().splitlines()[-1] == f"DONE {job_name(step)} 1"
-    lines = work.read("elastic/metrics.jsonl")
+    lines = work.read(f"elastic-{grace}/metrics.jsonl")
     assert lines is not None
     events = [json.loads(line) for line in lines.splitlines()]
     begun = [event for event in events if event["event"] == "start"]
@@ -88,10 +92,10 @@ def test_an_elastic_job_that_is_out_of_memory_each_time_is_over(
     assert step.jobs() == []
 
 
-def drain(grounds: Grounds, step: LaunchStep) -> None:  # noqa: F811
-    """Delete the second worker with its time of grace, as `kubectl drain` does."""
+def drain(grounds: Grounds, step: LaunchStep, grace: int | None = None) -> None:  # noqa: F811
+    """Delete the second worker: with its grace period as `kubectl drain` does, or with `grace`."""
     name = next(p.metadata.name for p in step.workers() if p.metadata.name.endswith("worker-1"))
-    grounds.core.delete_namespaced_pod(name, grounds.namespace)
+    grounds.core.delete_namespaced_pod(name, grounds.namespace, grace_period_seconds=grace)
 
 
 def job_name(step: LaunchStep) -> str:

@@ -17,10 +17,10 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.definitions import define
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.rights import acting
 from tests.e2e.harness.scene import namespace
+from tests.e2e.harness.workflow import define_kind
 
 OPERATOR, OPERATORS_NAMESPACE = "training-operator", "kubeflow"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -32,7 +32,7 @@ AGREED = "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
 def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     """A namespace in a cluster that has the PodGroups of scheduler-plugins."""
     agreed = {"api-approved.kubernetes.io": AGREED}
-    name = define(cluster, GANGS["coscheduling"].group_version, "PodGroup", agreed)
+    name = define_kind(cluster, GANGS["coscheduling"].group_version, "PodGroup", agreed)
     try:
         with namespace(cluster) as space:
             yield space

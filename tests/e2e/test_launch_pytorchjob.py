@@ -7,7 +7,7 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import workflow
-from tests.e2e.harness.failing import failing
+from tests.e2e.harness.admission import failing
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.gpus import GPU, advertised
 from tests.e2e.harness.grounds import Grounds, claim, until

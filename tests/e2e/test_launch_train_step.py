@@ -14,9 +14,9 @@ from kubernetes import client
 from kfp_ddp.jobs.kinds import pod_title
 from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
+from tests.e2e.harness.admission import late
 from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Folder, Grounds, claim, until
-from tests.e2e.harness.late import late
 from tests.e2e.harness.running import run_in
 from tests.e2e.harness.scene import namespace
 from tests.e2e.launch_step import TRAINJOB, LaunchStep

@@ -18,6 +18,20 @@ for number in range({count}):
     time.sleep({pause})
 """
 
+# Rank 1 is on the second node; rank 0 is told by gloo that its peer went away, and fails too.
+SECOND_FAILS = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(600):
+    if dist.get_rank() == 1 and step == 5:
+        raise ValueError("no such layer")
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+"""
+
 
 @pytest.fixture(scope="module")
 def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
@@ -104,3 +118,13 @@ def test_a_runtime_that_is_not_there_is_one_line(grounds: Grounds) -> None:
     last = step.log().splitlines()[-1]
     assert last.startswith("error: ")
     assert "nowhere" in last, step.log()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("kind", "title"), [("pytorchjob", "worker-1"), ("trainjob", "node-1")])
+def test_the_rank_that_fails_first_is_named(grounds: Grounds, kind: str, title: str) -> None:
+    spec = {"kind": kind, "nodes": 2, "nproc_per_node": 1, "script": SECOND_FAILS, "retries": 0}
+    step = LaunchStep(grounds, spec).start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert f"{title}: rank 1: ValueError: no such layer" in last, step.log()

@@ -10,8 +10,8 @@ from kubernetes import client
 from tests.e2e.harness import grounds
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import DATA, WORK, Scene, staged
-from tests.e2e.harness.train_only import compiled
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
+from tests.e2e.harness.trainings import compiled, train_only
 
 pytestmark = pytest.mark.smoke
 
@@ -55,7 +55,7 @@ def bare(
 def test_what_cannot_start_is_explained(bare: Scene, tmp_path: Path) -> None:
     """All at once: each waits for its pods as long as it is told to."""
     grounds.claim(bare.grounds, UNBOUND, "nowhere")
-    document = compiled(tmp_path)
+    document = compiled(train_only, tmp_path)
     runs = {
         name: bare.run(document, **_given(pending_minutes=0.2, **asked)).start()
         for name, (asked, _) in FAULTS.items()
@@ -73,7 +73,7 @@ def test_a_volume_that_cannot_be_mounted_is_explained(scene: Scene, tmp_path: Pa
         "volume_mounts": [{"name": "key", "mountPath": "/key"}],
     }
     asked = _given(pending_minutes=0.3, **absent)
-    run = scene.run(compiled(tmp_path), **asked).play()
+    run = scene.run(compiled(train_only, tmp_path), **asked).play()
 
     assert 'secret "absent" not found; check the claims, secrets and maps' in _error(run)
 
@@ -91,7 +91,7 @@ def test_parameters_that_cannot_work_are_refused_before_a_byte_moves(
 
 
 def test_a_right_that_is_missing_is_named_with_its_remedy(bare: Scene, tmp_path: Path) -> None:
-    run = bare.run(compiled(tmp_path), **_given("trainjob")).play()
+    run = bare.run(compiled(train_only, tmp_path), **_given("trainjob")).play()
 
     assert f"no right to list trainjobs in namespace {bare.grounds.namespace}" in _error(run)
     assert "apply deploy/rbac" in _error(run)
@@ -103,7 +103,7 @@ def test_a_quota_that_is_used_up_is_named(bare: Scene, tmp_path: Path) -> None:
     core.create_namespaced_resource_quota(space, {"metadata": {"name": "none"}, "spec": quota})
     _enforced(bare)
     try:
-        run = bare.run(compiled(tmp_path), **_given()).play()
+        run = bare.run(compiled(train_only, tmp_path), **_given()).play()
     finally:
         core.delete_namespaced_resource_quota("none", space)
 

@@ -1,10 +1,14 @@
 """What happens to a training while its step waits: losses, cancels, evictions, and plain faults."""
 
 import random
+import re
 import time
+
+import pytest
 
 from tests.e2e.harness import workflow
 from tests.e2e.harness.grounds import until
+from tests.e2e.harness.running import evict
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.trainings import Begin, Seen, attempts, jobs, log, starts, workers
 
@@ -60,3 +64,34 @@ def test_a_killed_worker_costs_only_what_came_after_the_checkpoint(
     begun = starts(scene, run)
     assert len(begun) >= 2
     assert begun[-1]["resumed_from_step"] > 0
+
+
+@pytest.mark.smoke
+def test_an_evicted_launcher_that_ends_its_run_says_from_where_retry_goes_on(
+    scene: Scene, begin: Begin
+) -> None:
+    """Argo saw its pod fail before it was gone: the exit handler deletes the job, ranks save."""
+    # The longest that was measured: what is said is looked at, not how soon.
+    run = begin(epochs=60, checkpoint_epochs=2, grace=0.72)
+    until(lambda: "epoch 9/" in log(run) or run.succeeded is not None, "checkpoints", 240)
+    assert run.succeeded is None, run.explain()
+    evict(scene.grounds, run.steps["train"].pod, seen=True)
+    run.wait()
+
+    assert run.succeeded is False
+    step = run.steps["train"]
+    assert len(step.attempts) == 1
+    said = re.search(r"launcher was evicted; Retry resumes from step (\d+) or later", log(run))
+    assert said is not None, run.explain()
+    assert step.attempts[0].error == f"main: Error (exit code 143): {said[0]}"
+    assert run.steps["teardown"].succeeded, run.explain()
+    until(lambda: not workers(scene, run), "the last checkpoint of the ranks", 180)
+    stopped = scene.events(run)[-1]
+    assert (stopped["event"], stopped["status"]) == ("end", "preempted")
+    assert int(said[1]) > 0
+    assert stopped["step"] >= int(said[1])
+
+    again = run.retried().play()
+    assert again.succeeded, again.explain()
+    assert starts(scene, run)[-1]["resumed_from_step"] == stopped["step"]
+    assert scene.events(run)[-1]["status"] == "done"

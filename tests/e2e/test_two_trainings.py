@@ -8,10 +8,9 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 
 from kfp_ddp.components.train.component import train
-from tests.e2e.harness import sync_only
 from tests.e2e.harness.scene import DATA, WORK, Scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
-from tests.e2e.harness.trainings import jobs
+from tests.e2e.harness.trainings import compiled, jobs, sync_only
 
 pytestmark = pytest.mark.smoke
 
@@ -35,7 +34,7 @@ def test_two_train_tasks_of_one_run_have_folders_jobs_and_models_of_their_own(
     scene: Scene, tmp_path: Path
 ) -> None:
     named = {"source": TRAINING["source"], **TRAINING["sync"]}
-    synced = scene.run(sync_only.compiled(tmp_path), data_claim=DATA, **named).play()
+    synced = scene.run(compiled(sync_only, tmp_path), data_claim=DATA, **named).play()
     assert synced.succeeded, synced.explain()
 
     @dsl.pipeline(name="two-trainings")  # type: ignore[untyped-decorator]

@@ -8,12 +8,11 @@ import pytest
 import urllib3
 from kubernetes import client, config
 
-from tests.e2e.harness import bucket, sync_only
+from tests.e2e.harness import bucket
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import DATA, WORK, Scene, staged
-from tests.e2e.harness.train_only import compiled
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
-from tests.e2e.harness.trainings import Begin
+from tests.e2e.harness.trainings import Begin, compiled, sync_only, train_only
 
 
 @pytest.fixture(scope="session")
@@ -59,9 +58,9 @@ def local_run(scene: Scene) -> Run:
 def begin(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Begin:
     """Begin a run of the train step alone, on the dataset that the step before it has synced."""
     folder = tmp_path_factory.mktemp("train-only")
-    document = compiled(folder)
+    document = compiled(train_only, folder)
     named = {"source": TRAINING["source"], **TRAINING["sync"]}
-    synced = scene.run(sync_only.compiled(folder), data_claim=DATA, **named).play()
+    synced = scene.run(compiled(sync_only, folder), data_claim=DATA, **named).play()
     assert synced.succeeded, synced.explain()
 
     def start(

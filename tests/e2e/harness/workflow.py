@@ -1,19 +1,20 @@
-"""The Argo Workflow that owns a run's pods: a real object, of the smallest resource definition."""
+"""Custom resources with the smallest definition, such as the Argo Workflow that owns a run."""
 
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from kubernetes import client
 
-from tests.e2e.harness import definitions
-from tests.e2e.harness.grounds import Grounds, patiently
+from tests.e2e.harness.grounds import Grounds, patiently, until
 
 GROUP, VERSION, PLURAL = "argoproj.io", "v1alpha1", "workflows"
 
 
 def define(api: client.ApiClient) -> None:
     """Make Workflows known to the cluster, if they are not."""
-    definitions.define(api, f"{GROUP}/{VERSION}", "Workflow")
+    define_kind(api, f"{GROUP}/{VERSION}", "Workflow")
 
 
 def create(grounds: Grounds, pipeline: str, run_id: str) -> dict[str, Any]:
@@ -52,3 +53,47 @@ def owner(workflow: dict[str, Any]) -> dict[str, Any]:
         "controller": True,
         "blockOwnerDeletion": True,
     }
+
+
+def define_kind(
+    api: client.ApiClient,
+    group_version: str,
+    kind: str,
+    annotations: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Define a namespaced kind with any content, wait until it is served, and return its name."""
+    group, _, version = group_version.partition("/")
+    plural, name = f"{kind.lower()}s", f"{kind.lower()}s.{group}"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    body = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": name, "annotations": dict(annotations)},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }
+    definitions = client.ApiextensionsV1Api(api)
+    try:
+        definitions.create_custom_resource_definition(body)
+    except client.ApiException as error:
+        if error.status != 409:
+            raise
+
+    def established() -> bool:
+        found = definitions.read_custom_resource_definition(name)
+        conditions = found.status.conditions or []
+        return any(c.type == "Established" and c.status == "True" for c in conditions)
+
+    until(established, f"the definition of {kind}", 30)
+    return name
