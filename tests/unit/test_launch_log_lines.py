@@ -1,8 +1,8 @@
-"""Lines out of a stream that may never end one, and how a bar in it is shown."""
-
-import random
+"""Lines of a stream, also without line ends, and how a progress bar is printed."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kfp_ddp.jobs.follow.logs import LONGEST, LogCursor, drawn, unprinted
 from kfp_ddp.k8s.api import split_lines
@@ -10,33 +10,19 @@ from kfp_ddp.k8s.api import split_lines
 BAR = "".join(f"\r{percent}%|{'#' * percent}" for percent in range(101))
 
 
-def chunked(text: bytes, rng: random.Random) -> list[bytes]:
-    """The same bytes in pieces of chance, as a network brings them."""
-    found, at = [], 0
-    while at < len(text):
-        step = rng.choice((1, 2, 3, 7, 50, 400))
-        found.append(text[at : at + step])
-        at += step
-    return found
-
-
-@pytest.mark.parametrize("seed", range(300))
-def test_lines_do_not_depend_on_how_a_stream_is_cut_into_chunks(seed: int) -> None:
-    rng = random.Random(seed)
-    text = bytes(rng.choice(b"ab\r\n\x00\xff") for _ in range(rng.randrange(600)))
-    text += b"x" * rng.choice((0, 5, 10, 11, 100)) + rng.choice((b"", b"\n"))
-    lines = list(split_lines(chunked(text, rng)))
-    assert lines == [each + b"\n" for each in text.split(b"\n")[:-1]] + (
-        [text.split(b"\n")[-1]] if text and not text.endswith(b"\n") else []
-    )
-    pieces = list(split_lines(chunked(text, rng), 10))
+@settings(max_examples=50, derandomize=True, deadline=None)
+@given(chunks=st.lists(st.binary(max_size=40) | st.text("ab\r\n", max_size=9).map(str.encode)))
+def test_lines_do_not_depend_on_the_chunks_of_a_stream(chunks: list[bytes]) -> None:
+    text = b"".join(chunks)
+    *complete, rest = text.split(b"\n")
+    assert list(split_lines(chunks)) == [line + b"\n" for line in complete] + [rest] * bool(rest)
+    pieces = list(split_lines(chunks, 10))
     assert pieces == list(split_lines([text], 10))
     assert max(map(len, pieces), default=0) <= 11
     assert b"".join(pieces).replace(b"\n", b"") == text.replace(b"\n", b"")
 
 
-def test_a_line_that_never_ends_comes_all_the_same() -> None:
-    """A million of them would be put together anew with each chunk, and none of it shown."""
+def test_a_line_without_an_end_is_split() -> None:
     chunks = iter([b"2026-01-01T00:00:00Z " + BAR.encode() * 3] + [BAR.encode()] * 3)
     first = next(split_lines(chunks, LONGEST))
     assert len(first) == LONGEST + 1
@@ -54,11 +40,11 @@ def test_a_line_that_never_ends_comes_all_the_same() -> None:
         (f"{BAR}\rdone\r", "done"),
     ],
 )
-def test_of_a_bar_only_its_last_state_is_printed(text: str, shown: str) -> None:
+def test_only_the_last_state_of_a_bar_is_printed(text: str, shown: str) -> None:
     assert drawn(text) == shown
 
 
-def test_the_pieces_of_a_long_line_are_each_printed_once_over_a_cut() -> None:
+def test_each_piece_of_a_long_line_is_printed_once_after_a_cut() -> None:
     stamp = "2026-01-01T00:00:00.5Z"
     lines = [f"{stamp} one", f"{stamp} " + "x" * 5, "y" * 6, "z", f"{stamp} two"]
     whole = list(unprinted(lines, 0, None))

@@ -63,6 +63,22 @@ SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3
         ({"gpu_resource": "a gpu"}, "it should be the key of a label or resource"),
         ({"priority_class": "High!"}, "it should be a name of small letters"),
         ({"spot": "gek"}, "karpenter, eks; did you mean 'gke'?"),
+        ({"rdma_resource": "rdma/hca"}, "rdma_resource='rdma/hca' without nccl_infiniband=on"),
+        ({"rdma_resource": "a b", "nccl_infiniband": "on"}, "it should be the name of a resource"),
+        ({"capabilities": ["CAP sys"]}, "it should be the name of a capability"),
+        ({"resources": {"limit": {"cpu": "1"}}}, "it should be 'limits' or 'requests'"),
+        ({"resources": {"limits": {"a b": "1"}}}, "it should be the key of a label or resource"),
+        ({"resources": {"limits": {"rdma/hca": "one"}}}, "it should be a quantity such as"),
+        ({"cpu": "500m", "cpu_request": "1"}, "cpu: 1 are requested, above the limit of 500m"),
+        (
+            {"memory": "1G", "resources": {"requests": {"memory": "1Gi"}}, "memory_request": "1Gi"},
+            "memory: 1Gi are requested, above the limit of 1G",
+        ),
+        (
+            {"resources": {"limits": {"rdma/hca": "1"}, "requests": {"rdma/hca": "2"}}},
+            "rdma/hca: 2 are requested, above the limit of 1",
+        ),
+        ({"annotations": {"a b": "c"}}, "it should be the key of a label or resource"),
     ],
 )
 def test_bad_settings_are_one_line(fields: dict[str, Any], says: str) -> None:
@@ -307,24 +323,3 @@ def test_a_command_of_ones_own_finds_the_time_out_of_its_collectives() -> None:
     found = {each["name"]: each.get("value") for each in pod.environment(spec, "")}
     assert found["KFP_DDP_TIMEOUT_SECONDS"] == "150"
     assert not [name for name in found if name.startswith("TORCH_NCCL")]
-
-
-@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob", "tfjob", "mpijob"])
-def test_labels_go_to_every_pod_and_replace_none_of_ours(kind: str) -> None:
-    given = {"team": "vision", "kfp-ddp/run-id": "another"}
-    spec = LaunchSpec.create(**SPEC, kind=kind, labels=given)
-    made = spec.job_kind.manifest(spec, {"name": "job", "labels": {"kfp-ddp/run-id": "run"}})[
-        "spec"
-    ]
-    found = [each for each in _values(made, "labels") if "team" in each]
-    assert len(found) == {"mpijob": 2}.get(kind, 1)
-    assert all(each["team"] == "vision" and each["kfp-ddp/run-id"] == "run" for each in found)
-
-
-def _values(tree: Any, key: str) -> list[Any]:
-    """Every value under a key, at any depth."""
-    if isinstance(tree, dict):
-        below = [found for value in tree.values() for found in _values(value, key)]
-        return [*([tree[key]] if key in tree else []), *below]
-    parts = tree if isinstance(tree, list) else []
-    return [found for part in parts for found in _values(part, key)]
