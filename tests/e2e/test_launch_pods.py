@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
@@ -136,14 +135,3 @@ def test_a_runtime_of_the_namespace_goes_before_one_of_the_cluster(
         assert each.metadata.labels["team"] == "vision"
         assert each.metadata.annotations["note"] == "a b"
     api.delete(f"{path}/torch-distributed")
-
-
-def test_a_gang_in_a_cluster_without_its_scheduler_is_one_line(grounds: Grounds) -> None:
-    api = Api(grounds.api, grounds.namespace)
-    path = KINDS["pytorchjob"].path(grounds.namespace)
-    before = len(api.call("GET", path)["items"])
-    spec = LaunchSpec.create(image=IMAGE, command=["true"], scheduler="volcano", queue="team")
-    with pytest.raises(InputError, match="this cluster has no PodGroups of Volcano") as error:
-        launch(spec, str(uuid.uuid4()), "train", "", api)
-    assert "\n" not in str(error.value)
-    assert len(api.call("GET", path)["items"]) == before

@@ -149,26 +149,6 @@ def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(grounds: Grounds)
     assert kept["metadata"]["uid"] == job["metadata"]["uid"]
 
 
-def test_bad_input_is_one_line_before_anything_is_created(grounds: Grounds) -> None:
-    for spec, says in (
-        ({"claims": {"/data": "nowhere:ro"}}, "claim nowhere does not exist in namespace"),
-        ({"kind": "trainjob"}, "no right to list trainjobs in namespace"),
-        ({"queue": "q"}, "queue='q' without scheduler"),
-    ):
-        step = LaunchStep(grounds, {**python("print(1)"), **spec}).start()
-        assert step.wait() == "Failed"
-        assert says in step.log().splitlines()[-1], step.log()
-        assert step.jobs() == []
-
-
-def test_a_pod_that_cannot_start_is_explained_and_given_up_in_time(grounds: Grounds) -> None:
-    spec = {"memory": "900Gi", "pending_minutes": 0.1, **python("print(1)")}
-    step = LaunchStep(grounds, spec).start()
-    assert step.wait() == "Failed"
-    assert "no node has enough memory free" in step.log().splitlines()[-1]
-    assert step.jobs() == []
-
-
 def test_a_job_of_which_one_pod_runs_is_given_up_in_time_too(grounds: Grounds) -> None:
     """To its operator such a job runs; it would hold what it has for ever."""
     spec = {"gpus_per_node": 1, "gpu_resource": GPU, "elastic": "2:2", "pending_minutes": 0.2}
@@ -211,15 +191,6 @@ def test_a_failure_is_marked_as_told_though_the_server_fails_for_a_while(grounds
     assert "ValueError: no such layer" in step.log().splitlines()[-1]
     (job,) = step.jobs()
     assert job["metadata"]["annotations"]["kfp-ddp/reported"] == "true"
-
-
-def test_an_image_that_is_not_there_is_explained(grounds: Grounds) -> None:
-    spec = {"image": "ghcr.io/nobody/nothing:1", "deadline_minutes": 0.25}
-    step = LaunchStep(grounds, {**python("print(1)"), **spec}).start()
-    assert step.wait() == "Failed"
-    assert "cannot pull ghcr.io/nobody/nothing:1" in step.log()
-    assert "took longer than deadline_minutes=0.25 and was deleted" in step.log()
-    assert step.jobs() == []
 
 
 # What can never start, with the rights of whoever may read events, and what is said of it.

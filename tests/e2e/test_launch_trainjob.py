@@ -112,14 +112,6 @@ def test_a_deadline_that_passed_while_no_step_was_there_is_not_tried_again(
     assert len(step.jobs(TRAINJOB)) == 1
 
 
-def test_a_runtime_that_is_not_there_is_one_line(grounds: Grounds) -> None:
-    step = LaunchStep(grounds, trainjob("print(1)", runtime="nowhere")).start()
-    assert step.wait() == "Failed"
-    last = step.log().splitlines()[-1]
-    assert last.startswith("error: ")
-    assert "nowhere" in last, step.log()
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize(("kind", "title"), [("pytorchjob", "worker-1"), ("trainjob", "node-1")])
 def test_the_rank_that_fails_first_is_named(grounds: Grounds, kind: str, title: str) -> None:

@@ -24,11 +24,6 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"claims": {"/extra": UNBOUND}},
         f"claim {UNBOUND} is not bound (StorageClass nowhere)",
     ),
-    "missing claim": (
-        {"claims": {"/extra": "nothing"}},
-        "claim nothing does not exist",
-    ),
-    "queue": ({"queue": "fast"}, "queue='fast' without scheduler"),
     "misspelt setting": (
         {"priorityclass": "low"},
         "job has no setting 'priorityclass'; did you mean 'priority_class'?",
@@ -88,13 +83,6 @@ def test_parameters_that_cannot_work_are_refused_before_a_byte_moves(
     assert run.succeeded is False
     assert list(run.steps) == ["preflight"]
     assert "claim nothing does not exist" in _error(run, "preflight")
-
-
-def test_a_right_that_is_missing_is_named_with_its_remedy(bare: Scene, tmp_path: Path) -> None:
-    run = bare.run(compiled(train_only, tmp_path), **_given("trainjob")).play()
-
-    assert f"no right to list trainjobs in namespace {bare.grounds.namespace}" in _error(run)
-    assert "apply deploy/rbac" in _error(run)
 
 
 def test_a_quota_that_is_used_up_is_named(bare: Scene, tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """What happens to a training while its step waits: losses, cancels, evictions, and plain faults."""
 
-import random
 import re
-import time
 
 import pytest
 
@@ -10,26 +8,7 @@ from tests.e2e.harness import workflow
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.running import evict
 from tests.e2e.harness.scene import Scene
-from tests.e2e.harness.trainings import Begin, Seen, attempts, jobs, log, starts, workers
-
-
-def test_a_step_that_loses_its_pod_takes_up_the_one_job(scene: Scene, begin: Begin) -> None:
-    """Force-deleted twice, at any instant: one job ever, trained once, and the step succeeds."""
-    run = begin(epochs=60)
-    ever = Seen(scene, run)
-    draw = random.Random(run.id)
-    for losses in (0, 1):
-        until(lambda lost=losses: attempts(run) > lost, "the step")  # type: ignore[misc]
-        time.sleep(draw.uniform(1, 8))
-        scene.grounds.core.delete_namespaced_pod(
-            run.steps["train"].pod, scene.grounds.namespace, grace_period_seconds=0
-        )
-    run.wait()
-
-    assert run.succeeded, run.explain()
-    assert len(run.steps["train"].attempts) == 3
-    assert len(ever.stop()) == 1
-    assert len(starts(scene, run)) == 1
+from tests.e2e.harness.trainings import Begin, jobs, log, starts, workers
 
 
 def test_a_terminated_run_loses_its_job_without_any_signal(scene: Scene, begin: Begin) -> None:

@@ -45,3 +45,28 @@ def test_a_folder_is_printed_as_its_archive(tmp_path: Path) -> None:
     assert worker["command"][:3] == ["python3", "/etc/kfp-ddp/start.py", "alone"]
     with pytest.raises(InputError, match=r"entry='b.py' is not in the folder of code"):
         printed(f"code={tmp_path}", "entry=b.py")
+
+
+COMMAND = ["image=a:1", "command=[python3, train.py]", "nodes=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["pytorchjob", "nodes=2"], "image is missing"),
+        (["pytorchjob", *COMMAND, "nods=2"], "did you mean 'nodes'?"),
+        (["mpijob", *COMMAND, "elastic=1:2"], "a mpijob cannot be elastic"),
+        (["tfjob", *COMMAND, "claims={data: images}"], "it should be an absolute path"),
+        (["trainjob", *COMMAND, "host_network=true"], "cannot be set on a TrainJob"),
+        (["trainjob", *COMMAND, "--task-name", "no such name"], "cannot be a label"),
+        (["trainjob", *COMMAND, "env={A: ["], "is not a YAML value"),
+        (["trainjob", *COMMAND, "nodes"], "is not a setting; write SETTING=VALUE"),
+        (["tfjob", *COMMAND, "kind=mpijob"], "settings sets kind, which is the first argument"),
+    ],
+)
+def test_invalid_settings_fail_with_one_line(arguments: list[str], says: str) -> None:
+    answer = CliRunner().invoke(command, arguments)
+    assert isinstance(answer.exception, InputError)
+    assert says in str(answer.exception)
+    assert "\n" not in str(answer.exception)
+    assert answer.output == ""
