@@ -1,7 +1,8 @@
 """Comparison of two models on the same samples: gain, interval and p-value."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.evaluation import ClassChange, Compared, Evaluation, Prediction, wilson
@@ -15,66 +16,35 @@ def compare(
     where: str,
     version: str,
 ) -> Compared:
-    """Compare the challenger with the champion.
+    """Compare a challenger with a champion whose evaluation is of the same samples.
 
-    Args:
-        challenger: Its evaluation.
-        champion: Its evaluation, of the same samples.
-        predictions: Of each side by path of the sample; None if unknown.
-        where: URI of the champion.
-        version: Of the champion; '' without one.
+    Without `predictions` of both sides, by path of the sample, only the gain is known. `where` is
+    the URI of the champion; `version` is '' if it has none.
 
     Raises:
         InputError: The samples of the two differ.
     """
     gain = (challenger.correct - champion.correct) / challenger.samples
+    accuracy = champion.accuracy
     compared = Compared(
-        champion=where,
-        champion_version=version,
-        champion_accuracy=champion.accuracy,
-        gain=gain,
+        champion=where, champion_version=version, champion_accuracy=accuracy, gain=gain
     )
     if predictions is None:
         return compared
-    won, lost = discordant(*({p: one.correct for p, one in side.items()} for side in predictions))
+    won, lost, classes = _differences(*predictions)
     low, high = newcombe(challenger.correct, champion.correct, won, challenger.samples)
-    return compared.model_copy(
-        update={
-            "low": low,
-            "high": high,
-            "p_value": mcnemar(won, lost),
-            "won": won,
-            "lost": lost,
-            "classes": _changes([one.name for one in challenger.classes], *predictions),
-        }
-    )
+    details = {"low": low, "high": high, "p_value": mcnemar(won, lost), "won": won, "lost": lost}
+    changes = [classes[one.name] for one in challenger.classes if one.name in classes]
+    return compared.model_copy(update={**details, "classes": changes})
 
 
-def _changes(
-    names: Iterable[str], challenger: Mapping[str, Prediction], champion: Mapping[str, Prediction]
-) -> list[ClassChange]:
-    """Return the classes in which the two differ."""
-    counts = {name: [0, 0, 0, 0] for name in names}
-    for path, one in challenger.items():
-        own = counts.get(one.target)
-        if own is None:  # not a class of the evaluation
-            continue
-        ours, theirs = one.correct, champion[path].correct
-        for at, is_so in enumerate((True, ours, theirs, ours and not theirs)):
-            own[at] += is_so
-    changes = []
-    for name, (samples, right, right_before, won) in counts.items():
-        lost = right_before - (right - won)
-        if won or lost:
-            low, high = newcombe(right, right_before, won, samples)
-            counted = {"samples": samples, "won": won, "lost": lost}
-            gain = (won - lost) / samples
-            changes.append(ClassChange(name=name, **counted, gain=gain, low=low, high=high))
-    return changes
-
-
-def discordant(challenger: Mapping[str, bool], champion: Mapping[str, bool]) -> tuple[int, int]:
+def _differences(
+    challenger: Mapping[str, Prediction], champion: Mapping[str, Prediction]
+) -> tuple[int, int, dict[str, ClassChange]]:
     """Count the samples that only the challenger, and that only the champion predicted correctly.
+
+    Returns:
+        Both counts, and the classes that have such samples.
 
     Raises:
         InputError: The samples of the two differ.
@@ -84,9 +54,20 @@ def discordant(challenger: Mapping[str, bool], champion: Mapping[str, bool]) -> 
             "the predictions of challenger and champion are of other samples than their "
             "evaluations: keep predictions.csv beside the evaluation.json it belongs to"
         )
-    won = sum(hit and not champion[path] for path, hit in challenger.items())
-    lost = sum(champion[path] and not hit for path, hit in challenger.items())
-    return won, lost
+    by_class: dict[str, Counter[tuple[bool, bool]]] = defaultdict(Counter)
+    for path, one in challenger.items():
+        by_class[one.target][one.correct, champion[path].correct] += 1
+    changes = {}
+    for name, counts in by_class.items():
+        won, lost, both = counts[True, False], counts[False, True], counts[True, True]
+        if won or lost:
+            samples = counts.total()
+            low, high = newcombe(both + won, both + lost, won, samples)
+            counted = {"samples": samples, "won": won, "lost": lost}
+            gain = (won - lost) / samples
+            changes[name] = ClassChange(name=name, **counted, gain=gain, low=low, high=high)
+    won, lost = (sum(getattr(one, side) for one in changes.values()) for side in ("won", "lost"))
+    return won, lost, changes
 
 
 def mcnemar(won: int, lost: int) -> float:
@@ -106,13 +87,8 @@ def newcombe(first: int, second: int, won: int, samples: int) -> tuple[float, fl
     """Return the 95 % interval of the difference of two shares of the same samples.
 
     Newcombe 1998, Statistics in Medicine 17:2635, method 10: the squared sum of both Wilson
-    intervals, with the correlation of the two.
-
-    Args:
-        first: Correct samples of the first model.
-        second: Correct samples of the second model.
-        won: Samples that are only correct in the first model.
-        samples: Number of samples.
+    intervals, with the correlation of the two. `first` and `second` are the correct samples of the
+    models, `won` those that are only correct in the first.
     """
     lost = second - (first - won)
     p, q = first / samples, second / samples

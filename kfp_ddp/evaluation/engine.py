@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core import folders
-from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
+from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.failure import read
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split as split_fields
 from kfp_ddp.core.step import step
-from kfp_ddp.datasets.access import local_dataset, using
+from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
-from kfp_ddp.evaluation.ranks import Evaluated, evaluate, evaluate_share
+from kfp_ddp.evaluation.ranks import Evaluated, evaluate, evaluate_share, with_local_folders
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
-from kfp_ddp.jobs.local import EVALUATION, Ended, local_gpus, run_ranks
+from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.task import overlaid, with_folders
@@ -112,20 +112,12 @@ def run(
 
 def _evaluate_locally(request: Request, folder: RunWorkspace, ranks: int) -> Evaluated:
     """Evaluate with `ranks` processes of this step; 0 for one for each GPU."""
-    checkpoint = (
-        request.checkpoint if not request.of_run else str(folder.download(request.checkpoint))
-    )
-    with (
-        local_dataset(request.data, folder.path) as data,
-        using("evaluate", request.run_dir, data),
-    ):
-        paths = {"checkpoint": checkpoint, "run_dir": str(folder.path), "data": str(data)}
-        request = Request.create(**{**request.given(), **paths})
+    with with_local_folders(request, folder) as local:
         ranks = ranks or local_gpus()
         if ranks > 1:
-            run_local_ranks(request, ranks)
-            return Evaluated.read(request.target)
-        evaluated = evaluate_share(request)
+            run_local_ranks(local, ranks)
+            return Evaluated.read(local.target)
+        evaluated = evaluate_share(local)
         assert evaluated is not None  # this is the first rank
         return evaluated
 
@@ -169,31 +161,23 @@ def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, An
 
 
 def run_local_ranks(request: Request, ranks: int) -> None:
-    """Evaluate with processes of this step.
-
-    Args:
-        request: With local folders.
-        ranks: Number of processes.
+    """Evaluate a request with local folders with processes of this step.
 
     Raises:
         KfpDdpError: The first error of a rank.
     """
-    request = Request.create(**{**request.given(), "output_dir": str(request.target)})
+    request = request.changed(output_dir=str(request.target))
     folder = RunFolder(request.target)
     results.prepare(folder.path, RunFolder(request.run_dir).path)
     print(f"evaluate: {ranks} ranks, output in {folder.path}", flush=True)
     ended = run_ranks(request.to_argv(), ranks, folder.path, EVALUATION)
-    if ended.code != 0 or ended.stopped_by is not None:
-        raise _failure(ended, folder)
-
-
-def _failure(ended: Ended, folder: RunFolder) -> KfpDdpError:
     if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
-        return RunCancelledError("the evaluation was stopped; run it again to restart it")
-    failure = read(folder.logs)
-    if failure is not None and failure.exit_code == InputError.exit_code:
-        return InputError(failure.error)
-    return JobError(f"evaluation failed: {ended.cause(folder.path)}")
+        raise RunCancelledError("the evaluation was stopped; run it again to restart it")
+    if ended.code:
+        failure = read(folder.logs)
+        if failure is not None and failure.exit_code == InputError.exit_code:
+            raise InputError(failure.error)
+        raise JobError(f"evaluation failed: {ended.cause(folder.path)}")
 
 
 def run_job(
@@ -203,14 +187,7 @@ def run_job(
     backend: str,
     ids: tuple[str, str, str],
 ) -> None:
-    """Evaluate with a job.
-
-    Args:
-        request: With folders as URIs or paths of all steps.
-        fields: Of LaunchSpec.
-        task_config: Settings of the task.
-        backend: Kind of the job.
-        ids: Of run, task and iteration.
+    """Evaluate with a job; `fields` are of LaunchSpec, `ids` of run, task and iteration.
 
     Raises:
         InputError: An input is invalid; no job was created.
@@ -220,7 +197,6 @@ def run_job(
     api = Api.connect()
     fields = overlaid(task_config, {**fields, "kind": backend})
     fields = with_folders(api, fields, request.data, request.run_dir, "evaluate")
-    words = map(unexpanded, request.to_argv())
-    command = ["python3", "-m", EVALUATION, "--", *words]
+    command = ["python3", "-m", EVALUATION, "--", *map(unexpanded, request.to_argv())]
     with followed_folder(request.run_dir) as (folder, _):
         launch(LaunchSpec.create(**fields, command=command), *ids, api, folder)

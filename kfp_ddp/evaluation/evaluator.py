@@ -43,12 +43,7 @@ class Evaluator:
     """Evaluates together with the other ranks; results are on the first rank only."""
 
     def __init__(self, request: Request, checkpoint: Path | str, world: World | None) -> None:
-        """Read the model and list the samples.
-
-        Args:
-            request: The same on all ranks.
-            checkpoint: As for `read_model`.
-            world: This rank; None for a single process.
+        """Read the model as `read_model` and list the samples; no `world` means a single process.
 
         Raises:
             InputError: The checkpoint, split or a parameter is invalid.
@@ -163,9 +158,8 @@ def _hardware(world: World) -> dict[str, object]:
 def read_model(checkpoint: Path | str) -> tuple[nn.Module, ModelInfo, str]:
     """Return a model in eval mode on the CPU, and the digest of its checkpoint.
 
-    Args:
-        checkpoint: Folder of a checkpoint step-<number>. As text also its URI, or the folder or URI
-            of a bundle, or of a model's exports, which means the champion.
+    `checkpoint` is a folder step-<number>. As text it may also be a URI, a bundle, or the folder of
+    a model's exports, which means the champion.
 
     Raises:
         InputError: It does not exist or is damaged.

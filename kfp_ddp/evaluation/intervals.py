@@ -31,11 +31,8 @@ def balanced_accuracy(classes: Sequence[ClassResult]) -> tuple[float, Interval]:
 def bootstrap(tally: Tally, resamples: int) -> dict[str, Interval]:
     """Return 95 % intervals of `macro_f1` and `calibration_error`, for any order of the samples.
 
-    Empty if all samples are correct or all are incorrect, as resamples then do not vary.
-
-    Args:
-        tally: Of all samples.
-        resamples: Number of bootstrap samples; 0 for no intervals.
+    Empty if all samples are correct or all are incorrect, as resamples then do not vary, and for 0
+    resamples.
     """
     if not resamples or tally.correct in (0, tally.samples):
         return {}

@@ -6,7 +6,6 @@ So results do not depend on batches, ranks or their order.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kfp_ddp.evaluation.roc import Areas, Roc, areas
+from kfp_ddp.evaluation.roc import Areas, areas
 from kfp_ddp.models.evaluation import CalibrationBin, ClassResult, wilson
 
 CALIBRATION_BINS = 15
@@ -24,22 +23,10 @@ MOST_SCORES = 1 << 26
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Predicted class, its probability, and the loss in nats of each sample of a batch."""
-
-    predicted: Tensor
-    confidence: Tensor
-    loss: Tensor
-
-
 class Tally:
-    """Running counts over batches of logits (N, C) and targets (N,).
+    """Running counts over batches of logits (N, C) and targets (N,), for C of at least 2.
 
     References to the logits are retained for the ROC: do not modify them.
-
-    Args:
-        classes: C, at least 2.
     """
 
     def __init__(self, classes: int) -> None:
@@ -54,8 +41,8 @@ class Tally:
         self._areas: Areas | None = None
 
     @torch.inference_mode()
-    def update(self, logits: Tensor, targets: Tensor) -> Batch:
-        """Count a batch and return the results of its samples, on the CPU."""
+    def update(self, logits: Tensor, targets: Tensor) -> None:
+        """Count a batch."""
         scores, truth = logits.cpu().numpy(), targets.cpu().numpy()
         rows = np.arange(len(truth))
         predicted = scores.argmax(1)
@@ -69,7 +56,6 @@ class Tally:
         self._top5 += int((_ahead(scores, own, truth, predicted) < 5).sum())
         values = {"targets": truth, "predicted": predicted, "confidence": confidence}
         self._add({**values, "loss": loss, "logits": scores})
-        return Batch(*map(torch.from_numpy, (predicted, confidence, loss)))
 
     def _add(self, columns: Mapping[str, Array]) -> None:
         """Count samples. Unless all have logits there is no ROC."""
@@ -103,11 +89,6 @@ class Tally:
     def column(self, name: str) -> Array:
         """Return `targets`, `predicted`, `confidence` or `loss`, in counting order."""
         return np.concatenate(self._columns[name])
-
-    @property
-    def logits_in_memory(self) -> int:
-        """Number of logits in memory."""
-        return sum(part.size for part in self._columns["logits"])
 
     @property
     def confusion(self) -> Tensor:
@@ -145,11 +126,9 @@ class Tally:
         seen = (pairs.sum(0) + pairs.sum(1) > 0).tolist()
         counted = [result for result, is_seen in zip(results, seen, strict=True) if is_seen]
         n = len(counted)
-        return (
-            sum(r.precision for r in counted) / n,
-            sum(r.recall for r in counted) / n,
-            sum(r.f1 for r in counted) / n,
-        )
+        rows = zip(*((r.precision, r.recall, r.f1) for r in counted), strict=True)
+        precision, recall, f1 = (sum(row) / n for row in rows)
+        return precision, recall, f1
 
     def _bins(self) -> list[tuple[int, float, int]]:
         """Return samples, summed confidence and hits of each bin of the confidence."""
@@ -183,10 +162,6 @@ class Tally:
         if self._areas is None:
             self._areas = areas(self._columns["logits"], self._columns["targets"], self.classes)
         return self._areas
-
-    def roc(self) -> Roc | None:
-        """Return the ROC of `areas`."""
-        return self.areas().roc
 
 
 def bin_of(confidence: Array) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.step import adopt_secrets
-from kfp_ddp.datasets.access import local_dataset, using
+from kfp_ddp.evaluation.ranks import with_local_folders
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models.evaluation import FILE
 from kfp_ddp.runs.workspace import open_workspace
@@ -34,29 +34,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def evaluate(torchrun: Sequence[str], request: Request) -> int:
     """Run the ranks of this node and return their exit code."""
-    remote = is_remote(request.run_dir)
     with (
         open_workspace(request.run_dir, "evaluate") as folder,
-        local_dataset(request.data, folder.path) as data,
-        using("evaluate", request.run_dir, data),
+        with_local_folders(request, folder) as local,
     ):
-        checkpoint = request.checkpoint
-        if request.of_run:
-            checkpoint = str(folder.download(checkpoint))
-        paths = {"checkpoint": checkpoint, "run_dir": str(folder.path), "data": str(data)}
-        request = Request.create(**{**request.given(), **paths})
-        if not request.output_dir:
-            request = Request.create(**{**request.given(), "output_dir": str(request.target)})
+        local = local.changed(output_dir=local.output_dir or str(local.target))
         code = node.launch(
             torchrun,
-            [RANK, *request.to_argv()],
-            Path(request.output_dir),
+            [RANK, *local.to_argv()],
+            Path(local.output_dir),
             check=lambda args: None,
             summary=lambda: "an evaluation restarts from its beginning",
         )
-        if remote and not (request.target / FILE).exists():
+        if is_remote(request.run_dir) and not (local.target / FILE).exists():
             # Its logs could overwrite those of the first rank's node.
-            shutil.rmtree(request.target, ignore_errors=True)
+            shutil.rmtree(local.target, ignore_errors=True)
         return code
 
 

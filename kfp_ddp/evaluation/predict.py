@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -22,29 +23,42 @@ from kfp_ddp.training.distributed import World, alone, keep_freed
 from kfp_ddp.training.model import affine, logits
 from kfp_ddp.training.splits import Index
 
-TOP5 = "top5"
-"""The part of a tally's state that is not a column of samples."""
-
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions on a split: (N,) tensors in the order of the index."""
+    """Predictions on a split, in the order of the index."""
 
     index: Index
     """The readable samples."""
     skipped: tuple[str, ...]
     """Paths of the unreadable samples, below the split."""
-    predicted: Tensor
-    confidence: Tensor
-    loss: Tensor
     tally: Tally
 
-    def worst(self, count: int) -> list[int]:
-        """Return the positions of the mistakes with the highest loss, in descending order."""
-        targets = torch.as_tensor(self.index.targets)
-        wrong = (self.predicted != targets).nonzero()[:, 0]
-        order = self.loss[wrong].argsort(descending=True, stable=True)[:count]
-        return [int(position) for position in wrong[order]]
+    @cached_property
+    def predicted(self) -> Tensor:
+        """Classes, (N,) int64."""
+        return torch.from_numpy(self.tally.column("predicted"))
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """Probabilities of these classes, (N,)."""
+        return torch.from_numpy(self.tally.column("confidence"))
+
+    @cached_property
+    def loss(self) -> Tensor:
+        """Cross-entropy in nats, (N,)."""
+        return torch.from_numpy(self.tally.column("loss"))
+
+    @cached_property
+    def mistakes(self) -> Tensor:
+        """Positions of the incorrect samples, ascending."""
+        return (self.predicted != torch.as_tensor(self.index.targets)).nonzero()[:, 0]
+
+    def worst(self, count: int, by: Tensor) -> list[int]:
+        """Return the positions of the mistakes with the highest values of `by`, descending."""
+        order = by[self.mistakes].argsort(descending=True, stable=True)[:count]
+        positions: list[int] = self.mistakes[order].tolist()
+        return positions
 
     def relative(self, position: int) -> str:
         """Return the path of a sample below its split, with forward slashes."""
@@ -81,10 +95,7 @@ def predict(
     on_bad_image: str = "fail",
     max_pixels: int = MAX_PIXELS,
 ) -> Predictions:
-    """Return the predictions on every sample of `index`, by this process alone.
-
-    Otherwise as `predict_share` and `merged`.
-    """
+    """Return the predictions of this process on every sample; see `predict_share`, `merged`."""
     world = alone(device)
     share = predict_share(model, info, index, batch_size, world, on_bad_image, max_pixels)
     return merged(index, [share], on_bad_image)
@@ -101,14 +112,7 @@ def predict_share(
 ) -> Share:
     """Predict this rank's share of the samples. Batches do not depend on the number of ranks.
 
-    Args:
-        model: In eval mode.
-        info: Input size and classes of the model.
-        index: The samples of all ranks.
-        batch_size: Images at a time.
-        world: This rank and its device.
-        on_bad_image: fail, or skip to leave out unreadable images.
-        max_pixels: Maximum pixels of an image.
+    The model is in eval mode; unreadable images fail, or are left out if `on_bad_image` is skip.
 
     Raises:
         InputError: The model returns NaN or infinity, as after a diverged training, or an image is
@@ -190,14 +194,7 @@ def merged(index: Index, shares: Sequence[Share], on_bad_image: str = "fail") ->
     readable[counted] = True
     left_out = index.only((~readable).nonzero()[:, 0].tolist())
     skipped = tuple(Path(path).relative_to(index.root).as_posix() for path in left_out.paths)
-    return Predictions(
-        index.only(counted.tolist()),
-        skipped,
-        predicted=torch.from_numpy(tally.column("predicted")),
-        confidence=torch.from_numpy(tally.column("confidence")),
-        loss=torch.from_numpy(tally.column("loss")),
-        tally=tally,
-    )
+    return Predictions(index.only(counted.tolist()), skipped, tally)
 
 
 def _in_order(shares: Sequence[Share], order: Tensor) -> Tally:
@@ -205,13 +202,10 @@ def _in_order(shares: Sequence[Share], order: Tensor) -> Tally:
     if len(shares) == 1 and bool((order[1:] > order[:-1]).all()):
         return shares[0].tally
     states = [share.tally.state() for share in shares if len(share.positions)]
-    joined = {
-        name: torch.cat([share_state[name] for share_state in states])
-        for name in states[0]
-        if name != TOP5
-    }
+    top5 = sum(state.pop("top5") for state in states)
+    joined = {name: torch.cat([state[name] for state in states]) for name in states[0]}
     state = {name: v[order] if len(v) == len(order) else v[:0] for name, v in joined.items()}
-    state[TOP5] = torch.stack([share_state[TOP5] for share_state in states]).sum()
+    state["top5"] = torch.as_tensor(top5)
     tally = Tally(shares[0].tally.classes)
     tally.merge([state])
     return tally

@@ -1,20 +1,23 @@
 """An evaluation by ranks, each with its share of the samples; the first one writes."""
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp import report
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import REPORT, RunFolder
+from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.comparison import compare
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, PREDICTIONS, Compared, Evaluation
 from kfp_ddp.report.data import ReportData
+from kfp_ddp.runs.workspace import RunWorkspace
 from kfp_ddp.training.sides import TEST
 
 if TYPE_CHECKING:
@@ -53,16 +56,13 @@ def evaluate(
     checkpoint: Path | str,
     run_dir: Path,
     dataset: Path,
-    split: str,
-    batch_size: int,
-    worst: int,
+    split: str = "val",
+    batch_size: int = 64,
+    worst: int = 0,
     champion: str = "",
     options: Mapping[str, Any] = {},
 ) -> Evaluated:
-    """Evaluate on a split in this process. Otherwise as `evaluate_share`.
-
-    A checkpoint as text may be a bundle or a URI.
-    """
+    """Evaluate in this process; a checkpoint as text may be a bundle or a URI."""
     request = Request.create(
         checkpoint=str(checkpoint),
         of_run=isinstance(checkpoint, Path),
@@ -79,15 +79,24 @@ def evaluate(
     return evaluated
 
 
+@contextlib.contextmanager
+def with_local_folders(request: Request, folder: RunWorkspace) -> Iterator[Request]:
+    """Yield the request with local folders; what is not local is downloaded.
+
+    Raises:
+        KfpDdpError: It cannot be downloaded.
+    """
+    checkpoint = str(folder.download(request.checkpoint)) if request.of_run else request.checkpoint
+    with local_dataset(request.data, folder.path) as data, using("evaluate", request.run_dir, data):
+        yield request.changed(checkpoint=checkpoint, run_dir=str(folder.path), data=str(data))
+
+
 def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated | None:
     """Evaluate on a split, with val also on test, and write the files below `run_dir`.
 
     A champion whose own evaluation is of other samples is also evaluated on these. The record is
-    written last, so that an interrupted evaluation has no record.
-
-    Args:
-        request: The same on all ranks, with local folders.
-        world: This rank; None for a single process.
+    written last, so that an interrupted evaluation has no record. The request is the same on all
+    ranks, with local folders; no `world` means a single process.
 
     Returns:
         The results on the first rank; None on the others.
@@ -132,7 +141,7 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
         worst=request.worst,
         test=test,
     )
-    roc = predictions.tally.roc()
+    roc = predictions.tally.areas().roc
     texts = {
         PREDICTIONS: rows,
         report.REPORT_DATA: data.model_dump_json(),

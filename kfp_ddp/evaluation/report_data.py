@@ -37,29 +37,21 @@ def report_data(
     worst: int,
     test: Evaluation | None,
 ) -> ReportData:
-    """Return the content of `report.json`.
+    """Return the content of `report.json`, with the `worst` mistakes.
 
-    Args:
-        predictions: Of all samples.
-        info: Of the model.
-        run_dir: Of the training, for its events.
-        dataset: Folder of the version.
-        split: Name of the evaluated split.
-        worst: Number of mistakes.
-        test: Evaluation of the same checkpoint on the test split.
+    `run_dir` is that of the training, `dataset` the folder of the version, `test` the evaluation of
+    the same checkpoint on the test split.
     """
     most = info.config.get("max_pixels", MAX_PIXELS)
     pixels = most if isinstance(most, int) else MAX_PIXELS
-    by_loss, index = predictions.worst(worst), predictions.index
-    targets = predictions.predicted.new_tensor(index.targets)
-    wrong = (predictions.predicted != targets).nonzero()[:, 0]
-    order = wrong[predictions.confidence[wrong].argsort(descending=True, stable=True)]
-    others = [int(position) for position in order[: 2 * worst] if int(position) not in by_loss]
+    by_loss = predictions.worst(worst, predictions.loss)
+    by_confidence = predictions.worst(2 * worst, predictions.confidence)
+    others = [position for position in by_confidence if position not in by_loss]
     confident = others[: worst // _PER_CONFIDENT]
     return ReportData(
         config=dict(info.config),
         events=downsample(read_events(RunFolder(run_dir).metrics)),
-        dataset=dataset_facts(dataset, index, info.config, split),
+        dataset=dataset_facts(dataset, predictions.index, info.config, split),
         mistakes=[_mistake(predictions, position, pixels) for position in by_loss],
         surest=[_mistake(predictions, position, pixels) for position in confident],
         test=test,
@@ -98,14 +90,7 @@ def _thumbnail(where: Where, max_pixels: int) -> tuple[str, bool]:
 def dataset_facts(
     version: Path, index: "Index", config: Mapping[str, object], split: str
 ) -> Dataset:
-    """Return the manifest of a dataset version, and its problems.
-
-    Args:
-        version: Folder of the version.
-        index: The evaluated images.
-        config: Of the training.
-        split: Name of the evaluated split.
-    """
+    """Return the manifest of a dataset version, and its problems for an evaluated split."""
     head = manifest.header(version / manifest.NAME)
     layout = _layout(version, config, index.classes) if head and split in SIDES else None
     names = (Path(path).relative_to(version).as_posix() for path in index.paths)

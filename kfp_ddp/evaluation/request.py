@@ -65,6 +65,10 @@ class Request(Settings):
             raise InputError(f"worst is {self.worst}: the report shows 0 to 200 mistakes")
         Measuring.create(**self.options)
 
+    def changed(self, **fields: str) -> Self:
+        """Return the request with other values of these fields."""
+        return self.create(**{**self.given(), **fields})
+
     @property
     def target(self) -> Path:
         """Folder of the evaluation below a local `run_dir`."""

@@ -1,11 +1,12 @@
 """Record and files of an evaluation. Does not import torch."""
 
+import contextlib
 import hashlib
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -126,13 +127,8 @@ def samples_digest(samples: Iterable[tuple[str, str]]) -> str:
 def split_digest(dataset: Path, paths: Iterable[str], folder: str = "") -> str:
     """Return the SHA-256 of path, size and crc32c of samples, from the version's manifest.
 
-    Args:
-        dataset: Folder of the version.
-        paths: Of the samples, below `folder`.
-        folder: Below `dataset`.
-
-    Returns:
-        The digest; '' without a manifest, or if it lacks a sample.
+    The paths are below `folder`, which is below `dataset`. '' without a manifest, or if it lacks a
+    sample.
     """
     ordered = sorted(paths)
     names = {str(PurePosixPath(folder, path)): path for path in ordered}
@@ -150,14 +146,12 @@ def split_digest(dataset: Path, paths: Iterable[str], folder: str = "") -> str:
 def prepare(target: Path, root: Path) -> None:
     """Create the folder and remove earlier records, so that a failed step leaves no record.
 
-    Args:
-        target: The folder.
-        root: A parent folder; no link below it is followed.
+    No link below the parent folder `root` is followed.
 
     Raises:
         StorageError: The folder cannot be written.
     """
-    try:
+    with _writable(target):
         root.mkdir(parents=True, exist_ok=True)
         with folder_below(root, target.relative_to(root), make=True):
             pass
@@ -169,31 +163,23 @@ def prepare(target: Path, root: Path) -> None:
             shutil.rmtree(target / CHAMPION_FOLDER)
         with tempfile.NamedTemporaryFile(dir=target, prefix=".probe-"):
             pass
-    except OSError as error:
-        raise _unwritable(target, error) from None
 
 
 def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str]) -> None:
-    """Write the files of an evaluation atomically, `evaluation.json` last.
+    """Write the record and other files (text by name) atomically, `evaluation.json` last.
 
-    Args:
-        target: The folder, which is created if necessary.
-        root: A parent folder; no link below it is followed.
-        result: The record.
-        others: Other files: text by name.
+    The folder is created if necessary; no link below the parent folder `root` is followed.
 
     Raises:
         StorageError: A file cannot be written.
     """
     files = {**others, FILE: result.model_dump_json(indent=1) + "\n"}
-    try:
+    with _writable(target):
         with folder_below(root, target.relative_to(root), make=True):
             pass
         for name, text in files.items():
             with atomic_write(target / name, root=root) as file:
                 file.write(text.encode())
-    except OSError as error:
-        raise _unwritable(target, error) from None
 
 
 def report(target: Path, root: Path) -> str:
@@ -202,14 +188,16 @@ def report(target: Path, root: Path) -> str:
     Raises:
         StorageError: The report cannot be written.
     """
-    try:
+    with _writable(target):
         return reports.write(target, root=root)
+
+
+@contextlib.contextmanager
+def _writable(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise _unwritable(target, error) from None
-
-
-def _unwritable(target: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"the evaluation cannot be written to {target}: {reason(error)}; "
-        "make run_dir writable and free space"
-    )
+        raise StorageError(
+            f"the evaluation cannot be written to {target}: {reason(error)}; "
+            "make run_dir writable and free space"
+        ) from None

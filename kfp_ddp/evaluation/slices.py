@@ -32,12 +32,7 @@ class Tags:
     values: Mapping[str, tuple[str, ...]]
 
     def slices(self, index: "Index", predicted: Iterable[int]) -> list[Slice]:
-        """Return a slice for each value of each tag.
-
-        Args:
-            index: The images.
-            predicted: Class of each image.
-        """
+        """Return a slice for each value of each tag, by the predicted class of each image."""
         counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
         for path, target, guess in zip(index.paths, index.targets, predicted, strict=True):
             for tag in zip(self.names, self.values.get(path, ()), strict=False):
@@ -51,10 +46,8 @@ class Tags:
 def read(where: str, dataset: Path, index: "Index") -> Tags:
     """Read the tags of the images of a split.
 
-    Args:
-        where: A file below `dataset`, an absolute path, or a URI.
-        dataset: Folder of the version.
-        index: The images. The table has their paths below `dataset` or below the split.
+    `where` is a file below `dataset`, an absolute path, or a URI. It has the paths of images below
+    `dataset` or below the split.
 
     Raises:
         InputError: The table is missing or invalid.

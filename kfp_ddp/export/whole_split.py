@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -43,16 +43,6 @@ class _Batch:
     decoded: list[Tensor]
 
 
-@dataclass
-class _Accumulated:
-    """Accumulated results of a form."""
-
-    tally: Tally
-    predicted: list[Tensor] = field(default_factory=list)
-    confidence: list[Tensor] = field(default_factory=list)
-    loss: list[Tensor] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class FormResult:
     """The evaluation of a form, and the predicted class of each sample by path."""
@@ -79,7 +69,7 @@ def measure(
         InputError: an image cannot be read, or the samples are not those of the evaluation.
     """
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
-    seen = {name: _Accumulated(Tally(len(info.classes))) for name in forms}
+    seen = {name: Tally(len(info.classes)) for name in forms}
     failed: dict[str, str] = {}
     readable: list[int] = []
     for batch in _decoded(index, info, any(form.takes_any_size for form in forms.values())):
@@ -96,9 +86,7 @@ def measure(
                 path = index.paths[batch.positions[int(odd[0])]]
                 failed[name] = f"it gives NaN or infinity for {Path(path).name}"
                 continue
-            rows = seen[name].tally.update(logits, targets)
-            for column in ("predicted", "confidence", "loss"):
-                getattr(seen[name], column).append(getattr(rows, column))
+            seen[name].update(logits, targets)
     read_ones, skipped = index.only(readable), len(index) - len(readable)
     results_by_form = {
         name: _result(seen[name], read_ones, skipped, split, info, result)
@@ -154,16 +142,9 @@ def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
 
 
 def _result(
-    seen: _Accumulated, index: Index, skipped: int, split: Path, info: ModelInfo, result: Evaluation
+    tally: Tally, index: Index, skipped: int, split: Path, info: ModelInfo, result: Evaluation
 ) -> FormResult:
-    predictions = Predictions(
-        index=index,
-        skipped=("",) * skipped,
-        predicted=torch.cat(seen.predicted),
-        confidence=torch.cat(seen.confidence),
-        loss=torch.cat(seen.loss),
-        tally=seen.tally,
-    )
+    predictions = Predictions(index, ("",) * skipped, tally)
     evaluation = results.summarise(
         predictions,
         info,

@@ -11,8 +11,7 @@ from kfp_ddp.core.run_folder import REPORT
 from kfp_ddp.report import sections
 from kfp_ddp.report.data import REPORT_DATA, Material
 from kfp_ddp.report.render import render_page
-from kfp_ddp.report.time_spent import time_section
-from kfp_ddp.report.training import training_curves, training_page
+from kfp_ddp.report.training import time_section, training_curves, training_page
 
 __all__ = ["REPORT_DATA", "html", "training_page", "write"]
 
@@ -20,11 +19,7 @@ _MAX_CONFUSIONS = 12
 
 
 def html(folder: Path, bundle: Path | None = None) -> str:
-    """Return the report.
-
-    Args:
-        folder: Of an evaluation, with the verdict if there is one.
-        bundle: Of the evaluated model; None without one.
+    """Return the report of an evaluation and its verdict, by their folder, and of a bundle.
 
     Raises:
         InputError: The evaluation is missing or invalid.
@@ -71,12 +66,7 @@ def html(folder: Path, bundle: Path | None = None) -> str:
 
 
 def write(folder: Path, bundle: Path | None = None, root: Path | None = None) -> str:
-    """Write the report beside the evaluation and return it.
-
-    Args:
-        folder: Of an evaluation.
-        bundle: Of the evaluated model; None without one.
-        root: A parent folder; no link below it is followed. None for `folder`.
+    """Write the report beside the evaluation and return it; no link below `root` is followed.
 
     Raises:
         InputError: As `html`.

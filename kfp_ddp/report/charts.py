@@ -127,16 +127,9 @@ def plot(
     keys: Iterable[Key],
     label: str,
 ) -> Markup:
-    """Return a figure: heading, legend, axes and shapes.
+    """Return a figure: heading, legend, axes and shapes, in units of `WIDTH` and `HEIGHT`.
 
-    Args:
-        title: Heading.
-        x: The horizontal axis.
-        y: The vertical axis.
-        x_label: Quantity on the horizontal axis, with its unit.
-        shapes: In units of `WIDTH` and `HEIGHT`.
-        keys: The legend.
-        label: Text for screen readers.
+    `x_label` is the quantity with its unit; `label` is for screen readers.
     """
     axes = {"x": x, "y": y, "x_label": x_label}
     drawing = {"shapes": list(shapes), "keys": list(keys), "width": WIDTH, "height": HEIGHT}
@@ -162,18 +155,9 @@ def line_chart(
 
     Without `bottom` the y axis depends on the values. It is logarithmic if they differ by more than
     `_LOGARITHMIC_FROM`. An axis of shares covers the upper three quarters of the values; the legend
-    names the lowest value below it.
-
-    Args:
-        title: Heading, and name for screen readers.
-        series: Curves.
-        x_label: Quantity on the x axis, with its unit.
-        percent: Label y as percent.
-        bottom: Start of a linear y axis; None for an axis by the values.
-        last_values: Show the last value of each curve in the legend.
-        marks: Events by x.
+    names the lowest value below it, and with `last_values` the last value of each curve.
     """
-    curves = [Series(s.name, _thin(_finite(s.points)), s.colour) for s in series]
+    curves = [Series(s.name, _thin(s.points), s.colour) for s in series]
     curves = [s for s in curves if s.points]
     if not curves:
         return render("chart.html", title=title, label=f"{title}: nothing recorded", x=None)
@@ -212,12 +196,7 @@ def line_chart(
 
 
 def shares_bar(title: str, parts: Sequence[Part]) -> Markup:
-    """Return one bar of the parts in their order, with their shares; empty if the sum is 0.
-
-    Args:
-        title: Heading, and name for screen readers.
-        parts: With amounts of at least 0.
-    """
+    """Return one bar of the parts in their order, with their shares; empty if the sum is 0."""
     total = sum(part.amount for part in parts)
     shares = [(part, part.amount / total) for part in parts if part.amount > 0]
     return render("shares.html", title=title, shares=shares) if shares else Markup()
@@ -263,12 +242,9 @@ def _curve(series: Series, x_axis: Axis, y_axis: Axis) -> list[Shape]:
     return shapes
 
 
-def _finite(points: Iterable[Point]) -> list[Point]:
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-
-
-def _thin(points: list[Point]) -> list[Point]:
-    """Return at most `MAX_POINTS` points: the last x and the mean y of each group."""
+def _thin(series: Iterable[Point]) -> list[Point]:
+    """Return at most `MAX_POINTS` finite points: the last x and the mean y of each group."""
+    points = [(x, y) for x, y in series if math.isfinite(x) and math.isfinite(y)]
     if len(points) <= MAX_POINTS:
         return points
     size = math.ceil(len(points) / MAX_POINTS)

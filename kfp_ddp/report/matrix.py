@@ -34,12 +34,8 @@ def confusion_matrix(
     """Return an SVG heat map of `counts[true][predicted]`, shaded by the share of the true class.
 
     Correct and incorrect predictions have different colours, so that an error is visible beside a
-    strong diagonal. Cells have numbers up to 20 classes, and edges have names up to 50.
-
-    Args:
-        classes: Names.
-        counts: Samples of each true class by predicted class.
-        others: Samples of each true class that were predicted as a class outside the matrix.
+    strong diagonal. Cells have numbers up to 20 classes, and edges have names up to 50. `others`
+    are the samples of each true class that were predicted as a class outside the matrix.
 
     Raises:
         ValueError: More than `MAX_CLASSES` classes.

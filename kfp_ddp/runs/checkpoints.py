@@ -30,12 +30,7 @@ def complete(where: Store, folder: str) -> list[str]:
 
 
 def upload(where: Store, name: str, checkpoint: Path) -> bool:
-    """Upload a local checkpoint; return False if the bucket already has it.
-
-    Args:
-        where: The run's folder.
-        name: The checkpoint's name in it.
-        checkpoint: A complete checkpoint that does not change during the upload.
+    """Upload a local checkpoint, which must not change; return False if the bucket already has it.
 
     Raises:
         KfpDdpError: it cannot be written; the checkpoint in the bucket is then incomplete.
@@ -81,13 +76,7 @@ def prune(where: Store, folder: str, keep: int, spared: str = "") -> None:
 
 
 def move(where: Store, folder: str, target: str, room: Path) -> None:
-    """Move the checkpoints of a folder to another one, by way of this machine.
-
-    Args:
-        where: The run's folder.
-        folder: Name of the old folder, which is empty afterwards.
-        target: Name of the new folder; its files are not changed.
-        room: A local folder for one checkpoint at a time.
+    """Move the checkpoints of a folder to another one, by way of the local folder `room`.
 
     Raises:
         KfpDdpError: they cannot be read or written; another call resumes.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import json
 import os
 import smtplib
@@ -164,10 +165,8 @@ def send(notification: Notification, outcome: Outcome) -> list[str]:
 
     Errors are such lines, too: nothing is raised.
     """
-    failed = outcome.state in _FAILED
-    if notification.notify_on == "failure" and not failed:
-        return []
-    if notification.notify_on == "change" and outcome.state == "unchanged":
+    silent = {"failure": outcome.state not in _FAILED, "change": outcome.state == "unchanged"}
+    if silent.get(notification.notify_on):
         return []
     lines = []
     for name, key in notification.keys.items():
@@ -184,13 +183,8 @@ def _send(name: str, address: str, notification: Notification, outcome: Outcome)
         raise InputError("the bucket's secret has no such key")
     if name == "notify_smtp":
         _mail(address, notification, outcome)
-    else:
-        _post_with_retries(
-            address, outcome.to_json() if name == "notify_webhook" else _slack(outcome)
-        )
-
-
-def _post_with_retries(address: str, body: dict[str, Any]) -> None:
+        return
+    body = outcome.to_json() if name == "notify_webhook" else _slack(outcome)
     for pause in (*PAUSES, None):
         try:
             _post(address, body)
@@ -221,12 +215,8 @@ def _post(address: str, body: dict[str, Any]) -> None:
 
 
 def _slack(outcome: Outcome) -> dict[str, str]:
-    lines = [f"*{_escaped(outcome.title())}*", *map(_escaped, outcome.lines())]
-    return {"text": "\n".join(lines)}
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    lines = "\n".join([f"*{outcome.title()}*", *outcome.lines()])
+    return {"text": html.escape(lines, quote=False)}
 
 
 def _mail(address: str, notification: Notification, outcome: Outcome) -> None:
@@ -238,16 +228,14 @@ def _mail(address: str, notification: Notification, outcome: Outcome) -> None:
     mail["To"] = notification.notify_email.replace(",", ", ")
     mail["From"] = notification.notify_from or notification.notify_email.partition(",")[0]
     mail.set_content("\n".join([outcome.title(), "", *outcome.lines()]) + "\n")
-    context = ssl.create_default_context()
-    if server.scheme == "smtps":
-        session: smtplib.SMTP = smtplib.SMTP_SSL(
-            server.hostname, server.port or 465, timeout=SECONDS, context=context
-        )
-    else:
-        session = smtplib.SMTP(server.hostname, server.port or 587, timeout=SECONDS)
-    with session:
+    context, encrypted = ssl.create_default_context(), server.scheme == "smtps"
+    port = server.port or (465 if encrypted else 587)
+    with (
+        smtplib.SMTP_SSL(server.hostname, port, timeout=SECONDS, context=context)
+        if encrypted
+        else smtplib.SMTP(server.hostname, port, timeout=SECONDS)
+    ) as session:
         session.ehlo()
-        encrypted = server.scheme == "smtps"
         if not encrypted and session.has_extn("starttls"):
             session.starttls(context=context)
             encrypted = True
@@ -268,11 +256,8 @@ def _reason(error: Exception) -> str:
         return f"the mail server answered {error.smtp_code}"
     if isinstance(error, smtplib.SMTPException):
         return type(error).__name__
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    if isinstance(error, InputError):
-        return str(error)
-    return type(error).__name__
+    reason = str(error) if isinstance(error, InputError) else getattr(error, "strerror", "")
+    return reason or type(error).__name__
 
 
 def notify_of_refusal(run: Step[R]) -> Step[R]:

@@ -35,14 +35,7 @@ class TrainingFolder(RemoteFolder):
     def __init__(
         self, uri: str, keep: int, keep_best: bool = False, every: float = EVERY_SECONDS
     ) -> None:
-        """Create an empty local folder.
-
-        Args:
-            uri: The folder in the bucket.
-            keep: The number of newest checkpoints to retain there.
-            keep_best: Whether to retain the best checkpoint, too.
-            every: Seconds between two looks for changes.
-        """
+        """Create an empty local folder; `keep` and `keep_best` are as in the training."""
         super().__init__(uri)
         self.keep, self.keep_best = keep, keep_best
         self.resumed = ""
@@ -206,9 +199,6 @@ class FollowedFolder(RemoteFolder):
 def training_folder(config: TrainConfig) -> Iterator[Path]:
     """Yield the local folder that a training writes to, which a bucket may back.
 
-    Args:
-        config: Its output_dir is a path or a URI.
-
     Raises:
         KfpDdpError: the bucket cannot be read, or did not accept the last files.
     """
@@ -228,9 +218,6 @@ def training_folder(config: TrainConfig) -> Iterator[Path]:
 @contextlib.contextmanager
 def followed_folder(uri: str) -> Iterator[tuple[Path, Callable[[], None]]]:
     """Yield the local folder of a training that a step follows, and a function to refresh it.
-
-    Args:
-        uri: A path, which needs no refresh, or a URI.
 
     Raises:
         KfpDdpError: the bucket cannot be read.

@@ -74,12 +74,7 @@ class RunWorkspace:
 
 
 def create_run_folder(work: str, run_id: str, task: str) -> str:
-    """Return the path or URI of a run's task, after a test that it can be written.
-
-    Args:
-        work: Folder or bucket prefix of all runs.
-        run_id: Id of the pipeline run.
-        task: The task's `task_title`.
+    """Return the path or URI of a run's task, by its `task_title`; tests that it is writable.
 
     Raises:
         InputError, StorageError: it cannot be written.
@@ -95,9 +90,7 @@ def create_run_folder(work: str, run_id: str, task: str) -> str:
 def open_workspace(run_dir: str, holder: str) -> Iterator[RunWorkspace]:
     """Yield a run's folder with its top-level files; what the block writes is uploaded at its end.
 
-    Args:
-        run_dir: A path or a URI.
-        holder: Name for the lease on the folder while the block runs.
+    The folder has a lease of `holder` meanwhile.
 
     Raises:
         KfpDdpError: the bucket cannot be read, or did not accept what was written.

@@ -1,4 +1,4 @@
-"""What ranks count of a split comes to the same, however many they are."""
+"""Predictions of several ranks are those of one."""
 
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from kfp_ddp.training.splits import Index, scan
 
 CLASSES = tuple(f"class{number}" for number in range(7))
 CPU = torch.device("cpu")
+INFO = ModelInfo("cifar_resnet8", CLASSES, 8, MEAN, STD, 1, {})
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    """47 images of noise in seven classes, of which one is small."""
+    """Return 47 images of noise in seven classes, one of which is small."""
     folder, draw = tmp_path_factory.mktemp("split"), torch.Generator().manual_seed(3)
     for number in range(47):
         name = CLASSES[number % 7 if number > 6 else 0]
@@ -37,9 +38,6 @@ def network() -> torch.nn.Module:
     return build("cifar_resnet8", len(CLASSES)).eval()
 
 
-INFO = ModelInfo("cifar_resnet8", CLASSES, 8, MEAN, STD, 1, {})
-
-
 def shares(network: Any, index: Index, world: int, size: int, bad: str = "fail") -> list[Share]:
     return [
         predict_share(network, INFO, index, size, World(rank, world, 0, world, CPU), bad)
@@ -47,36 +45,37 @@ def shares(network: Any, index: Index, world: int, size: int, bad: str = "fail")
     ]
 
 
-def figures(found: Predictions) -> dict[str, Any]:
-    """All that is told of an evaluation, to the last bit."""
-    tally = found.tally
+def figures(predictions: Predictions) -> dict[str, Any]:
+    tally = predictions.tally
     return {
-        "csv": found.to_csv(),
-        "paths": found.index.paths,
-        "skipped": found.skipped,
+        "csv": predictions.to_csv(),
+        "paths": predictions.index.paths,
+        "skipped": predictions.skipped,
         "confusion": tally.confusion.tolist(),
         "loss": tally.loss,
-        "losses": found.loss.tolist(),
+        "losses": predictions.loss.tolist(),
         "top5": tally.top5,
         "calibration": tally.calibration(),
-        "roc": tally.roc(),
-        "worst": found.worst(5),
+        "areas": tally.areas(),
+        "worst": predictions.worst(5, predictions.loss),
     }
 
 
 @pytest.mark.parametrize("world", [2, 3, 16])
 @pytest.mark.parametrize("size", [1, 5, 64])
-def test_ranks_come_to_what_one_comes_to(network: Any, index: Index, world: int, size: int) -> None:
-    """With more of them than batches, too."""
-    alone = merged(index, shares(network, index, 1, size))
-    assert alone.tally.samples == len(index) == 47
-    together = shares(network, index, world, size)
-    assert sum(len(share.positions) for share in together) == 47
-    assert figures(merged(index, together)) == figures(alone)
-    assert figures(merged(index, together[::-1])) == figures(alone)
+def test_results_do_not_depend_on_the_number_of_ranks(
+    network: Any, index: Index, world: int, size: int
+) -> None:
+    """With up to 16 ranks, which are more than batches."""
+    single = merged(index, shares(network, index, 1, size))
+    assert single.tally.samples == len(index) == 47
+    parts = shares(network, index, world, size)
+    assert sum(len(share.positions) for share in parts) == 47
+    assert figures(merged(index, parts)) == figures(single)
+    assert figures(merged(index, parts[::-1])) == figures(single)
 
 
-def test_no_batch_depends_on_the_ranks(index: Index) -> None:
+def test_batches_do_not_depend_on_the_number_of_ranks(index: Index) -> None:
     batches = {tuple(keys) for keys in fixed_batches(index, 5, 0, 1)}
     for world in (2, 3):
         dealt = [tuple(k) for rank in range(world) for k in fixed_batches(index, 5, rank, world)]
@@ -84,29 +83,26 @@ def test_no_batch_depends_on_the_ranks(index: Index) -> None:
         assert set(dealt) == batches
 
 
-def test_images_that_are_left_out_are_the_same_on_any_ranks(network: Any, index: Index) -> None:
-    paths = (*index.paths[:9], str(index.root / "class1" / "bad.png"), *index.paths[10:])
-    spoilt = Index(index.root, index.classes, paths, index.targets)
-    alone = merged(spoilt, shares(network, spoilt, 1, 4, "skip"), "skip")
-    assert alone.skipped == ("class1/bad.png",)
-    together = merged(spoilt, shares(network, spoilt, 3, 4, "skip"), "skip")
-    assert figures(together) == figures(alone)
-    with pytest.raises(InputError, match=r"bad\.png"):
-        shares(network, spoilt, 3, 4)
-
-
-def test_a_share_that_is_missing_or_counted_twice_is_no_evaluation(
-    network: Any, index: Index
+def test_unreadable_images_are_skipped_on_any_number_of_ranks(
+    network: Any, index: Index, tmp_path: Path
 ) -> None:
+    paths = (*index.paths[:9], str(index.root / "class1" / "bad.png"), *index.paths[10:])
+    damaged = Index(index.root, index.classes, paths, index.targets)
+    single = merged(damaged, shares(network, damaged, 1, 4, "skip"), "skip")
+    assert single.skipped == ("class1/bad.png",)
+    parts = merged(damaged, shares(network, damaged, 3, 4, "skip"), "skip")
+    assert figures(parts) == figures(single)
+    with pytest.raises(InputError, match=r"bad\.png"):
+        shares(network, damaged, 3, 4)
+    (tmp_path / "class0").mkdir()
+    (tmp_path / "class0" / "1.png").write_bytes(b"no image")
+    unreadable = scan(tmp_path, CLASSES)
+    with pytest.raises(InputError, match="none of the 1 images"):
+        merged(unreadable, shares(network, unreadable, 2, 4, "skip"), "skip")
+
+
+def test_a_share_that_is_missing_or_counted_twice_is_an_error(network: Any, index: Index) -> None:
     first, second, third = shares(network, index, 3, 5)
     for wrong in ([first, second], [first, second, third, second]):
         with pytest.raises(RuntimeError, match="of 47 samples"):
             merged(index, wrong)
-
-
-def test_a_split_of_which_nothing_can_be_read_is_one_line(network: Any, tmp_path: Path) -> None:
-    (tmp_path / "class0").mkdir()
-    (tmp_path / "class0" / "1.png").write_bytes(b"no image")
-    found = scan(tmp_path, CLASSES)
-    with pytest.raises(InputError, match="none of the 1 images"):
-        merged(found, shares(network, found, 2, 4, "skip"), "skip")

@@ -8,7 +8,7 @@ import pytest
 
 from kfp_ddp import report
 from kfp_ddp.report.events import downsample
-from kfp_ddp.report.time_spent import time_section
+from kfp_ddp.report.training import time_section
 from kfp_ddp.training.time_spent import PHASES
 from tests import reports
 from tests.unit.test_report import EVIL, text

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -74,11 +75,7 @@ M = TypeVar("M", bound=Stored)
 
 
 def read(bundle: str, evaluation: Path) -> Bundle:
-    """Read a bundle of this evaluation.
-
-    Args:
-        bundle: Folder or URI.
-        evaluation: Input of export.
+    """Read the bundle of an evaluation, by its folder or URI.
 
     Raises:
         InputError: The bundle is missing, damaged or of another evaluation.
@@ -118,7 +115,7 @@ def bundle_checks(rules: Rules, bundle: Bundle) -> list[Check]:
         *_serves(rules.must_serve, bundle.infra),
         *_latency(rules.max_latency_ms, rules.budget_of, bundle),
         *_memory(rules.max_memory_mb, rules.budget_of, bundle.infra),
-        *_size(rules.max_bundle_mb, bundle.size),
+        *([_size(rules.max_bundle_mb, bundle.size)] if rules.max_bundle_mb else []),
         *_variants(rules, bundle.variants),
     ]
 
@@ -169,9 +166,8 @@ def _unmeasured(
     return Check(rule, False, words, None, bound)
 
 
-def _size(bound: float, size: int) -> Iterator[Check]:
-    if bound:
-        yield at_most("max_bundle_mb", "MB of the bundle", size / 1e6, bound, decimals=1)
+def _size(bound: float, size: int) -> Check:
+    return at_most("max_bundle_mb", "MB of the bundle", size / 1e6, bound, decimals=1)
 
 
 def _variants(rules: Rules, record: variants.Record) -> Iterator[Check]:
@@ -190,5 +186,4 @@ def _variants(rules: Rules, record: variants.Record) -> Iterator[Check]:
             label, bound = "agreement with the model", rules.min_variant_agreement
             checks.append(at_least("min_variant_agreement", label, one.agreement, bound))
         for check in checks:
-            words = f"variant {one.name}: {check.words}"
-            yield Check(check.rule, check.holds, words, check.value, check.bound)
+            yield replace(check, words=f"variant {one.name}: {check.words}")

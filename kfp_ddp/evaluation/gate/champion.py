@@ -2,8 +2,8 @@
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.step import needed_secret
@@ -18,19 +18,8 @@ _MAX_NAMED = 3
 """Classes in a line."""
 
 
-class Comparison(NamedTuple):
-    """Checks of the comparison, and its figures if the two are comparable."""
-
-    checks: list[Check]
-    compared: Compared | None = None
-
-
 def check_signature(key: str, champion: Champion) -> list[Check]:
-    """Verify the champion's signature.
-
-    Args:
-        key: Key of the bucket's secret with a public key; '' for no verification.
-        champion: The champion.
+    """Verify the champion's signature by the public key of this name in the bucket's secret.
 
     Raises:
         InputError: The key is missing or invalid, or did not sign the champion.
@@ -47,17 +36,11 @@ def check_signature(key: str, champion: Champion) -> list[Check]:
 
 def compare_with_champion(
     rules: Rules, challenger: Evaluation, folder: Path, champion: Champion
-) -> Comparison:
-    """Apply the rules on the gain over the champion.
+) -> tuple[list[Check], Compared | None]:
+    """Return checks of the gain over the champion, and the comparison; None if not comparable.
 
-    If its own evaluation is of other samples, the champion's evaluation on the samples of the
-    challenger counts, which evaluate writes.
-
-    Args:
-        rules: All rules.
-        challenger: The model's evaluation.
-        folder: Of that evaluation.
-        champion: The champion.
+    If the champion's own evaluation is of other samples, the one that evaluate wrote below `folder`
+    counts, beside the challenger's evaluation.
 
     Raises:
         InputError: Predictions are missing, damaged or of another evaluation.
@@ -84,29 +67,24 @@ def compare_with_champion(
             own, own_predictions = part
             scope = f"on the {own.samples} samples of its classes"
         else:
-            return Comparison([Check("champion", False, incomparable(champion, challenger))])
+            return [Check("champion", False, _incomparable(champion, challenger))], None
         other, other_predictions = again, again.read_predictions(folder / CHAMPION_FOLDER)
         note = f" (champion {champion.version} re-evaluated {scope}: {again.accuracy:.4f})"
     both = None
     if own_predictions is not None and other_predictions is not None:
         both = own_predictions, other_predictions
     compared = compare(own, other, both, where=champion.uri, version=champion.version)
-    checks = gain_checks(rules, compared, note)
-    return Comparison(checks + class_checks(champion.evaluation, challenger), compared)
-
-
-def gain_checks(rules: Rules, compared: Compared, note: str = "") -> list[Check]:
-    """Apply the rules on the gain; `note` is appended to the first check."""
-    name = "improvement on the champion"
-    gain = at_least("min_improvement", name, compared.gain, rules.min_improvement)
-    checks = [Check(gain.rule, gain.holds, gain.words + note, gain.value, gain.bound)]
+    gain = at_least(
+        "min_improvement", "improvement on the champion", compared.gain, rules.min_improvement
+    )
+    checks = [replace(gain, words=gain.words + note)]
     if rules.max_p_value < 1 and compared.p_value is not None:
         name = f"McNemar p-value ({compared.won} samples won, {compared.lost} lost)"
         checks.append(at_most("max_p_value", name, compared.p_value, rules.max_p_value))
-    return checks
+    return checks + _class_checks(champion.evaluation, challenger), compared
 
 
-def class_checks(champion: Evaluation, challenger: Evaluation) -> list[Check]:
+def _class_checks(champion: Evaluation, challenger: Evaluation) -> list[Check]:
     """Return a note if the classes differ from those of the champion."""
     old, new = ([one.name for one in side.classes] for side in (champion, challenger))
     if old == new:
@@ -120,7 +98,7 @@ def class_checks(champion: Evaluation, challenger: Evaluation) -> list[Check]:
     return [Check("classes", True, f"classes differ from the champion's: {listing}")]
 
 
-def incomparable(champion: Champion, challenger: Evaluation) -> str:
+def _incomparable(champion: Champion, challenger: Evaluation) -> str:
     """Return why a champion was not evaluated on the samples of the challenger."""
     reason = (
         f"the champion was {champion.evaluation.differs(challenger)}, so the two are not comparable"

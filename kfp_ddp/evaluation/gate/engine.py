@@ -109,21 +109,19 @@ def judge(
         return judgement
     current = find(champion)
     if current is None:
-        required = rules.champion_must_exist
         words = f"there is no champion at {champion} yet"
-        check = Check("champion_must_exist", not required, words)
+        check = Check("champion_must_exist", not rules.champion_must_exist, words)
         return judgement._replace(checks=[*judgement.checks, check])
     checks = check_signature(rules.champion_key, current)
     if rules.champion_must_exist:
         words = f"there is a champion, {current.version or current.uri}"
         checks.append(Check("champion_must_exist", True, words))
-    comparison = compare_with_champion(rules, record, Path(evaluation).parent, current)
-    return Judgement(
-        checks=judgement.checks + checks + comparison.checks,
-        bundle=judgement.bundle,
+    gain, compared = compare_with_champion(rules, record, Path(evaluation).parent, current)
+    return judgement._replace(
+        checks=judgement.checks + checks + gain,
         champion=current.version,
         champion_uri=current.uri,
-        compared=comparison.compared,
+        compared=compared,
     )
 
 
@@ -182,13 +180,7 @@ def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> bytes:
         "compared": compared.model_dump(mode="json") if compared else None,
         "asked": dict(sorted(rules.given().items())),
         "rules": [
-            {
-                "rule": check.rule,
-                "holds": check.holds,
-                "value": _finite(check.value),
-                "bound": _finite(check.bound),
-                "words": check.words,
-            }
+            {**vars(check), "value": _finite(check.value), "bound": _finite(check.bound)}
             for check in judgement.checks
         ],
     }

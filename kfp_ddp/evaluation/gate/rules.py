@@ -62,38 +62,26 @@ class Rules(Settings):
     def need_evaluation(self) -> list[str]:
         """Return the rules that are set and need more than the accuracy."""
         return self._set(
-            use_lower_bound=self.use_lower_bound,
-            min_balanced_accuracy=self.min_balanced_accuracy > 0,
-            min_class_recall=self.min_class_recall > 0,
-            min_slice_accuracy=self.min_slice_accuracy > 0,
-            max_calibration_error=self.max_calibration_error < 1,
+            *("use_lower_bound", "min_balanced_accuracy", "min_class_recall"),
+            *("min_slice_accuracy", "max_calibration_error"),
         )
 
     @property
     def need_champion(self) -> list[str]:
         """Return the rules that are set and need a champion."""
-        return self._set(
-            min_improvement=self.min_improvement != 0,
-            max_p_value=self.max_p_value < 1,
-            champion_must_exist=self.champion_must_exist,
-            champion_key=bool(self.champion_key),
-        )
+        return self._set("min_improvement", "max_p_value", "champion_must_exist", "champion_key")
 
     @property
     def need_bundle(self) -> list[str]:
         """Return the rules that are set and need a bundle."""
         return self._set(
-            max_latency_ms=self.max_latency_ms > 0,
-            max_bundle_mb=self.max_bundle_mb > 0,
-            max_memory_mb=self.max_memory_mb > 0,
-            must_serve=self.must_serve,
-            max_variant_loss=self.max_variant_loss < 1,
-            min_variant_agreement=self.min_variant_agreement > 0,
+            *("max_latency_ms", "max_bundle_mb", "max_memory_mb", "must_serve"),
+            *("max_variant_loss", "min_variant_agreement"),
         )
 
-    @staticmethod
-    def _set(**rules: bool) -> list[str]:
-        return [name for name, is_set in rules.items() if is_set]
+    def _set(self, *names: str) -> list[str]:
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].default]
 
     def check_champion(self, champion: str) -> None:
         """Reject rules that need a champion if there is none.
@@ -163,16 +151,13 @@ def _format(value: float, bound: float, decimals: int = 4) -> str:
 
 
 def model_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -> list[Check]:
-    """Apply the rules that look at the model alone.
-
-    Args:
-        rules: All rules.
-        accuracy: Of the model.
-        evaluation: Of the model; None if no rule needs it.
-    """
+    """Apply the rules on the model alone; `evaluation` is None if no rule needs it."""
     if evaluation is None:
         return [at_least("min_accuracy", "accuracy", accuracy, rules.min_accuracy)]
-    checks = [_accuracy(rules, accuracy, evaluation)]
+    name = "accuracy"
+    if rules.use_lower_bound:
+        name, accuracy = f"lower end of the 95 % interval of the {name}", evaluation.accuracy_low
+    checks = [at_least("min_accuracy", name, accuracy, rules.min_accuracy)]
     if rules.min_balanced_accuracy > 0:
         checks.append(_balanced(rules.min_balanced_accuracy, evaluation))
     if rules.min_class_recall > 0:
@@ -183,13 +168,6 @@ def model_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -
         error, bound = evaluation.calibration_error, rules.max_calibration_error
         checks.append(at_most("max_calibration_error", "calibration error", error, bound))
     return checks + _single_class(evaluation)
-
-
-def _accuracy(rules: Rules, accuracy: float, evaluation: Evaluation) -> Check:
-    name = "accuracy"
-    if rules.use_lower_bound:
-        name, accuracy = f"lower end of the 95 % interval of the {name}", evaluation.accuracy_low
-    return at_least("min_accuracy", name, accuracy, rules.min_accuracy)
 
 
 def _single_class(evaluation: Evaluation) -> list[Check]:

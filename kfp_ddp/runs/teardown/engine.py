@@ -19,7 +19,7 @@ from kfp_ddp.jobs.local import GRACE_SECONDS
 from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.models.serving.rollout import take_back_of
 from kfp_ddp.runs.notify import Notification, send
-from kfp_ddp.runs.teardown.old_runs import InBucket, OnClaim, Runs, tasks
+from kfp_ddp.runs.teardown.old_runs import InBucket, OnClaim, tasks
 from kfp_ddp.runs.teardown.outcome import outcome
 
 
@@ -44,7 +44,7 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: 
 
 
 def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: int) -> str:
-    runs: Runs = InBucket(work) if is_remote(work) else OnClaim(Path(work))
+    runs = InBucket(work) if is_remote(work) else OnClaim(Path(work))
     ended = [line for task in tasks(Path(work) / run_id) for line in _processes(task)]
     if {backend, job.get("evaluate_backend", "local")} != {"local"}:
         ended += _jobs(run_id)
@@ -81,7 +81,7 @@ def _processes(run_dir: Path) -> list[str]:
     return [f"ended process group {pid}"]
 
 
-def _old_runs(runs: Runs, run_id: str, keep: int) -> list[str]:
+def _old_runs(runs: InBucket | OnClaim, run_id: str, keep: int) -> list[str]:
     """Delete unused folders of runs, except the newest `keep`, of which this run is one.
 
     A folder is in use while it has a lease, or while its run is running or pending.

@@ -4,7 +4,6 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.run_folder import RUN_ID, RunFolder
@@ -13,21 +12,8 @@ from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
 
 
-class Runs(Protocol):
-    """All folders of runs."""
-
-    def last(self) -> dict[str, float]:
-        """Return when each run last wrote, in seconds since 1970."""
-
-    def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
-        """Return whether the run is alive or its folder has a lease."""
-
-    def delete(self, run_id: str) -> bool:
-        """Delete the run's folder; return whether it is gone."""
-
-
 class OnClaim:
-    """Folders of runs in a folder."""
+    """Folders of runs in a folder, such as a PVC."""
 
     def __init__(self, work: Path) -> None:
         self._work = work

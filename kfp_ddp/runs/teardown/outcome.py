@@ -25,12 +25,7 @@ _METRICS = RunFolder.METRICS
 
 
 def outcome(run_id: str, work: str, address: str) -> Outcome:
-    """Return how a run ended.
-
-    Args:
-        run_id: Id of the pipeline run.
-        work: Folder or bucket prefix of all runs.
-        address: The run's page in the UI; '' if not known.
+    """Return how a run ended; `address` is its page in the UI, '' if not known.
 
     Raises:
         KfpDdpError: the runs' folders cannot be read.

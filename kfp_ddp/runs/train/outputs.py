@@ -56,17 +56,9 @@ def chosen_checkpoint(run_dir: Path) -> Newest | None:
 def write_outputs(
     run_dir: Path, place: str, claim: str, trained_model: Any, metrics: Any, loss_curve: Any
 ) -> Newest:
-    """Write the step's three artifacts.
+    """Write the step's artifacts; the file of `trained_model` is a JSON pointer to the checkpoint.
 
-    The file of `trained_model` is a small JSON pointer to the checkpoint.
-
-    Args:
-        run_dir: The run's folder on this machine.
-        place: The path or URI of the run's folder for other steps.
-        claim: The PVC of the folder; '' for a local folder or a URI.
-        trained_model: Artifact of the checkpoint.
-        metrics: Artifact of its metrics.
-        loss_curve: Artifact of the training's page.
+    `place` is the path or URI of the run's folder for other steps, `claim` its PVC, '' for none.
 
     Raises:
         JobError: the training left no checkpoint.
