@@ -13,7 +13,7 @@ from kfp_ddp.core.settings import split as split_fields
 from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
-from kfp_ddp.evaluation.ranks import Evaluated, evaluate, evaluate_share, with_local_folders
+from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share, with_local_folders
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
@@ -26,8 +26,6 @@ from kfp_ddp.report.summary import markdown
 from kfp_ddp.runs.training_folder import followed_folder
 from kfp_ddp.runs.workspace import RunWorkspace, create_run_folder, open_workspace
 from kfp_ddp.training import trackers
-
-__all__ = ["Evaluated", "evaluate", "log_charts", "log_metrics", "run"]
 
 if TYPE_CHECKING:
     from kfp import dsl

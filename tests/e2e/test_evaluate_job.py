@@ -21,7 +21,7 @@ FILL = """
 from pathlib import Path
 import torch
 from PIL import Image
-from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model import build

@@ -1,4 +1,4 @@
-"""Evaluation on the sides that the training had: val by name, and test at the end."""
+"""Evaluation of the splits that the training had: val by name, and test beside val."""
 
 import shutil
 from pathlib import Path
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.engine import evaluate, log_metrics
-from kfp_ddp.evaluation.results import split_digest
+from kfp_ddp.evaluation.engine import log_metrics
+from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.summary import markdown
 from kfp_ddp.training import checkpoint
@@ -16,79 +16,58 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.splits import splits_of
 
 
-def unsplit(trained_dataset: Path, folder: Path) -> Path:
-    """The images in class folders alone."""
+def test_val_by_name_is_that_of_the_training(
+    trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
+) -> None:
+    """The images lie in class folders, without splits."""
+    data, run_dir = tmp_path / "data", tmp_path / "run"
     for path in trained_dataset.glob("*/*/*.png"):
-        name = folder / path.parent.name / f"{path.parents[1].name}-{path.name}"
+        name = data / path.parent.name / f"{path.parents[1].name}-{path.name}"
         name.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, name)
-    return folder
-
-
-def trained_by_name(trained_checkpoint: Path, dataset: Path, folder: Path) -> Path:
-    """The checkpoint as if it was trained on 0.3 of them for validation."""
-    found = checkpoint.verify(trained_checkpoint)
+    verified = checkpoint.verify(trained_checkpoint)
     config = TrainConfig(
-        data=str(dataset),
-        output_dir=str(folder),
+        data=str(data),
+        output_dir=str(run_dir),
         model="cifar_resnet8",
         image_size=16,
         epochs=6,
         val_fraction=0.3,
     )
-    keep = {k: v for k, v in found.manifest.items() if k not in ("files", "step", "config")}
-    again = checkpoint.manifest_of(config, tuple(keep["classes"]), epoch=6, world_size=1)
-    return checkpoint.write(folder / "checkpoints", 40, found.state(), {**keep, **again})
+    excluded = ("files", "step", "config")
+    fields = {k: v for k, v in verified.manifest.items() if k not in excluded}
+    own = checkpoint.manifest_of(config, tuple(fields["classes"]), epoch=6, world_size=1)
+    state, manifest = verified.state(), {**fields, **own}
+    trained = checkpoint.write(run_dir / "checkpoints", 40, state, manifest)
+    record = evaluate(trained, run_dir, data).result
+    expected = {str(Path(p).relative_to(data)) for p in splits_of(data, 0.3).val.paths}
+    assert record.read_predictions(run_dir / "evaluation").keys() == expected
+    assert (record.samples, record.split) == (len(expected), "val")
 
 
-def test_what_was_held_back_by_name_is_what_is_evaluated(
-    trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
-) -> None:
-    data = unsplit(trained_dataset, tmp_path / "data")
-    trained = trained_by_name(trained_checkpoint, data, tmp_path / "run")
-    found = evaluate(trained, tmp_path / "run", data, "val", 64, 4).result
-    held_back = {str(Path(p).relative_to(data)) for p in splits_of(data, 0.3).val.paths}
-    lines = (tmp_path / "run" / "evaluation" / "predictions.csv").read_text().splitlines()
-    assert {line.partition(",")[0] for line in lines[1:]} == held_back
-    assert found.samples == len(held_back)
-    assert found.split == "val"
-
-
-def test_the_test_split_is_evaluated_once_beside_val(
+def test_the_test_split_is_evaluated_with_val(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     shutil.copytree(trained_dataset, data)
-    shutil.copytree(data / "val" / "red", data / "test" / "red")
-    found = evaluate(trained_checkpoint, trained_run, data, "val", 64, 4)
-    assert found.test is not None
-    assert (found.result.samples, found.test.samples) == (48, 17)
-    assert Evaluation.read(trained_run / "evaluation-test" / "evaluation.json") == found.test
-    assert (trained_run / "evaluation-test" / "predictions.csv").is_file()
-    assert f"{found.test.correct} of 17 samples" in found.document
-    assert "## Test split" in markdown(found.result, found.test)
-    logged: dict[str, float] = {}
-    log_metrics(found.test, SimpleNamespace(log_metric=logged.__setitem__), "test_")
-    assert logged["test_accuracy"] == pytest.approx(found.test.accuracy, abs=1e-6)
-    alone = evaluate(trained_checkpoint, trained_run, data, "test", 64, 4)
-    assert alone.test is None
-    assert alone.result.samples_digest == found.test.samples_digest
-
-
-def test_no_test_split_is_no_fault(
-    trained_checkpoint: Path, trained_dataset: Path, trained_run: Path
-) -> None:
-    found = evaluate(trained_checkpoint, trained_run, trained_dataset, "val", 64, 4)
-    assert found.test is None
-    assert "Test split" not in found.document
+    without = evaluate(trained_checkpoint, trained_run, data)
+    assert without.test is None
+    assert "Test split" not in without.document
     assert not (trained_run / "evaluation-test").exists()
     with pytest.raises(InputError, match="has no folder test/"):
-        evaluate(trained_checkpoint, trained_run, trained_dataset, "test", 64, 4)
+        evaluate(trained_checkpoint, trained_run, data, "test")
 
-
-def test_a_digest_knows_samples_of_the_whole_dataset_by_their_full_names(tmp_path: Path) -> None:
-    rows = ['{"format": 1}', '["cat/1.png", 5, "00000001", "00000001", 0]']
-    (tmp_path / "_MANIFEST.jsonl").write_text("".join(f"{row}\n" for row in rows))
-    assert split_digest(tmp_path, ["cat/1.png"])
-    assert split_digest(tmp_path, ["1.png"], "cat")
-    assert split_digest(tmp_path, ["1.png"]) == ""
+    shutil.copytree(data / "val" / "red", data / "test" / "red")
+    both = evaluate(trained_checkpoint, trained_run, data)
+    assert both.test is not None
+    assert (both.result.samples, both.test.samples) == (48, 17)
+    assert Evaluation.read(trained_run / "evaluation-test" / "evaluation.json") == both.test
+    assert (trained_run / "evaluation-test" / "predictions.csv").is_file()
+    assert f"{both.test.correct} of 17 samples" in both.document
+    assert "## Test split" in markdown(both.result, both.test)
+    logged: dict[str, float] = {}
+    log_metrics(both.test, SimpleNamespace(log_metric=logged.__setitem__), "test_")
+    assert logged["test_accuracy"] == pytest.approx(both.test.accuracy, abs=1e-6)
+    only = evaluate(trained_checkpoint, trained_run, data, "test")
+    assert only.test is None
+    assert only.result.samples_digest == both.test.samples_digest

@@ -14,7 +14,7 @@ import torch
 from kfp_ddp.components.export.component import export
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export.engine import make
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.training import checkpoint

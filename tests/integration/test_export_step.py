@@ -15,7 +15,7 @@ from kfp import dsl
 
 from kfp_ddp.components.export.component import export
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export import formats, prove
 from kfp_ddp.export.engine import make
 from kfp_ddp.export.formats import from_bundle, from_checkpoint

@@ -18,7 +18,7 @@ from PIL import Image
 from kfp_ddp.components.export.component import export
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export import card, prove, variants, whole_split
 from kfp_ddp.export.engine import make
 from kfp_ddp.export.formats import Predict, from_checkpoint

@@ -67,7 +67,7 @@ def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
     made = tmp_path / "bundle"
     made.mkdir()
     weights.write(network, info, made / bundle.WEIGHTS)
-    from kfp_ddp.evaluation.engine import evaluate
+    from kfp_ddp.evaluation.ranks import evaluate
 
     evaluate(trained_checkpoint, tmp_path / "run", trained_dataset, "val", 64, 4)
     evaluation = tmp_path / "run" / "evaluation" / "evaluation.json"

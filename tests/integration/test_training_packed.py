@@ -8,7 +8,7 @@ import torch
 
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.evaluation.engine import evaluate
+from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export.prove import real_samples
 from kfp_ddp.training import checkpoint
 from tests.training_ranks import Ranks, config, dataset, state_hash, train

@@ -1,4 +1,4 @@
-"""Tables of tags, good and hostile, and the slices that they make."""
+"""Tables of tags, valid and hostile, and their slices."""
 
 from pathlib import Path
 
@@ -23,11 +23,11 @@ def read(dataset: Path, content: str | bytes) -> slices.Tags:
     return slices.read("tags.csv", dataset, index(dataset))
 
 
-def made(dataset: Path, content: str | bytes) -> list[tuple[str, str, int, int]]:
-    found = read(dataset, content).slices(index(dataset), [0, 1, 1, 1])
-    assert all((one.low, one.high) == wilson(one.correct, one.samples) for one in found)
-    assert all(one.accuracy == one.correct / one.samples for one in found)
-    return [(one.name, one.value, one.samples, one.correct) for one in found]
+def slices_of(dataset: Path, content: str | bytes) -> list[tuple[str, str, int, int]]:
+    result = read(dataset, content).slices(index(dataset), [0, 1, 1, 1])
+    assert all((one.low, one.high) == wilson(one.correct, one.samples) for one in result)
+    assert all(one.accuracy == one.correct / one.samples for one in result)
+    return [(one.name, one.value, one.samples, one.correct) for one in result]
 
 
 def test_each_value_of_each_tag_is_a_slice(tmp_path: Path) -> None:
@@ -45,29 +45,28 @@ def test_each_value_of_each_tag_is_a_slice(tmp_path: Path) -> None:
         ("site", "a", 2, 1),
         ("site", "b", 1, 1),
     ]
-    assert made(tmp_path, table) == expected
+    assert slices_of(tmp_path, table) == expected
     # As a spreadsheet saves it, with images named below the split.
     saved = "\ufeff" + table.replace("val/", "").replace("\n", "\r\n\r\n")
-    assert made(tmp_path, saved) == expected
+    assert slices_of(tmp_path, saved) == expected
 
 
-def test_slices_come_in_the_order_of_the_columns(tmp_path: Path) -> None:
-    found = made(tmp_path, "path,site,light\ncat/1.png,b,day\ndog/1.png,a,day\n")
-    assert [each[:2] for each in found] == [("site", "a"), ("site", "b"), ("light", "day")]
+def test_slices_have_the_order_of_columns_and_only_images_with_a_row(tmp_path: Path) -> None:
+    assert slices_of(tmp_path, "path,site,light\ncat/1.png,b,day\ndog/1.png, a  c ,day\n") == [
+        ("site", "a c", 1, 1),
+        ("site", "b", 1, 1),
+        ("light", "day", 2, 2),
+    ]
 
 
-def test_as_many_tags_and_as_long_ones_as_may_be_are_read(tmp_path: Path) -> None:
+def test_the_largest_tags_are_accepted(tmp_path: Path) -> None:
     names = [f"{number:0100}" for number in range(50)]
     tags = read(tmp_path, f"path,{','.join(names)}\ncat/1.png,{'x' * 100}{',' * 49}\n")
     assert tags.names == tuple(names)
     assert tags.values == {str(tmp_path / "val/cat/1.png"): ("x" * 100, *[""] * 49)}
 
 
-def test_images_without_a_row_are_in_no_slice(tmp_path: Path) -> None:
-    assert made(tmp_path, "path,light\ncat/2.png, night  sky \n") == [("light", "night sky", 1, 0)]
-
-
-def test_a_table_may_lie_elsewhere(tmp_path: Path) -> None:
+def test_a_table_outside_of_the_dataset(tmp_path: Path) -> None:
     table = tmp_path / "elsewhere.csv"
     table.write_text("path,light\ncat/1.png,day\n")
     for where in (str(table), f"file://{table}"):
@@ -75,7 +74,7 @@ def test_a_table_may_lie_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "tags.csv begins with '': its first line must have the columns, path first"),
         ("file,light\ncat/1.png,day\n", "begins with 'file,light'"),
@@ -101,18 +100,18 @@ def test_a_table_may_lie_elsewhere(tmp_path: Path) -> None:
         (f"path,light\ncat/1.png,{'x' * 200_000}\n", "line 2: field larger than field limit"),
     ],
 )
-def test_a_hostile_table_is_refused_in_one_line(
-    tmp_path: Path, content: str | bytes, said: str
+def test_an_invalid_table_fails_with_one_line_error(
+    tmp_path: Path, content: str | bytes, message: str
 ) -> None:
     with pytest.raises(InputError) as raised:
         read(tmp_path, content)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "tags.csv" in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
     assert len(str(raised.value)) < 400
 
 
-def test_a_tag_that_tells_every_image_apart_is_refused(tmp_path: Path) -> None:
+def test_a_tag_with_more_than_200_values_is_an_error(tmp_path: Path) -> None:
     names = [f"cat/{at}.png" for at in range(201)]
     paths = tuple(str(tmp_path / "val" / name) for name in names)
     many = Index(tmp_path / "val", ("cat",), paths, (0,) * 201)
@@ -125,7 +124,7 @@ def test_a_tag_that_tells_every_image_apart_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["none.csv", "folder", "../tags.csv", "", "ftp://host/tags.csv"])
-def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, where: str) -> None:
+def test_an_unreadable_table_is_named(tmp_path: Path, where: str) -> None:
     (tmp_path / "data" / "folder").mkdir(parents=True)
     (tmp_path / "tags.csv").write_text("path,light\ncat/1.png,day\n")
     with pytest.raises(InputError) as raised:
@@ -134,9 +133,7 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, where: str) -> Non
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_a_table_that_is_too_large_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_table_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "LARGEST", 20)
     with pytest.raises(InputError, match=r"tags\.csv"):
         read(tmp_path, "path,light\ncat/1.png,day\n")
