@@ -1,4 +1,4 @@
-"""The step `evaluate` in this process."""
+"""Records of evaluations, and the step `evaluate` in this process."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from kfp import dsl
 
 from kfp_ddp.components.evaluate.component import evaluate
-from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.models.evaluation import Evaluation, wilson
 
 
 def artifacts(folder: Path) -> dict[str, Any]:
@@ -31,3 +31,31 @@ def run_step(
     record = Evaluation.read(Path(path))
     assert accuracy == record.accuracy
     return Path(path).parent, record, filled
+
+
+def record(correct: int, samples: int = 100, **fields: Any) -> Evaluation:
+    """Return the record of an evaluation; fields that are not given have some value."""
+    low, high = wilson(correct, samples)
+    metrics = ("loss", "macro_precision", "macro_recall", "macro_f1")
+    values: dict[str, Any] = {
+        "split": "val",
+        "samples": samples,
+        "correct": correct,
+        "accuracy": correct / samples,
+        "accuracy_low": low,
+        "accuracy_high": high,
+        **dict.fromkeys(metrics, 0.5),
+        "calibration_error": 0.04,
+        **dict.fromkeys(("top5", "roc_auc", "confusion")),
+        **dict.fromkeys(("classes", "calibration"), ()),
+        "model": "resnet18",
+        "image_size": 32,
+        "step": 40,
+        "checkpoint": "/work/run/checkpoints/step-00000040",
+        "checkpoint_digest": "c" * 64,
+        "dataset_digest": "d" * 64,
+        "samples_digest": "e" * 64,
+        "device": "cpu",
+        "seconds": 1.0,
+    }
+    return Evaluation.model_validate(values | fields)

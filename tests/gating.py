@@ -10,6 +10,7 @@ from kfp_ddp.components.gate.component import gate
 from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.models import bundle, variants
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
+from tests.evaluations import record
 
 CLASSES = [
     ClassResult(name="cat", samples=50, precision=0.9, recall=0.95, f1=0.9),
@@ -21,38 +22,11 @@ CLASSES = [
 def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
     """Write an evaluation with these correct and incorrect samples, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    n, correct = len(hits), sum(hits)
-    low, high = wilson(correct, n)
-    values: dict[str, Any] = {
-        "split": "val",
-        "samples": n,
-        "correct": correct,
-        "accuracy": correct / n,
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "loss": 0.3,
-        "top5": None,
-        "macro_precision": 0.9,
-        "macro_recall": 0.9,
-        "macro_f1": 0.9,
-        "calibration_error": 0.04,
-        "roc_auc": 0.99,
-        "classes": CLASSES,
-        "calibration": [],
-        "confusion": None,
-        "model": "resnet18",
-        "image_size": 32,
-        "step": 7,
-        "checkpoint": "/work/run/checkpoints/step-00000007",
-        "checkpoint_digest": "c" * 64,
-        "dataset_digest": "d" * 64,
-        "samples_digest": samples_digest((f"{i}.png", "cat") for i in range(n)),
-        "device": "cpu",
-        "seconds": 1.0,
-    }
-    record = Evaluation.model_validate(values | changed)
+    digest = samples_digest((f"{i}.png", "cat") for i in range(len(hits)))
+    values = {"classes": CLASSES, "samples_digest": digest, **changed}
+    result = record(sum(hits), len(hits), **values)
     path = folder / "evaluation.json"
-    path.write_text(record.model_dump_json())
+    path.write_text(result.model_dump_json())
     rows = [f"{i}.png,cat,{'cat' if hit else 'dog|x'},0.9,0.1" for i, hit in enumerate(hits)]
     text = "path,target,predicted,confidence,loss\n" + "\n".join(rows) + "\n"
     (folder / "predictions.csv").write_text(text)
@@ -110,8 +84,8 @@ def bundled(folder: Path, of: str, **content: Any) -> str:
     (folder / "metrics.json").write_bytes(Path(of).read_bytes())
     (folder / "predictions.csv").write_bytes(Path(of).with_name("predictions.csv").read_bytes())
     (folder / "model.onnx").write_bytes(bytes(int(content.pop("megabytes", 0) * 1e6)))
-    for name, each in content.items():
-        (folder / f"{name}.json").write_text(json.dumps(each))
+    for name, document in content.items():
+        (folder / f"{name}.json").write_text(json.dumps(document))
     bundle.seal(folder)
     return str(folder)
 

@@ -1,12 +1,13 @@
-"""The folder of an evaluation, from a confusion matrix."""
+"""The folder of an evaluation, by its confusion matrix."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.models.evaluation import CalibrationBin, ClassResult, Evaluation, wilson
+from kfp_ddp.models.evaluation import CalibrationBin, ClassResult
 from kfp_ddp.report.data import Dataset, Mistake, ReportData
+from tests.evaluations import record
 
 PIXEL = "UklGRiQAAABXRUJQVlA4IBgAAAAwAQCdASoBAAEAAgA0JaQAA3AA/vuUAAA="
 
@@ -24,45 +25,20 @@ def make(folder: Path, names: Sequence[str], counts: Sequence[Sequence[int]], **
     data = {name: more.pop(name) for name in list(more) if name in ReportData.model_fields}
     verdict = more.pop("verdict", None)
     samples, correct = sum(map(sum, counts)), sum(row[i] for i, row in enumerate(counts))
-    low, high = wilson(correct, samples)
     predicted = [sum(row[i] for row in counts) for i in range(len(names))]
-    record: dict[str, Any] = {
-        "split": "val",
-        "samples": samples,
-        "correct": correct,
-        "accuracy": correct / samples,
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "loss": 0.25,
-        "top5": None,
-        "macro_precision": 0.5,
-        "macro_recall": 0.5,
-        "macro_f1": 0.5,
-        "calibration_error": 0.03,
-        "roc_auc": None,
-        "classes": [
-            ClassResult(
-                name=name,
-                samples=sum(row),
-                precision=row[i] / max(1, predicted[i]),
-                recall=row[i] / max(1, sum(row)),
-                f1=2 * row[i] / max(1, sum(row) + predicted[i]),
-            )
-            for i, (name, row) in enumerate(zip(names, counts, strict=True))
-        ],
-        "calibration": [CalibrationBin(samples=samples, confidence=0.9, accuracy=0.9)],
-        "confusion": counts,
-        "model": "resnet18",
-        "image_size": 32,
-        "step": 40,
-        "checkpoint": "/work/step-40",
-        "checkpoint_digest": "a" * 64,
-        "dataset_digest": "b" * 64,
-        "samples_digest": "c" * 64,
-        "device": "cpu",
-        "seconds": 1.0,
-    }
-    evaluation = Evaluation(**{**record, **more})
+    classes = [
+        ClassResult(
+            name=name,
+            samples=sum(row),
+            precision=row[i] / max(1, predicted[i]),
+            recall=row[i] / max(1, sum(row)),
+            f1=2 * row[i] / max(1, sum(row) + predicted[i]),
+        )
+        for i, (name, row) in enumerate(zip(names, counts, strict=True))
+    ]
+    calibration = [CalibrationBin(samples=samples, confidence=0.9, accuracy=0.9)]
+    fields = {"classes": classes, "calibration": calibration, "confusion": counts, **more}
+    evaluation = record(correct, samples, **fields)
     (folder / "evaluation.json").write_text(evaluation.model_dump_json())
     lines = ["path,target,predicted,confidence,loss"]
     lines += [

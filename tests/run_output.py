@@ -1,4 +1,4 @@
-"""A folder as `run --local` leaves it, of a run that was never run."""
+"""The folder of a `run --local`, without a run."""
 
 import hashlib
 import json
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.models import bundle
-from kfp_ddp.models.evaluation import Evaluation, wilson
+from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.training.manifest import STATE, digest_of, step_dir
+from tests.evaluations import record
 
 RUN_ID = "4f1c2d3e-0000-4000-8000-5a6b7c8d9e0f"
 STEPS = (
@@ -23,22 +24,22 @@ STEPS = (
 
 
 def make(
-    folder: Path, *, failed: str = "", said: str = "", correct: int = 90, **settings: Any
+    folder: Path, *, failed: str = "", error: str = "", correct: int = 90, **settings: Any
 ) -> Path:
-    """A run's output; `folder` is made.
+    """Create the output of a run and return it.
 
     Args:
-        folder: Where.
-        failed: The step that failed, none for a run that succeeded.
-        said: Its last words.
-        correct: Of 100 samples; the training's curves lead there.
+        folder: Is created.
+        failed: The step that failed; '' for a successful run.
+        error: Its last line of output.
+        correct: Correct samples of 100.
         settings: Of the training.
     """
     done = STEPS[: STEPS.index(failed)] if failed else STEPS
     lines = ["10:00:00.000 - INFO - Running pipeline: 'train-resnet'"]
     for step in (*done, *([failed] if failed else []), "teardown"):
         lines.append(f"10:00:00.000 - INFO - Executing task '{step}'")
-        lines += [said] if step == failed else []
+        lines += [error] if step == failed else []
         status = "FAILURE" if step == failed else "SUCCESS"
         lines.append(f"10:00:01.000 - INFO - Task '{step}' finished with status {status}")
     status = "FAILURE" if failed else "SUCCESS"
@@ -51,7 +52,7 @@ def make(
 
 
 def task(folder: Path, done: tuple[str, ...], correct: int, settings: dict[str, Any]) -> None:
-    """The folder of a training, with what the steps that are done left in it."""
+    """Create the folder of a training with the files of the steps in `done`."""
     folder.mkdir(parents=True)
     data = {"data": "/data/versions/aaaabbbbcccc", "output_dir": str(folder)}
     (folder / "config.json").write_text(json.dumps(data | settings))
@@ -61,7 +62,7 @@ def task(folder: Path, done: tuple[str, ...], correct: int, settings: dict[str, 
         at: dict[str, Any] = {"time": 100.0 + 10 * epoch, "step": 20 * epoch, "epoch": epoch}
         events.append({"event": "step", **at, "loss": 2 / epoch, "images_per_s": 50.0 * epoch})
         events.append({"event": "eval", **at, "loss": 1 / epoch, "accuracy": correct / 200 * epoch})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     checkpoint = step_dir(folder / "checkpoints", 40)
     checkpoint.mkdir(parents=True)
     (checkpoint / STATE).write_bytes(b"state")
@@ -71,8 +72,8 @@ def task(folder: Path, done: tuple[str, ...], correct: int, settings: dict[str, 
     (checkpoint / "manifest.json").write_text(manifest)
     if "evaluate" in done:
         (folder / "evaluation").mkdir()
-        found = evaluation(correct).model_dump_json()
-        (folder / "evaluation" / "evaluation.json").write_text(found)
+        record = evaluation(correct).model_dump_json()
+        (folder / "evaluation" / "evaluation.json").write_text(record)
         (folder / "evaluation" / "report.html").write_text("<p>report</p>")
         (folder / "evaluation" / "predictions.csv").write_text("path\n")
     if "export" in done:
@@ -83,27 +84,5 @@ def task(folder: Path, done: tuple[str, ...], correct: int, settings: dict[str, 
 
 
 def evaluation(correct: int, **fields: Any) -> Evaluation:
-    """One of 100 samples."""
-    low, high = wilson(correct, 100)
-    measures = ("loss", "macro_precision", "macro_recall", "macro_f1", "calibration_error")
-    return Evaluation(
-        **{
-            "split": "val",
-            "samples": 100,
-            "correct": correct,
-            "accuracy": correct / 100,
-            "accuracy_low": low,
-            "accuracy_high": high,
-            **dict.fromkeys(measures, 0.5),
-            **dict.fromkeys(("top5", "roc_auc", "confusion")),
-            "classes": [],
-            "calibration": [],
-            **dict.fromkeys(("model", "checkpoint", "checkpoint_digest", "device"), "x"),
-            "image_size": 16,
-            "step": 40,
-            "seconds": 1.0,
-            "dataset_digest": "aaaabbbbcccc" + "0" * 52,
-            "samples_digest": "s",
-            **fields,
-        }
-    )
+    """Return an evaluation of 100 samples."""
+    return record(correct, **{"dataset_digest": "aaaabbbbcccc" + "0" * 52, **fields})

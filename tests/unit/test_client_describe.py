@@ -38,7 +38,7 @@ def name_of(pod: dict[str, Any] | None) -> str:
 
 
 def test_a_failed_run_has_a_step_a_cause_and_next_commands(tmp_path: Path) -> None:
-    run = run_output.make(tmp_path / "run", failed="train", said=CAUSE)
+    run = run_output.make(tmp_path / "run", failed="train", error=CAUSE)
     document = described(run)
     assert (document["state"], document["step"]) == ("FAILED", "train")
     assert document["cause"] == "rank 1: it broke; mend it"
@@ -53,7 +53,7 @@ def test_a_failed_run_has_a_step_a_cause_and_next_commands(tmp_path: Path) -> No
 
 
 def test_without_an_error_in_the_log_the_cause_is_that_of_the_ranks(tmp_path: Path) -> None:
-    run = run_output.make(tmp_path / "run", failed="train", said="Killed")
+    run = run_output.make(tmp_path / "run", failed="train", error="Killed")
     logs = run / "work" / run_output.RUN_ID / "train" / "logs"
     logs.mkdir()
     for name, at, error in (("failure-a", 20.0, "later"), ("failure-b", 10.0, "out of memory")):
@@ -63,9 +63,9 @@ def test_without_an_error_in_the_log_the_cause_is_that_of_the_ranks(tmp_path: Pa
 
 
 def test_without_an_error_the_cause_is_the_last_line_of_the_log(tmp_path: Path) -> None:
-    run = run_output.make(tmp_path / "run", failed="evaluate", said="Segmentation fault")
+    run = run_output.make(tmp_path / "run", failed="evaluate", error="Segmentation fault")
     assert described(run)["cause"] == "Segmentation fault"
-    run = run_output.make(tmp_path / "hostile", failed="gate", said="error: \x1b[2Jcleared")
+    run = run_output.make(tmp_path / "hostile", failed="gate", error="error: \x1b[2Jcleared")
     assert "\\x1b[2Jcleared" in CliRunner().invoke(app, ["describe", str(run)]).stdout
 
 
@@ -95,7 +95,7 @@ def test_lines_of_the_executor_are_left_out(tmp_path: Path) -> None:
     executor = "    [KFP Executor 2026-11-22 07:12:21,481 INFO]: "
     said = [f"{executor}Got executor_input:", "    {", '        "inputs": {', "        }", "    }"]
     said += ["    hello", "    }", f"{executor}Wrote executor output file to x."]
-    run = run_output.make(tmp_path / "run", failed="gate", said="\n".join(said))
+    run = run_output.make(tmp_path / "run", failed="gate", error="\n".join(said))
     assert CliRunner().invoke(app, ["logs", str(run), "gate"]).stdout == "hello\n}\n"
 
 

@@ -1,7 +1,7 @@
-"""When a model and the champion are comparable, and what the comparison is."""
+"""Comparison of a model with the champion, and when the two are comparable."""
 
-import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.gating import evaluation, exported, hits
 CATS = 60
 """Samples of class cat; the other 40 are of class dog."""
 CHAMPION_MODEL = {"checkpoint_digest": "a" * 64}
+DIGESTS = [(split, dataset) for split in ("", "5" * 64, "6" * 64) for dataset in ("", "d" * 64)]
 
 
 def judgement(path: str, champion: object, **rules: Any) -> Judgement:
@@ -48,13 +49,9 @@ def test_a_champion_is_an_evaluation_a_bundle_or_the_current_one_of_a_folder(
     (models / CHAMPION).write_text("bbbbbbbbbbbb\n")
     with pytest.raises(KfpDdpError, match=f"{CHAMPION} names {models}/bbbbbbbbbbbb"):
         judgement(path, models)
-
-
-@pytest.mark.parametrize("name", ["gone/bundle", "gone/evaluation.json"])
-def test_a_champion_in_a_missing_folder_is_an_error(tmp_path: Path, name: str) -> None:
-    path = evaluation(tmp_path / "run", hits(3))
-    with pytest.raises(InputError, match=re.escape(f"champion is {tmp_path / name}")):
-        judgement(path, tmp_path / name)
+    for missing in (tmp_path / "gone/bundle", tmp_path / "gone/evaluation.json"):
+        with pytest.raises(InputError, match=re.escape(f"champion is {missing}")):
+            judgement(path, missing)
 
 
 def test_a_tie_passes_and_a_worse_model_only_with_a_negative_bound(tmp_path: Path) -> None:
@@ -87,38 +84,21 @@ def test_without_predictions_only_accuracies_are_compared(without: str, tmp_path
         judgement(path, champion, max_p_value=0.05)
 
 
-DIGESTS = [(split, dataset) for split in ("", "5" * 64, "6" * 64) for dataset in ("", "d" * 64)]
-
-
-@pytest.mark.parametrize("mine", DIGESTS)
-@pytest.mark.parametrize("its", DIGESTS)
-def test_content_decides_if_both_sides_have_a_digest_and_paths_if_neither_has(
-    tmp_path: Path, mine: tuple[str, str], its: tuple[str, str]
-) -> None:
-    sides = [
-        evaluation(tmp_path / name, hits(wrong), split_digest=split, dataset_digest=dataset)
-        for name, wrong, (split, dataset) in (("run", 3, mine), ("champion", 5, its))
-    ]
-    both = [one == other for one, other in zip(mine, its, strict=True) if one and other]
-    neither = not any((*mine, *its))
-    result = checks(*sides)
-    assert ("champion" not in result) == (both[0] if both else neither)
-    if neither:
-        assert "neither side has a digest" in result["min_improvement"].words
-
-
-def test_other_paths_are_never_comparable_and_old_records_lack_a_digest_of_the_split(
-    tmp_path: Path,
-) -> None:
-    path = evaluation(tmp_path / "run", hits(3), split_digest="5" * 64)
-    other = evaluation(tmp_path / "champion", hits(5), samples_digest="e" * 64)
-    assert not blessed(path, other)
-    for dataset, comparable in (("d" * 64, True), ("e" * 64, False)):
-        old = Path(evaluation(tmp_path / "champion", hits(5), dataset_digest=dataset))
-        fields = json.loads(old.read_text())
-        del fields["split_digest"]
-        old.write_text(json.dumps(fields))
-        assert blessed(path, old) == comparable
+def test_digests_of_the_content_decide_if_both_sides_have_one(tmp_path: Path) -> None:
+    """If neither side has a digest, paths decide."""
+    for own, other in product(DIGESTS, DIGESTS):
+        sides = [
+            evaluation(tmp_path / name, hits(wrong), split_digest=split, dataset_digest=dataset)
+            for name, wrong, (split, dataset) in (("run", 3, own), ("champion", 5, other))
+        ]
+        both = [one == two for one, two in zip(own, other, strict=True) if one and two]
+        neither = not any((*own, *other))
+        by_rule = checks(*sides)
+        assert ("champion" not in by_rule) == (both[0] if both else neither)
+        words = "neither side has a digest"
+        assert not neither or words in by_rule["min_improvement"].words
+    other_paths = evaluation(tmp_path / "champion", hits(5), samples_digest="e" * 64)
+    assert not blessed(evaluation(tmp_path / "run", hits(3)), other_paths)
 
 
 def classes(*names: str) -> list[ClassResult]:

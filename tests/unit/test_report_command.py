@@ -1,4 +1,7 @@
+"""The command `report`."""
+
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,11 @@ from tests import run_output
 
 
 def report(*words: str) -> str:
-    answer = CliRunner().invoke(app, ["report", *words])
-    if answer.exception and not isinstance(answer.exception, SystemExit):
-        raise answer.exception
-    assert answer.exit_code == 0, answer.output
-    return answer.output.strip()
+    result = CliRunner().invoke(app, ["report", *words])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output.strip()
 
 
 def test_the_report_of_a_local_run_is_written_with_its_verdict(tmp_path: Path) -> None:
@@ -34,8 +37,6 @@ def test_the_report_of_a_local_run_is_written_with_its_verdict(tmp_path: Path) -
 
 
 def test_the_newest_evaluation_is_chosen(tmp_path: Path) -> None:
-    import os
-
     run = run_output.make(tmp_path / "run", correct=90)
     run_output.task(run / "work" / run_output.RUN_ID / "again", ("evaluate",), 70, {})
     old, new = (
@@ -46,17 +47,12 @@ def test_the_newest_evaluation_is_chosen(tmp_path: Path) -> None:
     assert report(str(run)) == str(new.with_name("report.html"))
 
 
-def test_a_folder_without_an_evaluation_is_an_error(tmp_path: Path) -> None:
-    run = run_output.make(tmp_path / "run", failed="evaluate", said="")
+def test_a_missing_evaluation_or_folder_is_an_error(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run", failed="evaluate")
     for words in ([str(run)], [str(tmp_path / "none")], [str(run), "--split", "test"]):
-        with pytest.raises(
-            InputError, match=r"contains no evaluation of (val|test): name the output"
-        ):
+        with pytest.raises(InputError, match=r"contains no evaluation of (val|test): name"):
             report(*words)
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    run = run_output.make(tmp_path / "run")
+    run = run_output.make(tmp_path / "complete")
     with pytest.raises(StorageError, match=r"none/out\.html cannot be written: No such file"):
         report(str(run), "-o", str(tmp_path / "none" / "out.html"))
 

@@ -1,3 +1,5 @@
+"""Data of a report: the dataset and the events."""
+
 import json
 from pathlib import Path
 
@@ -29,11 +31,11 @@ def test_the_manifest_has_counts_and_reveals_leaked_images(tmp_path: Path) -> No
     names |= {"val/a/x.png": 50, "val/a/y.png": 2, "val/b/z.png": 50, "val/b/v.png": 51}
     folder = version(tmp_path, names)
     index, _ = sides_of(folder, "val", ("a", "b"), {})
-    found = dataset_facts(folder, index, {}, "val")
-    assert (found.name, found.source, found.files) == ("flowers", "gs://b/flowers", 10)
-    assert (found.sides["train"], found.sides["val"]) == (6, 4)
-    assert found.training == {"a": 3, "b": 3}
-    assert found.problems == [
+    facts = dataset_facts(folder, index, {}, "val")
+    assert (facts.name, facts.source, facts.files) == ("flowers", "gs://b/flowers", 10)
+    assert (facts.sides["train"], facts.sides["val"]) == (6, 4)
+    assert facts.training == {"a": 3, "b": 3}
+    assert facts.problems == [
         "1 training images are equal to images of this split, 25.0% of it: "
         "the first is train/a/2.png = val/a/y.png",
         "1 images of this split are equal to another one with another class, one of which is "
@@ -41,11 +43,9 @@ def test_the_manifest_has_counts_and_reveals_leaked_images(tmp_path: Path) -> No
     ]
 
 
-def test_a_clean_dataset_has_no_problems(
-    tmp_path: Path,
-) -> None:
-    folder = version(tmp_path, {f"{side}/{kind}/1.png": n for n, (side, kind) in enumerate(
-        (side, kind) for side in ("train", "val") for kind in "ab")})  # fmt: skip
+def test_a_clean_dataset_has_no_problems(tmp_path: Path) -> None:
+    names = [f"{side}/{kind}/1.png" for side in ("train", "val") for kind in "ab"]
+    folder = version(tmp_path, {name: number for number, name in enumerate(names)})
     index, _ = sides_of(folder, "val", ("a", "b"), {})
     assert dataset_facts(folder, index, {}, "val").problems == []
     (folder / "_MANIFEST.jsonl").unlink()
@@ -60,11 +60,11 @@ def test_a_long_training_is_downsampled_to_means() -> None:
     ]  # fmt: skip
     others = [{"event": "start", "time": 0.5, "resumed_from_step": 0, "class_weights": [1.0] * 999},
               {"event": "eval", "time": 9000.5, "step": 9000, "accuracy": 0.5}]  # fmt: skip
-    found = downsample([others[0], *steps[:5000], *steps[4000:9000], others[1], *steps[9000:]])
-    drawn = [e for e in found if e["event"] == "step"]
+    events = downsample([others[0], *steps[:5000], *steps[4000:9000], others[1], *steps[9000:]])
+    drawn = [e for e in events if e["event"] == "step"]
     assert len(drawn) <= MAX_POINTS
     assert (drawn[-1]["step"], drawn[-1]["epoch"]) == (10_000, 100.0)
     assert all(e["loss"] == pytest.approx(0.5, abs=0.03) for e in drawn)
     assert sum(e["skipped_images"] for e in drawn) == 10_000
-    assert [e["event"] for e in found if e["event"] != "step"] == ["start", "eval"]
-    assert len(ReportData(events=found).model_dump_json()) < 100_000
+    assert [e["event"] for e in events if e["event"] != "step"] == ["start", "eval"]
+    assert len(ReportData(events=events).model_dump_json()) < 100_000

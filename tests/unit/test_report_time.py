@@ -14,8 +14,8 @@ from tests import reports
 from tests.unit.test_report import EVIL, text
 
 
-def ranks(*each: dict[str, float], **more: Any) -> dict[str, Any]:
-    rows = {phase: [rank.get(phase, 0.0) for rank in each] for phase in PHASES}
+def ranks(*seconds: dict[str, float], **more: Any) -> dict[str, Any]:
+    rows = {phase: [rank.get(phase, 0.0) for rank in seconds] for phase in PHASES}
     return {"event": "ranks", "time": 9.0, "seconds": rows, **more}
 
 
@@ -31,8 +31,8 @@ def test_the_section_has_phases_advice_and_the_slowest_ranks_first(tmp_path: Pat
     end = {"event": "end", "advice": ["rank 1 is slow"], "mfu": 0.41}
     events = [ranks(FAST, SLOW, nodes=["node-a", "node-b"]), end]
     folder = reports.make(tmp_path, ["a", "b"], [[9, 1], [1, 9]], events=downsample(events))
-    said = text(report.html(folder))
-    section = said[said.index("Where the time went") :]
+    content = text(report.html(folder))
+    section = content[content.index("Where the time went") :]
     for words in (
         "90 s on each of 2 ranks forward 35.0% backward 50.0% communication 15.0%",
         "rank 1 is slow",
@@ -44,18 +44,16 @@ def test_the_section_has_phases_advice_and_the_slowest_ranks_first(tmp_path: Pat
 
 def test_attempts_with_equal_ranks_are_added() -> None:
     other = ranks(SLOW, SLOW, SLOW)
-    said = text(
-        "</style>"
-        + str(time_section([ranks(FAST, SLOW), {"event": "start"}, other, ranks(FAST, SLOW)]))
-    )
-    assert "3 min on each of 2 ranks, 2 attempts" in said
+    events = [ranks(FAST, SLOW), {"event": "start"}, other, ranks(FAST, SLOW)]
+    content = text("</style>" + str(time_section(events)))
+    assert "3 min on each of 2 ranks, 2 attempts" in content
 
 
 def test_only_the_slowest_of_many_ranks_are_shown() -> None:
     many = [FAST] * 999 + [SLOW]
-    said = text("</style>" + str(time_section([ranks(*many)])))
-    assert "the slowest 16 of 1,000" in said
-    table = said[said.index("optimizer ") + len("optimizer ") :]
+    content = text("</style>" + str(time_section([ranks(*many)])))
+    assert "the slowest 16 of 1,000" in content
+    table = content[content.index("optimizer ") + len("optimizer ") :]
     assert table.startswith("999 0.0 45.0 45.0")
     assert table.count(" 27.0 ") == 15
 
