@@ -14,7 +14,7 @@ import pytest
 from tests.serving import free_port
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kfp-ddp-test-servers"
-VERSITY = "v1.7.0"
+VERSITY = "v1.8.0"
 AZURITE = "3.37.0"
 SECONDS = 900
 

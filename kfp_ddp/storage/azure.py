@@ -5,27 +5,38 @@ block is checked with the MD5 that the server sends, and the complete body with 
 `AzureStore` leaves as metadata, else with the blob's Content-MD5, where it has one.
 """
 
+import asyncio
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from concurrent.futures import Executor
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from urllib.parse import urlsplit
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.storage import store
-from kfp_ddp.storage.http.origin import Origin
+from kfp_ddp.storage.http.answer import Answer
+from kfp_ddp.storage.http.client import HttpPool
+from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
+from kfp_ddp.storage.http.reader import (
+    Checksum,
+    HttpObjects,
+    HttpReader,
+    md5_checksum,
+    sha256_checksum,
+)
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.source import (
-    BlockingReader,
     Changed,
     Entry,
     SourceOptions,
-    Stream,
     Transient,
     bucket_and_prefix,
     check_end,
     check_not_empty,
+    etag_of,
 )
 from kfp_ddp.storage.store import (
     BLOCK,
@@ -281,11 +292,10 @@ class AzureSource:
         self.url, self._root = url, f"az://{container}"
         timeouts = {"connection_timeout": options.timeout, "read_timeout": options.timeout}
         self._client = container_client(f"source {url}", container, **timeouts)
-
-    @property
-    def exposed(self) -> bool:
-        """See `Source.exposed`."""
-        return Origin.of(self._client.url).exposed
+        origin = Origin.of(self._client.url, _authorities())
+        self.exposed = origin.exposed
+        self._pool = HttpPool(origin, options.timeout)
+        self._objects = AzureObjects(self._client, origin, url, self._prefix)
 
     def listing(self) -> Listing:
         """List the prefix; see `Source.listing`."""
@@ -297,7 +307,7 @@ class AzureSource:
             for number, blob in enumerate(blobs):
                 name = blob.name[start:]
                 if (name or blob.size) and not _is_folder(blob):
-                    listing.add(name, blob.size, 0, tag=str(blob.etag).strip('"'))
+                    listing.add(name, blob.size, 0, tag=etag_of(self.url, name, str(blob.etag)))
                 if number % _PAGE == 0:
                     check_end(self.url, number // _PAGE, listing)
         except AzureError as error:
@@ -305,12 +315,69 @@ class AzureSource:
         check_not_empty(self.url, self._prefix, listing)
         return listing
 
-    def reader(self, threads: Executor) -> BlockingReader:
-        """Return a reader; all share the client's pool of connections."""
-        return BlockingReader(self._open, threads)
+    def reader(self, threads: Executor) -> HttpReader:
+        """Return a reader with a connection of its own."""
+        return HttpReader(self._objects, self._pool, threads)
 
-    def _open(self, entry: Entry, offset: int) -> Stream:
-        """Start a download of the listed content."""
+
+class AzureObjects(HttpObjects):
+    """The blobs of one prefix, pinned to their ETags; see `HttpObjects`.
+
+    The SDK takes 490 us of processor to prepare a request, and its policy for keys alone 29.
+    """
+
+    part = 4 << 20
+    """The server sends no MD5 of a longer range."""
+
+    def __init__(self, client: "ContainerClient", origin: Origin, url: str, prefix: str) -> None:
+        super().__init__()
+        self._client, self._origin, self._url, self._prefix = client, origin, url, prefix
+        self._address, _, sas = client.url.partition("?")
+        self._query = f"?{sas}" if sas else ""
+        self._headers = dict[str, str]()
+
+    def request(self, entry: Entry, offset: int) -> Request:
+        """Pin the request to the ETag; see `HttpObjects.request`."""
+        headers: MutableMapping[str, str]
+        headers = {**self._headers, "If-Match": f'"{entry.tag}"'}
+        if entry.size:
+            end = min(offset + self.part, entry.size) - 1
+            headers["x-ms-range"] = f"bytes={offset}-{end}"
+            headers["x-ms-range-get-content-md5"] = "true"
+        url = f"{self._address}/{quoted(self._prefix + entry.name)}{self._query}"
+        signer = self._client.credential
+        if hasattr(signer, "on_request"):
+            from azure.core.pipeline import PipelineContext, PipelineRequest
+            from azure.core.pipeline.transport import HttpRequest
+
+            request = HttpRequest("GET", url, headers)
+            signer.on_request(PipelineRequest(request, PipelineContext(None)))
+            headers = request.headers
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        target = target_of(urlsplit(url))
+        return Request(self._origin, target, entry.size, secret=lines.encode())
+
+    def _renew(self) -> None:
+        from azure.core.exceptions import AzureError
+
+        self._headers = {
+            "x-ms-version": self._client.api_version,
+            "x-ms-date": formatdate(usegmt=True),
+        }
+        identity = self._client.credential
+        if hasattr(identity, "get_token"):
+            try:
+                self._headers["Authorization"] = f"Bearer {identity.get_token(_SCOPE).token}"
+            except AzureError as error:
+                raise Transient(_line(error)) from error
+
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
+        """See `HttpObjects.refusal`; the SDK asks again, as it knows the error codes."""
+        if is_temporary(status):
+            return Transient(f"HTTP {status}")
+        return await asyncio.to_thread(self._ask_sdk, entry, status)
+
+    def _ask_sdk(self, entry: Entry, status: int) -> Exception:
         from azure.core import MatchConditions
         from azure.core.exceptions import (
             AzureError,
@@ -318,57 +385,42 @@ class AzureSource:
             ResourceNotFoundError,
         )
 
+        self._trusted_until = 0.0
+        name = f"{entry.name!r} of {self._url}"
         try:
-            download = self._client.download_blob(
+            self._client.download_blob(
                 f"{self._prefix}{entry.name}",
+                offset=0,
+                length=1,
                 etag=f'"{entry.tag}"',
                 match_condition=MatchConditions.IfNotModified,
-                validate_content=True,
             )
-        except (ResourceModifiedError, ResourceNotFoundError) as error:
-            raise Changed(entry.name) from error
+        except (ResourceModifiedError, ResourceNotFoundError):
+            return Changed(entry.name)
         except AzureError as error:
-            raise self._failure(entry, error) from error
-        if download.size != entry.size:
-            raise Transient(f"length {download.size} instead of {entry.size}")
-        return _AzureStream(download)
+            if getattr(error, "error_code", "") == "BlobArchived":
+                return InputError(f"{name} is in the archive tier: rehydrate or exclude it")
+            if getattr(error, "status_code", None) in (401, 403):
+                return problem("read", name, self._url, error) or error
+            return Transient(_line(error))
+        return Transient(f"HTTP {status}")
 
-    def _failure(self, entry: Entry, error: Exception) -> Exception:
-        name = f"{entry.name!r} of {self.url}"
-        if getattr(error, "error_code", "") == "BlobArchived":
-            return InputError(f"{name} is in the archive tier: rehydrate or exclude it")
-        if getattr(error, "status_code", None) in (401, 403):
-            return problem("read", name, self._root, error) or error
-        return Transient(_line(error))
+    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+        """Return our SHA-256, else the blob's Content-MD5, where it has one."""
+        return sha256_checksum(answer.field(b"x-ms-meta-sha256")) or md5_checksum(
+            answer.field(b"x-ms-blob-content-md5")
+        )
+
+    def part_checksum(self, answer: Answer) -> Checksum | None:
+        """Return the MD5 of the range."""
+        return md5_checksum(answer.field(b"content-md5"))
 
 
-class _AzureStream:
-    """A stream that checks the digest at its end, where the blob has one."""
+def _authorities() -> str:
+    """Return the file or folder of certificates that the SDK trusts."""
+    from requests.certs import where
 
-    def __init__(self, download: Any) -> None:
-        metadata = download.properties.metadata or {}
-        self._state, self._digest = hashlib.sha256(), metadata.get("sha256", "")
-        if not self._digest:
-            md5 = download.properties.content_settings.content_md5
-            self._state, self._digest = hashlib.md5(usedforsecurity=False), bytes(md5 or b"").hex()
-        self._blocks: Iterator[bytes] = download.chunks()
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return a block as the server sends it, regardless of `size`."""
-        from azure.core.exceptions import AzureError
-
-        try:
-            block = next(self._blocks, b"")
-        except (AzureError, ValueError, OSError) as error:
-            raise Transient(f"{type(error).__name__}: {_line(error)}") from error
-        self._state.update(block)
-        if not block and self._digest not in ("", self._state.hexdigest()):
-            actual = f"{self._state.name.upper()} {self._state.hexdigest()}"
-            raise Transient(f"{actual} instead of {self._digest}")
-        return block
-
-    def close(self) -> None:
-        """Do nothing: no connection is open between two blocks."""
+    return os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or where()
 
 
 def _is_folder(blob: Any) -> bool:

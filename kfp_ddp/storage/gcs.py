@@ -6,7 +6,6 @@ import binascii
 import contextlib
 import itertools
 import json
-import re
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from http import HTTPStatus
@@ -18,8 +17,8 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import event_loop, store
 from kfp_ddp.storage.gcs_access import GcsAccess, message_of
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
-from kfp_ddp.storage.http.origin import Request
-from kfp_ddp.storage.http.reader import MAX_ERROR, HttpReader
+from kfp_ddp.storage.http.origin import Request, quoted
+from kfp_ddp.storage.http.reader import MAX_ERROR, HttpObjects, HttpReader
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.source import (
@@ -43,7 +42,6 @@ _MAX_TOKEN = 1 << 12
 _MAX_NUMBER = 1 << 63
 _NO_CRC = "AAAAAA=="
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-_PLAIN = re.compile(r"[A-Za-z0-9._~/-]*")
 Row = tuple[str, int, int, int]
 """Name below the prefix, bytes, crc32c and generation of an object."""
 
@@ -322,7 +320,7 @@ class GcsSource:
         return name[len(self._prefix) :], size, int.from_bytes(raw, "big"), generation
 
 
-class GcsObjects:
+class GcsObjects(HttpObjects):
     """The objects of one prefix, stored bytes as they were listed; see `HttpObjects`."""
 
     def __init__(self, access: GcsAccess, bucket: str, prefix: str) -> None:
@@ -340,10 +338,7 @@ class GcsObjects:
 
     def request(self, entry: Entry, offset: int) -> Request:
         """Pin the request to the generation; see `HttpObjects.request`."""
-        name = entry.name
-        plain = _PLAIN.fullmatch(name)  # most names; quote() is slow
-        path = name.replace("/", "%2F") if plain else quote(name, "", errors="surrogateescape")
-        target = f"{self._base}{path}?alt=media"
+        target = f"{self._base}{quoted(entry.name).replace('/', '%2F')}?alt=media"
         if entry.generation:
             target += f"&generation={entry.generation}"
         headers = b"Accept-Encoding: gzip\r\n"

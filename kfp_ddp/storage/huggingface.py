@@ -7,22 +7,23 @@ in large file storage and git's SHA-1 of others, with which every body is checke
 import hashlib
 import os
 import re
-from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
+from urllib.parse import urlsplit
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
-from kfp_ddp.storage.http.origin import Origin
+from kfp_ddp.storage.http.answer import Answer
+from kfp_ddp.storage.http.client import HttpPool
+from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
+from kfp_ddp.storage.http.reader import Checksum, HttpObjects, HttpReader, sha256_checksum
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.source import (
-    BlockingReader,
     Changed,
     Entry,
     SourceOptions,
-    Stream,
     Transient,
     check_end,
     check_not_empty,
@@ -64,7 +65,8 @@ class HuggingFaceSource:
         self._name, self._revision = parts["name"], parts["revision"]
         folder = (parts["folder"] or "").strip("/")
         self._prefix = f"{folder}/" if folder else ""
-        self.exposed = Origin.of(self._api.endpoint).exposed
+        origin = Origin.of(self._api.endpoint)
+        self.exposed, self._pool = origin.exposed, HttpPool(origin, options.timeout)
 
     def listing(self) -> Listing:
         """List the folder at the revision's commit; see `Source.listing`."""
@@ -83,9 +85,18 @@ class HuggingFaceSource:
         check_not_empty(self.url, self._prefix, listing)
         return listing
 
-    def reader(self, threads: Executor) -> BlockingReader:
-        """Return a reader; all share the library's pool of connections."""
-        return BlockingReader(self._open, threads)
+    def reader(self, threads: Executor) -> HttpReader:
+        """Return a reader with a connection of its own."""
+        from huggingface_hub import hf_hub_url
+
+        address = hf_hub_url(
+            self._name,
+            f"{self._prefix}x",
+            repo_type="dataset",
+            revision=self._revision,
+            endpoint=self._api.endpoint,
+        ).removesuffix("x")
+        return HttpReader(HubObjects(self.url, address), self._pool, threads)
 
     def _list(self) -> Listing:
         from huggingface_hub import RepoFile
@@ -105,44 +116,6 @@ class HuggingFaceSource:
             if number % _PAGE == 0:
                 check_end(self.url, number // _PAGE, listing)
         return listing
-
-    def _open(self, entry: Entry, offset: int) -> Stream:
-        return _HubStream(self._blocks(entry), entry)
-
-    def _blocks(self, entry: Entry) -> Iterator[bytes]:
-        """Yield the body from where the hub redirects to; the token is sent to the hub only."""
-        import httpx2
-        from huggingface_hub import get_session, hf_hub_url
-
-        url = hf_hub_url(
-            self._name,
-            f"{self._prefix}{entry.name}",
-            repo_type="dataset",
-            revision=self._revision,
-            endpoint=self._api.endpoint,
-        )
-        # Stored bytes, not bytes compressed for the transfer.
-        headers = {**self._api._build_hf_headers(), "Accept-Encoding": "identity"}
-        try:
-            with get_session().stream(
-                "GET", url, headers=headers, follow_redirects=True, timeout=self._timeout
-            ) as answer:
-                self._check(answer, entry)
-                yield from answer.iter_raw(_BLOCK)
-        except (httpx2.HTTPError, OSError) as error:
-            raise Transient(f"{type(error).__name__}: {one_line(error)}") from error
-
-    def _check(self, answer: Any, entry: Entry) -> None:
-        """Raise the error for a status other than 200."""
-        if answer.status_code == 404:
-            raise Changed(entry.name)
-        if answer.status_code in (401, 403):
-            raise InputError(
-                f"cannot read {entry.name!r} of {self.url}: HTTP {answer.status_code}; accept its "
-                "terms on its page and give HF_TOKEN"
-            )
-        if answer.status_code != 200:
-            raise Transient(f"HTTP {answer.status_code}")
 
     def _problem(self, error: Exception) -> KfpDdpError:
         from huggingface_hub.errors import (
@@ -176,28 +149,44 @@ class HuggingFaceSource:
         return store.failed("list", self.url, one_line(error), advice, temporary=temporary)
 
 
-class _HubStream:
-    """A stream that checks the digest at its end: SHA-256, or git's SHA-1."""
+class HubObjects(HttpObjects):
+    """The files of a commit, from where the hub redirects to; the token is sent to the hub only."""
 
-    def __init__(self, blocks: Iterator[bytes], entry: Entry) -> None:
-        self._blocks, self._digest = blocks, entry.tag
+    def __init__(self, url: str, address: str) -> None:
+        super().__init__()
+        self._url, self._origin = url, Origin.of(address)
+        self._path, self._secret = target_of(urlsplit(address)), b""
+
+    def request(self, entry: Entry, offset: int) -> Request:
+        """Ask for stored bytes, not for compressed ones; see `HttpObjects.request`."""
+        target = self._path + quoted(entry.name)
+        headers = b"Accept-Encoding: identity\r\n"
+        return Request(self._origin, target, entry.size, headers, self._secret)
+
+    def _renew(self) -> None:
+        from huggingface_hub import utils
+
+        headers = utils.build_hf_headers()  # type: ignore[attr-defined]
+        lines = (f"{name}: {value}\r\n" for name, value in headers.items())
+        self._secret = "".join(lines).encode()
+
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
+        """See `HttpObjects.refusal`."""
+        if status == 404:
+            return Changed(entry.name)
+        if status in (401, 403):
+            return InputError(
+                f"cannot read {entry.name!r} of {self._url}: HTTP {status}; accept its terms on "
+                "its page and give HF_TOKEN"
+            )
+        return Transient(f"HTTP {status}")
+
+    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+        """Return the digest of the listing: SHA-256, or git's SHA-1."""
         if len(entry.tag) == 64:
-            self._state = hashlib.sha256()
-        else:
-            self._state = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return a block as the hub sends it, regardless of `size`."""
-        block = next(self._blocks, b"")
-        self._state.update(block)
-        if not block and self._state.hexdigest() != self._digest:
-            actual = f"{self._state.name.upper()} {self._state.hexdigest()}"
-            raise Transient(f"{actual} instead of {self._digest}")
-        return block
-
-    def close(self) -> None:
-        """Close the connection before or after the end."""
-        self._blocks.close()  # type: ignore[attr-defined]
+            return sha256_checksum(entry.tag.encode())
+        state = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
+        return Checksum("SHA1", state, bytes.fromhex(entry.tag))
 
 
 def _hub() -> Any:

@@ -1,10 +1,12 @@
 """The client of boto3 for `s3`: anonymous access, bounded responses, and errors in one line."""
 
-from typing import Any
+import os
+from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
+from kfp_ddp.storage.http.origin import Origin
 from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.store import read_bounded
 
@@ -15,7 +17,20 @@ _WRONG_CREDENTIALS = frozenset(
 )
 
 
-def s3_client(url: str, anonymous: bool = False, **settings: Any) -> Any:
+class S3Client(NamedTuple):
+    """A client of boto3, its server with the authorities to trust, and its credentials, if any."""
+
+    sdk: Any
+    origin: Origin
+    credentials: Any
+
+    @property
+    def secret_key(self) -> str:
+        """The secret access key, which is valid now; '' without credentials."""
+        return self.credentials.get_frozen_credentials().secret_key if self.credentials else ""
+
+
+def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
     """Return a client with boto3's usual configuration; without credentials it signs nothing.
 
     Args:
@@ -27,17 +42,22 @@ def s3_client(url: str, anonymous: bool = False, **settings: Any) -> Any:
         InputError: boto3 is not installed, or its configuration is invalid.
     """
     try:
-        import boto3
+        import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
+        from botocore.httpsession import get_cert_path
     except ImportError as error:
         raise InputError(f"{url} needs boto3; pip install 'kfp-ddp[s3]'") from error
     try:
-        session = boto3.Session()
-        if anonymous or session.get_credentials() is None:
+        session = botocore.session.get_session()
+        credentials = None if anonymous else session.get_credentials()
+        if credentials is None:
             settings["signature_version"] = UNSIGNED
-        return _bound_pages(session.client("s3", config=Config(**settings)))
+        client = session.create_client("s3", config=Config(**settings))
+        bundle = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+        origin = Origin.of(client.meta.endpoint_url, get_cert_path(bundle or True))
+        return S3Client(_bound_pages(client), origin, credentials)
     except (BotoCoreError, ValueError) as error:
         raise InputError(
             f"{url} cannot be opened: {one_line(error)}; check AWS_ENDPOINT_URL_S3 and the AWS "

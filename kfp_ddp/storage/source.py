@@ -164,6 +164,17 @@ def is_text(name: str) -> bool:
     return name.isascii() or name.encode("utf-8", "replace").decode() == name
 
 
+def etag_of(url: str, name: str, etag: str | None) -> str:
+    """Return a listed ETag without quotes; raises InputError where there is none."""
+    tag = (etag or "").strip('"')
+    if tag and tag.isprintable():
+        return tag
+    raise InputError(
+        f"{url} lists {name!r} without an ETag, which identifies its content: upload it again "
+        "through the store's own API"
+    )
+
+
 def check_end(url: str, page: int, listing: Listing) -> None:
     """Refuse a listing that does not end.
 

@@ -5,17 +5,18 @@ That is a version whose folder is served, so a sync can read what another one wr
 
 import asyncio
 import json
+import math
 import re
 from concurrent.futures import Executor
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage import event_loop, manifest
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
-from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, target_of
-from kfp_ddp.storage.http.reader import HttpReader
+from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, quoted, target_of
+from kfp_ddp.storage.http.reader import HttpObjects, HttpReader
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.retry import Retry, is_temporary
 from kfp_ddp.storage.source import (
@@ -159,23 +160,20 @@ class ManifestRows:
         return InputError(f"{self._url} is not a manifest of data_sync: line {self._lines} {why}")
 
 
-class WebObjects:
+class WebObjects(HttpObjects):
     """Files in the folder of a manifest; see `HttpObjects`."""
 
-    authorised = True
-
     def __init__(self, manifest: Request) -> None:
+        super().__init__()
+        self._trusted_until = math.inf  # a login does not expire
         self._manifest = manifest
         path, mark, query = manifest.target.partition("?")
         self._folder, self._query = path.rpartition("/")[0], mark + query
 
-    async def authorise(self) -> None:
-        """Do nothing: a login does not expire."""
-
     def request(self, entry: Entry, offset: int) -> Request:
         """See `HttpObjects.request`; a web server has no generations."""
         return self._manifest._replace(
-            target=f"{self._folder}/{quote(entry.name, safe='/')}{self._query}",
+            target=f"{self._folder}/{quoted(entry.name)}{self._query}",
             limit=entry.size,
             headers=b"Range: bytes=%d-\r\n" % offset if offset else b"",
         )

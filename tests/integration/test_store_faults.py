@@ -13,11 +13,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage import store
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.retry import Retry
 from kfp_ddp.storage.source import SourceOptions
 from tests.serving import free_port, serving
+from tests.sync_runs import RETRY, content
 
 # google-cloud-storage closes no response with an error status.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -261,3 +264,84 @@ def test_the_first_name_of_several_pages_takes_one_request(
         assert where.has_files()
         assert len(server.requests) == 1
         assert re.search(r"(maxResults|max-keys|maxresults)=1\b", server.requests[0])
+
+
+class ObjectHandler(BaseHTTPRequestHandler):
+    """Lists the object `a` of three bytes, and answers requests for it as it is told."""
+
+    server: "ObjectServer"
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: object) -> None: ...
+
+    def do_GET(self) -> None:
+        lists = "list-type=2" in self.path or "comp=list" in self.path
+        status, code = (200, "") if lists else self.server.next_status()
+        body = LISTS[self.server.scheme].encode() if lists else b"abc"
+        if status != 200:
+            body = f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/xml")
+        if code:
+            self.send_header("x-ms-error-code", code)
+        self.send_header("ETag", f'"{TAG}"')
+        self.send_header("Content-Range", "bytes 0-0/3")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class ObjectServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, scheme: str, statuses: list[tuple[int, str]]) -> None:
+        self.scheme, self.statuses = scheme, statuses
+        super().__init__(("127.0.0.1", 0), ObjectHandler)
+
+    def next_status(self) -> tuple[int, str]:
+        return self.statuses.pop(0) if self.statuses else (200, "")
+
+
+TAG = "900150983cd24fb0d6963f7d28e17f72"
+LISTS = {
+    "s3": f"<ListBucketResult><Contents><Key>x/a</Key><Size>3</Size><ETag>&#34;{TAG}&#34;</ETag>"
+    "</Contents></ListBucketResult>",
+    "az": "<EnumerationResults><Blobs><Blob><Name>x/a</Name><Properties><Etag>" + TAG + "</Etag>"
+    "<Content-Length>3</Content-Length><BlobType>BlockBlob</BlobType></Properties></Blob></Blobs>"
+    "<NextMarker/></EnumerationResults>",
+}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "status", "code", "expected"),
+    [
+        ("s3", 503, "SlowDown", ""),
+        ("s3", 400, "RequestTimeout", ""),
+        ("s3", 403, "AccessDenied", "no permission to read 'a' of"),
+        ("s3", 403, "InvalidObjectState", "archive"),
+        ("s3", 412, "PreconditionFailed", "changed during each of two attempts"),
+        ("az", 503, "ServerBusy", ""),
+        ("az", 401, "InvalidAuthenticationInfo", ""),
+        ("az", 403, "AuthorizationFailure", "no permission to read 'a' of"),
+        ("az", 409, "BlobArchived", "archive"),
+        ("az", 412, "ConditionNotMet", "changed during each of two attempts"),
+    ],
+)
+def test_the_sdk_explains_a_refused_request_and_renews_its_credentials(
+    scheme: str,
+    status: int,
+    code: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(ObjectServer(scheme, [(status, code)] * (99 if expected else 1))) as url:
+        use(url, monkeypatch)
+        monkeypatch.setattr("kfp_ddp.storage.store.TRIES", 1)
+        if expected:
+            with pytest.raises(KfpDdpError, match=expected):
+                sync(f"{scheme}://bucket/x", tmp_path, Options(timeout=5), retry=RETRY)
+        else:
+            result = sync(f"{scheme}://bucket/x", tmp_path, Options(timeout=5), retry=RETRY)
+            assert content(result.path) == {"a": b"abc"}
+            assert result.retries

@@ -38,7 +38,7 @@ def test_certificate_is_looked_at_once_for_all_connections(
     target = tmp_path / "target"
     version = sync("gs://bucket/ds", target, Options(concurrency=6, timeout=5), retry=RETRY).path
     assert content(version) == FILES
-    made = origin.tls().session_stats()
+    made = origin.tls("").session_stats()
     assert made["connect_good"] > 4
     assert made["connect_good"] - made["hits"] == 1, "the others go on from the first one's session"
 
@@ -57,5 +57,5 @@ def test_server_that_keeps_no_sessions_is_read_all_the_same(
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         version = sync("gs://bucket/ds", tmp_path / "t", Options(concurrency=6), retry=RETRY).path
     assert content(version) == FILES
-    assert not origin.tls().session_stats()["hits"]
+    assert not origin.tls("").session_stats()["hits"]
     origin.tls.cache_clear()

@@ -176,7 +176,7 @@ class HttpConnection:
     async def _secure(self, origin: Origin) -> None:
         """Speak TLS from here on."""
         assert self._socket is not None
-        server = tls(), origin
+        server = tls(origin.authorities), origin
         sock = server[0].wrap_socket(
             self._socket,
             server_hostname=origin.host,

@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from kfp_ddp.core.errors import InputError
 
+_PLAIN = re.compile(r"[A-Za-z0-9._~/-]*")
 _TARGET = re.compile(r"/[!-~]*")
 _PARTS = re.compile(r"([^/?#]*)([^?#]*)(.*)", re.DOTALL)
 _LOOPBACK = re.compile(r"127\.\d+\.\d+\.\d+|::1")
@@ -19,26 +20,30 @@ _UNQUOTED = "".join(map(chr, range(33, 127)))
 
 
 @functools.cache
-def tls() -> ssl.SSLContext:
-    """How to speak TLS; one for all connections, as loading the authorities takes 20 ms.
+def tls(authorities: str) -> ssl.SSLContext:
+    """Return the TLS settings, shared by all connections: loading the authorities takes 20 ms.
 
-    `SSL_CERT_FILE` names further authorities.
+    Args:
+        authorities: File or folder of certificates; '' for those of the system and SSL_CERT_FILE.
     """
-    return ssl.create_default_context()
+    if os.path.isdir(authorities):
+        return ssl.create_default_context(capath=authorities)
+    return ssl.create_default_context(cafile=authorities or None)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A server: http or https, its host and port, and the environment's proxy to it, if any."""
+    """A server: http or https, host and port, the proxy to it, and the authorities of `tls`."""
 
     secure: bool
     host: str
     port: int
     proxy: str = field(default="", compare=False)
+    authorities: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, url: str) -> "Origin":
-        """The server of an address.
+    def of(cls, url: str, authorities: str = "") -> "Origin":
+        """Return the server of an address; `authorities` are those of `tls`.
 
         Raises:
             InputError: this is no address of http or https.
@@ -53,7 +58,7 @@ class Origin:
             raise InputError(f"{display(url)!r} is not an address; check host and port") from error
         if parts.scheme not in ("http", "https") or not host:
             raise InputError(f"{display(url)!r} is not an address; give it as https://host/path")
-        return cls(secure, host, port, _proxy(parts.scheme, host, port))
+        return cls(secure, host, port, _proxy(parts.scheme, host, port), authorities)
 
     @functools.cached_property
     def authority(self) -> bytes:
@@ -115,7 +120,7 @@ class Request(NamedTuple):
             there = urljoin(here, location)
         except ValueError:
             there = location
-        origin = Origin.of(there)
+        origin = Origin.of(there, self.origin.authorities)
         if self.origin.secure and not origin.secure:
             raise InputError(
                 f"{self.origin.host} redirects from https to http, to {origin.host}; "
@@ -129,6 +134,11 @@ def target_of(parts: SplitResult) -> str:
     """What to GET of an address: path and query, with what is not allowed there quoted."""
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return target if _TARGET.fullmatch(target) else quote(target, safe=_UNQUOTED)
+
+
+def quoted(name: str) -> str:
+    """Return an object's name as part of a path; quote() is slow, and most names do not need it."""
+    return name if _PLAIN.fullmatch(name) else quote(name, safe="/", errors="surrogateescape")
 
 
 def credentials(parts: SplitResult, header: bytes = b"Authorization") -> bytes:

@@ -1,9 +1,17 @@
 """A `Reader` over the fast HTTP client, for sources that implement `HttpObjects`."""
 
+import asyncio
+import binascii
+import hashlib
+import re
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
 from http import HTTPStatus
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
@@ -12,26 +20,94 @@ from kfp_ddp.storage.source import Entry, Transient
 
 MAX_ERROR = 1 << 16
 """Maximum bytes of an error response that are read."""
+TRUSTED_SECONDS = 10.0
+"""How long credentials are used before the SDK is asked for them again."""
 _GOOD = frozenset({200, 206})
+_SHA256 = re.compile(rb"[0-9a-fA-F]{64}")
 
 
-class HttpObjects(Protocol):
+class _Hash(Protocol):
+    """An object of hashlib or google_crc32c."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+class Checksum(NamedTuple):
+    """A checksum that a server or the listing gives: its name, a new state, the expected value."""
+
+    name: str
+    state: _Hash
+    expected: bytes
+
+    def verify(self) -> None:
+        """Raise Transient if the bytes that updated the state have another checksum."""
+        actual = self.state.digest()
+        if actual != self.expected:
+            raise Transient(f"{self.name} {actual.hex()} instead of {self.expected.hex()}")
+
+
+def sha256_checksum(value: bytes) -> Checksum | None:
+    """Return the SHA-256 that a store of ours left as metadata, None for other metadata."""
+    if not _SHA256.fullmatch(value):
+        return None
+    return Checksum("SHA256", hashlib.sha256(), bytes.fromhex(value.decode()))
+
+
+def md5_checksum(value: bytes) -> Checksum | None:
+    """Return the MD5 of a header that has it in base64, None without one."""
+    if not value:
+        return None
+    return Checksum("MD5", hashlib.md5(usedforsecurity=False), base64_digest(value))
+
+
+def base64_digest(value: bytes) -> bytes:
+    """Return a checksum in base64 as bytes; b'', which no checksum is, for an invalid one."""
+    try:
+        return binascii.a2b_base64(value)
+    except ValueError:
+        return b""
+
+
+class HttpObjects(ABC):
     """Builds the requests for the objects of a source, and translates error responses."""
+
+    part = sys.maxsize
+    """Maximum bytes of one request."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._trusted_until = 0.0
 
     @property
     def authorised(self) -> bool:
         """Whether `request` can be called without `authorise`."""
+        return time.monotonic() < self._trusted_until
 
     async def authorise(self) -> None:
-        """Get a valid token.
+        """Get valid credentials, in a thread as SDKs block.
 
         Raises:
-            Transient, InputError: the credentials give none.
+            Transient, InputError: there are none.
         """
+        await asyncio.to_thread(self._authorise)
 
+    def _authorise(self) -> None:
+        with self._lock:
+            if not self.authorised:
+                self._renew()
+                self._trusted_until = time.monotonic() + TRUSTED_SECONDS
+
+    def _renew(self) -> None:
+        """Get valid credentials for `request`; see `authorise`."""
+        return
+
+    @abstractmethod
     def request(self, entry: Entry, offset: int) -> Request:
-        """Return the request for an object's bytes from `offset` on."""
+        """Return the request for an object's bytes from `offset` on, at most `part`."""
 
+    @abstractmethod
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
         """Return the error to raise for a response with an error status.
 
@@ -44,6 +120,14 @@ class HttpObjects(Protocol):
         Returns:
             Transient, Changed or InputError.
         """
+
+    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+        """Return the checksum of the complete object, None where there is none."""
+        return None
+
+    def part_checksum(self, answer: Answer) -> Checksum | None:
+        """Return the checksum of a response to a request for a part."""
+        return None
 
 
 class HttpReader:
@@ -63,23 +147,49 @@ class HttpReader:
     async def read(self, entry: Entry) -> bytes:
         """See `Reader.read`."""
         answer = await self._open(entry, 0)
-        return b"".join(answer.take())
+        body = b"".join(answer.take())
+        checksum = self._objects.checksum(entry, answer) or self._objects.part_checksum(answer)
+        if checksum:
+            checksum.state.update(body)
+            checksum.verify()
+        return body
 
     async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
         """See `Reader.pour`."""
-        answer = await self._open(entry, offset)
+        complete: Checksum | None = None
+        start, before = offset, -1
+        while before < offset < entry.size:
+            answer = await self._open(entry, offset)
+            if offset == start == 0:
+                complete = self._objects.checksum(entry, answer)
+            checksums = [c for c in (complete, self._objects.part_checksum(answer)) if c]
+            before = offset
+            offset += await self._rest(answer, offset, checksums, take)
+            for checksum in checksums:
+                if checksum is not complete or offset >= entry.size:
+                    checksum.verify()
+
+    async def _rest(
+        self, answer: Answer, offset: int, checksums: list[Checksum], take: Callable[[bytes], None]
+    ) -> int:
+        """Pass a body to `take`; return its number of bytes from `offset` on."""
         skip = offset if answer.status == HTTPStatus.OK else 0  # a server without ranges
+        size = 0
 
         def take_rest(block: bytes) -> None:
-            nonlocal skip
+            nonlocal skip, size
             rest, skip = block[skip:], max(0, skip - len(block))
             if rest:
+                size += len(rest)
+                for checksum in checksums:
+                    checksum.state.update(rest)
                 take(rest)
 
         try:
             await self._client.rest(take_rest, self._threads)
         except OSError as error:
             raise _transient(error) from error
+        return size
 
     def close(self) -> None:
         """See `Reader.close`."""
@@ -101,7 +211,9 @@ class HttpReader:
                 raise await objects.refusal(entry, answer.status, text, request.secret)
         except OSError as error:
             raise _transient(error) from error
-        expected = entry.size - (offset if answer.status == HTTPStatus.PARTIAL_CONTENT else 0)
+        expected = entry.size
+        if answer.status == HTTPStatus.PARTIAL_CONTENT:
+            expected = min(objects.part, entry.size - offset)
         if answer.length is not None and answer.length != expected:
             client.close()
             raise Transient(f"length {answer.length} instead of {expected}")
