@@ -3,12 +3,16 @@
 import copy
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kfp_ddp.core.errors import JobError
+from kfp_ddp.core.errors import JobError, RunCancelledError
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.datasets.access import using
 from kfp_ddp.jobs import check_job, run
+from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow.decisions import (
     Limits,
@@ -25,6 +29,7 @@ from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import Reason, Wait
+from kfp_ddp.storage.leases import folder_holders
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 SIX = Limits(pending=6)
@@ -261,6 +266,18 @@ def test_a_deadline_that_the_operator_enforced_is_told_and_not_tried_again(
         "failed: it took longer than deadline_minutes=60 and was ended; its checkpoints are kept"
     )
     assert made == [0]
+
+
+def test_a_terminated_run_loses_its_job_and_its_lease_without_an_exit_handler(
+    api: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Argo may end the pod of the exit handler, too."""
+    monkeypatch.setattr(Ending, "cancelled", lambda self: True)
+    spec = LaunchSpec.create(image="a:1", command=["x"])
+    with pytest.raises(RunCancelledError), using("run", tmp_path):
+        run.launch(spec, "run", "train", "", api)
+    assert [path.rpartition("/")[0] for path in api.deleted] == [spec.job_kind.path("space")]
+    assert folder_holders(RunFolder(tmp_path).leases) == []
 
 
 def test_a_job_that_is_deleted_leaves_no_pod_to_ask(
