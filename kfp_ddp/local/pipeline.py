@@ -32,7 +32,9 @@ def run(arguments: dict[str, object], pipeline_root: str, compiled: Path = COMPI
     text = compiled.read_text(encoding="utf-8")
     imports_torch = any(f"comp-{name}:" in text for name in TORCH_STEPS)
     with warm.python() if imports_torch else nullcontext():
-        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=pipeline_root)
+        # kfp would create a folder in /tmp for each run, and never remove it.
+        workspace = f"{pipeline_root}/.workspace"
+        local.init(local.SubprocessRunner(use_venv=False), pipeline_root, workspace)
         components.load_component_from_file(str(compiled))(**arguments)
 
 
