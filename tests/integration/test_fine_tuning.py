@@ -8,14 +8,10 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.distributed import World
-from kfp_ddp.training.prepare import prepare
 from kfp_ddp.training.recipes import configured
-from kfp_ddp.training.trainer import Trainer
+from tests.training_ranks import newest, trainer
 
-ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 OLD, NEW = range(10), range(6, 10)
 COMMON: dict[str, Any] = {
     "model": "cifar_resnet8",
@@ -41,20 +37,18 @@ def write(root: Path, digits: range, first: int, train: int, val: int) -> Path:
 
 
 def accuracy(run: TrainConfig) -> float:
-    config, train, val = prepare(run, ALONE)
-    loop = Trainer(config, ALONE, train, val)
+    loop = trainer(run)
     assert loop.fit()
     return float(loop.saving.latest["accuracy"])
 
 
 @pytest.mark.slow
-def test_it_beats_the_same_from_scratch_at_equal_epochs(tmp_path: Path) -> None:
+def test_fine_tuning_beats_training_from_scratch(tmp_path: Path) -> None:
     before = write(tmp_path / "old", OLD, 0, train=60, val=10)
     given = {**COMMON, "data": str(before), "output_dir": str(tmp_path / "before")}
     assert accuracy(configured("none", {**given, "epochs": 3, "learning_rate": 0.1})) > 0.9
-    newest = checkpoint.newest_valid(tmp_path / "before" / "checkpoints")
-    assert newest is not None
-    state = {f"module.{name}": value for name, value in newest.state()["model"].items()}
+    weights = newest(tmp_path / "before").state()["model"]
+    state = {f"module.{name}": value for name, value in weights.items()}
     start = tmp_path / "theirs.pth"
     torch.save({"state_dict": state, "epoch": 5}, start)
     few = write(tmp_path / "new", NEW, 70, train=16, val=60)

@@ -59,7 +59,7 @@ def pinned(lock: Path) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("image", ["launcher", "trainer"])
-def test_every_file_that_is_copied_exists(image: str) -> None:
+def test_copied_files_exist(image: str) -> None:
     copies = [shlex.split(line)[1:-1] for line in dockerfile(image) if line.startswith("COPY")]
     sources = [source for copy in copies if "--from=wheel" not in copy for source in copy]
     assert "pyproject.toml" in sources
@@ -67,7 +67,7 @@ def test_every_file_that_is_copied_exists(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", ["launcher", "server", "trainer"])
-def test_the_image_is_not_root_and_its_base_is_an_argument(image: str) -> None:
+def test_image_does_not_run_as_root_and_its_base_is_an_argument(image: str) -> None:
     lines = dockerfile(image)
     assert re.fullmatch(r"ARG BASE=\S+:\d+\.\d+\.\d+-[\w-]+@sha256:[0-9a-f]{64}", lines[0])
     assert [line for line in lines if line.startswith("USER")] == ["USER 1000"]
@@ -75,13 +75,13 @@ def test_the_image_is_not_root_and_its_base_is_an_argument(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", ["launcher", "server", "trainer", "wheel"])
-def test_an_image_lock_is_a_part_of_the_lock(image: str) -> None:
+def test_lock_of_an_image_is_a_part_of_the_lock(image: str) -> None:
     part = pinned(REPOSITORY / "images" / image / "requirements.lock")
     assert part
     assert part <= pinned(REPOSITORY / "requirements.lock")
 
 
-def test_the_launcher_holds_no_torch() -> None:
+def test_launcher_has_no_torch() -> None:
     names = {name for name, _ in pinned(REPOSITORY / "images/launcher/requirements.lock")}
     assert "kubernetes" in names
     assert names.isdisjoint({"torch", "torchvision", "numpy"})
@@ -89,7 +89,7 @@ def test_the_launcher_holds_no_torch() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("image", ["launcher", "server", "trainer"])
-def test_the_install_steps_succeed_in_a_clean_environment(image: str, tmp_path: Path) -> None:
+def test_install_steps_succeed_in_a_clean_environment(image: str, tmp_path: Path) -> None:
     runs = [line for line in dockerfile(image) if line.startswith("RUN ")]
     steps = [step for line in runs for step in re.findall(r"\bpip \w[^&;]*", line)]
     assert len(steps) == 4
@@ -117,12 +117,12 @@ def test_the_install_steps_succeed_in_a_clean_environment(image: str, tmp_path: 
     subprocess.run([tmp_path / "image/bin/python", "-c", probe, *modules], cwd=tmp_path, check=True)
 
 
-def test_the_base_is_a_python_that_the_package_supports() -> None:
+def test_base_is_a_supported_python() -> None:
     assert dockerfile("trainer")[0] == dockerfile("launcher")[0]
     assert dockerfile("trainer")[0].startswith("ARG BASE=docker.io/library/python:3.11.")
 
 
-def test_what_is_missing_to_build_the_images_is_told_in_one_line(tmp_path: Path) -> None:
+def test_missing_build_tools_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
     script = ["/bin/bash", str(REPOSITORY / "images" / "build.sh"), "launcher"]
     done = subprocess.run(script, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
@@ -132,7 +132,7 @@ def test_what_is_missing_to_build_the_images_is_told_in_one_line(tmp_path: Path)
     assert line.endswith("apt-get install buildah mmdebstrap")
 
 
-def test_the_two_images_stand_on_one_base_and_hold_our_files_alone() -> None:
+def test_images_have_one_base_and_only_our_files() -> None:
     ignored = (REPOSITORY / ".dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
     let_in = {line[1:] for line in ignored if line.startswith("!")}

@@ -35,9 +35,7 @@ def agrees(path: Path, state: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(found[name], value) for name, value in state.items())
 
 
-def test_a_file_below_a_prefix_is_brought_once_to_the_runs_folder(
-    emulator: storage.Client, tmp_path: Path
-) -> None:
+def test_file_in_a_bucket_is_downloaded_once(emulator: storage.Client, tmp_path: Path) -> None:
     state = build("cifar_resnet8", 2).state_dict()
     torch.save(state, tmp_path / "theirs.pth")
     blob = emulator.bucket("models").blob("pretrained/theirs.pth")
@@ -59,7 +57,7 @@ def test_a_file_below_a_prefix_is_brought_once_to_the_runs_folder(
         with_local_weights(config("gs://models/nothing", tmp_path / "other"), tmp_path / "other")
 
 
-def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
+def test_bundle_champion_and_checkpoint_are_downloaded_by_uri(
     trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
 ) -> None:
     network, info = checkpoint.load_model(trained_checkpoint)
@@ -93,7 +91,7 @@ def test_a_bundle_the_champion_and_a_checkpoint_are_brought_by_address(
     assert not list(RunFolder(tmp_path / "x").initial_weights.glob("[!.]*"))
 
 
-def test_an_address_that_cannot_be_reached_or_written_is_one_line(tmp_path: Path) -> None:
+def test_unreachable_address_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"^cannot fetch init_from=https://127\.0\.0\.1:9/x"):
         with_local_weights(config("https://127.0.0.1:9/x-01234567.pth", tmp_path), tmp_path)
     (tmp_path / "file").touch()
@@ -128,7 +126,7 @@ def answering(answer: bytes, folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"]
 )
-def test_more_than_weights_have_is_not_downloaded(
+def test_too_large_download_is_refused(
     head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(initial_weights, "_LARGEST", 1 << 20)
@@ -141,7 +139,7 @@ def test_more_than_weights_have_is_not_downloaded(
     assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
 
 
-def test_a_disk_that_is_full_while_weights_arrive_is_one_line(tmp_path: Path) -> None:
+def test_full_disk_during_a_download_is_one_line(tmp_path: Path) -> None:
     answer = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(3_000_000)
     full = r"^cannot download init_from=https://\S+/w\.pth to \S+: No space left on device"
     with (
@@ -161,9 +159,7 @@ def test_a_disk_that_is_full_while_weights_arrive_is_one_line(tmp_path: Path) ->
         b"no answer at all\r\n\r\n",
     ],
 )
-def test_weights_of_which_a_part_arrived_are_not_kept_for_the_next_try(
-    answer: bytes, tmp_path: Path
-) -> None:
+def test_partial_download_is_not_reused(answer: bytes, tmp_path: Path) -> None:
     told = pytest.raises(StorageError, match=r"^cannot fetch init_from=https://")
     with answering(answer, tmp_path) as server, told:
         with_local_weights(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")

@@ -17,7 +17,7 @@ from kfp_ddp.core import failure
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from tests.serving import free_port
-from tests.training_ranks import config, dataset
+from tests.training_ranks import config, dataset, events, newest
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +68,14 @@ def endless(data: Path, output: Path) -> TrainConfig:
 
 def preempted_at(run: TrainConfig) -> int:
     """The step of the durable checkpoint that a preempted run ended with."""
-    last = json.loads((Path(run.output_dir) / "metrics.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["status"]) == ("end", "preempted")
-    newest = checkpoint.newest_valid(Path(run.output_dir) / "checkpoints")
-    assert newest is not None
-    assert newest.step == last["step"]
-    return newest.step
+    end = events(Path(run.output_dir))[-1]
+    assert (end["event"], end["status"]) == ("end", "preempted")
+    assert newest(Path(run.output_dir)).step == end["step"]
+    return int(end["step"])
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_returns_0_and_no_failure(
+def test_completed_run_returns_0_without_failure_record(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
     run = config(data, tmp_path / "run", epochs=1, warmup_epochs=0, tensorboard=True)
@@ -87,22 +85,21 @@ def test_a_run_that_ends_returns_0_and_no_failure(
     launched.append(Launched(run))
     assert launched[0].process.wait(90) == 0, launched[0].output()
     assert list(logs.glob("failure*.json")) == []
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    assert [e["event"] for e in events if e["event"] != "step"] == [
+    all_events = events(tmp_path / "run")
+    assert [e["event"] for e in all_events if e["event"] != "step"] == [
         "start",
         "eval",
         "checkpoint",
         "ranks",
         "end",
     ]
-    assert events[0]["world_size"] == 2
-    assert events[0]["steps_total"] == 12
+    assert all_events[0]["world_size"] == 2
+    assert all_events[0]["steps_total"] == 12
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
 @pytest.mark.slow
-def test_the_torchrun_script_trains_a_recipe(data: Path, tmp_path: Path) -> None:
+def test_torchrun_script_trains_a_recipe(data: Path, tmp_path: Path) -> None:
     """The command of the README, in a shell, without our launcher."""
     torchrun = f"{Path(sys.executable).with_name('torchrun')} --standalone --nproc-per-node 2"
     flags = f"--data {data} --output-dir {tmp_path}/run --epochs 2 --device cpu"
@@ -116,16 +113,15 @@ def test_the_torchrun_script_trains_a_recipe(data: Path, tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    assert (events[0]["world_size"], events[0]["steps_total"]) == (2, 2)
-    assert (events[-1]["event"], events[-1]["status"]) == ("end", "done")
+    all_events = events(tmp_path / "run")
+    assert (all_events[0]["world_size"], all_events[0]["steps_total"]) == (2, 2)
+    assert (all_events[-1]["event"], all_events[-1]["status"]) == ("end", "done")
     _, info = checkpoint.load_model(tmp_path / "run" / "checkpoints" / "step-00000002")
     assert info.classes == ("class0", "class1", "class2")
     assert info.image_size == 16
 
 
-def test_bad_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Launched]) -> None:
+def test_invalid_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Launched]) -> None:
     (tmp_path / "data" / "train" / "only").mkdir(parents=True)
     (tmp_path / "data" / "train" / "only" / "1.png").touch()
     run = config(tmp_path / "data", tmp_path / "run")
@@ -138,7 +134,7 @@ def test_bad_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Lau
 
 
 @pytest.mark.slow
-def test_sigterm_and_a_lost_rank_end_as_they_should(
+def test_exit_codes_of_sigterm_and_of_a_lost_rank(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
     """SIGTERM twice: 143 with a checkpoint. Resumed, one rank SIGKILLed: 137 with its number."""
@@ -169,7 +165,7 @@ def test_sigterm_and_a_lost_rank_end_as_they_should(
 
 
 @pytest.mark.slow
-def test_a_stop_without_a_save_does_not_claim_one(
+def test_stop_without_a_save_does_not_report_one(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
     """First ranks that had to be killed; then a save that fails on SIGTERM."""
@@ -199,9 +195,7 @@ def test_a_stop_without_a_save_does_not_claim_one(
 
 
 @pytest.mark.slow
-def test_nodes_that_do_not_meet_are_told(
-    data: Path, tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_missing_node_is_reported(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     conf = "--rdzv-conf=join_timeout=2,is_host=true"
     launched.append(Launched(config(data, tmp_path / "run"), *flags, conf, nproc=1))
@@ -213,9 +207,7 @@ def test_nodes_that_do_not_meet_are_told(
 
 
 @pytest.mark.slow
-def test_ranks_that_fail_as_they_would_again_are_not_started_again(
-    tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_final_failure_is_not_restarted(tmp_path: Path, launched: list[Launched]) -> None:
     root = dataset(tmp_path / "data")
     broken = sorted((root / "train" / "class1").iterdir())[7]
     broken.write_bytes(b"no image")
@@ -228,7 +220,7 @@ def test_ranks_that_fail_as_they_would_again_are_not_started_again(
 
 
 @pytest.mark.slow
-def test_ranks_started_again_go_on_also_where_they_were_to_begin_anew(
+def test_restarted_ranks_resume_despite_resume_never(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
     before = config(data, tmp_path / "run", epochs=1, warmup_epochs=0)
@@ -261,7 +253,7 @@ def test_ranks_save_and_stop_when_their_launcher_is_killed(
 
 
 @pytest.mark.slow
-def test_a_stale_heartbeat_ends_the_run_and_a_touched_one_does_not(
+def test_stale_heartbeat_stops_the_run(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
     """What counts is that it changes; its time, by a clock that is off, does not."""
@@ -287,7 +279,7 @@ def test_a_stale_heartbeat_ends_the_run_and_a_touched_one_does_not(
 
 
 @pytest.mark.slow
-def test_losing_a_node_goes_on_with_fewer_ranks(
+def test_lost_node_leaves_the_run_with_fewer_ranks(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
     """Two nodes of 1:2, one of them lost: the other goes on alone from the newest checkpoint."""
@@ -319,7 +311,7 @@ def test_losing_a_node_goes_on_with_fewer_ranks(
 
 
 @pytest.mark.slow
-def test_a_node_that_waits_for_the_others_ends_when_told(
+def test_node_that_waits_for_others_stops_on_sigterm(
     data: Path, tmp_path: Path, launched: list[Launched]
 ) -> None:
     """It waits in C++, where no Python handler runs, for a first node that never answers."""

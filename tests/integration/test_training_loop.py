@@ -19,17 +19,21 @@ from PIL import Image
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.recipes import RECIPES, configured
 from tests.serving import free_port, serving
-from tests.training_ranks import Ranks, config, dataset, state_hash, train
+from tests.training_ranks import (
+    Ranks,
+    config,
+    dataset,
+    events,
+    newest,
+    output_of,
+    state_hash,
+    train,
+)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dataset(tmp_path_factory.mktemp("loop") / "data")
-
-
-def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 SMALL: dict[str, Any] = {
@@ -67,19 +71,17 @@ def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
         extra = {"init_from": str(tmp_path / "first" / "checkpoints" / "step-00000003")}
     folders = {"data": str(root), "output_dir": str(tmp_path / "run")}
     run = configured(name, {**folders, **SMALL, **SMALLER[name], **extra})
-    ranks = Ranks(run, 2)
-    assert ranks.wait() == [0, 0], ranks.output()
+    output = output_of(run, 2)
     if name == "finetune":
-        assert "a new classifier for 3 classes" in ranks.output()
-    newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints")
-    assert newest is not None
-    network, info = checkpoint.load_model(newest.path)
+        assert "a new classifier for 3 classes" in output
+    last = newest(tmp_path / "run")
+    network, info = checkpoint.load_model(last.path)
     assert network(torch.zeros(1, 3, info.image_size, info.image_size)).shape == (1, 3)
     assert len(events(tmp_path / "run", "eval")) == 2
 
 
 @pytest.mark.slow
-def test_evaluation_counts_every_image_once_on_any_world_size(data: Path, tmp_path: Path) -> None:
+def test_evaluation_counts_each_image_once_on_any_world_size(data: Path, tmp_path: Path) -> None:
     """20 images on 1 and 3 ranks: shares of 20ths, and the same but for the order of float sums."""
     seen = []
     for world in (1, 3):
@@ -93,14 +95,13 @@ def test_evaluation_counts_every_image_once_on_any_world_size(data: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_fsdp_trains_as_ddp_does_and_resumes_exactly(data: Path, tmp_path: Path) -> None:
+def test_fsdp_trains_like_ddp_and_resumes_exactly(data: Path, tmp_path: Path) -> None:
     plain = {"ema_decay": 0.0, "epochs": 2, "checkpoint_steps": 6}
     ddp = config(data, tmp_path / "ddp", **plain)
     whole = config(data, tmp_path / "whole", **plain, strategy="fsdp")
     parts = config(data, tmp_path / "parts", **plain, strategy="fsdp")
     assert train(ddp, 2) == [0, 0]
-    ranks = Ranks(whole, 2)
-    assert ranks.wait() == [0, 0], ranks.output()
+    output_of(whole, 2)
     assert -9 in train(parts, 2, die_at="torch.save")
     assert train(parts, 2) == [0, 0]
     assert state_hash(whole) == state_hash(parts)
@@ -115,9 +116,8 @@ def test_fsdp_trains_as_ddp_does_and_resumes_exactly(data: Path, tmp_path: Path)
     # Their memory layouts differ, so sums round differently; a wrong gradient is far further off.
     drift = float((one - other).norm() / one.norm())
     assert drift < 0.02, drift
-    refused = Ranks(config(data, tmp_path / "ddp", **plain, strategy="fsdp"), 2)
-    assert refused.wait() == [2, 2]
-    assert "strategy was ddp, single or one rank and is now fsdp" in refused.output()
+    refused = output_of(config(data, tmp_path / "ddp", **plain, strategy="fsdp"), 2, 2)
+    assert "strategy was ddp, single or one rank and is now fsdp" in refused
 
 
 @pytest.mark.slow
@@ -125,15 +125,14 @@ def test_fsdp_on_one_rank_is_not_resumed_on_two(data: Path, tmp_path: Path) -> N
     run = config(data, tmp_path / "run", ema_decay=0.0, strategy="fsdp", epochs=2)
     assert train(run, 1) == [0]
     longer = config(data, tmp_path / "run", ema_decay=0.0, strategy="fsdp")
-    refused = Ranks(longer, 2)
-    assert refused.wait() == [2, 2], refused.output()
-    assert "strategy was ddp, single or one rank and is now fsdp" in refused.output()
+    refused = output_of(longer, 2, 2)
+    assert "strategy was ddp, single or one rank and is now fsdp" in refused
     assert train(longer, 1) == [0]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_compiled_network_saves_under_plain_names(data: Path, tmp_path: Path, world: int) -> None:
+def test_compiled_network_is_saved_with_plain_names(data: Path, tmp_path: Path, world: int) -> None:
     run = config(
         data, tmp_path / "run", epochs=1, warmup_epochs=0, deterministic=False, compile=True
     )
@@ -146,7 +145,7 @@ def test_a_compiled_network_saves_under_plain_names(data: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weight_decay", [0.0, 1e38])
-def test_a_diverging_run_stops_and_can_go_on_from_before(
+def test_diverging_run_stops_and_keeps_earlier_checkpoints(
     data: Path, tmp_path: Path, weight_decay: float
 ) -> None:
     """With the decay the weights overflow in an update before any loss does, and at a save."""
@@ -161,16 +160,15 @@ def test_a_diverging_run_stops_and_can_go_on_from_before(
     assert "the loss became NaN or infinite at step" in said
     assert "learning rate" in said
     assert ".png" in said
-    newest = checkpoint.newest_valid(output / "checkpoints")
-    assert newest is not None
-    assert newest.step >= 12
-    state = newest.state()["model"]
+    last = newest(output)
+    assert last.step >= 12
+    state = last.state()["model"]
     assert all(bool(torch.isfinite(value).all()) for value in state.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache_gb", [0.0, 0.1])
-def test_a_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: float) -> None:
+def test_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: float) -> None:
     root = dataset(tmp_path / "data")
     broken = sorted((root / "train" / "class1").iterdir())[7]
     broken.write_bytes(b"no image")
@@ -190,7 +188,7 @@ def test_a_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
-def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(data: Path, tmp_path: Path) -> None:
+def test_full_disk_stops_the_run_and_keeps_checkpoints(data: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
@@ -217,7 +215,7 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(data: Path, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can remount a file system read-only")
-def test_a_claim_that_becomes_read_only_stops_with_one_line(data: Path, tmp_path: Path) -> None:
+def test_read_only_volume_stops_with_one_line(data: Path, tmp_path: Path) -> None:
     claim = tmp_path / "run" / "checkpoints"
     claim.mkdir(parents=True)
     bind = ["mount", "--bind", str(claim), str(claim)]
@@ -239,7 +237,7 @@ def test_a_claim_that_becomes_read_only_stops_with_one_line(data: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_bit_that_flipped_falls_back_to_the_checkpoint_before(data: Path, tmp_path: Path) -> None:
+def test_flipped_bit_falls_back_to_the_earlier_checkpoint(data: Path, tmp_path: Path) -> None:
     run = config(data, tmp_path / "run", checkpoint_steps=5)
     assert train(run, 2) == [0, 0]
     reference = state_hash(run)
@@ -247,15 +245,14 @@ def test_a_bit_that_flipped_falls_back_to_the_checkpoint_before(data: Path, tmp_
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 16
     newest.write_bytes(content)
-    ranks = Ranks(run, 2)
-    assert ranks.wait() == [0, 0]
-    assert "step-00000036 is invalid and was set aside" in ranks.output()
-    assert "resumed from" in ranks.output()
+    output = output_of(run, 2)
+    assert "step-00000036 is invalid and was set aside" in output
+    assert "resumed from" in output
     assert state_hash(run) == reference
 
 
 @pytest.mark.slow
-def test_a_volume_that_fails_costs_no_checkpoint(data: Path, tmp_path: Path) -> None:
+def test_failing_volume_loses_no_checkpoint(data: Path, tmp_path: Path) -> None:
     """A link to itself (ELOOP) stands for a network file system that answers ESTALE."""
     run = config(data, tmp_path / "run", epochs=2)
     assert train(run, 2) == [0, 0]
@@ -271,9 +268,8 @@ def test_a_volume_that_fails_costs_no_checkpoint(data: Path, tmp_path: Path) -> 
     assert json.loads(record.read_text())["retryable"] is True
     for path in found:
         (path / "kept").replace(path / "state.pt")
-    again = Ranks(config(data, tmp_path / "run"), 2)
-    assert again.wait() == [0, 0], again.output()
-    assert f"resumed from {found[0]}" in again.output()
+    again = output_of(config(data, tmp_path / "run"), 2)
+    assert f"resumed from {found[0]}" in again
 
 
 @pytest.mark.slow
@@ -304,7 +300,7 @@ def test_prometheus_profile_and_mfu(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_trainjob_hears_of_progress(data: Path, tmp_path: Path) -> None:
+def test_trainjob_gets_progress(data: Path, tmp_path: Path) -> None:
     """The protocol of Kubeflow Trainer 2.2: an authorised POST with progress and metrics."""
     heard: list[tuple[str | None, dict[str, Any]]] = []
 
@@ -336,7 +332,7 @@ def test_the_trainjob_hears_of_progress(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_grayscale_images_are_converted_with_one_warning_and_oblong_ones_without(
+def test_grayscale_images_are_converted_with_one_warning(
     tmp_path: Path,
 ) -> None:
     root = dataset(tmp_path / "data")
@@ -344,15 +340,13 @@ def test_grayscale_images_are_converted_with_one_warning_and_oblong_ones_without
         Image.open(path).convert("L").save(path)
     for path in sorted((root / "train" / "class1").iterdir())[:9]:
         Image.open(path).resize((12, 7)).save(path)
-    ranks = Ranks(config(root, tmp_path / "run", epochs=1, warmup_epochs=0), 2)
-    assert ranks.wait() == [0, 0]
-    warnings = [line for line in ranks.output().splitlines() if line.startswith("warning")]
+    output = output_of(config(root, tmp_path / "run", epochs=1, warmup_epochs=0), 2)
+    warnings = [line for line in output.splitlines() if line.startswith("warning")]
     assert len(warnings) == 1
     assert "of 116 images checked, 5 are not RGB (first " in warnings[0]
     assert "square" not in warnings[0]
-    strict = Ranks(config(root, tmp_path / "s", images="strict", epochs=1, warmup_epochs=0), 2)
-    assert strict.wait() == [2, 2]
-    assert "images=convert" in strict.output()
+    refused = config(root, tmp_path / "s", images="strict", epochs=1, warmup_epochs=0)
+    assert "images=convert" in output_of(refused, 2, 2)
 
 
 @pytest.mark.slow
@@ -363,27 +357,24 @@ def test_images_are_counted_once_over_two_nodes(tmp_path: Path) -> None:
     Image.open(first).convert("L").save(first)
     fields = {"epochs": 1, "warmup_epochs": 0, "cache_gb": 0.1, "cache_dir": str(tmp_path)}
     node = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    ranks = Ranks(config(root, tmp_path / "run", **fields), 2, env=node)
-    assert ranks.wait() == [0, 0], ranks.output()
-    assert "of 116 images checked, 1 are not RGB" in ranks.output()
+    output = output_of(config(root, tmp_path / "run", **fields), 2, env=node)
+    assert "of 116 images checked, 1 are not RGB" in output
 
 
 @pytest.mark.slow
-def test_a_short_run_is_seen_and_one_that_is_over_says_so(data: Path, tmp_path: Path) -> None:
+def test_short_run_is_reported_and_a_completed_one_ends_at_once(data: Path, tmp_path: Path) -> None:
     """36 steps with a line each 50: the first and the last; then fewer epochs than were done."""
     run = config(data, tmp_path / "run", log_steps=50)
-    ranks = Ranks(run, 2)
-    assert ranks.wait() == [0, 0], ranks.output()
+    output = output_of(run, 2)
     assert [event["step"] for event in events(tmp_path / "run", "step")] == [1, 36]
-    assert ranks.output().count("step 36/36: loss ") == 1
-    over = Ranks(run.model_copy(update={"epochs": 2}), 2)
-    assert over.wait() == [0, 0]
-    assert "nothing to train: step 36 is saved and epochs=2 end at step 24" in over.output()
+    assert output.count("step 36/36: loss ") == 1
+    over = output_of(run.model_copy(update={"epochs": 2}), 2)
+    assert "nothing to train: step 36 is saved and epochs=2 end at step 24" in over
     assert len(events(tmp_path / "run", "step")) == 2
 
 
 @pytest.mark.slow
-def test_minutes_save_without_the_end_of_an_epoch(data: Path, tmp_path: Path) -> None:
+def test_checkpoint_minutes_save_within_an_epoch(data: Path, tmp_path: Path) -> None:
     run = config(
         data, tmp_path / "run", epochs=5000, warmup_epochs=0, checkpoint_epochs=0
     ).model_copy(update={"checkpoint_minutes": 0.005})
@@ -399,7 +390,7 @@ def test_minutes_save_without_the_end_of_an_epoch(data: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_gradient_is_clipped_to_its_norm_over_all_ranks(strategy: str, tmp_path: Path) -> None:
+def test_gradient_is_clipped_by_its_norm_over_all_ranks(strategy: str, tmp_path: Path) -> None:
     """One step of two ranks: at momentum 0.9 Nesterov's first step is 1.9 times the gradient."""
     root = dataset(tmp_path / "data", train=8, val=4, classes=2)
     plain = {"epochs": 1, "warmup_epochs": 0, "weight_decay": 0, "ema_decay": 0, "learning_rate": 1}

@@ -12,7 +12,7 @@ from kfp_ddp.pipelines.form import form_of
 from kfp_ddp.training import checkpoint, model_file, own_model
 from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.prepare import prepare
-from tests.training_ranks import ALONE, Ranks, config, dataset, trainer
+from tests.training_ranks import ALONE, config, dataset, newest, output_of, trainer
 
 OWN = """
 from torch import nn
@@ -39,10 +39,9 @@ def own(data: Path, output: Path, text: str = OWN, **fields: Any) -> TrainConfig
 
 
 def weights(output: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoint.newest_valid(output / "checkpoints")
-    assert newest is not None
-    assert newest.step == 6
-    return checkpoint.load_model(newest.path)[0].state_dict()
+    last = newest(output)
+    assert last.step == 6
+    return checkpoint.load_model(last.path)[0].state_dict()
 
 
 @pytest.mark.slow
@@ -55,8 +54,7 @@ def test_dropout_resumes_to_the_bit_and_on_two_ranks_to_float_order(
     assert not stopped.fit()
     torch.manual_seed(99)
     assert trainer(own(data, tmp_path / "resumed", micro_batch_size=4)).fit()
-    ranks = Ranks(own(data, tmp_path / "two", micro_batch_size=4), 2)
-    assert ranks.wait() == [0, 0], ranks.output()
+    output_of(own(data, tmp_path / "two", micro_batch_size=4), 2)
     whole, resumed, two = (weights(tmp_path / name) for name in ("whole", "resumed", "two"))
     assert len(whole) == 9
     for name, value in whole.items():

@@ -27,7 +27,7 @@ def archives(folders: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_archives_of_less_than_the_buffer_train_to_the_bits_of_folders(
+def test_small_archives_train_to_the_bits_of_folders(
     folders: Path, archives: Path, tmp_path: Path
 ) -> None:
     """With the decoded cache and without it."""
@@ -44,7 +44,7 @@ def test_archives_of_less_than_the_buffer_train_to_the_bits_of_folders(
 
 
 @pytest.mark.slow
-def test_a_run_on_windows_of_archives_goes_on_exactly_and_on_other_ranks(
+def test_run_on_windows_of_archives_resumes_exactly_and_on_other_ranks(
     archives: Path, tmp_path: Path
 ) -> None:
     whole, parts, other = (
@@ -76,7 +76,7 @@ def test_a_run_on_windows_of_archives_goes_on_exactly_and_on_other_ranks(
     assert "shuffle_buffer_mb was 0.01 and is now 0.02" in unlike.output()
 
 
-def test_evaluation_and_proof_see_in_archives_what_they_see_in_folders(
+def test_evaluation_and_proof_are_equal_for_archives_and_folders(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
 ) -> None:
     packed = sync(str(trained_dataset), tmp_path / "claim", Options(pack="tar")).path

@@ -29,9 +29,7 @@ def until(holds: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
-def test_a_rank_tells_where_it_is_and_what_it_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_writes_its_place_and_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_DDP_NODE", "node-a")
     monkeypatch.setattr(Progress, "EVERY_S", 0.01)
     folder = tmp_path / "ranks"
@@ -53,7 +51,7 @@ def test_a_rank_tells_where_it_is_and_what_it_does(
     assert [path.name for path in folder.iterdir()] == ["3.json"]
 
 
-def test_a_folder_that_cannot_be_written_costs_a_rank_nothing(tmp_path: Path) -> None:
+def test_unwritable_folder_of_progress_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "ranks").touch()
     with Progress(tmp_path / "ranks", 0) as progress:
         progress.step = 1
@@ -61,7 +59,7 @@ def test_a_folder_that_cannot_be_written_costs_a_rank_nothing(tmp_path: Path) ->
     assert (tmp_path / "ranks").read_bytes() == b""
 
 
-def test_what_ranks_of_an_earlier_start_told_goes(tmp_path: Path) -> None:
+def test_progress_of_earlier_ranks_is_removed(tmp_path: Path) -> None:
     for name in ("0.json", "1.json", "2.json", "10.json", "other.json", "kept.txt"):
         (tmp_path / name).touch()
     remove_stale(tmp_path, 2)
@@ -80,7 +78,7 @@ def test_what_ranks_of_an_earlier_start_told_goes(tmp_path: Path) -> None:
         ([2.0, 1.0, 1.0], 2.0, 0, 2.0, True),
     ],
 )
-def test_a_straggler_is_one_that_the_others_wait_for(
+def test_straggler_makes_the_others_wait(
     seconds: list[float], step: float, slowest: int, ratio: float, straggles: bool
 ) -> None:
     pace = Pace([(0.0, each, 0.0) for each in seconds], step)
@@ -94,7 +92,7 @@ def test_a_straggler_is_one_that_the_others_wait_for(
 
 
 @pytest.mark.slow
-def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
+def test_straggler_is_reported(tmp_path: Path) -> None:
     root = dataset(tmp_path / "data", train=48)
     run = config(root, tmp_path / "run", epochs=2, log_steps=2)
     (tmp_path / "run" / "ranks").mkdir(parents=True)
@@ -126,7 +124,7 @@ def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_tells_no_more(tmp_path: Path) -> None:
+def test_stopped_rank_writes_no_progress(tmp_path: Path) -> None:
     """The other waits for it in a step, and goes on telling so."""
     root = dataset(tmp_path / "data")
     run = config(root, tmp_path / "run", epochs=5000, warmup_epochs=0)

@@ -17,7 +17,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_of
 from kfp_ddp.training.saving import behind
 from kfp_ddp.training.trainer import Validation
-from tests.training_ranks import config, dataset, state_hash, trainer
+from tests.training_ranks import config, dataset, events, state_hash, trainer
 
 
 @pytest.fixture(scope="module")
@@ -215,8 +215,7 @@ def test_training_that_is_behind_stops_with_the_reason(
             Image.new("RGB", (8, 8), (90, 90, 90)).save(path)
     fields = {"val_fraction": 0.3, "stop_behind_epochs": first, "warmup_epochs": 0}
     assert rank.run(run(tmp_path / "data", tmp_path / "runs" / "own", **fields))
-    lines = (tmp_path / "runs" / "own" / "metrics.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines]
-    assert sum(event["event"] == "eval" for event in events) == epochs
-    assert ("the median of 2 others" in events[-1]["reason"]) == bool(first)
-    assert [event["event"] for event in events][-3:] == ["checkpoint", "ranks", "end"]
+    all_events = events(tmp_path / "runs" / "own")
+    assert sum(event["event"] == "eval" for event in all_events) == epochs
+    assert ("the median of 2 others" in all_events[-1]["reason"]) == bool(first)
+    assert [event["event"] for event in all_events][-3:] == ["checkpoint", "ranks", "end"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kfp_ddp.training import checkpoint
-from tests.training_ranks import Ranks, config, dataset, state_hash, train
+from tests.training_ranks import Ranks, config, dataset, output_of, state_hash, train
 
 ALL: dict[str, Any] = {
     "epochs": 2,
@@ -35,19 +35,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_killed_in_a_save_and_resumed_it_ends_with_the_same_bits(
+def test_run_killed_in_a_save_ends_with_the_same_bits(
     data: Path, tmp_path: Path, strategy: str
 ) -> None:
     """While the body rests, so that it begins to learn once in one start, and once in each."""
     fields = {**ALL, "strategy": strategy, "ema_decay": 0.0 if strategy == "fsdp" else 0.9}
     whole = config(data, tmp_path / "whole", **fields)
-    first = Ranks(whole, 2)
-    assert first.wait() == [0, 0], first.output()
+    output_of(whole, 2)
     parts = config(data, tmp_path / "parts", **fields)
     assert train(parts, 2, die_at="torch.save")[0] == -signal.SIGKILL
-    again = Ranks(parts, 2)
-    assert again.wait() == [0, 0], again.output()
-    assert "resumed from" in again.output()
+    again = output_of(parts, 2)
+    assert "resumed from" in again
     assert state_hash(parts) == state_hash(whole)
 
 

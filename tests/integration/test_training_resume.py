@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kfp_ddp.training import checkpoint
-from tests.training_ranks import Ranks, config, dataset, state_hash, train
+from tests.training_ranks import Ranks, config, dataset, newest, output_of, state_hash, train
 
 
 @pytest.fixture(scope="module")
@@ -66,26 +66,23 @@ def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_pa
     run = config(data, tmp_path / "run", checkpoint_steps=3)
     codes = train(run, 2, die_at=point)
     assert codes[0] == -signal.SIGKILL
-    newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints")
-    assert newest is not None
-    assert newest.step == 3
+    last = newest(tmp_path / "run")
+    assert last.step == 3
     assert train(run, 2) == [0, 0]
     assert state_hash(run) == uninterrupted
 
 
 @pytest.mark.slow
-def test_an_attempt_of_the_same_run_goes_on_also_where_it_was_to_begin_anew(
+def test_attempt_of_the_same_run_resumes_despite_resume_never(
     data: Path, uninterrupted: str, tmp_path: Path
 ) -> None:
     run = config(data, tmp_path / "run", checkpoint_steps=3, resume="never", run_id="r/train")
     assert train(run, 2, die_at="torch.save")[0] == -signal.SIGKILL
-    again = Ranks(run, 2)
-    assert again.wait() == [0, 0], again.output()
-    assert "resumed from" in again.output()
+    again = output_of(run, 2)
+    assert "resumed from" in again
     assert state_hash(run) == uninterrupted
-    other = Ranks(run.model_copy(update={"run_id": "s/train"}), 2)
-    assert other.wait() == [0, 0], other.output()
-    assert "resumed from" not in other.output()
+    other = output_of(run.model_copy(update={"run_id": "s/train"}), 2)
+    assert "resumed from" not in other
 
 
 @pytest.mark.slow
@@ -95,10 +92,9 @@ def test_sigterm_on_one_rank_stops_all_with_a_checkpoint(data: Path, tmp_path: P
     ranks.wait_for("epoch 2/200")
     ranks.kill(1, signal.SIGTERM)
     assert ranks.wait() == [143, 143]
-    newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints")
-    assert newest is not None
+    last = newest(tmp_path / "run")
     assert '"status": "preempted"' in (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert f'"step": {newest.step}, "reason"' in (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert f'"step": {last.step}, "reason"' in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
 @pytest.mark.slow

@@ -20,9 +20,7 @@ def ask(place: Path | str, rank: int = 0, minutes: float = 1.0) -> Path:
 
 
 @pytest.mark.slow
-def test_a_rank_that_runs_traces_so_many_steps_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_rank_traces_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_POLL_SECONDS", 0.05)
     run = config(dataset(tmp_path / "data"), tmp_path / "run", epochs=5000, warmup_epochs=0)
     ranks = Ranks(run, 2, env={"PROGRESS_SECONDS": "0.05"})
@@ -50,7 +48,7 @@ def test_a_rank_that_runs_traces_so_many_steps_and_the_run_goes_on(
         ask(tmp_path / "run")
 
 
-def test_what_nobody_would_answer_is_said_at_once(
+def test_trace_of_a_run_that_cannot_answer_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match=r"contains no training: name the folder with its metrics"):
@@ -94,7 +92,7 @@ def test_what_nobody_would_answer_is_said_at_once(
         '{"rank": 0, "steps": 1e999, "id": "0123456789abcdef"}',
     ],
 )
-def test_what_is_no_request_is_none(tmp_path: Path, text: str) -> None:
+def test_invalid_trace_request_is_ignored(tmp_path: Path, text: str) -> None:
     folder = RunFolder(tmp_path)
     assert TraceRequest.read(folder) is None
     (folder.path / folder.TRACE_REQUEST).write_text(text)

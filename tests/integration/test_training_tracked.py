@@ -21,7 +21,7 @@ def tracked(store: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_in_the_same_run(
+def test_killed_training_resumes_in_the_same_mlflow_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(*FILE_STORE)

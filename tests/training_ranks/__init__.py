@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import multiprocessing
 import os
 import signal
@@ -145,11 +146,30 @@ def train(run: TrainConfig, world: int, **more: Any) -> list[int]:
     return Ranks(run, world, **more).wait()
 
 
+def output_of(run: TrainConfig, world: int, code: int = 0, **more: Any) -> str:
+    """Output of a run of `world` ranks, which all end with the same exit code."""
+    ranks = Ranks(run, world, **more)
+    assert ranks.wait() == [code] * world, ranks.output()
+    return ranks.output()
+
+
+def events(run_dir: Path, kind: str = "") -> list[dict[str, Any]]:
+    """Events of the metrics of a run; by default of all kinds."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if kind in ("", event["event"])]
+
+
+def newest(run_dir: Path) -> checkpoint.Checkpoint:
+    """The newest checkpoint of a run."""
+    valid = checkpoint.newest_valid(run_dir / "checkpoints")
+    assert valid is not None
+    return valid
+
+
 def state_hash(run: TrainConfig) -> str:
     """A digest of parameters, averaged weights and optimizer state of the newest checkpoint."""
-    newest = checkpoint.newest_valid(Path(run.output_dir) / "checkpoints")
-    assert newest is not None
-    digest = hashlib.sha256(str(newest.step).encode())
+    valid = newest(Path(run.output_dir))
+    digest = hashlib.sha256(str(valid.step).encode())
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
@@ -164,7 +184,7 @@ def state_hash(run: TrainConfig) -> str:
         else:
             digest.update(repr(value).encode())
 
-    add(newest.state())
+    add(valid.state())
     return digest.hexdigest()
 
 

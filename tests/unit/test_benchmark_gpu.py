@@ -24,18 +24,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_without_a_gpu_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.run() == {}
     assert capsys.readouterr().out == "no GPU here: nothing to measure\n"
 
 
-def test_the_reference_goes_on_and_on(root: Path) -> None:
+def test_reference_loop_repeats(root: Path) -> None:
     some = loops.torchvision_reference(root, "resnet18", 32, batch=4, workers=0, steps=2)
     for _ in range(3):  # 12 images are 3 batches
         some()
 
 
-def test_a_gpu_s_other_talents_are_tried_on_the_cpu(root: Path) -> None:
+def test_decoding_and_recording_run_on_the_cpu(root: Path) -> None:
     decoded = single.decoding(str(root), "cpu")
     assert decoded["jpeg_gpu_images_per_s"] > 0
     assert single.recording("cifar_resnet8", 16, "cpu")["graph_vs_eager_small_batch"] > 0
@@ -54,7 +54,7 @@ def test_two_ranks_time_their_exchange(root: Path, tmp_path: Path) -> None:
     assert figures["bytes"] == pytest.approx(4 * 78_000, rel=0.05), "those of all shards"
 
 
-def test_a_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     def steps(root: Path, name: str, size: int, steps: int, fields: Any, same: bool) -> Any:
         def out_of_memory() -> None:
             if fields["batch_size"] > 64:
@@ -78,7 +78,7 @@ def _fails() -> dict[str, float]:
         (100.0, _fails, {}, "decoding: left out, OSError: no nvJPEG\n"),
     ],
 )
-def test_a_part_that_cannot_be_measured_leaves_the_others(
+def test_failed_part_leaves_the_others(
     left: float,
     work: Callable[[], dict[str, float]],
     figures: dict[str, float],
@@ -90,7 +90,7 @@ def test_a_part_that_cannot_be_measured_leaves_the_others(
     assert capsys.readouterr().out == said
 
 
-def test_figures_come_of_the_loops_that_were_measured() -> None:
+def test_figures_of_the_measured_loops() -> None:
     rates = {gpu.JPEG: 900.0, gpu.CACHED: 1200.0, gpu.SAME: 1600.0, gpu.THEIRS: 450.0}
     assert gpu.compared(rates) == {
         "images_per_s": 900.0,
@@ -102,7 +102,7 @@ def test_figures_come_of_the_loops_that_were_measured() -> None:
 
 
 @pytest.mark.soak
-def test_all_parts_run_one_after_the_other(capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_parts_run(capfd: pytest.CaptureFixture[str]) -> None:
     measurement = gpu.Measurement("resnet18", 32, 1.0, time.perf_counter() + 600)
     figures = measurement.all(8, 32)
     assert {"batch", "real_vs_synthetic", "vs_torchvision", "compile_vs_eager"} <= set(figures)

@@ -19,22 +19,22 @@ def pod(name: str, image_id: str, container: str = "pytorch") -> dict[str, Any]:
     }
 
 
-def test_an_image_is_told_by_name_and_digest_however_the_node_puts_it() -> None:
+def test_image_is_recorded_by_name_and_digest() -> None:
     for said in (NEW, f"registry.example/team/trainer@{NEW}", f"docker-pullable://trainer@{NEW}"):
         assert images.used([pod("w-0", said)], ("pytorch",)) == [{"image": TRAINER, "digest": NEW}]
 
 
-def test_a_tag_that_was_moved_between_two_workers_is_two_images() -> None:
+def test_moved_tag_is_two_images() -> None:
     found = images.used([pod("w-0", OLD), pod("w-1", NEW), pod("w-2", OLD)], ("pytorch",))
     assert [each["digest"] for each in found] == [OLD, NEW]
 
 
-def test_a_pod_that_never_started_has_none() -> None:
+def test_pod_that_never_started_has_no_image() -> None:
     waiting = {**pod("w-0", OLD), "status": {"phase": "Pending"}}
     assert images.used([waiting, pod("w-1", ""), {**waiting, "status": {}}], ("pytorch",)) == []
 
 
-def test_outside_of_a_pod_the_record_still_tells_the_version() -> None:
+def test_record_outside_of_a_pod_has_the_version() -> None:
     record = images.record([pod("w-0", NEW)], ("pytorch",))
     assert record["version"] == __version__
     assert record["step"] == []

@@ -45,7 +45,7 @@ def even(count: int, rate: float = 9.0) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 33])
-def test_each_node_meets_each_other_once_and_never_two_at_a_time(count: int) -> None:
+def test_rounds_pair_each_node_once_with_each_other(count: int) -> None:
     met = list(rounds(count))
     for pairs in met:
         busy = [node for pair in pairs for node in pair]
@@ -55,13 +55,13 @@ def test_each_node_meets_each_other_once_and_never_two_at_a_time(count: int) -> 
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_an_even_network_has_no_problem(count: int) -> None:
+def test_even_network_has_no_problem(count: int) -> None:
     assert problems(network(even(count)), ASKED) == []
 
 
 @pytest.mark.parametrize("count", [3, 4, 9])
 @pytest.mark.parametrize("way", ["sends", "receives"])
-def test_a_node_that_is_slow_with_everybody_is_named_alone(count: int, way: str) -> None:
+def test_slow_node_is_the_only_problem(count: int, way: str) -> None:
     rates = even(count)
     for other in range(count):
         if other != 1 and way == "sends":
@@ -72,20 +72,20 @@ def test_a_node_that_is_slow_with_everybody_is_named_alone(count: int, way: str)
     assert line.startswith(f"node-1 {way} 2.00 Gbit/s, where the others have 9.00")
 
 
-def test_of_two_nodes_the_direction_tells_who_sends_slowly() -> None:
+def test_slow_sender_of_two_nodes_is_named() -> None:
     (line,) = problems(network([[0, 9.0], [0.5, 0]]), ASKED)
     assert line.startswith("node-1 sends 0.50 Gbit/s and receives 9.00")
     assert problems(network([[0, 9.0], [5.0, 0]]), ASKED) == []
 
 
-def test_a_pair_that_is_slow_with_one_another_alone_is_named() -> None:
+def test_slow_link_is_named() -> None:
     rates = even(4)
     rates[0][3] = 2.0
     (line,) = problems(network(rates), ASKED)
     assert line.startswith("node-0 to node-3 gives 2.00 Gbit/s, where both have 9.00 with others")
 
 
-def test_what_was_asked_for_is_held_against_each_link_the_slowest_first() -> None:
+def test_links_below_the_minimum_are_listed_slowest_first() -> None:
     rates = even(3)
     rates[0][1], rates[2][0] = 7.0, 6.0
     lines = problems(network(rates), NetworkCheck(min_gbit_s=8))
@@ -95,7 +95,7 @@ def test_what_was_asked_for_is_held_against_each_link_the_slowest_first() -> Non
     ]
 
 
-def test_packets_and_names_are_looked_at() -> None:
+def test_mtu_and_name_resolution_are_checked() -> None:
     found = network(even(2))
     first, second = found.nodes
     nodes = [first, second.model_copy(update={"mtu": 9000, "dns_ms": 2000.0})]
@@ -104,7 +104,7 @@ def test_packets_and_names_are_looked_at() -> None:
     assert dns.startswith("node-1 takes 2000 ms")
 
 
-def test_what_a_step_waits_for_is_told() -> None:
+def test_cost_of_a_step() -> None:
     found = network(even(2))
     asked = NetworkCheck(gradient_mb=64)
     assert need(found, asked).startswith("averaging 64 MB of gradients takes 101 ms; it is hidden")
@@ -118,7 +118,7 @@ def test_what_a_step_waits_for_is_told() -> None:
     assert need(network(even(1), ranks=1), ASKED) == ""
 
 
-def test_the_table_has_each_node_size_and_link() -> None:
+def test_table_has_each_node_size_and_link() -> None:
     text = "\n".join(table(network(even(3)), ASKED))
     assert "| node-0           |        | 9.00   | 9.00   |" in text
     assert "| 64,000,000 bytes | 101.000 | 9.00       |" in text
@@ -128,7 +128,7 @@ def test_the_table_has_each_node_size_and_link() -> None:
     assert all(len({len(row) for row in rows}) == 1 for rows in tables), "columns are aligned"
 
 
-def test_nccl_says_what_it_goes_by() -> None:
+def test_transports_in_the_log_of_nccl() -> None:
     log = (
         "host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
         "host:1:2 [0] NCCL INFO Channel 01/0 : 1[1] -> 0[0] [receive] via NET/IB/0\n"
@@ -172,7 +172,7 @@ def test_a_person_reads_what_was_found_without_lines_for_programs() -> None:
         (("--largest-mb", "0"), "largest_mb"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(words: tuple[str, ...], says: str) -> None:
+def test_invalid_settings_are_one_line(words: tuple[str, ...], says: str) -> None:
     done = CliRunner().invoke(app, ["netcheck", *words])
     assert isinstance(done.exception, InputError)
     assert says in str(done.exception)

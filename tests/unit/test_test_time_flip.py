@@ -27,7 +27,7 @@ def info(flip: bool) -> ModelInfo:
     return ModelInfo("cifar_resnet8", classes, 8, model.MEAN, model.STD, 1, config)
 
 
-def test_a_bundle_answers_with_the_mean_and_is_read_so(network: nn.Module, tmp_path: Path) -> None:
+def test_bundle_averages_an_image_and_its_mirror_image(network: nn.Module, tmp_path: Path) -> None:
     images = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8)
     pixels = model.normalise(images)
     expected = (network(pixels) + network(pixels.flip(-1))) / 2
@@ -39,7 +39,7 @@ def test_a_bundle_answers_with_the_mean_and_is_read_so(network: nn.Module, tmp_p
     assert torch.equal(plain, network(pixels))
 
 
-def test_evaluation_takes_the_same_mean(network: nn.Module, tmp_path: Path) -> None:
+def test_evaluation_averages_the_same_way(network: nn.Module, tmp_path: Path) -> None:
     root = dataset(tmp_path / "data", train=3, val=6) / "val"
     paths = tuple(str(path) for path in sorted(root.rglob("*.png")))
     index = Index(root, info(True).classes, paths, (0, 0, 1, 1, 2, 2))

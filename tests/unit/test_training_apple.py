@@ -63,22 +63,22 @@ def config(root: Path, **fields: Any) -> TrainConfig:
 
 
 @pytest.mark.parametrize("device", ["auto", "mps"])
-def test_one_rank_takes_the_apple_gpu(apple: None, tmp_path: Path, device: str) -> None:
+def test_one_rank_uses_the_apple_gpu(apple: None, tmp_path: Path, device: str) -> None:
     assert distributed._device(config(tmp_path, device=device), 0, 1, 1) == APPLE
 
 
-def test_several_ranks_stay_on_the_cpu_unless_it_was_asked_for(apple: None, tmp_path: Path) -> None:
+def test_several_ranks_use_the_cpu_by_default(apple: None, tmp_path: Path) -> None:
     assert distributed._device(config(tmp_path), 0, 2, 2).type == "cpu"
     with pytest.raises(InputError, match="an Apple GPU trains with one rank, not 2: start one"):
         distributed._device(config(tmp_path, device="mps"), 0, 2, 2)
 
 
-def test_a_machine_without_one_says_so(tmp_path: Path) -> None:
+def test_missing_apple_gpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this machine has no Apple GPU: set device=cpu"):
         distributed._device(config(tmp_path, device="mps"), 0, 1, 1)
 
 
-def test_a_training_keeps_to_what_an_apple_gpu_has(apple: None, tmp_path: Path) -> None:
+def test_training_avoids_float64_on_an_apple_gpu(apple: None, tmp_path: Path) -> None:
     for split in ("train", "val"):
         for number, name in enumerate(("cat", "dog")):
             folder = tmp_path / "data" / split / name

@@ -29,7 +29,7 @@ REQUIRED = {"data": "/d", "output_dir": "/o"}
         ({"data": None}, ("data=None",)),
     ],
 )
-def test_a_bad_value_is_one_line(fields: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_invalid_value_is_one_line(fields: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(InputError) as caught:
         TrainConfig.create(**{**REQUIRED, **fields})
     assert "\n" not in str(caught.value)
@@ -37,12 +37,12 @@ def test_a_bad_value_is_one_line(fields: dict[str, Any], words: tuple[str, ...])
         assert word in str(caught.value)
 
 
-def test_a_missing_field_is_named() -> None:
+def test_missing_field_is_named() -> None:
     with pytest.raises(InputError, match=r"^output_dir is missing: Folder for checkpoints"):
         TrainConfig.create(data="/d")
 
 
-def test_json_and_argv_bring_back_the_same() -> None:
+def test_json_and_flags_restore_the_configuration() -> None:
     run = TrainConfig.create(
         **REQUIRED, model="resnet18", deterministic=True, blur_pool=False, learning_rate=1e-5
     )
@@ -50,7 +50,7 @@ def test_json_and_argv_bring_back_the_same() -> None:
     assert parse(run.to_argv()) == run
 
 
-def test_flags_carry_what_was_set_and_nothing_else() -> None:
+def test_flags_have_only_the_fields_that_were_set() -> None:
     """What nobody set must still be known as such by the ranks, where it may yield."""
     run = TrainConfig.create(**REQUIRED, epochs=3, batch_size=256, tensorboard=False)
     assert run.to_argv() == [
@@ -74,20 +74,18 @@ def test_flags_carry_what_was_set_and_nothing_else() -> None:
         ({"epochs": 3, "warmup_epochs": 0}, 0),
     ],
 )
-def test_a_warm_up_that_nobody_set_follows_the_epochs(
-    fields: dict[str, Any], warmup: float
-) -> None:
+def test_default_warm_up_follows_the_epochs(fields: dict[str, Any], warmup: float) -> None:
     run = TrainConfig.create(**REQUIRED, **fields)
     assert run.warmup_epochs == pytest.approx(warmup)
     assert parse(run.to_argv()) == run
     assert "warmup_epochs" in run.to_json()
 
 
-def test_a_micro_batch_fits_any_batch_size_that_nobody_set() -> None:
+def test_micro_batch_fits_the_default_batch_size() -> None:
     assert TrainConfig.create(**REQUIRED, micro_batch_size=3).micro_batch_size == 3
 
 
-def test_every_description_is_a_phrase_and_ends_as_one() -> None:
+def test_descriptions_end_with_a_full_stop() -> None:
     for name, field in TrainConfig.model_fields.items():
         assert (field.description or "").endswith("."), name
         assert "so many" not in (field.description or ""), name
@@ -101,7 +99,7 @@ def test_every_description_is_a_phrase_and_ends_as_one() -> None:
         *("https://example.com/w.pth?X-Amz-Signature=s3cr3t", "http://example.com/w.pth#s3cr3t"),
     ],
 )
-def test_weights_at_an_address_with_a_secret_in_it_are_refused_without_telling_it(
+def test_address_with_a_secret_is_refused_and_not_shown(
     address: str,
 ) -> None:
     with pytest.raises(InputError, match=r"^init_from has a login or a query in it") as caught:
@@ -110,22 +108,22 @@ def test_weights_at_an_address_with_a_secret_in_it_are_refused_without_telling_i
 
 
 @pytest.mark.parametrize("address", ["https://e.com/a@b.pth", "gs://b/a?b@c.pth", "/a@b?.pth"])
-def test_weights_of_an_odd_name_are_none(address: str) -> None:
+def test_odd_names_of_weights_are_accepted(address: str) -> None:
     assert TrainConfig.create(**REQUIRED, init_from=address).init_from == address
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"data": "/d", "output_dir": "/o", "x": 1}'])
-def test_json_that_is_none_is_one_line(text: str) -> None:
+def test_invalid_json_is_one_line(text: str) -> None:
     with pytest.raises(InputError) as caught:
         TrainConfig.from_json(text)
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_flag_is_answered_with_the_nearest() -> None:
+def test_unknown_flag_has_a_hint() -> None:
     with pytest.raises(InputError, match=r"--epocs; did you mean 'epochs'"):
         parse(["--data", "/d", "--output-dir", "/o", "--epocs", "3"])
 
 
-def test_reading_a_configuration_does_not_import_torch() -> None:
+def test_launcher_does_not_import_torch() -> None:
     probe = "import sys, kfp_ddp.training.node; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0

@@ -31,7 +31,7 @@ def gradients(layer: nn.Module, images: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_product_is_the_convolution(name: str) -> None:
+def test_product_equals_the_convolution(name: str) -> None:
     """Output and gradients in float64, whatever the kernel's shape, stride and padding."""
     torch.manual_seed(1)
     arguments, more, size = LAYERS[name]
@@ -46,7 +46,7 @@ def test_a_product_is_the_convolution(name: str) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_half_precision_gives_gradients_of_the_weights_own_type() -> None:
+def test_gradients_have_the_type_of_the_weights() -> None:
     """As close to float32 as a convolution's own kernel is under autocast."""
     torch.manual_seed(1)
     layer = nn.Conv2d(64, 64, 3, padding=1).to(memory_format=torch.channels_last)

@@ -17,7 +17,7 @@ def write(path: Path, data: bytes, root: Path | None = None) -> None:
         file.write(data)
 
 
-def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path) -> None:
+def test_old_content_stays_until_the_new_file_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with atomic_write(path) as file:
@@ -27,7 +27,7 @@ def test_what_was_there_stays_until_the_new_file_is_whole(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_cannot_be_finished_leaves_no_trace(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
@@ -42,13 +42,13 @@ def test_what_cannot_be_finished_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_name_as_long_as_names_may_be_can_be_written(tmp_path: Path) -> None:
+def test_longest_name_can_be_written(tmp_path: Path) -> None:
     path = tmp_path / ("n" * 255)
     write(path, b"new")
     assert path.read_bytes() == b"new"
 
 
-def test_two_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
+def test_two_writers_of_one_file_do_not_interfere(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with atomic_write(path) as first:
         first.write(b"first")
@@ -72,7 +72,7 @@ def test_planted_link_is_replaced_and_not_written_through(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_link_on_the_way_is_followed(tmp_path: Path, seed: int) -> None:
+def test_no_link_in_a_path_is_followed(tmp_path: Path, seed: int) -> None:
     """Some folder on the way, or the file, is a link to one that has the same names."""
     choose = random.Random(seed)
     for case in range(100):

@@ -98,7 +98,7 @@ def test_no_step_of_ddp_waits_for_the_gpu(
             dist.destroy_process_group()
 
 
-def test_a_gpu_trains_and_predicts_as_a_cpu_does(data: Path, tmp_path: Path) -> None:
+def test_gpu_trains_and_predicts_like_a_cpu(data: Path, tmp_path: Path) -> None:
     trained = {}
     for device in ("cuda", "cpu"):
         assert rank.run(on(device, data, tmp_path / device, precision="fp32"))
@@ -115,7 +115,7 @@ def test_a_gpu_trains_and_predicts_as_a_cpu_does(data: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("size", "ahead"), [(4, [2, 2]), (2, [2, 3, 4, 4])])
-def test_an_evaluation_queues_the_next_batch_before_it_reads_one(
+def test_evaluation_queues_the_next_batch_before_it_reads_one(
     size: int, ahead: list[int], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = scan(data / "val")

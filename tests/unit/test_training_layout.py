@@ -27,7 +27,7 @@ def photographs(count: int, *classes: str) -> list[str]:
 
 
 @pytest.mark.parametrize("val", ["val", "valid", "validation", "Val"])
-def test_folders_that_say_their_split_are_taken_as_they_are(val: str) -> None:
+def test_folders_name_splits(val: str) -> None:
     names = [f"train/{name}" for name in photographs(3, "dog", "cat")]
     names += [f"{val}/cat/a.png", "test/dog/b.webp", "README.md", "masks/cat/1.png"]
     found = laid_out(names)
@@ -39,7 +39,7 @@ def test_folders_that_say_their_split_are_taken_as_they_are(val: str) -> None:
     assert "masks" in " ".join(found.notes)
 
 
-def test_the_side_of_an_image_is_told_by_the_digest_of_its_name() -> None:
+def test_split_follows_from_the_digest_of_the_name() -> None:
     found = laid_out(photographs(1000, "cat", "dog"))
     # First 8 hex digits of sha256("split:" + name) over 2**32, computed by another program.
     assert "cat/00011.jpg" in dict(found.val)
@@ -50,7 +50,7 @@ def test_the_side_of_an_image_is_told_by_the_digest_of_its_name() -> None:
     assert found.val.folder == found.train.folder == ""
 
 
-def test_growth_every_night_keeps_every_old_image_on_its_side() -> None:
+def test_growing_dataset_keeps_the_split_of_each_image() -> None:
     dice = random.Random(0)
     names = photographs(100, "cat", "dog")
     first = laid_out(names)
@@ -73,14 +73,14 @@ def test_a_hundred_classes_keep_their_names() -> None:
     assert set(by_class(found, found.train)) == set(classes)
 
 
-def test_train_alone_gives_a_share_to_validation() -> None:
+def test_train_without_val_is_split_by_name() -> None:
     found = laid_out([f"train/{name}" for name in photographs(200, "cat", "dog")])
     assert found.train.folder == found.val.folder == "train"
     assert 20 < len(found.val) < 70
     assert not {name for name, _ in found.val} & {name for name, _ in found.train}
 
 
-def test_what_is_hidden_or_no_image_is_no_part_of_it() -> None:
+def test_hidden_files_and_other_files_are_ignored() -> None:
     names = [*photographs(40, "cat", "dog"), "cat/.x.jpg", ".git/a.jpg", "__MACOSX/cat/._1.jpg"]
     found = laid_out([*names, "cat/notes.txt", "cat/", "dog/deep/er/x.JPEG"])
     assert found.classes == ("cat", "dog")
@@ -111,25 +111,25 @@ def test_what_is_hidden_or_no_image_is_no_part_of_it() -> None:
         (["cat/00000.jpg", "dog/b.jpg"], "none of the 2 images.*val_fraction=0"),
     ],
 )
-def test_what_cannot_train_is_said_in_one_line(names: list[str], why: str) -> None:
+def test_dataset_that_cannot_train_is_one_line(names: list[str], why: str) -> None:
     with pytest.raises(InputError, match=why) as raised:
         laid_out(names)
     assert "\n" not in str(raised.value)
 
 
-def test_the_share_that_a_small_folder_is_told_to_take_is_enough() -> None:
+def test_advised_val_fraction_is_enough() -> None:
     with pytest.raises(InputError, match="val_fraction=") as raised:
         lay_out(["cat/00000.jpg", "dog/b.jpg"], val_fraction=0.01)
     share = float(str(raised.value).rpartition("val_fraction=")[2].split()[0])
     assert len(lay_out(["cat/00000.jpg", "dog/b.jpg"], val_fraction=share).val) == 1
 
 
-def test_classes_may_be_called_as_splits_are() -> None:
+def test_classes_may_have_names_of_splits() -> None:
     found = laid_out(photographs(60, "train", "plane", "test"))
     assert found.classes == ("plane", "test", "train")
 
 
-def test_a_test_folder_without_classes_or_with_strange_ones_is_left_out() -> None:
+def test_test_folder_without_known_classes_is_left_out() -> None:
     names = [f"{side}/{name}" for side in ("train", "val") for name in photographs(3, "cat", "dog")]
     found = laid_out([*names, "test/1.jpg"])
     assert not len(found.test)
@@ -172,7 +172,7 @@ IMAGENET = [
         ),
     ],
 )
-def test_a_flat_validation_folder_is_told_by_its_mapping_file(called: str, text: str) -> None:
+def test_flat_validation_folder_with_a_mapping_file(called: str, text: str) -> None:
     found = laid_out(IMAGENET, text, called)
     assert found.classes == ("n01440764", "n01443537")
     assert len(found.train) == 6
@@ -181,7 +181,7 @@ def test_a_flat_validation_folder_is_told_by_its_mapping_file(called: str, text:
     assert len(named["n01440764"]) == 3
 
 
-def test_a_table_says_classes_and_splits_wherever_the_images_lie() -> None:
+def test_table_has_classes_and_splits() -> None:
     images = [f"photos/{n}.jpg" for n in range(6)]
     rows = ["path,label,split", "photos/0.jpg,Hund,", 'photos/1.jpg, "Kat, Katze"']
     rows += ["photos/2.jpg,Hund,"]
@@ -194,7 +194,7 @@ def test_a_table_says_classes_and_splits_wherever_the_images_lie() -> None:
     assert any(": 1 left out" in note and "photos/5.jpg" in note for note in found.notes)
 
 
-def test_a_table_of_json_lines_beside_the_images_is_read_too() -> None:
+def test_table_of_json_lines() -> None:
     rows = "\n".join(f'{{"file_name": "{n}.png", "label": {n % 2}, "x": [1]}}' for n in range(60))
     found = laid_out([f"set/{n}.png" for n in range(60)], rows, "set/metadata.jsonl")
     assert found.classes == ("0", "1")
@@ -214,7 +214,7 @@ def test_a_table_of_json_lines_beside_the_images_is_read_too() -> None:
         (",,\n", "line 1 "),
     ],
 )
-def test_a_table_that_does_not_fit_the_images_is_refused(text: str, why: str) -> None:
+def test_table_that_does_not_fit_the_images_is_refused(text: str, why: str) -> None:
     with pytest.raises(InputError, match=why) as raised:
         laid_out(["a.jpg", "b.jpg"], text)
     assert "\n" not in str(raised.value)
@@ -223,19 +223,19 @@ def test_a_table_that_does_not_fit_the_images_is_refused(text: str, why: str) ->
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe\x00", b"\x00,\x00\n", b"[1]\n{"])
 @pytest.mark.parametrize("called", ["a.csv", "a.jsonl", "a.txt"])
-def test_what_is_no_table_is_refused(called: str, data: bytes) -> None:
+def test_invalid_table_is_refused(called: str, data: bytes) -> None:
     with pytest.raises(InputError, match=rf"labels a\.{called[2:]}"):
         lay_out(["a.jpg", "b.jpg"], val_fraction=0.1, labels=Labels.parse(called, data))
 
 
-def test_a_checkpoint_knows_its_classes_and_asks_nothing_of_the_training_images() -> None:
+def test_known_classes_need_no_training_images() -> None:
     found = lay_out(["val/cat/1.jpg"], val_fraction=0.1, classes=("ape", "cat"))
     assert list(found.val) == [("val/cat/1.jpg", 1)]
     with pytest.raises(InputError, match="'eel' is in val/ but not"):
         lay_out(["val/eel/1.jpg"], val_fraction=0.1, classes=("ape", "cat"))
 
 
-def test_the_order_is_by_class_and_name_however_a_store_lists() -> None:
+def test_order_does_not_depend_on_the_listing() -> None:
     names = photographs(50, "b", "a", "C")
     first = laid_out(names)
     random.Random(1).shuffle(names)
@@ -243,7 +243,7 @@ def test_the_order_is_by_class_and_name_however_a_store_lists() -> None:
     assert list(first.train.targets) == sorted(first.train.targets)
 
 
-def test_no_share_at_all_asks_for_a_folder() -> None:
+def test_val_fraction_of_0_needs_a_val_folder() -> None:
     with pytest.raises(InputError, match="there is no val/"):
         lay_out(photographs(9, "cat", "dog"), val_fraction=0)
     assert not len(lay_out(photographs(9, "cat"), val_fraction=0, classes=("cat", "dog")).val)

@@ -14,14 +14,12 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images, evaluation_batches, evaluation_keys, loader
-from kfp_ddp.training.distributed import World
 from kfp_ddp.training.images import examine
 from kfp_ddp.training.prepare import digest_of
 from kfp_ddp.training.sampler import ResumableSampler, windows_of
 from kfp_ddp.training.splits import Index, splits_of
-from tests.training_ranks import dataset
+from tests.training_ranks import ALONE, dataset
 
-ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 SHARD = "shard-00000.tar"
 VICTIM = "train/class1/0004.png"
 
@@ -45,7 +43,7 @@ def at(index: Index, name: str) -> int:
     return next(i for i, path in enumerate(index.paths) if path.endswith(name))
 
 
-def test_batches_are_those_of_the_folders(folders: Path, version: Path) -> None:
+def test_batches_equal_those_of_folders(folders: Path, version: Path) -> None:
     plain, packed = (splits_of(data) for data in (folders, version))
     assert packed.train.targets == plain.train.targets
     for one, other in ((plain.train, packed.train), (plain.val, packed.val)):
@@ -100,7 +98,7 @@ def _cut(file: Path, offset: int) -> None:
         (_cut, "the archive is truncated", 9),
     ],
 )
-def test_a_member_damaged_after_it_was_listed_is_named_or_skipped(
+def test_member_damaged_later_is_named_or_skipped(
     version: Path, damage: Callable[[Path, int], None], why: str, spoilt: int
 ) -> None:
     splits = splits_of(version)
@@ -121,7 +119,7 @@ def test_a_member_damaged_after_it_was_listed_is_named_or_skipped(
     assert sum(len(targets) for _, targets, _ in left) == len(index) - found.broken
 
 
-def test_the_decoded_cache_holds_what_the_archives_do(version: Path, tmp_path: Path) -> None:
+def test_cache_has_the_images_of_archives(version: Path, tmp_path: Path) -> None:
     index, config = splits_of(version).train, run(version, cache_dir=str(tmp_path))
     folder = folder_for(config, [index, index.only([])])
     assert folder is not None
@@ -135,7 +133,7 @@ def test_the_decoded_cache_holds_what_the_archives_do(version: Path, tmp_path: P
     assert folder_for(config, [index, index.only([])]) != folder
 
 
-def test_a_digest_tells_other_images_and_another_place_in_the_archives(
+def test_digest_depends_on_images_and_their_position(
     folders: Path, version: Path, tmp_path: Path
 ) -> None:
     plain, packed = (splits_of(data).train for data in (folders, version))

@@ -58,14 +58,14 @@ def rewritten(version: Path, number: int, change: Callable[[list[object]], None]
     path.write_text("\n".join(lines) + "\n")
 
 
-def test_every_member_is_found_by_its_name(version: Path) -> None:
+def test_members_are_found_by_name(version: Path) -> None:
     found = listed(version)
     assert set(found.names) == set(FILES)
     assert {name: read(found, name) for name in FILES} == FILES
     assert shards.MANIFEST == manifest.NAME
 
 
-def test_without_a_manifest_the_archives_tell(version: Path, tmp_path: Path) -> None:
+def test_archives_without_a_manifest_are_listed(version: Path, tmp_path: Path) -> None:
     (version / manifest.NAME).unlink()
     (version / "_SUCCESS").unlink()
     found = listed(version)
@@ -86,14 +86,14 @@ def test_plain_folders_are_not_packed(tmp_path: Path, version: Path) -> None:
     assert members(tmp_path / "bucket") is None
 
 
-def test_a_flip_of_current_changes_nothing_for_who_reads(version: Path, tmp_path: Path) -> None:
+def test_reader_is_independent_of_current(version: Path, tmp_path: Path) -> None:
     current = tmp_path / "data" / "current"
     found = listed(current)
     current.unlink()
     assert read(found, "train/a/1.png") == b"one"
 
 
-def test_members_of_a_part_stay_what_they_are(version: Path) -> None:
+def test_selected_members_keep_their_content(version: Path) -> None:
     found = listed(version)
     part = Members(found.names[2:4], found.slices.only([2, 3]))
     assert {name: read(part, name) for name in part.names} == {
@@ -148,7 +148,7 @@ def _few_columns(version: Path) -> None:
         (_few_columns, r"line 3 of .*_MANIFEST\.jsonl is damaged"),
     ],
 )
-def test_a_damaged_version_is_refused_in_one_line(
+def test_damaged_version_is_one_line(
     version: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     damage(version)
@@ -158,7 +158,7 @@ def test_a_damaged_version_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("kind", ["no archive at all", "cut"])
-def test_archives_of_others_that_are_damaged_are_refused(
+def test_damaged_archive_without_a_manifest_is_refused(
     version: Path, tmp_path: Path, kind: str
 ) -> None:
     data = (version / "shard-00000.tar").read_bytes()
@@ -170,7 +170,7 @@ def test_archives_of_others_that_are_damaged_are_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_header_that_is_not_the_members_is_not_believed(version: Path) -> None:
+def test_other_header_of_a_member_is_refused(version: Path) -> None:
     found = listed(version)
     path = version / "shard-00000.tar"
     whole = path.read_bytes()
@@ -186,7 +186,7 @@ def test_a_header_that_is_not_the_members_is_not_believed(version: Path) -> None
         content(where, 2000)
 
 
-def test_threads_that_open_an_archive_at_once_all_read_it(version: Path) -> None:
+def test_threads_open_an_archive_at_the_same_time(version: Path) -> None:
     shard = str(version / "shard-00000.tar")
     expected = Path(shard).read_bytes()[:100]
     for _ in range(20):

@@ -17,7 +17,7 @@ def touch(root: Path, *names: str) -> Path:
     return root
 
 
-def test_class_folders_are_split_by_name_and_paths_stay_below_the_dataset(tmp_path: Path) -> None:
+def test_class_folders_are_split_by_name(tmp_path: Path) -> None:
     names = [f"{label}/{n:03}.jpg" for label in ("cat", "dog") for n in range(60)]
     found = splits_of(touch(tmp_path, *names))
     assert found.by_name
@@ -29,7 +29,7 @@ def test_class_folders_are_split_by_name_and_paths_stay_below_the_dataset(tmp_pa
     assert again == (found.val, None)
 
 
-def test_a_split_on_disk_has_its_folder_as_root_and_the_order_of_before(tmp_path: Path) -> None:
+def test_existing_split_has_its_folder_as_root(tmp_path: Path) -> None:
     touch(tmp_path, "train/dog/a/z.png", "train/dog/b.png", "train/cat/1.jpg", "val/cat/2.jpg")
     touch(tmp_path, "test/dog/3.webp", "test/dog/.hidden.png", "train/.cache/x.png")
     found = splits_of(tmp_path)
@@ -53,7 +53,7 @@ def test_class_folders_may_be_links(tmp_path: Path) -> None:
     assert len(splits_of(tmp_path / "data").train) == 3
 
 
-def test_an_archive_holds_the_same_sides_as_the_folder(tmp_path: Path) -> None:
+def test_archive_has_the_same_splits_as_the_folder(tmp_path: Path) -> None:
     names = [f"{n:03}.jpg" for n in range(60)]
     rows = "".join(f"{name},{'cat' if int(name[:3]) % 3 else 'dog'}\n" for name in names)
     touch(tmp_path / "files", *names)
@@ -74,7 +74,7 @@ def test_an_archive_holds_the_same_sides_as_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("second", ["0.tar", "1.tar"])
-def test_two_images_of_one_name_in_archives_are_refused(tmp_path: Path, second: str) -> None:
+def test_duplicate_name_in_archives_is_refused(tmp_path: Path, second: str) -> None:
     """Else one of them would stand for both."""
     files = touch(tmp_path / "files", *(f"{kind}/{n}.jpg" for kind in "ab" for n in range(9)))
     (tmp_path / "packed").mkdir()
@@ -85,7 +85,7 @@ def test_two_images_of_one_name_in_archives_are_refused(tmp_path: Path, second: 
         splits_of(tmp_path / "packed")
 
 
-def test_what_cannot_be_read_or_trained_on_is_said_in_one_line(tmp_path: Path) -> None:
+def test_invalid_dataset_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the dataset .*/nothing does not exist"):
         splits_of(tmp_path / "nothing")
     with pytest.raises(InputError, match=f"dataset {tmp_path}: there are no images"):
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_or_trained_on_is_said_in_one_line(tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all folders")
-def test_a_folder_without_rights_is_no_empty_class(tmp_path: Path) -> None:
+def test_unreadable_folder_is_not_an_empty_class(tmp_path: Path) -> None:
     touch(tmp_path, "cat/1.jpg", "dog/2.jpg")
     (tmp_path / "dog").chmod(0)
     try:
@@ -111,6 +111,6 @@ def test_a_folder_without_rights_is_no_empty_class(tmp_path: Path) -> None:
         (tmp_path / "dog").chmod(0o755)
 
 
-def test_images_are_counted_no_further_than_asked(tmp_path: Path) -> None:
+def test_images_are_counted_up_to_a_limit(tmp_path: Path) -> None:
     touch(tmp_path, *(f"{n % 2}/{n}.jpg" for n in range(9)), "notes.txt")
     assert (count_images(tmp_path, 4), count_images(tmp_path, 100)) == (4, 9)

@@ -43,7 +43,7 @@ def step(number: int, loss: float) -> Event:
     return Event("step", fields, 1000.0 + number)
 
 
-def test_mlflow_gets_settings_metrics_and_where_they_come_from(config: TrainConfig) -> None:
+def test_mlflow_gets_settings_metrics_and_their_source(config: TrainConfig) -> None:
     run = MlflowRun(config)
     start = {"world_size": 2, "steps_total": 4, "resumed_from_step": 0}
     run.log([Event("start", start, 1000.0), step(1, 2.5), step(2, float("nan"))])
@@ -63,7 +63,7 @@ def test_mlflow_gets_settings_metrics_and_where_they_come_from(config: TrainConf
     assert (first.step, first.timestamp) == (1, 1_001_000)
 
 
-def test_a_run_that_was_made_and_not_noted_is_found_again(config: TrainConfig) -> None:
+def test_created_run_without_a_record_is_found_again(config: TrainConfig) -> None:
     before = MlflowRun(config)
     Path(config.output_dir, MLFLOW).unlink()
     assert MlflowRun(config).run_id == before.run_id
@@ -74,7 +74,7 @@ def test_a_run_that_was_made_and_not_noted_is_found_again(config: TrainConfig) -
     assert MlflowRun(another).run_id != before.run_id
 
 
-def test_a_resume_and_later_steps_go_on_in_the_same_run(config: TrainConfig) -> None:
+def test_resume_and_later_steps_use_the_same_run(config: TrainConfig) -> None:
     before = MlflowRun(config)
     before.log([step(1, 2.5), Event("end", {"step": 1, "status": "preempted"}, 1002.0)])
     assert client(config).get_run(before.run_id).info.status == "KILLED"
@@ -95,7 +95,7 @@ def test_a_resume_and_later_steps_go_on_in_the_same_run(config: TrainConfig) -> 
     assert (found.metrics["accuracy"], found.tags["kfp_ddp.dataset_digest"]) == (0.9, "67c0")
 
 
-def test_what_mlflow_cannot_be_told_fails_no_step(
+def test_unreachable_mlflow_fails_no_step(
     config: TrainConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder(config.output_dir)
@@ -145,7 +145,7 @@ def patient(folder: Path, connect: Callable[[], Tracker]) -> BackgroundSink:
     return BackgroundSink("A", folder / "metrics.jsonl", folder / "a.json", connect)
 
 
-def test_events_wait_for_a_server_that_is_away(
+def test_events_wait_for_an_unreachable_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(BackgroundSink, "PAUSE_SECONDS", 0.01)
@@ -160,7 +160,7 @@ def test_events_wait_for_a_server_that_is_away(
     assert capsys.readouterr().out == "warning: A is not reachable: away\n"
 
 
-def test_what_an_earlier_process_did_not_send_is_sent_once_by_the_next(tmp_path: Path) -> None:
+def test_unsent_events_are_sent_once_by_the_next_process(tmp_path: Path) -> None:
     def gone() -> Tracker:
         raise ConnectionError("away")
 
@@ -173,7 +173,7 @@ def test_what_an_earlier_process_did_not_send_is_sent_once_by_the_next(tmp_path:
     assert [event.fields["step"] for event in server.took] == [1, 2, 3]
 
 
-def test_a_server_that_is_down_ends_no_training(
+def test_unreachable_server_ends_no_training(
     config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
@@ -184,7 +184,7 @@ def test_a_server_that_is_down_ends_no_training(
     assert not Path(config.output_dir, MLFLOW).exists()
 
 
-def test_a_server_that_hangs_is_waited_for_a_moment_alone(
+def test_wait_for_a_hanging_server_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(BackgroundSink, "LAST_SECONDS", 0.05)
@@ -195,7 +195,7 @@ def test_a_server_that_hangs_is_waited_for_a_moment_alone(
     assert capsys.readouterr().out == "warning: A lacks 1 events\n"
 
 
-def test_a_package_that_is_not_there_is_named() -> None:
+def test_missing_package_is_named() -> None:
     with pytest.raises(InputError, match="wandb_project needs the package no_such_package"):
         trackers.require("no_such_package", "wandb_project")
 

@@ -20,7 +20,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 @on_linux
-def test_a_shell_loads_with_the_names_that_it_stands_for(tmp_path: Path) -> None:
+def test_stub_library_loads_with_its_names(tmp_path: Path) -> None:
     names = ["cublasCreate_v2", "cublasDestroy_v2", *(f"cublas{n}" for n in range(3000))]
     content = without_cuda.shell("libcublas.so.13", "V1", names, MACHINES[platform.machine()])
     (tmp_path / "libcublas.so.13").write_bytes(content)
@@ -30,7 +30,7 @@ def test_a_shell_loads_with_the_names_that_it_stands_for(tmp_path: Path) -> None
 
 
 @on_linux
-def test_what_torch_is_linked_with_is_read_from_its_library() -> None:
+def test_linked_libraries_of_torch_are_read() -> None:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     needed, undefined = without_cuda.linked(library.read_bytes())
     assert "libc10.so" in needed
@@ -39,7 +39,7 @@ def test_what_torch_is_linked_with_is_read_from_its_library() -> None:
     assert "cublasCreate_v2" not in undefined
 
 
-def test_the_lock_keeps_everything_but_what_a_gpu_needs() -> None:
+def test_lock_without_cuda_keeps_all_other_packages() -> None:
     lock = (FILE.parents[1] / "requirements.lock").read_text()
     kept, every = (
         {line.split("==")[0] for line in text.splitlines() if "==" in line.split(" ")[0]}
