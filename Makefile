@@ -30,8 +30,8 @@ PYTEST := KUBECONFIG= $(VENV)/bin/pytest tests/unit tests/integration --numproce
 test: $(INSTALLED) ## the tests without a cluster that take less than five seconds each
 	$(PYTEST) -m "not slow"
 
-test-all: $(INSTALLED) ## all tests without a cluster
-	$(PYTEST) --durations 20
+test-all: $(INSTALLED) ## all tests without a cluster, and a floor for the lines that they run
+	$(PYTEST) --durations 20 --cov --cov-report=
 
 e2e: $(INSTALLED) ## all tests on the cluster that KUBECONFIG names
 	$(VENV)/bin/pytest tests/e2e
@@ -71,4 +71,4 @@ lock: ## the locks again, from pyproject.toml (needs uv)
 	echo hatchling | $(UV_LOCK) --constraint requirements.lock - --output-file images/wheel/requirements.lock
 
 clean: ## remove what make and the demo wrote
-	rm -rf $(VENV) build dist demo-output .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .coverage build dist demo-output .mypy_cache .pytest_cache .ruff_cache

@@ -4,7 +4,6 @@ The tests that use `address` hold for any registry: `KFP_DDP_TEST_REGISTRY=http:
 one for them. Without it, and in all others, a stand-in follows the contract of the API.
 """
 
-import asyncio
 import os
 import secrets
 import shutil
@@ -12,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model_registry import ModelRegistry
-from model_registry.types import ListOptions
+from model_registry.types import ListOptions, ModelVersion, RegisteredModel
 
 from kfp_ddp.components.register.component import register as register_step
 from kfp_ddp.core.errors import InputError, StorageError
@@ -80,6 +78,20 @@ def registered(address: str, name: str) -> dict[str, dict[str, Any]]:
     registry = opened(address)
     registry.check()  # which finds the version of the API
     return registry._call("read", read)
+
+
+def register_foreign(address: str, name: str) -> None:
+    """Register version 1.0 of another program, which has our properties."""
+
+    async def write(api: Any) -> None:
+        model = await api.upsert_registered_model(RegisteredModel(name=name))
+        custom = {"stage": "champion", "bundle": "s3://elsewhere/1.0"}
+        version = ModelVersion(name="1.0", author="ben", custom_properties=custom)
+        await api.upsert_model_version(version, model.id)
+
+    registry = opened(address)
+    registry.check()
+    registry._call("registered", write)
 
 
 def stages(address: str, name: str) -> dict[str, Any]:
@@ -250,15 +262,7 @@ def test_a_deleted_version_is_archived(
 def test_a_missing_champion_is_registered_and_other_versions_are_unchanged(
     address: str, where: Store, name: str, tmp_path: Path
 ) -> None:
-    other = ModelRegistry(address, author="ben", user_token="t", async_runner=asyncio.run)
-    other.register_model(
-        name,
-        "s3://elsewhere/model",
-        model_format_name="onnx",
-        model_format_version="1",
-        version="1.0",
-        metadata={"stage": "champion", "bundle": "s3://elsewhere/1.0"},
-    )
+    register_foreign(address, name)
     version = published(where, name, tmp_path, 3)
     move(where, name, version, "", "run-3")
     opened(address).agree(where, name)
