@@ -1,1 +1,1 @@
-"""The ground floor, which all stand on and which imports nothing of ours."""
+"""The lowest layer: it imports no other package of the project."""

@@ -1,6 +1,6 @@
-"""Configuration: by flag, environment, a file of the folder or of the user, or default.
+"""Configuration by flag, environment variable, file or default.
 
-Not a pydantic model, as that import is most of the time of a command's `--help`.
+Not a pydantic model: its import would take most of the time of `--help`.
 """
 
 import os
@@ -26,13 +26,13 @@ GUARDED = {
 
 
 def setting(default: T, description: str, **more: str) -> T:
-    """A field, with its text; `more` may name another environment variable that sets it."""
+    """Return a field; `more` may have `variable`, another environment variable for it."""
     return field(default=default, metadata={"description": description, **more})
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How to reach KFP, and as whom."""
+    """Address of KFP, and the login."""
 
     host: str = setting(
         "",
@@ -48,63 +48,63 @@ class Connection:
     kfp_namespace: str = setting("kubeflow", "Namespace that KFP itself runs in.")
     context: str = setting("", "Context of the kubeconfig; empty for the current one.")
     port_forward: bool = setting(
-        False, "Reach KFP by a port forwarded through the kubeconfig, whatever host is set."
+        False, "Reach KFP by a port forwarded through the kubeconfig, even if a host is set."
     )
     token_file: str = setting(
-        "", "File with a token, read again for each request; KFP_DDP_TOKEN holds one itself."
+        "", "File with a token, read for each request; KFP_DDP_TOKEN is the value."
     )
     cookie_file: str = setting(
         "",
-        "File with the cookie of a session, as in authservice_session=MTY1...; KFP_DDP_COOKIE "
-        "holds one itself.",
+        "File with the cookie of a session, such as authservice_session=MTY1...; KFP_DDP_COOKIE "
+        "is the value.",
     )
-    username: str = setting("", "Who logs in at the Dex of a Kubeflow platform: an e-mail address.")
-    password_file: str = setting("", "File with the password; KFP_DDP_PASSWORD holds one itself.")
+    username: str = setting("", "User of the Dex of a Kubeflow platform: an e-mail address.")
+    password_file: str = setting("", "File with the password; KFP_DDP_PASSWORD is the value.")
     iap_client_id: str = setting(
         "",
         "Client of Google's Identity-Aware Proxy in front of KFP.",
         variable="KF_PIPELINES_IAP_OAUTH2_CLIENT_ID",
     )
-    ca_file: str = setting("", "File with the certificates to trust; empty for the usual ones.")
+    ca_file: str = setting("", "File with the certificates to trust; empty for the system's.")
     ui: str = setting(
         "",
         "Address of the UI for links to runs; empty for the host.",
         variable="KF_PIPELINES_UI_ENDPOINT",
     )
-    timeout: float = setting(30.0, "The longest wait for an answer, in seconds.")
+    timeout: float = setting(30.0, "Timeout of a request, in seconds.")
 
     def run_page(self, run_id: str) -> str:
-        """Address of a run in the UI; '' where none is known."""
+        """Return the address of a run in the UI; '' if it is not known."""
         ui = self.ui or ("" if self.port_forward else self.host)
         return f"{ui.rstrip('/')}/#/runs/details/{run_id}" if ui else ""
 
 
 @dataclass(frozen=True)
 class Config(Connection):
-    """All configuration; flags of a command have priority."""
+    """All configuration."""
 
-    experiment: str = setting("Default", "Experiment that runs are listed under.")
-    registry: str = setting("ghcr.io/kfp-ddp", "Where launcher and trainer images are pulled from.")
-    launcher_image: str = setting("", "Another image in place of the launcher.")
+    experiment: str = setting("Default", "Experiment of new runs.")
+    registry: str = setting("ghcr.io/kfp-ddp", "Registry of the launcher and trainer images.")
+    launcher_image: str = setting("", "Image to use as launcher.")
     trainer_image: str = setting(
-        "", "Another image in place of the trainer, such as one built from it with more packages."
+        "", "Image to use as trainer, such as one built from ours with more packages."
     )
-    destination: str = setting("", "Where models are exported to: gs://, s3:// or a folder.")
+    destination: str = setting("", "Destination of exported models: gs://, s3:// or a folder.")
     model_registry: str = setting(
         "",
         "Kubeflow Model Registry that promote and rollback update, such as http://localhost:8080; "
         "KFP_DDP_MODEL_REGISTRY_TOKEN may hold a token for it.",
     )
-    pipeline_root: str = setting("", "Where KFP keeps artifacts; empty for the server's choice.")
-    service_account: str = setting("", "Account that steps run as; empty for the server's choice.")
+    pipeline_root: str = setting("", "Folder of KFP's artifacts; empty for the server's default.")
+    service_account: str = setting("", "Account of the steps; empty for the server's default.")
     time_zone: str = setting(
         "UTC",
-        "Zone that KFP reads schedules in: CRON_SCHEDULE_TIMEZONE of its server, one for all.",
+        "Time zone of schedules: CRON_SCHEDULE_TIMEZONE of KFP's server.",
     )
 
 
 class Set(NamedTuple):
-    """A value, and where it is from."""
+    """A value with its origin: flag, environment variable, file or default."""
 
     value: Any
     origin: str
@@ -114,19 +114,16 @@ FIELDS = {item.name: item for item in fields(Config)}
 
 
 def files() -> list[Path]:
-    """Where settings may stand, the first that sets one counts."""
+    """Return the files of settings, the one with priority first."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return [Path(HERE), Path(home, "kfp-ddp", "config.yaml")]
 
 
 def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
-    """Each setting with where it is from: flag, environment, file or default.
-
-    Args:
-        flags: Flags of the command line; None if not set.
+    """Return each setting with its origin; a flag of None is not set.
 
     Raises:
-        InputError: a file or variable that cannot be used.
+        InputError: A file or a variable is invalid.
     """
     own, folder = _layers(flags)
     return own | folder
@@ -168,7 +165,7 @@ def _layers(flags: Mapping[str, Any] | None) -> tuple[dict[str, Set], dict[str, 
 
 
 def config(flags: Mapping[str, Any] | None = None) -> Config:
-    """The values alone."""
+    """Return the settings; see `resolved`."""
     return Config(**{name: item.value for name, item in resolved(flags).items()})
 
 
@@ -197,7 +194,7 @@ def _of_file(path: Path) -> Iterator[tuple[str, Any]]:
     except yaml.YAMLError as error:
         raise InputError(f"{path} is not YAML: {one_line(error)}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path} should hold lines such as host: https://kubeflow.example.com")
+        raise InputError(f"{path} needs lines such as host: https://kubeflow.example.com")
     for name, value in content.items():
         if name not in FIELDS:
             from kfp_ddp.core.settings import hint

@@ -6,7 +6,7 @@
     ├── StorageError        a volume or a bucket cannot be read or written
     │   └── UnavailableError   it does not respond for now: a retry may succeed
     ├── JobError            a job, or a training, ended without success
-    ├── ServerError         the KFP API server does not answer, or with a fault of its own
+    ├── ServerError         the KFP API server does not answer, or with an internal error
     ├── RunCancelledError   the run was terminated
     └── PeerLostError       another rank ended, and this one with it
 
@@ -24,7 +24,7 @@ PREEMPTED = 143
 
 
 class KfpDdpError(Exception):
-    """Any of these; programs print its line and end with `exit_code`."""
+    """Base class; programs print the message and end with `exit_code`."""
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
@@ -32,38 +32,38 @@ class KfpDdpError(Exception):
 
 
 class InputError(KfpDdpError, ValueError):
-    """Input that cannot be used."""
+    """The input is invalid."""
 
     exit_code = 2
 
 
 class RefusedError(InputError):
-    """A request or a user that the KFP API server refuses."""
+    """The KFP API server refuses the request or the user."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-        """Of HTTP: 401, 403, 404 and so on."""
+        """HTTP status, such as 404."""
 
 
 class ServerError(KfpDdpError):
-    """A KFP API server that does not answer, or with a fault of its own: later it may."""
+    """The KFP API server does not answer, or with an internal error."""
 
     retryable = True
 
 
 class StorageError(KfpDdpError):
-    """A volume or a bucket that cannot be read or written, or that another program changed."""
+    """A volume or a bucket cannot be read or written, or another program changed it."""
 
 
 class UnavailableError(StorageError):
-    """A bucket or a volume that does not respond, or reports a fault of its own."""
+    """A volume or a bucket does not respond, or reports an internal error."""
 
     retryable = True
 
 
 class JobError(KfpDdpError):
-    """A job, or a training, that ended without success."""
+    """A job or a training ended without success."""
 
 
 class RunCancelledError(KfpDdpError):
@@ -73,13 +73,13 @@ class RunCancelledError(KfpDdpError):
 
 
 class PeerLostError(KfpDdpError):
-    """Another rank ended: a consequence of its error, never the cause."""
+    """Another rank ended, and this one with it: never the cause."""
 
     retryable = True
 
 
 def full(error: OSError, folder: str | os.PathLike[str]) -> str:
-    """The line for a volume without room: what could not be written, why, and what to do."""
+    """Return the message for a full volume."""
     return (
         f"cannot write to {error.filename or folder}: {error.strerror}; "
         "make room or repair the volume and start again to resume"

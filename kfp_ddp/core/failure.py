@@ -1,8 +1,8 @@
-"""Why a run failed: one line for its user and for Kubernetes.
+"""The cause of a failed run, as one line for its user and for Kubernetes.
 
-A rank that ends writes it for its node's launcher (`write_record`), that one takes the first cause
-of its ranks and leaves it for Kubernetes and the step (`report`), and the step takes the first
-cause of all pods. Causes come before consequences, and the earliest comes first.
+A rank writes its failure for the launcher of its node (`write_record`). The launcher reports the
+first cause of its ranks to Kubernetes and the step (`report`). The step takes the first cause of
+all pods. Causes come before consequences, then the earliest first.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from typing import Any, Self
 from kfp_ddp.core.errors import PREEMPTED
 
 TERMINATION_LOG = "/dev/termination-log"
-"""Where Kubernetes reads a container's last words; at most 4,096 bytes."""
+"""File of a container's termination message; at most 4,096 bytes."""
 LONGEST = 700
 """Characters of an error that are recorded; each takes up to four bytes."""
 RECORD = "TORCHELASTIC_ERROR_FILE"
-"""Environment variable of torch elastic with the file for a rank's record."""
+"""Environment variable of torch elastic: the file for a rank's record."""
 LOST_PEER = re.compile(
     "|".join(
         (
@@ -31,7 +31,7 @@ LOST_PEER = re.compile(
             "connection (was likely )?closed|connection reset|connection refused|broken pipe",
             "socket timeout|connect timeout|timed out (waiting [0-9]+ ?ms|connecting)",
             "rendezvous|got signal: 15|stopped by sig",
-            # NCCL; not all of its errors: a GPU used twice is no lost peer
+            # NCCL; only those of a lost peer
             "watchdog caught collective operation timeout|nccl timeout|ncclsystemerror",
             "ncclremoteerror|nccl communicator was aborted|remote process exit",
             # Open MPI
@@ -50,7 +50,7 @@ def lost_peer(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What ended a rank, a node's launcher or a pod that did not end with 0."""
+    """The failure of a rank, a node's launcher or a pod."""
 
     exit_code: int
     rank: int
@@ -58,11 +58,11 @@ class Failure:
     error: str
     retryable: bool
     time: float = dataclasses.field(default_factory=time.time)
-    """When, in seconds since 1970: of several nodes' failures the first is the cause."""
+    """Seconds since 1970."""
     consequence: bool = False
     """Whether it is only a consequence of the loss of another rank."""
     pod: str = ""
-    """The pod with the full log; known to the step only, so it is not written."""
+    """The pod with the full log; only the step knows it, so it is not written."""
 
     @property
     def words(self) -> str:
@@ -70,7 +70,7 @@ class Failure:
         return f"rank {self.rank}: {self.error}" if self.rank >= 0 else self.error
 
     def to_json(self) -> str:
-        """One line, short enough for Kubernetes; `parse` reads it."""
+        """Return one line, short enough for Kubernetes; see `parse`."""
         fields = {**dataclasses.asdict(self), "error": _shortened(self.error)}
         del fields["pod"]
         return json.dumps(fields, ensure_ascii=False)
@@ -96,7 +96,7 @@ class Failure:
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure | None:
-    """The first failure that is no consequence of another one; None of none."""
+    """Return the first failure that is not a consequence; None if there are none."""
     return min(failures, key=_order, default=None)
 
 
@@ -105,7 +105,7 @@ def _order(failure: Failure) -> tuple[bool, float]:
 
 
 def report(failure: Failure, file: Path | None) -> int:
-    """Write the failure where the caller and Kubernetes look for it; returns its exit code."""
+    """Write the failure for the caller and for Kubernetes, and return its exit code."""
     line = failure.to_json()
     targets = [file] if file else []
     if "KUBERNETES_SERVICE_HOST" in os.environ or "KFP_DDP_TERMINATION_LOG" in os.environ:
@@ -121,7 +121,7 @@ def report(failure: Failure, file: Path | None) -> int:
 
 
 def read(folder: Path) -> Failure | None:
-    """The failure that a launcher wrote to its folder of logs; None if it wrote none."""
+    """Return the failure that a launcher wrote to its folder of logs; None if missing."""
     try:
         return Failure.parse((folder / "failure.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -129,12 +129,9 @@ def read(folder: Path) -> Failure | None:
 
 
 def write_record(failure: Failure, final: bool) -> None:
-    """Write the failure of this rank in the format and the file of torch elastic.
+    """Write the failure of this rank to the file of torch elastic; raises OSError.
 
-    It is `final` if the rank itself determined the cause, as for invalid input.
-
-    Raises:
-        OSError: the file cannot be written.
+    It is `final` if the rank determined the cause itself, as for invalid input.
     """
     path = os.environ.get(RECORD)
     if not path:
@@ -149,11 +146,11 @@ def write_record(failure: Failure, final: bool) -> None:
 
 
 def root_cause(error: Any, checkpoint: str) -> Failure:
-    """The first failure of a node's ranks that is no consequence of another one.
+    """Return the first cause among the ranks of a node.
 
     Args:
         error: torch elastic's ChildFailedError.
-        checkpoint: Text about the newest checkpoint, added where ranks were preempted.
+        checkpoint: Text about the newest checkpoint, added to preempted ranks' errors.
     """
     failures = [_of_rank(rank, failure, checkpoint) for rank, failure in error.failures.items()]
     return min(failures, key=_order)
@@ -179,10 +176,7 @@ def _of_rank(rank: int, failure: Any, checkpoint: str) -> Failure:
 
 
 def final_failure(files: Iterable[Path], checkpoint: str) -> Failure | None:
-    """Return the first final failure in the ranks' error files.
-
-    `checkpoint` is a text about the newest checkpoint, added where ranks were preempted.
-    """
+    """Return the first final failure in the ranks' error files; see `root_cause`."""
     failures = []
     for path in files:
         try:

@@ -20,11 +20,7 @@ _KEPT_OPEN = 2048 if _DESCRIPTORS < 0 else min(_DESCRIPTORS // 8, 2048)
 
 
 def fsync(path: Path) -> None:
-    """Flush a file's content, or a folder's entries, to the disk.
-
-    Raises:
-        OSError: the disk is full, or failing.
-    """
+    """Flush a file's content, or a folder's entries, to the disk; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -32,37 +28,32 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def folder_below(root: Path, name: str | Path = "", make: bool = False) -> Iterator[int]:
-    """The descriptor of a folder below `root`, to give as `dir_fd`.
-
-    `root` may be a link, as a mount point may; nothing below it is followed.
+def folder_below(
+    root: Path, name: str | Path = "", make: bool = False
+) -> contextlib.AbstractContextManager[int]:
+    """Return a context with the descriptor of a folder below `root`, for `dir_fd`.
 
     Args:
-        root: An existing folder.
-        name: The folder in it, as deep as it may be; `root` itself without a value.
-        make: Whether to make what is missing, with mode 0755.
+        root: An existing folder, which may be a link; no link below it is followed.
+        name: Relative path of the folder; empty for `root`.
+        make: Whether to create missing folders, with mode 0755.
 
     Raises:
-        OSError: it is missing, or its path has a link or a file; with the full path.
-        ValueError: the name leads out of `root`.
+        OSError: It is missing, or its path has a link or a file; with the full path.
+        ValueError: The name leads out of `root`.
     """
-    with _closing(_open_folder(root, name, make)) as descriptor:
-        yield descriptor
+    return _closing(_open_folder(root, name, make))
 
 
 class Folders:
-    """The folders below a root, each opened once: for many files in few folders.
-
-    Safe to use from any thread; see `folder_below`.
-    """
+    """Folders below a root, each opened once; thread-safe. See `folder_below`."""
 
     def __init__(self, root: Path, below: str | Path = "", make: bool = False) -> None:
         self._root, self._below, self._make = root, Path(below), make
         self._known: dict[str, contextlib.nullcontext[int]] = {}
 
     def at(self, name: str) -> contextlib.AbstractContextManager[int]:
-        """The descriptor of a folder, '' for the root; see `folder_below`."""
+        """Return a context with the descriptor of a folder; '' for the root."""
         return self._known.get(name) or self._open(name)
 
     def _open(self, name: str) -> contextlib.AbstractContextManager[int]:
@@ -78,7 +69,7 @@ class Folders:
         return _closing(opened)
 
     def close(self) -> None:
-        """Close them; the next `at` opens its folder again."""
+        """Close all; `at` opens a folder again."""
         while self._known:
             os.close(self._known.popitem()[1].enter_result)
 
@@ -99,7 +90,7 @@ def _open_folder(root: Path, name: str | Path, make: bool) -> int:
 
 
 def _walk(top: int, parts: Sequence[str], make: bool, root: Path) -> int:
-    """A descriptor of its own for the folder that these names lead to, from an open one."""
+    """Return a new descriptor of the folder with this path below an open one."""
     if ".." in parts:
         raise ValueError(f"{'/'.join(parts)} is not a folder below {root}")
     descriptor = os.dup(top)
@@ -127,11 +118,11 @@ def _make_folder(name: str, folder: int) -> bool:
 
 
 def open_below(root: Path, name: str | Path) -> BinaryIO:
-    """Open a file below `root` for reading; a link is followed neither on the way nor at its end.
+    """Open a file below `root` for reading, without following links.
 
     Raises:
-        OSError: it cannot be read, or is no plain file.
-        ValueError: the name leads out of `root`.
+        OSError: It cannot be read, or is not a plain file.
+        ValueError: The name leads out of `root`.
     """
     path = Path(root, name)
     with folder_below(root, Path(name).parent) as folder:
@@ -146,8 +137,7 @@ def read_below(root: Path, name: str | Path, limit: int) -> bytes:
     """Return the content of a file below `root`; see `open_below`.
 
     Raises:
-        InputError: it has more than `limit` bytes.
-        OSError: it cannot be read, or is not a plain file.
+        InputError: It has more than `limit` bytes.
     """
     with open_below(root, name) as file:
         content = file.read(limit + 1)
@@ -157,10 +147,10 @@ def read_below(root: Path, name: str | Path, limit: int) -> bytes:
 
 
 def open_plain(name: str, folder: int) -> int:
-    """A descriptor to read a file of the folder with this descriptor; a link is not followed.
+    """Return a descriptor to read a file of an open folder, without following a link.
 
     Raises:
-        OSError: it cannot be read, or is no plain file; a pipe is not waited for.
+        OSError: It cannot be read, or is not a plain file, such as a pipe.
     """
     descriptor = os.open(name, _READ, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -171,16 +161,16 @@ def open_plain(name: str, folder: int) -> int:
 
 @contextlib.contextmanager
 def durable(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
-    """Yield a new file to write; its content is on the disk when the block ends.
+    """Yield a new file to write, which is flushed to the disk at the end of the block.
 
     An existing file or link of this name is removed first.
 
     Args:
-        path: Its name.
-        root: A folder above it, below which no link is followed; its own without a value.
+        path: Path of the file.
+        root: Folder below which no link is followed; by default that of the file.
 
     Raises:
-        OSError: it cannot be created or written; with its full path.
+        OSError: It cannot be created or written; with its full path.
     """
     with _folder_of(path, root) as folder, _written(path, folder) as file:
         yield file
@@ -192,15 +182,15 @@ def atomic_write(
 ) -> Iterator[BinaryIO]:
     """Yield a file to write that gets its name if the block succeeds, and is deleted if not.
 
-    Its content is on the disk by then; for the name to be, `fsync` its folder.
+    Its content is flushed to the disk; to flush the name, `fsync` its folder.
 
     Args:
-        path: Its name.
-        aside: Where it is written; beside it, under a name of chance, without a value.
-        root: A folder above both, below which no link is followed; their own without a value.
+        path: Path of the file.
+        aside: Temporary path; by default a random name in the same folder.
+        root: Folder below which no link is followed; by default those of the files.
 
     Raises:
-        OSError: it cannot be created or written; with its full path.
+        OSError: It cannot be created or written; with its full path.
     """
     aside = aside or path.with_name(f".{os.urandom(8).hex()}.tmp")
     with _folder_of(path, root) as into, _folder_of(aside, root) as folder:

@@ -7,9 +7,9 @@ DATA_VARIABLE = "KFP_DDP_DATA_DIR"
 WORK_VARIABLE = "KFP_DDP_WORK_DIR"
 SCRATCH_VARIABLE = "KFP_DDP_SCRATCH_DIR"
 SCRATCH = "/scratch"
-"""Where pipelines mount an emptyDir in steps and workers that work without a PVC."""
+"""Mount point of the emptyDir of steps and workers without a PVC."""
 PER_NODE = "each-node:"
-"""Prefix of a dataset that each node syncs to a folder of its own."""
+"""Prefix of a dataset that each node syncs to its own folder."""
 
 
 def data_dir(setting: str = "") -> str:
@@ -23,7 +23,7 @@ def work_dir(setting: str = "") -> str:
 
 
 def scratch_dir() -> str:
-    """Return a folder that lives as long as the pod.
+    """Return a folder that is deleted with the pod.
 
     It is KFP_DDP_SCRATCH_DIR, else /scratch, else one below the temporary folder.
     """

@@ -1,4 +1,4 @@
-"""A Python file as one line of plain characters: a data URL (RFC 2397), which no shell touches."""
+"""A Python file as one line: a data URL (RFC 2397), which needs no quoting in a shell."""
 
 import base64
 import hashlib
@@ -8,19 +8,19 @@ PREFIX = "data:text/x-python;base64,"
 
 
 def pack(content: bytes) -> str:
-    """The line of a file's content."""
+    """Return the content of a file as one line."""
     return PREFIX + base64.b64encode(content).decode()
 
 
 def unpack(line: str) -> str:
-    """The text of the file; raises ValueError for what `pack` did not make."""
+    """Return the text of the file; raises ValueError if `pack` did not create the line."""
     if not line.startswith(PREFIX):
         raise ValueError(f"it does not begin with {PREFIX}")
     return base64.b64decode(line.removeprefix(PREFIX), validate=True).decode()
 
 
 def in_words(value: Any) -> Any:
-    """A setting as people read it: a file by size and digest; anything else as it is."""
+    """Return a packed file as a text with size and digest, another value unchanged."""
     if not isinstance(value, str) or not value.startswith(PREFIX):
         return value
     content = base64.b64decode(value.removeprefix(PREFIX))

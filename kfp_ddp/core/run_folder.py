@@ -14,7 +14,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Pattern of a label's value in Kubernetes."""
 MLFLOW = "mlflow.json"
-"""In a training's folder: the run of MLflow that a resumed training and later steps write to."""
+"""In a training's folder: the run of MLflow that a resume and later steps write to."""
 WANDB = "wandb.json"
 """In a training's folder: the last step that was logged to Weights & Biases."""
 VERDICT = "verdict.json"
@@ -46,28 +46,28 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.config = self.path / self.CONFIG
-        """The configuration of the training, with its automatic values filled in."""
+        """Configuration of the training, with its automatic values."""
         self.metrics = self.path / self.METRICS
-        """One event of the training a line; a folder with this file is a run's."""
+        """An event of the training per line; every run's folder has this file."""
         self.dataset = self.path / "dataset.jsonl"
-        """The content of the dataset's version, where each node syncs it."""
+        """Content of the dataset's version, if each node syncs it."""
         self.checkpoints = self.path / self.CHECKPOINTS
         self.begun_by = self.path / "begun-by"
-        """The run that started a training here under resume=never."""
+        """Id of the run that started the training with resume=never."""
         self.logs = self.path / self.LOGS
-        """A folder for the output of the ranks and the record of why they failed."""
+        """Folder of the ranks' output and failures."""
         self.tensorboard = self.path / self.TENSORBOARD
         self.profile = self.path / "profile"
         self.heartbeat = self.path / self.HEARTBEAT
-        """Touched while the step that watches the job lives."""
+        """Touched as long as the step that watches the job runs."""
         self.process = self.path / self.PROCESS
-        """The process group of a training on this machine."""
+        """Process group of a local training."""
         self.ranks = self.path / self.RANKS
-        """A folder with a file for each rank and its progress."""
+        """Folder with the progress of each rank."""
         self.leases = self.path / ".leases"
         """Leases of the folder's users; see `kfp_ddp.storage.leases`."""
         self.initial_weights = self.path / "launcher.initial-weights"
-        """A folder for initial weights that were downloaded from a URI."""
+        """Folder of initial weights that were downloaded."""
         self.traces = self.path / self.TRACES
 
     def log_positions(self, job: str) -> Path:
@@ -85,7 +85,7 @@ class RunFolder:
 
 
 class TraceRequest(NamedTuple):
-    """A request to trace steps of a running training; its file lies in the run's folder."""
+    """A request to trace steps of a running training: a file in the run's folder."""
 
     rank: int
     steps: int
@@ -124,13 +124,12 @@ class TraceRequest(NamedTuple):
 def task_title(task_name: str, task_id: str) -> str:
     """Return a name that is unique among the tasks and loop iterations of a run.
 
+    It is valid as a label and a folder: task_name or task_name.task_id, with a digest if that is
+    too long or has other characters.
+
     Args:
         task_name: Name of the task in the pipeline.
         task_id: KFP's id of the iteration of a loop; '' outside of one.
-
-    Returns:
-        At most 63 characters, valid as a label and a folder: the name, or name.id, with a digest
-        if that is too long or has other characters.
     """
     title = f"{task_name}.{task_id}" if task_id else task_name
     if LABEL_VALUE.fullmatch(title) and "." not in task_name:
@@ -146,11 +145,11 @@ def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
     Args:
         work_dir: Folder on the work PVC.
         run_id: Id of the pipeline run.
-        task: The task's `task_title`, so that no two tasks of a run share a folder.
+        task: The task's `task_title`.
 
     Raises:
-        InputError: the run id or the task is not a plain name.
-        StorageError: the folder cannot be written.
+        InputError: The run id or the task is not a plain name.
+        StorageError: The folder cannot be written.
     """
     check_run_id(run_id)
     if not RUN_ID.fullmatch(task):
@@ -167,11 +166,7 @@ def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
 
 
 def check_run_id(run_id: str) -> None:
-    """Check that a run id cannot lead out of the folder of all runs.
-
-    Raises:
-        InputError: the run id is not a plain name.
-    """
+    """Raise InputError unless a run id is a plain name."""
     if not RUN_ID.fullmatch(run_id):
         raise InputError(
             f"run_id {run_id!r} cannot name a folder: it must be 1 to 128 letters, digits, "

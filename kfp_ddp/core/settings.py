@@ -14,7 +14,7 @@ from kfp_ddp.core.errors import InputError
 
 
 class Settings(BaseModel):
-    """A frozen set of named values, described by the text below each; no unknown names, no NaN."""
+    """Frozen settings, described by the docstring of each field; no unknown names, no NaN."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
@@ -24,7 +24,7 @@ class Settings(BaseModel):
     own: ClassVar[frozenset[str]] = frozenset()
     """Fields that only the step sets."""
     secret: ClassVar[frozenset[str]] = frozenset()
-    """Fields whose values no error shows."""
+    """Fields whose values errors do not show."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -36,7 +36,7 @@ class Settings(BaseModel):
         """Validate `fields`.
 
         Raises:
-            InputError: one line that names the first field at fault.
+            InputError: One line about the first invalid field.
         """
         try:
             return cls(**fields)
@@ -52,7 +52,7 @@ class Settings(BaseModel):
         """Return the validated value of one field, as JSON.
 
         Raises:
-            InputError: the field does not take it.
+            InputError: The value is invalid.
         """
         field = cls.model_fields[name]
         annotated: Any = Annotated[field.annotation, field]
@@ -99,15 +99,9 @@ class Settings(BaseModel):
 
 
 def check_given(subject: str, given: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Check that no setting of `own` is in the mapping.
+    """Raise InputError if the mapping `given`, named `subject`, has a setting of `own`.
 
-    Args:
-        subject: What the mapping is called, such as training.
-        given: Settings by name.
-        own: Names that cannot be set, each with the reason: "is an input of its own".
-
-    Raises:
-        InputError: naming the first.
+    `own` has the reason of each setting, such as "is a parameter of the form".
     """
     for name in given:
         if name in own:
@@ -120,13 +114,13 @@ def split(
     """Split a mapping into the fields of each model that shares it.
 
     Args:
-        subject: What the mapping is called, such as job.
+        subject: Name of the mapping, such as job.
         given: Settings by name.
         models: The models; no two have a field of the same name.
         own: Further names that cannot be set, each with the reason.
 
     Raises:
-        InputError: a name is unknown, or cannot be set.
+        InputError: A name is unknown, or cannot be set.
     """
     offered = [[name for name in model.model_fields if name not in model.own] for model in models]
     known = [name for names in offered for name in names]

@@ -1,4 +1,4 @@
-"""Common parts of all steps of a pipeline: errors, secrets and the job artifact."""
+"""Common parts of all steps: errors, secrets and the job artifact."""
 
 import contextlib
 import functools
@@ -31,11 +31,7 @@ EXCEPTION = re.compile(r"[\w.]+(Error|Exception): ")
 
 
 def step(run: Callable[P, R]) -> Callable[P, R]:
-    """Make a `KfpDdpError` end the step with its one line instead of a traceback.
-
-    Raises:
-        SystemExit: with the line, so that the process exits with 1.
-    """
+    """Make a `KfpDdpError` end the step with its message: SystemExit, so exit code 1."""
 
     @functools.wraps(run)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,14 +55,7 @@ def adopt_secrets() -> None:
 
 
 def secret(key: str) -> str:
-    """Return the content of a key of the bucket's secret: a mounted file, else a variable.
-
-    Args:
-        key: A plain name.
-
-    Returns:
-        The text without white space around it; '' if the key is missing.
-    """
+    """Return a key of the bucket's secret, from a mounted file or a variable; '' if missing."""
     try:
         return Path(SECRET, key).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -74,20 +63,16 @@ def secret(key: str) -> str:
 
 
 def needed_secret(key: str, setting: str) -> str:
-    """Return the content of a required key; see `secret`.
-
-    Args:
-        key: A plain name.
-        setting: The setting that names it.
+    """Return a required key of the bucket's secret; see `secret`.
 
     Raises:
-        InputError: the key is missing.
+        InputError: The key, which `setting` names, is missing.
     """
     content = secret(key)
     if not content:
         raise InputError(
             f"{setting} names the key {key}, which the bucket's secret (bucket_secret) does not "
-            f"hold: add it, as by kubectl create secret generic … --from-file={key}=…"
+            f"have: add it, as by kubectl create secret generic … --from-file={key}=…"
         )
     return content
 
@@ -101,10 +86,9 @@ def last_error(log: str) -> str:
 
 
 def write_job(artifact: Any, job: dict[str, Any]) -> None:
-    """Write a finished job to an output artifact.
+    """Write a finished job to an artifact, without the values of environment variables.
 
-    Managed fields and the values of environment variables are left out, as more users may read
-    artifacts than jobs.
+    More users may read artifacts than jobs.
     """
     result = {key: _without_values(value) for key, value in job.items() if key != "metadata"}
     if "metadata" in job:

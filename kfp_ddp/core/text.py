@@ -1,4 +1,4 @@
-"""Text of other programs and people, made safe for messages, Markdown and terminals."""
+"""Make texts safe for messages, Markdown and terminals."""
 
 
 def one_line(value: object, limit: int = 240) -> str:

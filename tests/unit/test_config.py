@@ -123,7 +123,7 @@ def test_show_never_prints_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         ("timeout: 0\n", "kfp-ddp.yaml: timeout=0 should be more than 0"),
         ("port_forward: maybe\n", "kfp-ddp.yaml: port_forward='maybe' should be true or false"),
         ("host: [a]\n", "kfp-ddp.yaml: host=['a'] should be text"),
-        ("- a\n", "kfp-ddp.yaml should hold lines such as host: https://kubeflow.example.com"),
+        ("- a\n", "kfp-ddp.yaml needs lines such as host: https://kubeflow.example.com"),
         ("a: b: c\n", "kfp-ddp.yaml is not YAML: mapping values are not allowed here"),
     ],
 )
