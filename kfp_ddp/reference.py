@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp import __version__
-from kfp_ddp.checks.form import choices
+from kfp_ddp.checks.form import choices, description
 from kfp_ddp.core.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -104,7 +104,7 @@ def inputs_table(name: str) -> list[str]:
             continue  # KFP fills it in
         kind = spec.type.removeprefix("system.").partition("@")[0]
         default = _value(spec.default) if spec.optional else "required"
-        text = _cell(spec.description)
+        text = _cell(spec.description or description(one))
         closed = ", ".join(f"`{choice}`" for choice in choices(one))
         kind = closed or TYPES.get(kind, kind.lower())
         lines.append(f"| `{one}` | {kind} | {default} | {text} |")

@@ -3,13 +3,13 @@
 from kfp import dsl
 
 from kfp_ddp.checks.form import described
-from kfp_ddp.pipelines.steps import Claims, Model, Steps
+from kfp_ddp.pipelines.steps import Claims, Steps
 
 
 @dsl.pipeline(
     name="evaluate-checkpoint",
     display_name="Evaluate a checkpoint or a bundle",
-    description="Bucket to verified dataset, evaluation of a model that is there, its report and "
+    description="Bucket to verified dataset, evaluation of an existing model, its report and "
     "the verdict of the gate. Nothing is trained or exported.",
 )
 @described
@@ -30,5 +30,6 @@ def evaluate_checkpoint(
     steps = Steps({**locals(), "backend": "local"}, Claims())
     with steps.ended("evaluation"):
         data = steps.data()
-        result = steps.evaluated(data, Model(checkpoint, run_dir=""), split=split, **steps.at)
+        model = {"checkpoint": checkpoint, "run_dir": ""}
+        result = steps.evaluated(data, model, split=split, **steps.at)
         steps.judged(result)

@@ -80,25 +80,8 @@ class Claims(NamedTuple):
     """False: the runs' folders are below a bucket's prefix."""
 
 
-class Data(NamedTuple):
-    """A dataset version as later steps mount it: outputs of earlier steps."""
-
-    path: Any
-    claim: Any
-
-
-class Model(NamedTuple):
-    """A checkpoint and the folder of its run: outputs or constants."""
-
-    checkpoint: Any
-    run_dir: Any
-
-
-class Evaluation(NamedTuple):
-    """Result of the evaluation step: outputs."""
-
-    accuracy: Any
-    path: Any
+Outputs = Mapping[str, Any]
+"""Outputs of a step by name, or constants in their place."""
 
 
 class Steps:
@@ -137,7 +120,7 @@ class Steps:
         )
 
     def mounted(self, task: dsl.PipelineTask, data: Any, *, runs: bool = True) -> dsl.PipelineTask:
-        """Mount the volumes of a step, and disable its cache: content changes under a path.
+        """Mount volumes and credentials, and disable the cache: content changes under a path.
 
         Args:
             task: The step.
@@ -151,7 +134,7 @@ class Steps:
             kubernetes.mount_pvc(task, pvc_name=self.work, mount_path="/work")
         if not (claims.data and claims.work) and (runs or data is not None):
             kubernetes.empty_dir_mount(task, volume_name="scratch", mount_path=SCRATCH)
-        return task.set_caching_options(False)
+        return self.with_bucket(task.set_caching_options(False))
 
     def computing(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
         """Set the resources of a step that evaluates."""
@@ -168,11 +151,10 @@ class Steps:
             **self.at,
             **self.keep,
         ).set_display_name("teardown: leave nothing")
-        self.mounted(last, None)
-        small(self.with_bucket(last))
+        small(self.mounted(last, None))
         return dsl.ExitHandler(last, name=name)
 
-    def data(self) -> Data:
+    def data(self) -> Outputs:
         """Sync the source, and prepare its version for mounting."""
         return self.published(self.synced())
 
@@ -186,15 +168,11 @@ class Steps:
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             layout=plan["layout"],
         ).set_display_name("data-sync: copy and verify")
-        self.with_bucket(self.mounted(task, plan["data_claim"], runs=False))
+        self.mounted(task, plan["data_claim"], runs=False)
         return no_eviction(sized(task, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))
 
-    def published(self, synced: dsl.PipelineTask) -> Data:
-        """Prepare a version for mounting.
-
-        Args:
-            synced: Task of the sync.
-        """
+    def published(self, synced: dsl.PipelineTask) -> Outputs:
+        """Prepare the version of a sync for mounting, and return its `path` and `claim`."""
         plan = self.plan
         volume = dataset_volume(
             dataset=synced.outputs["dataset"],
@@ -206,8 +184,8 @@ class Steps:
             sync=plan["sync"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         ).set_display_name("dataset-volume: for workers")
-        small(volume.set_caching_options(False))
-        return Data(volume.outputs["path"], volume.outputs["claim"])
+        outputs: Outputs = small(volume.set_caching_options(False)).outputs
+        return outputs
 
     def changes(self, synced: dsl.PipelineTask) -> dsl.PipelineTask:
         """Return the task that compares data and settings with the last published attempt."""
@@ -219,53 +197,52 @@ class Steps:
             gate=self.plan["gate"],
             job=self.plan["job"],
         ).set_display_name("changes: anything new?")
-        return small(self.with_bucket(self.mounted(task, None)))
+        return small(self.mounted(task, None))
 
-    def trained(self, data: Data) -> Model:
-        """Train with DDP."""
-        task = self._training(data, training=self.plan["training"])
-        return Model(task.outputs["checkpoint"], task.outputs["run_dir"])
+    def trained(self, data: Outputs) -> Outputs:
+        """Train with DDP, and return `checkpoint` and `run_dir`."""
+        outputs: Outputs = self._training(data, training=self.plan["training"]).outputs
+        return outputs
 
-    def tried(self, data: Data, training: Any) -> dsl.PipelineTask:
+    def tried(self, data: Outputs, training: Any) -> dsl.PipelineTask:
         """Return the task of one trial of a sweep, which may fail."""
         return self._training(data, training=training, may_fail=True)
 
-    def _training(self, data: Data, **more: Any) -> dsl.PipelineTask:
+    def _training(self, data: Outputs, **more: Any) -> dsl.PipelineTask:
         task = train(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
             task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
-            dataset_path=data.path,
+            dataset_path=data["path"],
             backend=self.form["backend"],
             job=self.plan["job"],
             **self.at,
             **more,
         ).set_display_name("train: DDP on all ranks")
-        # For init_from; without PVCs the workers also read and write buckets.
-        self.with_bucket(self.mounted(task, data.claim))
+        self.mounted(task, data["claim"])
         limits = (self.plan["train_cpu"], self.plan["train_memory"])
         return no_eviction(sized(task, LAUNCHER_ASKS, *limits))
 
-    def best(self, tried: dsl.PipelineTask) -> Model:
-        """Rank the trials of a loop and return the best."""
+    def best(self, tried: dsl.PipelineTask) -> Outputs:
+        """Rank the trials of a loop, and return `checkpoint` and `run_dir` of the best."""
         names = {"run_dirs": "run_dir", "checkpoints": "checkpoint", "failures": "failure"}
         task = leaderboard(**{many: dsl.Collected(tried.outputs[n]) for many, n in names.items()})
         task.set_display_name("leaderboard: rank trials")
-        small(self.with_bucket(self.mounted(task, None)))
-        return Model(task.outputs["checkpoint"], task.outputs["run_dir"])
+        outputs: Outputs = small(self.mounted(task, None)).outputs
+        return outputs
 
-    def evaluated(self, data: Data, model: Model, **more: Any) -> Evaluation:
-        """Evaluate a model, and the champion on the same samples where needed.
+    def evaluated(self, data: Outputs, model: Outputs, **more: Any) -> Outputs:
+        """Evaluate a model, and the champion if needed, and return `accuracy` and `evaluation`.
 
         Args:
             data: Dataset version to evaluate on.
-            model: Checkpoint to evaluate.
+            model: `checkpoint` and `run_dir` of the model.
             more: Further inputs of `evaluate`.
         """
         task = evaluate(
-            checkpoint=model.checkpoint,
-            run_dir=model.run_dir,
-            dataset_path=data.path,
+            checkpoint=model["checkpoint"],
+            run_dir=model["run_dir"],
+            dataset_path=data["path"],
             champion=self.plan["champion"],
             options=self.plan["measuring"],
             backend=self.plan["evaluate_backend"],
@@ -275,48 +252,44 @@ class Steps:
             task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
             **more,
         ).set_display_name("evaluate: each image once")
-        self.computing(self.with_bucket(self.mounted(task, data.claim)))
-        return Evaluation(task.outputs["accuracy"], task.outputs["evaluation"])
+        outputs: Outputs = self.computing(self.mounted(task, data["claim"])).outputs
+        return outputs
 
-    def judged(self, evaluation: Evaluation, **more: Any) -> dsl.PipelineTask:
+    def judged(self, evaluation: Outputs, **more: Any) -> dsl.PipelineTask:
         """Return the gate's task, with `more` inputs."""
         task = judge(
-            accuracy=evaluation.accuracy,
-            evaluation=evaluation.path,
+            accuracy=evaluation["accuracy"],
+            evaluation=evaluation["evaluation"],
             rules=self.plan["gate"],
             champion=self.plan["champion"],
             **more,
         ).set_display_name("gate: good enough?")
-        return small(self.with_bucket(self.mounted(task, None)))
+        return small(self.mounted(task, None))
 
-    def exported(self, data: Data, model: Model, evaluation: Evaluation) -> Any:
+    def exported(self, data: Outputs, model: Outputs, evaluation: Outputs) -> Any:
         """Export a bundle of a model and return its folder.
 
-        Args:
-            data: Dataset version whose images the parity check uses.
-            model: Checkpoint to export.
-            evaluation: Evaluation of the model.
+        The parity check uses images of `data`.
         """
         task = export(
-            checkpoint=model.checkpoint,
-            run_dir=model.run_dir,
-            dataset_path=data.path,
-            evaluation=evaluation.path,
+            checkpoint=model["checkpoint"],
+            run_dir=model["run_dir"],
+            dataset_path=data["path"],
+            evaluation=evaluation["evaluation"],
             model_name=self.form["model_name"],
             release=self.plan["release"],
         ).set_display_name("export: a proven bundle")
-        self.computing(self.with_bucket(self.mounted(task, data.claim)))
-        return task.outputs["Output"]
+        return self.computing(self.mounted(task, data["claim"])).outputs["Output"]
 
     def published_if_blessed(
-        self, data: Data, model: Model, evaluation: Evaluation, attempt: Any = None
+        self, data: Outputs, model: Outputs, evaluation: Outputs, attempt: Any = None
     ) -> None:
         """Export a model, judge it, and publish it if all rules hold.
 
         Args:
             data: Dataset version of the training.
-            model: Checkpoint to export.
-            evaluation: Evaluation of the model.
+            model: `checkpoint` and `run_dir` of the model.
+            evaluation: Result of `evaluated`.
             attempt: Output of `changes`, to record the attempt; None for no record.
         """
         record = {} if attempt is None else {"attempt": attempt}
@@ -325,7 +298,7 @@ class Steps:
         with dsl.If(verdict.outputs["Output"] == True, name="blessed"):  # noqa: E712
             task = publish(
                 bundle=bundle,
-                evaluation=evaluation.path,
+                evaluation=evaluation["evaluation"],
                 model_name=self.form["model_name"],
                 destination=self.form["destination"],
                 champion=self.plan["champion"],
@@ -335,7 +308,7 @@ class Steps:
                 **record,
                 **self.keep,
             ).set_display_name("publish: seal and upload")
-            small(self.with_bucket(self.mounted(task, None)))
+            small(self.mounted(task, None))
             with dsl.If(self.plan["service"] != "", name="service"):
                 self._deployed(task.outputs["destination"])
 
