@@ -1,4 +1,4 @@
-"""`kfp-ddp install` into a fresh namespace, into one that has it, and where it may not."""
+"""`kfp-ddp install` into new and existing namespaces, and without the right to."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 WITH = ("--storage-class", "standard", "--size", "1Gi")
 
 
-def test_a_rehearsal_makes_nothing_the_install_all_and_a_second_one_changes_nothing(
+def test_dry_run_creates_nothing_and_a_second_install_changes_nothing(
     cluster: client.ApiClient,
 ) -> None:
     with namespace(cluster, ours=False) as ground:
@@ -34,37 +34,37 @@ def test_a_rehearsal_makes_nothing_the_install_all_and_a_second_one_changes_noth
         finally:
             _drop_the_binding(ground)
         assert code == 0
-        assert {each["state"] for each in again["objects"]} == {"unchanged", "left"}
+        assert {item["state"] for item in again["objects"]} == {"unchanged", "left"}
         assert set(_claims(ground)) == {DATA, WORK}
-        states = {each["kind"]: each["state"] for each in rehearsed["objects"]}
+        states = {item["kind"]: item["state"] for item in rehearsed["objects"]}
         assert states.pop("ClusterRole") in ("made", "unchanged")
         assert set(states.values()) == {"made"}
-        jobs = [each["name"] for each in made["objects"] if each["kind"] == "Job"]
+        jobs = [item["name"] for item in made["objects"] if item["kind"] == "Job"]
         assert jobs == ["kfp-ddp-chown"]
         assert _written(ground) == "Succeeded"
         doctor = _program("doctor", "-n", ground.namespace, "--gpus-per-node", "0", "--json")
         assert doctor.returncode == 0, doctor.stdout
 
 
-def test_what_somebody_changed_is_set_right_and_a_claim_is_left(cluster: client.ApiClient) -> None:
+def test_changed_role_is_restored_and_pvcs_are_not_changed(cluster: client.ApiClient) -> None:
     with namespace(cluster, ours=False) as ground:
         _install(ground, "--no-see-nodes", "--chown", "no")
         rights = client.RbacAuthorizationV1Api(ground.api)
         role = "kfp-ddp-launcher", ground.namespace
         rules = len(rights.read_namespaced_role(*role).rules)
         rights.patch_namespaced_role(*role, {"rules": []})
-        code, found = _install(ground, "--no-see-nodes", "--size", "5Gi")
+        code, findings = _install(ground, "--no-see-nodes", "--size", "5Gi")
         assert code == 0
         states = {
-            each["name"]: each["state"] for each in found["objects"] if each["kind"] != "Role"
+            item["name"]: item["state"] for item in findings["objects"] if item["kind"] != "Role"
         }
         assert states == {DATA: "left", WORK: "left", role[0]: "unchanged", "kfp-ddp": "unchanged"}
         assert len(rights.read_namespaced_role(*role).rules) == rules
         assert _claims(ground)[DATA].spec.resources.requests["storage"] == "1Gi"
 
 
-def test_one_refusal_leaves_nothing_behind(cluster: client.ApiClient) -> None:
-    """KFP's own account may make claims, but no roles with rights that it lacks."""
+def test_nothing_is_created_if_one_object_is_refused(cluster: client.ApiClient) -> None:
+    """KFP's account may create PVCs, but no roles with rights that it lacks."""
     with namespace(cluster, ours=False) as ground:
         account = client.ApiClient(cluster.configuration)
         who = f"system:serviceaccount:{ground.namespace}:{ground.service_account}"
@@ -76,24 +76,26 @@ def test_one_refusal_leaves_nothing_behind(cluster: client.ApiClient) -> None:
         assert _claims(ground) == {}
 
 
-def test_under_restricted_the_volumes_are_given_by_group_and_a_quota_brings_limits(
+def test_restricted_namespace_gets_the_group_job_and_a_quota_gets_limits(
     cluster: client.ApiClient,
 ) -> None:
     with namespace(cluster, ours=False, labels=RESTRICTED) as ground:
         quota = {"metadata": {"name": "all"}, "spec": {"hard": {"limits.memory": "64Gi"}}}
         ground.core.create_namespaced_resource_quota(ground.namespace, quota)
-        code, found = _install(ground, "--no-see-nodes", "--image", IMAGE)
-        made = {each["name"] for each in found["objects"] if each["kind"] in ("Job", "LimitRange")}
+        code, findings = _install(ground, "--no-see-nodes", "--image", IMAGE)
+        made = {
+            item["name"] for item in findings["objects"] if item["kind"] in ("Job", "LimitRange")
+        }
     assert code == 0
     assert made == {"kfp-ddp-fsgroup", "kfp-ddp"}
 
 
-def test_what_is_installed_is_what_the_folders_of_deploy_hold(cluster: client.ApiClient) -> None:
+def test_installed_objects_are_those_of_deploy(cluster: client.ApiClient) -> None:
     import yaml
 
     from kfp_ddp.install import DEPLOY
 
-    ours = {_key(each): each for each in manifests(Installation("kubeflow", copies=True))}
+    ours = {_key(item): item for item in manifests(Installation("kubeflow", copies=True))}
     for folder in ("rbac", "rbac/nodes", "storage", "eviction"):
         built = subprocess.run(
             ["kubectl", "kustomize", str(DEPLOY.resolve() / folder)],
@@ -105,8 +107,8 @@ def test_what_is_installed_is_what_the_folders_of_deploy_hold(cluster: client.Ap
             mine = ours[_key(document)]
             for part in ("rules", "roleRef", "spec"):
                 assert mine.get(part) == document.get(part)
-            named = [each["name"] for each in document.get("subjects", ())]
-            assert [each["name"] for each in mine.get("subjects", ())] == named
+            named = [item["name"] for item in document.get("subjects", ())]
+            assert [item["name"] for item in mine.get("subjects", ())] == named
 
 
 def _key(document: dict[str, Any]) -> tuple[str, str]:
@@ -126,8 +128,8 @@ def _program(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def _claims(ground: Grounds) -> dict[str, Any]:
-    found = ground.core.list_namespaced_persistent_volume_claim(ground.namespace).items
-    return {each.metadata.name: each for each in found}
+    findings = ground.core.list_namespaced_persistent_volume_claim(ground.namespace).items
+    return {item.metadata.name: item for item in findings}
 
 
 def _drop_the_binding(ground: Grounds) -> None:
@@ -136,7 +138,7 @@ def _drop_the_binding(ground: Grounds) -> None:
 
 
 def _written(ground: Grounds) -> str:
-    """The phase in which a pod of the images' user ended that writes to both claims."""
+    """Return the final phase of a pod that writes to both PVCs as the images' user."""
     volumes = [
         {"name": name, "persistentVolumeClaim": {"claimName": name}} for name in (DATA, WORK)
     ]

@@ -71,17 +71,17 @@ def test_two_workers_over_the_pod_network(
 
 def _workers(scene: Scene, backend: str) -> list[Any] | None:
     """The job's pods once two of them run."""
-    found = scene.grounds.core.list_namespaced_pod(
+    result = scene.grounds.core.list_namespaced_pod(
         scene.grounds.namespace, label_selector=LABEL[backend]
     ).items
-    running = [pod for pod in found if pod.status.phase == "Running"]
+    running = [pod for pod in result if pod.status.phase == "Running"]
     return running if len(running) == 2 else None
 
 
 def _modes(scene: Scene, claim: str) -> list[str]:
     space = scene.grounds.namespace
-    found = scene.grounds.core.read_namespaced_persistent_volume_claim(claim, space)
-    modes: list[str] = found.spec.access_modes
+    result = scene.grounds.core.read_namespaced_persistent_volume_claim(claim, space)
+    modes: list[str] = result.spec.access_modes
     return modes
 
 

@@ -1,4 +1,4 @@
-"""The pipeline where little is allowed: a ResourceQuota, and PodSecurity `restricted`."""
+"""The pipeline under a ResourceQuota and PodSecurity `restricted`."""
 
 import subprocess
 from collections.abc import Iterator
@@ -34,14 +34,14 @@ STEPS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """A run to its end, and what was seen of its pods on the way."""
+    """A finished run, and its pods."""
 
     scene: Scene
     run: Run
     evicted: dict[str, int]
-    """What the API server answered to an eviction, by step."""
+    """HTTP status of an eviction, by step."""
     resources: dict[str, Any]
-    """Of the main container, by step."""
+    """Resources of the main container, by step."""
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,10 @@ def seen(
             timeout=60,
         )
         assert applied.returncode == 0, applied.stderr
-        given = TRAINING | {"nodes": 2, "job": {**WORKERS, "nproc_per_node": 1, **STEPS}}
+        arguments = TRAINING | {"nodes": 2, "job": {**WORKERS, "nproc_per_node": 1, **STEPS}}
         document = folder / "compiled" / COMPILED.name
         assert document in write(built_in(), document.parent, restricted=True)
-        run = scene.run(document, **given, backend="pytorchjob").start()
+        run = scene.run(document, **arguments, backend="pytorchjob").start()
         evicted = {name: _evict(scene.grounds, run, name) for name in ("data-sync", "train")}
         run.wait()
         pods = {name: _pod(scene.grounds, step.pod) for name, step in run.steps.items()}
@@ -69,14 +69,14 @@ def seen(
         yield Seen(scene, run, evicted, resources)
 
 
-def test_it_runs_to_its_end(seen: Seen) -> None:
+def test_run_succeeds(seen: Seen) -> None:
     assert seen.run.succeeded, seen.run.explain()
     assert "publish" in seen.run.steps
-    said = "pytorchjob of 2 pod(s), no GPU(s) each, at most 4 cpu and 4Gi memory"
-    assert said in seen.run.steps["preflight"].log, "what workers take where nobody said"
+    message = "pytorchjob of 2 pod(s), no GPU(s) each, at most 4 cpu and 4Gi memory"
+    assert message in seen.run.steps["preflight"].log, "default resources of workers"
 
 
-def test_the_quota_and_the_level_are_real(seen: Seen) -> None:
+def test_quota_and_level_are_enforced(seen: Seen) -> None:
     refused = {
         "failed quota": {"name": "a", "image": IMAGE, "securityContext": _non_root()},
         "violates PodSecurity": {"name": "a", "image": IMAGE},
@@ -90,27 +90,27 @@ def test_the_quota_and_the_level_are_real(seen: Seen) -> None:
         assert why in raised.value.body
 
 
-def test_steps_take_what_preflight_was_told(seen: Seen) -> None:
+def test_steps_have_the_resources_of_the_settings(seen: Seen) -> None:
     launcher, evaluate = {"cpu": "500m", "memory": "1Gi"}, {"cpu": "500m", "memory": "2Gi"}
-    wanted = {
+    expected = {
         "data-sync": ({"cpu": "300m", "memory": "512Mi"}, SYNC_ASKS),
         "train": (launcher, launcher),
         "evaluate": (evaluate, EVALUATE_ASKS),
         "export": (evaluate, EVALUATE_ASKS),
     }
-    for name, (limits, asks) in wanted.items():
-        found = seen.resources[name]
-        assert (found.limits, found.requests) == (limits, asks), name
+    for name, (limits, asks) in expected.items():
+        result = seen.resources[name]
+        assert (result.limits, result.requests) == (limits, asks), name
 
 
-def test_a_long_step_is_not_evicted_and_goes_on(seen: Seen) -> None:
-    """Too Many Requests is what a drain is answered, and waits for."""
+def test_long_step_is_not_evicted(seen: Seen) -> None:
+    """A drain gets Too Many Requests, and waits."""
     assert seen.evicted == {"data-sync": 429, "train": 429}
     assert {len(step.attempts) for step in seen.run.steps.values()} == {1}
 
 
 def _evict(grounds: Grounds, run: Run, step: str) -> int:
-    """Ask for the eviction of a step's pod once it runs; the status of the answer."""
+    """Evict the running pod of a step; return the HTTP status."""
 
     def running() -> bool:
         assert run.succeeded is None, run.explain()

@@ -1,4 +1,4 @@
-"""The pipelines beside train_resnet as pods: a nightly run, and what people do with its model."""
+"""The pipelines retrain, evaluate_checkpoint and finetune as pods."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.harness import bucket
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import COMPILED, DATA, Scene
+from tests.e2e.harness.scene import COMPILED, Scene
 from tests.e2e.harness.training import LOOP, TRAINING
 
 EXPORTS = f"gs://{bucket.MODELS}/nightly"
@@ -28,18 +28,18 @@ def first(scene: Scene) -> Run:
     return nightly(scene)
 
 
-def test_the_first_night_trains_and_the_second_finds_nothing_new(scene: Scene, first: Run) -> None:
+def test_second_nightly_run_trains_nothing(scene: Scene, first: Run) -> None:
     assert first.succeeded, first.explain()
     assert "publish" in first.steps
     again = nightly(scene)
     assert again.succeeded, again.explain()
     assert list(again.steps) == ["preflight", "data-sync", "changes", "teardown"]
-    said = again.steps["changes"].log
-    assert "nothing new: dataset " in said
-    assert f"exported as {version(first)} (" in said
+    message = again.steps["changes"].log
+    assert "nothing new: dataset " in message
+    assert f"exported as {version(first)} (" in message
 
 
-def test_the_champion_is_evaluated_from_its_bucket(scene: Scene, first: Run) -> None:
+def test_champion_in_a_bucket_is_evaluated(scene: Scene, first: Run) -> None:
     assert first.succeeded, first.explain()
     run = scene.run(
         document("evaluate_checkpoint"),
@@ -52,7 +52,7 @@ def test_the_champion_is_evaluated_from_its_bucket(scene: Scene, first: Run) -> 
     assert scene.work.read(f"{run.id}/evaluate/evaluation/evaluation.json")
 
 
-def test_the_champion_is_fine_tuned_from_its_bucket(scene: Scene, first: Run) -> None:
+def test_champion_in_a_bucket_is_fine_tuned(scene: Scene, first: Run) -> None:
     assert first.succeeded, first.explain()
     arguments = {**TRAINING, **LOCAL, "epochs": 1, "gate": {"min_accuracy": 0.0}}
     arguments |= {"training": {**LOOP, "warmup_epochs": 0.0, "freeze_epochs": 0}}
@@ -63,16 +63,7 @@ def test_the_champion_is_fine_tuned_from_its_bucket(scene: Scene, first: Run) ->
     assert run.steps["evaluate"].outputs["accuracy"] >= TRAINING["gate"]["min_accuracy"]
 
 
-def test_a_sync_alone_makes_a_version_on_the_claim(scene: Scene) -> None:
-    named = {"source": TRAINING["source"], **TRAINING["sync"]}
-    run = scene.run(document("sync_dataset"), claim=DATA, **named).play()
-    assert run.succeeded, run.explain()
-    assert list(run.steps) == ["data-sync", "dataset-volume"]
-    path = run.steps["dataset-volume"].outputs["path"].removeprefix("/data/")
-    assert scene.data.read(f"{path}/_SUCCESS")
-
-
-def test_another_setting_is_trained_and_the_bundle_before_stays_for_a_way_back(
+def test_new_setting_is_trained_and_the_previous_bundle_is_retained(
     scene: Scene, bucket_url: str, first: Run
 ) -> None:
     assert first.succeeded, first.explain()
@@ -91,5 +82,5 @@ def test_another_setting_is_trained_and_the_bundle_before_stays_for_a_way_back(
 
 
 def version(run: Run) -> str:
-    """The version that a run has uploaded."""
+    """Return the version that a run uploaded."""
     return str(run.steps["publish"].outputs["destination"]).rpartition("/")[2]

@@ -1,7 +1,7 @@
-"""Every component's folder is one that kubeflow/pipelines-components would take in.
+"""The folders of components follow the rules of kubeflow/pipelines-components.
 
-The rules are those of its scripts validate_metadata, check_imports and validate_components, as of
-July 2026; they are told here because they are not installed anywhere.
+These are in its scripts validate_metadata, check_imports and validate_components (July 2026), which
+are not a package.
 """
 
 import ast
@@ -51,7 +51,7 @@ components = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folde
 
 
 @components
-def test_its_metadata_is_valid(folder: Path) -> None:
+def test_metadata_is_valid(folder: Path) -> None:
     metadata: dict[str, Any] = yaml.safe_load((folder / "metadata.yaml").read_text())
     jsonschema.validate(metadata, SCHEMA)
     assert [field for field in metadata if field in REQUIRED] == REQUIRED
@@ -62,7 +62,7 @@ def test_its_metadata_is_valid(folder: Path) -> None:
 
 
 @components
-def test_it_has_owners_and_a_readme_and_its_function_has_its_name(folder: Path) -> None:
+def test_folder_has_owners_readme_and_function(folder: Path) -> None:
     assert re.search(r"^approvers:\n- *\S", (folder / "OWNERS").read_text(), re.M)
     assert (folder / "README.md").read_text().startswith(f"# {folder.name}\n")
     module = importlib.import_module(f"kfp_ddp.components.{folder.name}.component")
@@ -70,8 +70,8 @@ def test_it_has_owners_and_a_readme_and_its_function_has_its_name(folder: Path) 
 
 
 @components
-def test_its_component_imports_only_kfp_and_the_standard_library(folder: Path) -> None:
-    """Authors import it where nothing else of ours needs to be installed."""
+def test_component_imports_only_kfp_and_the_standard_library(folder: Path) -> None:
+    """Authors import it without our other dependencies."""
     body = ast.parse((folder / "component.py").read_text()).body
     imported = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in body if isinstance(node, ast.ImportFrom)}

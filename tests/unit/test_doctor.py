@@ -69,18 +69,16 @@ def of_claims(data: Object, nodes: list[Object] | None = NODES, **fields: Any) -
 
 
 @pytest.mark.parametrize("nodes", [NODES, None])
-def test_a_claim_for_one_node_stops_a_run_on_several(nodes: list[Object] | None) -> None:
-    found = of_claims(claim("kfp-ddp-data", mode="ReadWriteOnce"), nodes)
-    assert found.state == "bad"
-    assert found.message.startswith(
-        "is ReadWriteOnce, and the launching step and the workers mount"
-    )
-    assert found.remedy == "create it again as ReadWriteMany, or give --publish clone"
-    assert ("number of nodes" in found.message) == (nodes is None)
+def test_pvc_of_one_node_is_bad_on_several(nodes: list[Object] | None) -> None:
+    finding = of_claims(claim("kfp-ddp-data", mode="ReadWriteOnce"), nodes)
+    assert finding.state == "bad"
+    assert finding.message.startswith("is ReadWriteOnce, ")
+    assert finding.remedy.endswith("or give --publish clone")
+    assert ("number of nodes" in finding.message) == (nodes is None)
 
 
 @pytest.mark.parametrize("fields", [{"publish": "clone"}, {"backend": "local"}])
-def test_a_copy_or_a_local_run_needs_one_node_only(fields: dict[str, Any]) -> None:
+def test_pvc_of_one_node_is_enough_for_a_copy_or_a_local_run(fields: dict[str, Any]) -> None:
     assert of_claims(claim("kfp-ddp-data", mode="ReadWriteOnce"), **fields).state == "ok"
 
 
@@ -93,16 +91,13 @@ def test_a_copy_or_a_local_run_needs_one_node_only(fields: dict[str, Any]) -> No
         ("Pending", {"storageClassName": "gold"}, "waits for the storage class gold, which does"),
     ],
 )
-def test_a_claim_that_no_pod_can_mount_stops_a_run(phase: str, spec: Object, message: str) -> None:
-    found = of_claims(claim("kfp-ddp-data", phase, **spec))
-    assert (found.state, found.message[: len(message)]) == ("bad", message)
-    assert found.remedy
-
-
-def test_a_claim_that_is_being_deleted_stops_a_run() -> None:
-    going = claim("kfp-ddp-data")
-    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert of_claims(going).message == "is being deleted"
+def test_pvc_that_cannot_be_mounted_is_bad(phase: str, spec: Object, message: str) -> None:
+    finding = of_claims(claim("kfp-ddp-data", phase, **spec))
+    assert (finding.state, finding.message[: len(message)]) == ("bad", message)
+    assert finding.remedy
+    deleted = claim("kfp-ddp-data")
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert of_claims(deleted).message == "is being deleted"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +108,7 @@ def test_a_claim_that_is_being_deleted_stops_a_run() -> None:
         ([], "install a CSI driver whose volumes many nodes can mount, then kubectl apply -n here"),
     ],
 )
-def test_missing_claims_are_created_with_an_existing_class(
+def test_remedy_of_missing_pvcs_names_an_existing_class(
     classes: list[str], remedy: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "claims.yaml"
@@ -131,7 +126,7 @@ def served(**fields: Object) -> Answers:
     for kind in KINDS.values():
         group, _, version = kind.group_version.partition("/")
         objects[f"/apis/{group}"] = {"versions": [{"version": version}]}
-        names = [{"name": each.plural} for each in KINDS.values()]
+        names = [{"name": kind.plural} for kind in KINDS.values()]
         objects[f"/apis/{kind.group_version}"] = {"resources": names}
         schemas = objects.setdefault(
             f"/openapi/v3/apis/{kind.group_version}", {"components": {"schemas": {}}}
@@ -149,7 +144,7 @@ NEW: Object = {
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
 @pytest.mark.parametrize("old", ["", "PyTorchJob", "TrainJob"])
-def test_an_older_operator_lacks_a_field(backend: str, old: str) -> None:
+def test_older_operator_lacks_a_field(backend: str, old: str) -> None:
     fields = {**NEW, old: {"runPolicy": {"properties": {}}}} if old else NEW
     findings = operators(cluster(served(**fields), backend=backend))
     states = {finding.what: finding.state for finding in findings if finding.state != "ok"}
@@ -159,7 +154,7 @@ def test_an_older_operator_lacks_a_field(backend: str, old: str) -> None:
         assert is_old == (finding.what == old)
 
 
-def test_an_operator_that_does_not_run_stops_a_run() -> None:
+def test_operator_without_pods_is_bad() -> None:
     api = served(**NEW)
     stopped = {"metadata": {"namespace": "kubeflow", "name": "training-operator"}, "status": {}}
     api.objects["/apis/apps/v1/deployments"] = {"items": [stopped]}
@@ -182,17 +177,17 @@ SHOP = f"{INFERENCE}/namespaces/here/inferenceservices/shop"
         ({SHOP: {"metadata": {}}}, "bad", "was not made by kfp-ddp", "name another"),
     ],
 )
-def test_kserve_is_checked_if_a_service_is_named(
+def test_kserve_is_checked_for_a_service(
     objects: dict[str, Object], state: str, message: str, remedy: str
 ) -> None:
     api = Answers({"/readyz": {}, **objects})
     assert kserve(cluster(api)) == []
-    (found,) = kserve(cluster(api, service="shop"))
-    assert (found.state, found.remedy.startswith(remedy)) == (state, True)
-    assert message in found.message
+    (finding,) = kserve(cluster(api, service="shop"))
+    assert (finding.state, finding.remedy.startswith(remedy)) == (state, True)
+    assert message in finding.message
 
 
-def test_the_checked_rights_are_those_of_deploy() -> None:
+def test_checked_rights_are_those_of_deploy() -> None:
     role = yaml.safe_load((DEPLOY / "rbac" / "role.yaml").read_text())
     granted = {
         (group, resource, verb)
@@ -227,26 +222,33 @@ VALUES = {
         lambda name: json.dumps({key: text for key, text in KEY.items() if key != name})
     ),
 )
-def test_a_secret_has_what_steps_read(names: set[str], google: str | None) -> None:
+def test_secret_needs_valid_keys(names: set[str], google: str | None) -> None:
     values = {name: VALUES[name] for name in names}
     values |= {} if google is None else {"key.json": google}
     data = {k: base64.b64encode(text.encode("latin-1")).decode() for k, text in values.items()}
     path = "/api/v1/namespaces/here/secrets/kfp-ddp-bucket"
-    (found,) = secret(cluster(Answers({path: {"data": data}})))
+    (finding,) = secret(cluster(Answers({path: {"data": data}})))
     pair = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} & names
     valid = google in (None, json.dumps(KEY))
-    assert (found.state == "ok") == (bool(values) and len(pair) != 1 and valid), found
-    assert bool(found.remedy) == (found.state != "ok")
-    assert "\n" not in found.message
+    assert (finding.state == "ok") == (bool(values) and len(pair) != 1 and valid), finding
+    assert bool(finding.remedy) == (finding.state != "ok")
+    assert "\n" not in finding.message
 
 
-def test_a_step_that_fits_on_no_node_is_a_warning() -> None:
+@pytest.mark.parametrize(("name", "state"), [("kfp-ddp-bucket", "warn"), ("mine", "bad")])
+def test_missing_secret_has_a_remedy(name: str, state: str) -> None:
+    (finding,) = secret(cluster(Answers({}), bucket_secret=name))
+    assert (finding.state, finding.message.partition(":")[0]) == (state, "does not exist")
+    assert "kubectl create secret" in finding.remedy
+
+
+def test_step_that_fits_on_no_node_is_a_warning() -> None:
     api = Answers({})
     small = [{"spec": {}, "status": {"allocatable": {"cpu": "90m", "memory": "7Gi"}}}]
-    found = room(cluster(api, small))
-    assert [finding.what for finding in found] == ["room for data-sync", "room for evaluate"]
-    assert {finding.state for finding in found} == {"warn"}
-    assert {finding.remedy for finding in found} == {"add one that has"}
+    finding = room(cluster(api, small))
+    assert [finding.what for finding in finding] == ["room for data-sync", "room for evaluate"]
+    assert {finding.state for finding in finding} == {"warn"}
+    assert {finding.remedy for finding in finding} == {"add one that has"}
     large = [{"spec": {}, "status": {"allocatable": {"cpu": "3920m", "memory": "12Gi"}}}]
     assert room(cluster(api, large)) == room(cluster(api)) == []
 
@@ -257,9 +259,9 @@ def test_a_step_that_fits_on_no_node_is_a_warning() -> None:
 )
 def test_gpus_are_counted_by_name_and_node(minimum: int, resource: str, nodes: int) -> None:
     fields: dict[str, Any] = {"gpus_per_node": minimum, "gpu_resource": resource, "nodes": nodes}
-    (found,) = gpus(cluster(Answers({}), NODES, **fields))
+    (finding,) = gpus(cluster(Answers({}), NODES, **fields))
     state = "ok" if nodes <= 3 and minimum <= 8 else "warn"
     if resource == "amd.com/gpu":
         state = "bad"
-    assert found.state == ("ok" if minimum == 0 else state)
-    assert bool(found.remedy) == (found.state != "ok")
+    assert finding.state == ("ok" if minimum == 0 else state)
+    assert bool(finding.remedy) == (finding.state != "ok")

@@ -1,4 +1,4 @@
-"""A failure as ranks, launchers and steps hand it on, and which one is the cause."""
+"""Failures of ranks, launchers and pods, and the first cause."""
 
 import json
 from pathlib import Path
@@ -15,12 +15,9 @@ from kfp_ddp.core.failure import (
 )
 
 
-def test_a_failure_is_read_as_it_was_written() -> None:
+def test_failure_has_the_format_of_earlier_versions() -> None:
     failure = Failure(143, 3, "stopped", retryable=True, time=12.5, consequence=True)
     assert Failure.parse(f"a line of the program\n{failure.to_json()}\n") == failure
-
-
-def test_a_failure_has_the_form_that_containers_of_earlier_versions_write_and_read() -> None:
     written = json.loads(Failure(2, 0, "no data", False, 1.5, pod="job-worker-0").to_json())
     earlier = {"exit_code": 2, "rank": 0, "error": "no data", "retryable": False, "time": 1.5}
     assert written == {**earlier, "consequence": False}
@@ -30,7 +27,7 @@ def test_a_failure_has_the_form_that_containers_of_earlier_versions_write_and_re
 @pytest.mark.parametrize(
     "text", ["", "\n", "ValueError: x", "[1]", "7", '{"error": "x"}', '{"rank": "x", "error": ""}']
 )
-def test_what_is_no_failure_is_none(text: str) -> None:
+def test_other_text_is_not_a_failure(text: str) -> None:
     assert Failure.parse(text) is None
 
 
@@ -51,7 +48,7 @@ def test_what_is_no_failure_is_none(text: str) -> None:
         "ORTE has lost communication with a remote daemon.",
     ],
 )
-def test_what_a_program_says_of_a_lost_peer_is_known(text: str) -> None:
+def test_message_of_a_lost_peer_is_recognized(text: str) -> None:
     assert lost_peer(text)
 
 
@@ -65,11 +62,11 @@ def test_what_a_program_says_of_a_lost_peer_is_known(text: str) -> None:
         "loss is nan at step 12",
     ],
 )
-def test_another_error_is_no_lost_peer(text: str) -> None:
+def test_other_error_is_not_a_lost_peer(text: str) -> None:
     assert not lost_peer(text)
 
 
-def test_the_first_cause_comes_before_its_consequences() -> None:
+def test_first_cause_comes_before_consequences() -> None:
     lost = Failure(1, 0, "lost", True, 1.0, consequence=True)
     late, cause = Failure(1, 2, "late", False, 3.0), Failure(1, 1, "cause", False, 2.0)
     assert first_cause([lost, late, cause]) is cause
@@ -77,7 +74,7 @@ def test_the_first_cause_comes_before_its_consequences() -> None:
     assert first_cause([]) is None
 
 
-def test_the_record_of_a_rank_is_told_where_it_is_final(
+def test_final_record_of_a_rank_is_the_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [tmp_path / "0", tmp_path / "1", tmp_path / "none"]

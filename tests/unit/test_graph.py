@@ -1,4 +1,4 @@
-"""The graph of a compiled pipeline and its Mermaid flowchart: ours, and any of kfp."""
+"""The graph of a compiled pipeline, and its Mermaid flowchart."""
 
 import re
 from pathlib import Path

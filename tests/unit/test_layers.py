@@ -1,4 +1,4 @@
-"""The layers of CONTRIBUTING.md: imports go down only, and no room takes part in a circle."""
+"""The layers of CONTRIBUTING.md: imports go down only, and there are no import cycles."""
 
 import ast
 from collections.abc import Iterator

@@ -68,16 +68,11 @@ def test_stale_text_is_listed_and_updated(
     assert text.endswith("\nb\n")
 
 
-def test_options_have_choices_and_defaults() -> None:
-    rows = reference.command_tables("install")
-    row_by_name = {row.split("`")[1]: row for row in rows if row.startswith("| `--")}
+def test_options_and_configuration_have_choices_defaults_and_variables() -> None:
+    rows = reference.command_tables("install") + reference.once_table("core.config.Config")
+    row_by_name = {row.split("`")[1]: row for row in rows if row.startswith("| `")}
     assert row_by_name["--claims"].startswith("| `--claims` | `both` | both for")
     assert row_by_name["--claims"].endswith(" One of `both`, `data`, `none`. |")
     assert row_by_name["--dry-run"].startswith("| `--dry-run` |  | Server-side")
-
-
-def test_configuration_has_environment_variables() -> None:
-    rows = reference.once_table("core.config.Config")
-    row_by_name = {row.split("`")[1]: row for row in rows[2:]}
     assert row_by_name["host"].startswith("| `host` | `KFP_DDP_HOST`, `KF_PIPELINES_")
     assert "| `kubeflow` |" in row_by_name["kfp_namespace"]

@@ -1,4 +1,4 @@
-"""A mapping shared by several models: who takes what, and what is refused."""
+"""Settings models, and mappings that several models share."""
 
 from typing import ClassVar, Literal
 
@@ -23,37 +23,37 @@ class Wheels(Settings):
     count: int = Field(4, description="How many there are.")
 
 
-def test_each_model_gets_what_it_has_a_field_for() -> None:
-    given = {"speed": 3.0, "count": 6, "place": "above"}
-    assert split("car", given, Engine, Wheels, own={}) == [
+def test_each_model_gets_its_fields() -> None:
+    fields = {"speed": 3.0, "count": 6, "place": "above"}
+    assert split("car", fields, Engine, Wheels, own={}) == [
         {"speed": 3.0},
         {"count": 6, "place": "above"},
     ]
 
 
 @pytest.mark.parametrize(
-    ("given", "models", "says"),
+    ("fields", "models", "message"),
     [
         ({"sped": 3}, (Engine, Wheels), "car has no setting 'sped'; did you mean 'speed'?"),
         ({"place": "x"}, (Engine,), "car sets place, which the step sets itself"),
         ({"count": 3}, (Engine, Wheels), "car sets count, which has a box of its own"),
     ],
 )
-def test_what_cannot_be_given_is_one_line(
-    given: dict[str, object], models: tuple[type[Settings], ...], says: str
+def test_unknown_setting_fails_with_one_line_error(
+    fields: dict[str, object], models: tuple[type[Settings], ...], message: str
 ) -> None:
     with pytest.raises(InputError) as raised:
-        split("car", given, *models, own={"count": "has a box of its own"})
-    assert str(raised.value) == says
+        split("car", fields, *models, own={"count": "has a box of its own"})
+    assert str(raised.value) == message
 
 
-def test_only_what_was_set_is_handed_on_and_comes_back_the_same() -> None:
+def test_given_has_the_fields_that_are_set() -> None:
     engine = Engine.create(speed=3.0)
     assert engine.given() == {"speed": 3}
     assert Engine.create(**engine.given()) == engine
 
 
-def test_a_value_out_of_range_tells_what_the_setting_means() -> None:
+def test_error_has_the_description_of_the_setting() -> None:
     with pytest.raises(InputError) as raised:
         Engine.create(speed=0)
     assert str(raised.value) == (
@@ -64,7 +64,7 @@ def test_a_value_out_of_range_tells_what_the_setting_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("fields", "message"),
     [
         ({"command": "python3 train.py"}, "it should be a list such as ['python3', 'train.py'] ("),
         ({"command": 1}, "command=1 cannot be used: it should be a list (Command of each worker"),
@@ -79,17 +79,15 @@ def test_a_value_out_of_range_tells_what_the_setting_means() -> None:
         ),
     ],
 )
-def test_what_a_person_types_first_is_told_how_to_write(
-    given: dict[str, object], says: str
-) -> None:
+def test_error_says_how_to_write_the_value(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as raised:
-        LaunchSpec.create(**{"image": "i", "command": ["c"], **given})
-    assert says in str(raised.value)
+        LaunchSpec.create(**{"image": "i", "command": ["c"], **fields})
+    assert message in str(raised.value)
     assert "5150" not in str(raised.value)
 
 
-@pytest.mark.parametrize("given", [{"env": {"TOKEN": 5150}}, {"env_vars": [5150]}])
-def test_a_value_that_may_be_secret_is_not_told(given: dict[str, object]) -> None:
+@pytest.mark.parametrize("fields", [{"env": {"TOKEN": 5150}}, {"env_vars": [5150]}])
+def test_error_does_not_show_a_secret_value(fields: dict[str, object]) -> None:
     with pytest.raises(InputError, match=r"^env.* cannot be used: ") as raised:
-        LaunchSpec.create(image="i", command=["c"], **given)
+        LaunchSpec.create(image="i", command=["c"], **fields)
     assert "5150" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""The version is told in one place; every other is written from it."""
+"""The version is defined in one place; all others are generated from it."""
 
 import subprocess
 import tomllib
@@ -11,33 +11,25 @@ from kfp_ddp import __version__, reference
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_version_is_told_once() -> None:
-    found = subprocess.run(
+def test_version_is_defined_once() -> None:
+    names = subprocess.run(
         [
-            "git",
-            "grep",
-            "-l",
-            "--fixed-strings",
-            __version__,
-            "--",
-            ":!*.lock",
-            ":!compiled",
-            ":!tests",
-            ":!CHANGELOG.md",
+            *("git", "grep", "-l", "--fixed-strings", __version__, "--"),
+            *(":!*.lock", ":!compiled", ":!tests", ":!CHANGELOG.md"),
         ],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
         check=True,
     ).stdout.split()
-    texts = {name: (REPOSITORY / name).read_text() for name in found}
-    told = [name for name in found if __version__ in reference.IMAGE.sub("", texts[name])]
-    assert told == ["kfp_ddp/__init__.py"]
+    texts = {name: (REPOSITORY / name).read_text() for name in names}
+    files = [name for name in names if __version__ in reference.IMAGE.sub("", texts[name])]
+    assert files == ["kfp_ddp/__init__.py"]
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     assert project["tool"]["hatch"]["version"]["path"] == "kfp_ddp/__init__.py"
 
 
-def test_a_new_version_reaches_every_place_that_names_an_image(
+def test_new_version_reaches_all_references_to_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     naming = subprocess.run(
