@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings and fixtures of all tests."""
 
 import os
 import signal
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 CHECKOUT = Path(__file__).parents[1]
 MADE = {".git", ".venv", "__pycache__", "build", "dist"}
-"""Folders of the checkout whose content is made from the rest, or is not ours."""
+"""Folders of the checkout with generated or external content."""
 
-# Tests are more than the cores, and threads of torch that wait for each other there stand still.
+# Threads of torch wait for each other if tests use more threads than cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A runner in the background ignores SIGINT, and so would every process that a test interrupts.
+# Processes inherit that a runner in the background ignores SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -37,9 +37,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def surroundings_stay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """At the end of a run all around the tests' own folders has the modes and owners it had.
+    """Check that tests change no mode or owner outside of their own folders.
 
-    What tests start finds its temporary folder among theirs.
+    TMPDIR is one of these.
     """
     around = list(tmp_path_factory.getbasetemp().parents)
     for folder, folders, files in os.walk(CHECKOUT):
@@ -56,7 +56,7 @@ def surroundings_stay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 def rights(paths: list[Path]) -> dict[Path, tuple[int, int, int]]:
-    """Mode and owner of those that are there."""
+    """Return mode and owner of existing paths."""
     found = {}
     for path in paths:
         if os.path.lexists(path):
@@ -67,7 +67,7 @@ def rights(paths: list[Path]) -> dict[Path, tuple[int, int, int]]:
 
 @pytest.fixture
 def kfp_server() -> "Iterator[KfpServer]":
-    """A KFP API server of one user, without anything; it saw no request that KFP does not know."""
+    """An empty KFP API server of one user; it fails for requests that KFP does not know."""
     from tests.kfp_server.server import serving
 
     with serving() as server:
@@ -79,7 +79,7 @@ def kfp_server() -> "Iterator[KfpServer]":
 def call(
     kfp_server: "KfpServer", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> "Callable[..., Result]":
-    """Runs a command of the program against the server, in an empty folder."""
+    """Run a command of the program with the server, in an empty folder."""
     from click.testing import CliRunner
 
     from kfp_ddp.cli import app

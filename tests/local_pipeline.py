@@ -1,4 +1,4 @@
-"""The committed pipeline, run here."""
+"""Run a compiled pipeline on this machine."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from kfp_ddp.local.pipeline import COMPILED
 def pipeline(
     arguments: dict[str, Any], folder: Path, compiled: Path = COMPILED
 ) -> "subprocess.CompletedProcess[str]":
-    """A compiled pipeline through kfp.local, with its folders below `folder`."""
+    """Run a compiled pipeline through kfp.local, with its folders below `folder`."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "kfp_ddp.local.pipeline"),

@@ -1,4 +1,4 @@
-"""A package index on this disk, of two small packages: kfpddp-one needs kfpddp-two and PyYAML."""
+"""A local package index of two packages: kfpddp-one needs kfpddp-two and PyYAML."""
 
 import hashlib
 import zipfile
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def index(folder: Path) -> str:
-    """Its address in a folder, with versions 1.0 and 2.0 of both."""
+    """Create the index in a folder, with versions 1.0 and 2.0, and return its address."""
     needs = {"one": ["kfpddp-two", f"pyyaml=={version('pyyaml')}"], "two": []}
     for name, requires in needs.items():
         page = folder / "simple" / f"kfpddp-{name}" / "index.html"
@@ -24,7 +24,7 @@ def index(folder: Path) -> str:
 
 
 def wheel(folder: Path, name: str, number: str, content: str, requires: list[str]) -> Path:
-    """A wheel of one module."""
+    """Create a wheel of one module."""
     file = folder / f"{name}-{number}-py3-none-any.whl"
     meta, info = f"{name}-{number}.dist-info", [f"Name: {name}", f"Version: {number}"]
     info += [f"Requires-Dist: {each}" for each in requires]
@@ -41,5 +41,5 @@ def wheel(folder: Path, name: str, number: str, content: str, requires: list[str
 
 
 def digest(file: Path) -> str:
-    """The hash that a lock has of a file."""
+    """Return the hash of a file for a lock file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()

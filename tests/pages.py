@@ -1,4 +1,4 @@
-"""The pages of documentation, and what they tell a reader to type."""
+"""The pages of documentation and their commands."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ def fences(page: Path, language: str) -> Iterator[str]:
 
 
 def typed(page: Path) -> Iterator[list[str]]:
-    """The words of each command that a reader is to type, continued lines as one, no comments."""
+    """Yield the words of each command in a console block; continued lines are one command."""
     for block in fences(page, "console"):
         for line in re.sub(r"\\\n *", "", block).splitlines():
             if line.startswith("$ "):
@@ -24,14 +24,14 @@ def typed(page: Path) -> Iterator[list[str]]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """These, and what stands in the text."""
+    """Yield these and the commands in the text."""
     yield from typed(page)
     for text in INLINE.findall(page.read_text()):
         yield shlex.split(text, comments=True)
 
 
 def _single(line: str) -> Iterator[list[str]]:
-    """The commands of a line that && and | join."""
+    """Yield the commands of a line, which && and | separate."""
     words: list[str] = []
     for word in shlex.split(line.replace("…", "x"), comments=True):
         if word in ("&&", "|", "||", "&"):
@@ -43,5 +43,5 @@ def _single(line: str) -> Iterator[list[str]]:
 
 
 def of_ours(words: list[str]) -> list[str] | None:
-    """What follows kfp-ddp; None for another program."""
+    """Return the words after kfp-ddp; None for another program."""
     return words[1:] if words and words[0] == "kfp-ddp" else None

@@ -1,4 +1,4 @@
-"""What the pages tell a reader to type is typed, in their order, against a KFP server."""
+"""The commands of the pages run, in their order, against a KFP server."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.kfp_server.server import KfpServer
 from tests.pages import ROOT, SETTINGS_FILE, of_ours, typed
 
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("cluster", "laptop", "nightly", "release")))
-# Where each is tried: what it takes is a cluster, a bucket of a provider, minutes, or a person.
+# The test of each command that needs a cluster, a bucket, minutes or a person.
 ELSEWHERE = {
     "compile": "tests/unit/test_compile.py",
     "install": "tests/e2e/test_install.py",
@@ -31,12 +31,12 @@ ELSEWHERE = {
     "verify": "tests/integration/test_verify_command.py",
 }
 FOLLOWS = ("--follow", "--watch")
-"""What waits for the end of a run, which nobody brings about here."""
+"""Options that wait for the end of a run."""
 
 
 @pytest.fixture
 def scene(tmp_path: Path, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> KfpServer:
-    """The checkout's compiled pipelines, photographs, settings, and a server with a run."""
+    """Compiled pipelines, photographs, settings, and a server with a run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -51,21 +51,21 @@ def scene(tmp_path: Path, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_commands_of_a_page_do_what_it_says(page: str, scene: KfpServer) -> None:
+def test_commands_of_a_page_succeed(page: str, scene: KfpServer) -> None:
     ours = [words for words in filter(None, map(of_ours, typed(ROOT / page))) if here(words)]
     assert ours
     for words in ours:
-        given = [word for word in words if word not in FOLLOWS]
-        answer = CliRunner().invoke(app, given)
-        said = f"kfp-ddp {' '.join(given)}: {answer.output}{answer.exception}"
-        assert answer.exit_code == 0, said
+        arguments = [word for word in words if word not in FOLLOWS]
+        answer = CliRunner().invoke(app, arguments)
+        message = f"kfp-ddp {' '.join(arguments)}: {answer.output}{answer.exception}"
+        assert answer.exit_code == 0, message
 
 
 def here(words: list[str]) -> bool:
-    """Whether a command can be tried without a cluster, a bucket of a provider, or minutes."""
+    """Return whether a command needs no cluster, bucket or minutes."""
     of_a_bucket = words[0] == "sync" and words[1].startswith("gs:")
     return words[0] not in ELSEWHERE and "--local" not in words and not of_a_bucket
 
 
-def test_what_is_tried_elsewhere_is_tried() -> None:
+def test_other_tests_exist() -> None:
     assert [file for file in ELSEWHERE.values() if not (ROOT / file).exists()] == []

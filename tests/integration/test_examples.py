@@ -1,4 +1,4 @@
-"""Each file in examples/ does what it says; own_script.py does so in test_sweep_local.py."""
+"""The files in examples/; own_script.py is also tested in test_sweep_local.py."""
 
 import os
 import runpy
@@ -37,13 +37,13 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_list_names_every_file() -> None:
+def test_readme_lists_every_file() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     assert all(f"({path.name})" in listed for path in EXAMPLES.glob("*.py"))
 
 
 @pytest.mark.slow
-def test_a_pipeline_of_ones_own_is_compiled_and_runs(photographs: Path, tmp_path: Path) -> None:
+def test_own_pipeline_is_compiled_and_runs(photographs: Path, tmp_path: Path) -> None:
     own = EXAMPLES / "own_pipeline.py"
     words = ["compile", str(own), "--directory", str(tmp_path), "--registry", "example.com/ml"]
     assert CliRunner().invoke(app, words).output.split() == [str(tmp_path / "photographs.yaml")]
@@ -61,18 +61,18 @@ def test_a_pipeline_of_ones_own_is_compiled_and_runs(photographs: Path, tmp_path
     assert outputs(tmp_path, "verdict")["Output"] == "good"
 
 
-def test_a_network_of_ones_own_is_trained_and_loaded(photographs: Path, tmp_path: Path) -> None:
+def test_own_network_is_trained_and_loaded(photographs: Path, tmp_path: Path) -> None:
     words = ["--data", str(photographs), "--output-dir", str(tmp_path), "--image-size", "16"]
     words += ["--epochs", "1", "--workers", "0", "--learning-rate", "0.001"]
     assert rank.run(parse([*words, "--model", f"{EXAMPLES / 'own_model.py'}:build"]))
-    found = newest_valid(tmp_path / "checkpoints")
-    assert found is not None
-    network, _ = load_model(found.path)
+    checkpoint = newest_valid(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    network, _ = load_model(checkpoint.path)
     assert type(network).__name__ == "Mixer"
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
-def test_a_program_starts_a_run_and_waits_for_it(
+def test_program_starts_a_run_and_waits_for_it(
     kfp_server: "KfpServer", tmp_path: Path, state: str, code: int
 ) -> None:
     program = [sys.executable, str(EXAMPLES / "client.py"), kfp_server.url, "gs://bucket/x"]
@@ -83,20 +83,20 @@ def test_a_program_starts_a_run_and_waits_for_it(
             if line.startswith("run "):
                 kfp_server.put_run(line.split()[1], state, {"train": state})
                 break
-        end = threading.Timer(60, client.kill)  # only where it never ends
+        end = threading.Timer(60, client.kill)  # only if it never ends
         end.start()
-        said = client.stdout.read()
+        output = client.stdout.read()
         end.cancel()
     assert client.returncode == code
-    assert f"state {state}" in said
-    assert ("failed train" in said) == bool(code)
-    (asked,) = kfp_server.asked("create_run")
-    parameters = asked.body["runtime_config"]["parameters"]
+    assert f"state {state}" in output
+    assert ("failed train" in output) == bool(code)
+    (request,) = kfp_server.asked("create_run")
+    parameters = request.body["runtime_config"]["parameters"]
     assert parameters["training"] == {"image_size": 64}
 
 
 @pytest.mark.parametrize("size", [32, 128])
-def test_a_script_of_ones_own_sees_a_photograph_as_the_evaluation_does(
+def test_own_script_reads_a_photograph_as_the_evaluation_does(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photograph, exif = tmp_path / "turned.jpg", Image.Exif()
@@ -108,6 +108,6 @@ def test_a_script_of_ones_own_sees_a_photograph_as_the_evaluation_does(
     script = runpy.run_path(str(EXAMPLES / "own_script.py"))
     settings = {"image_size": size, "mean": [0, 0, 0], "std": [1, 1, 1]}
     seen, target = script["Images"]("val", settings)[0]
-    wanted = transforms.evaluate(images.read(str(photograph)), size)
-    assert (seen * 255 - wanted).abs().max() <= 2
+    expected = transforms.evaluate(images.read(str(photograph)), size)
+    assert (seen * 255 - expected).abs().max() <= 2
     assert target == 1

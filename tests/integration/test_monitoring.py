@@ -1,4 +1,4 @@
-"""The dashboard and the alerts speak of figures that a training serves."""
+"""The dashboard and the alerts use metrics that a training has."""
 
 import json
 import re
@@ -11,7 +11,7 @@ ON_A_GPU = {"kfp_ddp_step_memory_gb", "kfp_ddp_step_mfu"}
 LABEL = "kfp_ddp_run_id"
 
 
-def test_what_dashboard_and_alerts_name_is_what_a_run_writes(tmp_path: Path) -> None:
+def test_metrics_of_dashboard_and_alerts_exist(tmp_path: Path) -> None:
     run = config(dataset(tmp_path / "data"), tmp_path / "run", epochs=1, warmup_epochs=0)
     assert train(run, 1) == [0]
     served = set(ON_A_GPU)
@@ -25,7 +25,7 @@ def test_what_dashboard_and_alerts_name_is_what_a_run_writes(tmp_path: Path) -> 
         assert named - served == set(), file
 
 
-def test_panels_of_the_dashboard_do_not_overlap() -> None:
+def test_panels_do_not_overlap() -> None:
     board = json.loads((MONITORING / "dashboard" / "trainings.json").read_text())
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:

@@ -1,7 +1,4 @@
-"""The pipelines beside train_resnet, run for real through kfp.local, one after the other.
-
-What one leaves the next one finds: a nightly run and what people do with its model.
-"""
+"""The pipelines retrain, finetune, evaluate_checkpoint, sync_dataset through kfp.local, in turn."""
 
 import shutil
 import subprocess
@@ -11,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from kfp_ddp.local.results import outputs
+from kfp_ddp.local import results
 from tests.local_pipeline import pipeline
 
 pytestmark = pytest.mark.slow
@@ -20,7 +17,7 @@ TRAINING = {"image_size": 16, "workers": 0, "val_fraction": 0.25, "warmup_epochs
 
 
 class Place:
-    """Photographs, a destination, and runs of pipelines below one folder."""
+    """Photographs, a destination and runs below one folder."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.source = root, root / "photographs"
@@ -32,20 +29,20 @@ class Place:
                 Image.new("RGB", (16, 16), shade).save(self.source / label / f"{number}.png")
 
     def run(self, name: str, **arguments: Any) -> "subprocess.CompletedProcess[str]":
-        """A run of a pipeline; its artifacts are those of the last one."""
+        """Run a pipeline; `artifacts` is that of the last run."""
         shutil.rmtree(self.root / "artifacts", ignore_errors=True)
         given = {"source": str(self.source), "sync": {"dataset": "shades"}, **arguments}
         done = pipeline(given, self.root, COMPILED / f"{name}.yaml")
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
-    def said(self, step: str) -> dict[str, Any]:
-        """What a step of the last run put out."""
-        return outputs(self.root, step)
+    def outputs(self, step: str) -> dict[str, Any]:
+        """Return the outputs of a step of the last run."""
+        return results.outputs(self.root, step)
 
     @property
     def steps(self) -> set[str]:
-        """The steps of the last run."""
+        """Steps of the last run."""
         return {path.name for path in (self.root / "artifacts").glob("*/*")}
 
     @property
@@ -70,28 +67,28 @@ def nightly(place: Place, **changed: Any) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """After a first nightly run."""
+    """The folder after a first nightly run."""
     found = Place(tmp_path_factory.mktemp("place"))
     nightly(found)
     return found
 
 
-def test_a_first_nightly_run_trains_and_exports_the_champion(place: Place) -> None:
+def test_first_nightly_run_exports_the_champion(place: Place) -> None:
     assert {"train", "evaluate", "gate", "export", "teardown"} <= place.steps
-    assert place.said("changes")["changed"] is True
+    assert place.outputs("changes")["changed"] is True
     assert (place.models / place.champion / "_SUCCESS").is_file()
 
 
-def test_the_next_one_finds_nothing_new_and_trains_nothing(place: Place) -> None:
+def test_second_nightly_run_trains_nothing(place: Place) -> None:
     before = place.champion
     nightly(place)
     assert place.steps == {"preflight", "data-sync", "changes", "teardown"}
-    assert place.said("changes")["reason"].startswith("nothing new: dataset ")
-    assert f"exported as {before}" in place.said("changes")["reason"]
+    assert place.outputs("changes")["reason"].startswith("nothing new: dataset ")
+    assert f"exported as {before}" in place.outputs("changes")["reason"]
     assert place.champion == before
 
 
-def test_the_champion_is_fine_tuned(place: Place) -> None:
+def test_champion_is_fine_tuned(place: Place) -> None:
     place.run(
         "finetune",
         init_from=str(place.models),
@@ -109,7 +106,7 @@ def test_the_champion_is_fine_tuned(place: Place) -> None:
     assert sum("initial-weights/shades" in config for config in configs) == 1
 
 
-def test_the_champion_is_evaluated_on_the_images_of_today(place: Place) -> None:
+def test_champion_is_evaluated_on_current_images(place: Place) -> None:
     place.run(
         "evaluate_checkpoint",
         checkpoint=str(place.models),
@@ -119,18 +116,18 @@ def test_the_champion_is_evaluated_on_the_images_of_today(place: Place) -> None:
     assert place.steps == {
         *("preflight", "data-sync", "dataset-volume", "evaluate", "gate", "teardown")
     }
-    assert place.said("evaluate")["samples"] > 0
-    verdict = place.said("gate")
+    assert place.outputs("evaluate")["samples"] > 0
+    verdict = place.outputs("gate")
     assert (verdict["champion"], verdict["blessed"]) == (place.champion, False)
 
 
-def test_a_sync_alone_finds_the_version_that_is_there(place: Place) -> None:
+def test_sync_reuses_the_existing_version(place: Place) -> None:
     given = {"source": str(place.source), "dataset": "shades", "publish": "none"}
     shutil.rmtree(place.root / "artifacts")
     done = pipeline(given, place.root, COMPILED / "sync_dataset.yaml")
     assert done.returncode == 0, done.stdout
     assert place.steps == {"data-sync", "dataset-volume"}
-    synced = place.said("data-sync")
+    synced = place.outputs("data-sync")
     images = list(place.source.rglob("*.png"))
     assert (synced["files"], synced["downloaded"]) == (len(images), 0)
     assert (Path(synced["path"]) / "_SUCCESS").is_file()
