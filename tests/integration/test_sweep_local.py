@@ -27,9 +27,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(
-    name: str, source: Path, folder: Path, **arguments: Any
-) -> "subprocess.CompletedProcess[str]":
+def run(name: str, source: Path, folder: Path, **more: Any) -> "subprocess.CompletedProcess[str]":
     arguments: dict[str, Any] = {
         "source": str(source),
         "backend": "local",
@@ -38,7 +36,7 @@ def run(
         "model_name": "shades",
         "destination": str(folder / "models"),
         "gate": {"min_accuracy": 0.9},
-        **arguments,
+        **more,
     }
     return pipeline(arguments, folder, REPOSITORY / "compiled" / f"{name}.yaml")
 
