@@ -3,7 +3,19 @@
 import click
 
 from kfp_ddp.cli.options import AS_JSON, connected, echo_json, text_option
+from kfp_ddp.client.connection import open_client
+from kfp_ddp.client.runs import (
+    RETRYABLE,
+    document,
+    ended,
+    find_run,
+    list_runs,
+    shown_state,
+    spec_of,
+    started,
+)
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError
 
 
 @click.command("runs")
@@ -17,9 +29,6 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 
     kfp-ddp runs --state failed
     """
-    from kfp_ddp.client.connection import open_client
-    from kfp_ddp.client.runs import document, ended, list_runs, shown_state, started
-
     with open_client(connection) as client:
         rows = list_runs(client, most, experiment, state)
     if as_json:
@@ -65,9 +74,7 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
 
     kfp-ddp status last --follow
     """
-    from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.follow import Cluster, check_success, tree, until_over
-    from kfp_ddp.client.runs import document, find_run, spec_of
     from kfp_ddp.client.steps import documents, steps_of
 
     with open_client(connection) as client:
@@ -97,11 +104,8 @@ def cancel(connection: Connection, run: str, wait: bool, as_json: bool) -> None:
 
     RUN is an id or the start of one, a name, or last.
     """
-    from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.follow import until_over
-    from kfp_ddp.client.runs import document, find_run
     from kfp_ddp.client.steps import OVER
-    from kfp_ddp.core.errors import InputError
 
     with open_client(connection) as client:
         current = find_run(client, run)
@@ -133,10 +137,7 @@ def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None
 
     RUN is an id or the start of one, a name, or last.
     """
-    from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.follow import check_success, until_over
-    from kfp_ddp.client.runs import RETRYABLE, document, find_run
-    from kfp_ddp.core.errors import InputError
 
     with open_client(connection) as client:
         current = find_run(client, run)

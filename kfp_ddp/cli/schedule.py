@@ -1,12 +1,18 @@
 """`kfp-ddp schedule`: recurring runs."""
 
+import dataclasses
 from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kfp_ddp.cli.options import AS_JSON, FILE, configured, connected, echo_json, on_command_line
-from kfp_ddp.core.config import Connection
+from kfp_ddp.client import cron, runs, schedules
+from kfp_ddp.client.connection import open_client
+from kfp_ddp.core.config import Connection, config
+from kfp_ddp.core.errors import InputError
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1RecurringRun
@@ -77,17 +83,12 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
 
     By default it always runs the current version: with --latest it runs the newest one.
     """
-    from datetime import UTC, datetime
-
-    from kfp_ddp.client import cron, schedules, scheduling, submission
-    from kfp_ddp.client.connection import open_client
-    from kfp_ddp.core.errors import InputError
+    from kfp_ddp.client import scheduling, submission
 
     for required in ("cron", "pipeline"):
         if not options[required]:
             raise InputError(f"--{required} is missing: a schedule needs a time and a pipeline")
-    six, zone = cron.six_fields(options["cron"]), cron.zone(options["time_zone"])
-    _check_latest(options)
+    settings = _settings(options)
     with open_client(connection) as client:
         pipeline, version = submission.uploaded(client, options["pipeline"])
         words, boxes = list(options["words"]), {}
@@ -97,18 +98,13 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
                 words.insert(0, f"destination={options['destination']}")
         plan = schedules.Plan(
             name=name,
-            cron=six,
             pipeline_id=version.pipeline_id,
             version_id="" if options["latest"] else version.version_id,
             arguments=submission.arguments(pipeline, options["file"], words, boxes),
-            start=_moment(options, "start", zone),
-            end=_moment(options, "end", zone),
-            catchup=bool(options["catchup"]),
-            max_concurrency=options["max_concurrency"] or 1,
             enabled=not paused,
-            **{setting: options[setting] for setting in RUN_SETTINGS},
+            **settings,
         )
-        scheduling.check(plan, zone, datetime.now(UTC))
+        scheduling.check(plan, cron.zone(options["time_zone"]), datetime.now(UTC))
         created = scheduling.create(client, plan, options["experiment"])
         _print(client, created, options["time_zone"], as_json)
 
@@ -127,28 +123,14 @@ def replace(
     created first, and the old one is paused. It is deleted when it has no active run, else by the
     next `replace`, or by `delete`. The two are never enabled at the same time.
     """
-    import dataclasses
-    from datetime import UTC, datetime
+    from kfp_ddp.client import scheduling, submission
 
-    from kfp_ddp.client import cron, schedules, scheduling, submission
-    from kfp_ddp.client.connection import open_client
-    from kfp_ddp.core.errors import InputError
-
-    zone = cron.zone(options["time_zone"])
-    changes = {
-        "cron": cron.six_fields(options["cron"]) if options["cron"] else "",
-        "start": _moment(options, "start", zone),
-        "end": _moment(options, "end", zone),
-        "catchup": options["catchup"],
-        "max_concurrency": options["max_concurrency"],
-        **{setting: options[setting] for setting in RUN_SETTINGS},
-    }
-    _check_latest(options)
+    settings = _settings(options)
     with open_client(connection) as client:
         old = schedules.find(client, schedule)
         scheduling.check_state(client, old, schedule)
         before = schedules.plan_of(old, datetime.now(UTC))
-        if not (before.cron or changes["cron"]):
+        if not (before.cron or options["cron"]):
             raise InputError(f"{before.name} has no valid cron to copy: give --cron")
         name, latest = options["pipeline"] or "", options["latest"]
         if latest is None:
@@ -158,17 +140,16 @@ def replace(
             plan = dataclasses.replace(before, version_id="") if unpinned else before
             name = schedules.version_of(client, plan)
         pipeline, version = submission.uploaded(client, name)
-        arguments = scheduling.changed(
-            pipeline, before.arguments, options["file"], options["words"], unset
-        )
         plan = dataclasses.replace(
             before,
             pipeline_id=version.pipeline_id,
             version_id="" if latest else version.version_id,
-            arguments=arguments,
-            **{name: value for name, value in changes.items() if value not in (None, "")},
+            arguments=scheduling.changed(
+                pipeline, before.arguments, options["file"], options["words"], unset
+            ),
+            **settings,
         )
-        scheduling.check(plan, zone, datetime.now(UTC))
+        scheduling.check(plan, cron.zone(options["time_zone"]), datetime.now(UTC))
         new, remaining = scheduling.replace_by(client, old, plan)
         for one in remaining:
             click.echo(
@@ -185,12 +166,10 @@ def replace(
 @connected
 def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
     """List the schedules, the newest first."""
-    from kfp_ddp.client.connection import open_client
-    from kfp_ddp.client.schedules import document, list_all, minute
-
     with open_client(connection) as client:
-        pipelines: dict[tuple[str, str], str] = {}
-        rows = [document(client, one, time_zone, pipelines) for one in list_all(client)]
+        names: dict[tuple[str, str], str] = {}
+        every = schedules.list_all(client)
+        rows = [schedules.document(client, one, time_zone, names) for one in every]
     if as_json:
         echo_json(rows)
         return
@@ -199,7 +178,7 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
         return
     lines = [("id", "name", "state", "when", f"next ({time_zone})", "pipeline")]
     for row in rows:
-        soon = minute(row["next"][0]) if row["next"] else ""
+        soon = schedules.minute(row["next"][0]) if row["next"] else ""
         lines.append((row["id"][:8], row["name"], row["state"], row["when"], soon, row["pipeline"]))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -217,11 +196,6 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
 @connected
 def show(connection: Connection, schedule: str, time_zone: str, as_json: bool) -> None:
     """Show SCHEDULE, a name or id: its cron as text, its next times, its last runs."""
-    from itertools import islice
-
-    from kfp_ddp.client import runs, schedules
-    from kfp_ddp.client.connection import open_client
-
     with open_client(connection) as client:
         current = schedules.find(client, schedule)
         last = islice(schedules.runs_of(client, current), 5)
@@ -253,8 +227,7 @@ def resume(connection: Connection, schedule: str, as_json: bool) -> None:
 @connected
 def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
     """Start an additional run of SCHEDULE now; the schedule does not change."""
-    from kfp_ddp.client import runs, schedules, scheduling
-    from kfp_ddp.client.connection import open_client
+    from kfp_ddp.client import scheduling
 
     with open_client(connection) as client:
         run = scheduling.start_now(client, schedules.find(client, schedule))
@@ -273,9 +246,7 @@ def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
 @connected
 def delete(connection: Connection, schedule: str, wait: bool, force: bool, as_json: bool) -> None:
     """Delete SCHEDULE; refused while a run of it is active, since KFP would end that run."""
-    from kfp_ddp.client import schedules, scheduling
-    from kfp_ddp.client.connection import open_client
-    from kfp_ddp.core.errors import InputError
+    from kfp_ddp.client import scheduling
 
     if wait and force:
         raise InputError("--wait and --force exclude each other: give one of them")
@@ -290,10 +261,6 @@ def delete(connection: Connection, schedule: str, wait: bool, force: bool, as_js
 
 
 def _switch(connection: Connection, word: str, method: str, as_json: bool) -> None:
-    from kfp_ddp.client import schedules
-    from kfp_ddp.client.connection import open_client
-    from kfp_ddp.core.config import config
-
     with open_client(connection) as client:
         schedule = schedules.find(client, word)
         getattr(client, method)(schedule.recurring_run_id)
@@ -306,34 +273,38 @@ def _switch(connection: Connection, word: str, method: str, as_json: bool) -> No
     click.echo(f"{content['name']} ({content['id'][:8]}) is {content['state']}{soon}")
 
 
-def _check_latest(options: dict[str, Any]) -> None:
-    from kfp_ddp.core.errors import InputError
+def _settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a plan that the options set.
+
+    Raises:
+        InputError: one of them is invalid.
+    """
+    from kfp_ddp.client.scheduling import moment
 
     if options["latest"] and "@" in (options["pipeline"] or ""):
         raise InputError(
             f"--latest and the version of {options['pipeline']} exclude each other: "
             "leave one of them out"
         )
-
-
-def _moment(options: dict[str, Any], name: str, zone: Any) -> Any:
-    from kfp_ddp.client.scheduling import moment
-
-    return moment(options[name], zone, name) if options[name] else None
+    zone = cron.zone(options["time_zone"])
+    fields = {name: options[name] for name in ("catchup", "max_concurrency", *RUN_SETTINGS)}
+    fields |= {
+        name: options[name] and moment(options[name], zone, name) for name in ("start", "end")
+    }
+    fields["cron"] = options["cron"] and cron.six_fields(options["cron"])
+    return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
 def _print(
     client: "Client", schedule: "V2beta1RecurringRun", zone: str, as_json: bool, **more: Any
 ) -> None:
     """Print a schedule: what it runs, and when."""
-    from kfp_ddp.client.schedules import document, rows
-
-    content = {**document(client, schedule, zone), **more}
+    content = {**schedules.document(client, schedule, zone), **more}
     if as_json:
         echo_json(content)
         return
     click.echo(f"{content['name']} ({content['id'][:8]}) is {content['state']}")
-    for label, text in rows(content):
+    for label, text in schedules.rows(content):
         click.echo(f"  {label:14}{text}")
     if content["warning"]:
         click.echo(f"! {content['warning']}", err=True)
