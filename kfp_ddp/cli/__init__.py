@@ -123,18 +123,19 @@ def app() -> None:
 
 def main() -> NoReturn:
     """Run the program; a KfpDdpError is one line on stderr, and its type is the exit code."""
+    from kfp_ddp.cli.options import echo
     from kfp_ddp.core.errors import KfpDdpError
 
     try:
         code = app.main(prog_name="kfp-ddp", standalone_mode=False)
     except KfpDdpError as error:
-        click.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except click.Abort:
-        click.echo("interrupted", err=True)
+        echo("interrupted", err=True)
         sys.exit(130)
     gc.freeze()  # saves 30 ms of garbage collection at exit
     sys.exit(code)

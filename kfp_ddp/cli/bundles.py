@@ -1,11 +1,13 @@
 """`kfp-ddp sign` and `verify`: the signature of a bundle."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, FILE, echo, echo_json, text_option
+from kfp_ddp.core.errors import InputError
 
 if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
@@ -28,9 +30,6 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
 
     kfp-ddp sign gs://bucket/models/flowers --key release.pem
     """
-    import os
-
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.models.bundle import SIGNATURE
     from kfp_ddp.models.champion import open_bundle
     from kfp_ddp.models.signature import by_key, check_fits, make, private_key
@@ -47,7 +46,7 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
         check_fits(opened, content)
     opened.verify()
     opened.where.write(opened.folder + SIGNATURE, content)
-    click.echo(f"{opened.uri}: signed by {signer}")
+    echo(f"{opened.uri}: signed by {signer}")
 
 
 @click.command("verify")
@@ -77,7 +76,6 @@ def verify(
 
     kfp-ddp verify gs://bucket/models/flowers --key release.pub
     """
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.models.champion import open_bundle
     from kfp_ddp.models.signature import check
 
@@ -94,13 +92,13 @@ def verify(
         facts = {"uri": opened.uri, "version": opened.version, "files": count, "size": size}
         echo_json({**facts, "signed": signed, "by": by})
         return
-    click.echo(f"{opened.uri}: complete, {count} files, {size / 1e6:.1f} MB")
+    echo(f"{opened.uri}: complete, {count} files, {size / 1e6:.1f} MB")
     if by:
-        click.echo(f"signed by {by}")
+        echo(f"signed by {by}")
     elif signed:
-        click.echo("signed, not checked: give --key, or --identity and --issuer")
+        echo("signed, not checked: give --key, or --identity and --issuer")
     else:
-        click.echo("not signed")
+        echo("not signed")
 
 
 def _signer(key: Path | None, identity: str, issuer: str, trust: Path | None) -> "Signer | None":
@@ -109,7 +107,6 @@ def _signer(key: Path | None, identity: str, issuer: str, trust: Path | None) ->
     Raises:
         InputError: the options exclude each other, or the key is invalid.
     """
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.models.signature import by_identity, by_key, public_key
 
     if key is not None and (identity or issuer or trust):
@@ -127,7 +124,6 @@ def _signer(key: Path | None, identity: str, issuer: str, trust: Path | None) ->
 
 def _content(path: Path) -> bytes:
     """Return the content of a small file; raise InputError if it cannot be read."""
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.models.bundle import LARGEST_SIGNATURE
 
     try:

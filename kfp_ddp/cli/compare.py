@@ -1,11 +1,14 @@
 """`kfp-ddp compare`: several runs in one table."""
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, connected, echo_json
+from kfp_ddp.cli.options import AS_JSON, FILE, connected, echo, echo_json
+from kfp_ddp.core.errors import InputError, StorageError, full
+from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
     from kfp_ddp.client.comparison import Comparison
@@ -29,12 +32,9 @@ def command(
 
     kfp-ddp compare last 8fa2b9a1 ./photos-model --html compared.html
     """
-    import tempfile
-
     from kfp_ddp.client.comparison import compare, to_html
     from kfp_ddp.client.run_info import run_finder
     from kfp_ddp.client.trainings import read_trainings
-    from kfp_ddp.core.errors import InputError
 
     with run_finder(connection) as finder, tempfile.TemporaryDirectory() as scratch:
         infos = [finder.find(word) for word in runs]
@@ -55,11 +55,10 @@ def command(
     else:
         _print(compared)
         if html is not None:
-            click.echo(f"\ncurves: {html}")
+            echo(f"curves: {html}")
 
 
 def _write(path: Path, text: str) -> None:
-    from kfp_ddp.core.errors import StorageError, full
 
     try:
         path.write_text(text, encoding="utf-8")
@@ -73,7 +72,6 @@ def _print(compared: "Comparison") -> None:
     from rich.text import Text
 
     from kfp_ddp.client.comparison import setting_text
-    from kfp_ddp.core.text import printable
 
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
     rows = [
@@ -94,8 +92,8 @@ def _print(compared: "Comparison") -> None:
     # Lines are not wrapped in a file or pipe.
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=10_000)
-    console.print(table)
+    console.print(table, "")
     if not compared.settings:
-        click.echo("\nAll settings are equal.")
+        echo("All settings are equal.")
     for note in compared.notes:
-        click.echo(f"\n{note}.")
+        echo(f"{note}.")

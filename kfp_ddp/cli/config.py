@@ -2,7 +2,7 @@
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, echo_json
+from kfp_ddp.cli.options import AS_JSON, echo, echo_json
 from kfp_ddp.core import config
 
 
@@ -46,4 +46,4 @@ def show(origin: bool, as_json: bool) -> None:
     width, most = max(map(len, settings)), max(map(len, values.values()))
     for name, value in values.items():
         text = f"{value:{most}}  ({settings[name].origin})" if origin else value
-        click.echo(f"{name:{width}}  {text}".rstrip())
+        echo(f"{name:{width}}  {text}".rstrip())

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, echo_json
+from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json
 
 if TYPE_CHECKING:
     from kfp_ddp.client.description import Description
@@ -37,7 +37,6 @@ def describe(run: str, files: bool, as_json: bool, connection: "Connection") -> 
     """
     from kfp_ddp.client.description import describe
     from kfp_ddp.client.run_info import run_finder
-    from kfp_ddp.core.text import printable
 
     with run_finder(connection) as finder:
         description = describe(finder.find(run), finder.api, files)
@@ -45,7 +44,7 @@ def describe(run: str, files: bool, as_json: bool, connection: "Connection") -> 
         echo_json(description.document())
         return
     for line in _lines(description):
-        click.echo(printable(line))
+        echo(line)
 
 
 @click.command("logs")

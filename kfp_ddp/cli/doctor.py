@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, configured, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, FILE, configured, echo, echo_json, text_option
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
 
@@ -79,7 +79,8 @@ def command(as_json: bool, **requirements: Any) -> None:
         width = max(len(finding.what) for finding in findings)
         for finding in findings:
             mark, color = MARKS[finding.state]
-            click.echo(f"{click.style(mark, fg=color)} {finding.what:{width}}  {finding.message}")
+            click.secho(mark, fg=color, nl=False)
+            echo(f" {finding.what:{width}}  {finding.message}")
             if finding.remedy:
-                click.echo(f"  {'':{width}}  → {finding.remedy}")
+                echo(f"  {'':{width}}  → {finding.remedy}")
     sys.exit(1 if worst else 0)

@@ -1,11 +1,13 @@
 """`kfp-ddp download`: the results of a run."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FOLDER, connected, echo_json
+from kfp_ddp.cli.options import AS_JSON, FOLDER, connected, echo, echo_json
+from kfp_ddp.core.errors import KfpDdpError
 
 if TYPE_CHECKING:
     from kfp_ddp.core.config import Connection
@@ -31,11 +33,8 @@ def command(
 
     kfp-ddp download last --output flowers-model
     """
-    from dataclasses import asdict
-
     from kfp_ddp.client.download import check_output, download, find_uploaded
     from kfp_ddp.client.run_info import run_finder
-    from kfp_ddp.core.errors import KfpDdpError
     from kfp_ddp.local.results import shown
 
     with run_finder(connection) as finder:
@@ -48,7 +47,7 @@ def command(
             bundle = find_uploaded(info.id, info.parameters)
             if bundle is None:
                 raise
-            click.echo(f"warning: {error}; downloading only the bundle, {bundle.where}", err=True)
+            echo(f"warning: {error}; downloading only the bundle, {bundle.where}", err=True)
             tasks = download(bundle, folder)
     if as_json:
         rows = [
@@ -58,13 +57,13 @@ def command(
         echo_json({"run_id": info.id, "output": str(folder), "tasks": rows})
         return
     for task in tasks:
-        click.echo(f"{task.task}: {task.bytes / 1e6:,.1f} MB")
+        echo(f"{task.task}: {task.bytes / 1e6:,.1f} MB")
         paths = (task.bundle, task.report, task.loss_curve, task.checkpoint)
         for name, path in zip(("bundle", "report", "curves", "checkpoint"), paths, strict=True):
             if path is not None:
-                click.echo(f"  {name:<12}{shown(path)}")
+                echo(f"  {name:<12}{shown(path)}")
         if task.bundle is None:
-            click.echo("  no bundle: the run exported none")
+            echo("  no bundle: the run exported none")
     bundles = [task.bundle for task in tasks if task.bundle]
     if bundles:
-        click.echo(f"try it: kfp-ddp predict {shown(bundles[0])} picture.jpg")
+        echo(f"try it: kfp-ddp predict {shown(bundles[0])} picture.jpg")

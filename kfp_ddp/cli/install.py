@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
 
 if TYPE_CHECKING:
     from kfp_ddp.install import Done, Installation, Owner
@@ -111,14 +111,14 @@ def command(
         echo_json({**result, "objects": objects, "secret": credentials.to_json()})
         sys.exit(int(stopped))
     if any(each.name.startswith("kfp-ddp-nodes") for each in refused):
-        click.echo("  → without permission to read nodes, runs need gpus_per_node")
+        echo("  → without permission to read nodes, runs need gpus_per_node")
     mark = {"ok": "✓", "bad": "✗", "warn": "!"}[credentials.state]
-    click.echo(f"{mark} {credentials.what} {credentials.message}")
+    echo(f"{mark} {credentials.what} {credentials.message}")
     if credentials.remedy:
-        click.echo(f"  → {credentials.remedy}")
+        echo(f"  → {credentials.remedy}")
     account = "pipeline-runner" if api.namespace == "kubeflow" else "default-editor"
     if not dry_run:
-        click.echo(f"Next: kfp-ddp doctor -n {api.namespace} --service-account {account}")
+        echo(f"Next: kfp-ddp doctor -n {api.namespace} --service-account {account}")
     sys.exit(int(stopped))
 
 
@@ -148,7 +148,7 @@ def _install(
             _print(one, dry_run)
     if job and not dry_run:
         for reason in install.wait(api, job):
-            click.echo(f"  {job['metadata']['name']} waits: {reason}", err=True)
+            echo(f"  {job['metadata']['name']} waits: {reason}", err=True)
     return done
 
 
@@ -156,4 +156,4 @@ def _print(done: "Done", dry_run: bool) -> None:
     word = WORDS.get(done.state, done.state)
     would = "would be " if dry_run and done.state in ("made", "changed") else ""
     message = f": {done.message}" if done.message else ""
-    click.echo(f"{MARKS[done.state]} {done.kind} {done.name} {would}{word}{message}")
+    echo(f"{MARKS[done.state]} {done.kind} {done.name} {would}{word}{message}")

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import yaml
 
+from kfp_ddp.cli.options import echo
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -18,7 +19,7 @@ def _list_settings(context: click.Context, option: click.Parameter, requested: b
         default = "" if field.is_required() else field.get_default(call_default_factory=True)
         example = f"{name}={list(default) if isinstance(default, tuple) else default}"
         choices = ", ".join(choice or "''" for choice in LaunchSpec.choices(name))
-        click.echo(f"{example:32} {field.description}{f' One of {choices}.' if choices else ''}")
+        echo(f"{example:32} {field.description}{f' One of {choices}.' if choices else ''}")
     context.exit()
 
 

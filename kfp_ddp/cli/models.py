@@ -1,10 +1,11 @@
 """`kfp-ddp models`, `promote` and `rollback`: exported models and their champions."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
 
 if TYPE_CHECKING:
     from kfp_ddp.client.models import Version
@@ -19,8 +20,6 @@ def models(name: str, destination: str, as_json: bool) -> None:
 
     kfp-ddp models flowers --destination gs://bucket/models
     """
-    from dataclasses import asdict
-
     from kfp_ddp.client import models
     from kfp_ddp.models.champion import history, list_versions, read_pointer
 
@@ -33,12 +32,10 @@ def models(name: str, destination: str, as_json: bool) -> None:
             echo_json({"name": name, "versions": rows, "champions": changes})
             return
         for version in versions:
-            click.echo(_line(version))
+            echo(_line(version))
         for one in changes:
             by = f" by {one['by']}" if one["by"] else ""
-            click.echo(
-                f"{one['at'][:16]} {one['version']} replaced {one['replaced'] or 'none'}{by}"
-            )
+            echo(f"{one['at'][:16]} {one['version']} replaced {one['replaced'] or 'none'}{by}")
         return
     known = list_versions(where)
     champions = {model: read_pointer(where, model) for model in known}
@@ -48,9 +45,9 @@ def models(name: str, destination: str, as_json: bool) -> None:
         )
         return
     if not known:
-        click.echo(f"no models at {where.uri}", err=True)
+        echo(f"no models at {where.uri}", err=True)
     for model, names in known.items():
-        click.echo(f"{model}: champion {champions[model] or 'none'}, {len(names)} version(s)")
+        echo(f"{model}: champion {champions[model] or 'none'}, {len(names)} version(s)")
 
 
 @click.command("promote")
@@ -96,9 +93,9 @@ def _print_change(name: str, change: tuple[str, str], as_json: bool) -> None:
     if as_json:
         echo_json({"name": name, "champion": champion, "replaced": replaced})
     elif champion == replaced:
-        click.echo(f"{champion} is already the champion of {name}")
+        echo(f"{champion} is already the champion of {name}")
     else:
-        click.echo(f"{champion} is the champion of {name}; replaced: {replaced or 'none'}")
+        echo(f"{champion} is the champion of {name}; replaced: {replaced or 'none'}")
 
 
 def _line(version: "Version") -> str:

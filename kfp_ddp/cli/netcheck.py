@@ -1,5 +1,6 @@
 """`kfp-ddp netcheck`: measure the network between the pods of a job, or local ranks."""
 
+import contextlib
 import sys
 import uuid
 from typing import TYPE_CHECKING, Any, get_args
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from kfp_ddp import __version__
-from kfp_ddp.cli.options import AS_JSON, configured, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
 from kfp_ddp.jobs.launch_spec import Backend
 from kfp_ddp.training.netcheck.record import NetworkCheck
 
@@ -60,14 +61,12 @@ def command(
     DNS, and the estimated time of a training step. The job is like that of a training, and is
     deleted at the end. The exit code is 1 if there is a problem.
     """
-    import contextlib
-
     from kfp_ddp.training.netcheck.record import problems, table
 
     check = NetworkCheck.create(**{n: value for n, value in limits.items() if value is not None})
     if not as_json:
         where = "processes of this machine" if kind == "local" else f"pods of a {kind}"
-        click.echo(f"measuring the network between {nodes} {where}", err=True)
+        echo(f"measuring the network between {nodes} {where}", err=True)
     with contextlib.redirect_stdout(sys.stderr):
         size = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image or TRAINER}
         network = _measure(check, kind, namespace, context, {**_job(settings), **size})
@@ -75,7 +74,8 @@ def command(
     if as_json:
         echo_json({"problems": wrong, **network.model_dump()})
     else:
-        click.echo("\n".join(table(network, check)))
+        for line in table(network, check):
+            echo(line)
     if wrong:
         sys.exit(1)
 

@@ -9,6 +9,7 @@ import click
 
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.text import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 SHORT = {"namespace": ["-n"]}
@@ -42,7 +43,7 @@ def connected(command: Command) -> Command:
         config.check_trusted("host", flags)
         values = config.resolved(flags)
         if values["host"].origin == config.HERE:
-            click.echo(f"the host is that of {config.HERE}: {values['host'].value}", err=True)
+            echo(f"the host is that of {config.HERE}: {values['host'].value}", err=True)
         connection = Connection(**{name: values[name].value for name in CONNECTION_OPTIONS})
         return command(connection=connection, **options)
 
@@ -77,6 +78,11 @@ def on_command_line(name: str) -> bool:
     """Return whether an option is on the command line, which overrides every file."""
     source = click.get_current_context().get_parameter_source(name)
     return source == click.core.ParameterSource.COMMANDLINE
+
+
+def echo(line: object, err: bool = False) -> None:
+    """Print a line; what would move the cursor, such as a name from a bucket may, is escaped."""
+    click.echo(printable(str(line)), err=err)
 
 
 def echo_json(document: Any) -> None:

@@ -4,7 +4,17 @@ from pathlib import Path
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, configured, connected, echo_json, text_option
+from kfp_ddp.cli.options import (
+    AS_JSON,
+    FILE,
+    FOLDER,
+    configured,
+    connected,
+    echo,
+    echo_json,
+    text_option,
+)
+from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 
@@ -55,14 +65,14 @@ def compile_(
     if not check:
         for folder, pipelines in targets:
             for path in compiled.write(pipelines, folder, images, restricted):
-                click.echo(path)
+                echo(path)
         return
     differences = [] if files else compiled.orphans(directory or COMPILED)
     for folder, pipelines in targets:
         differences += compiled.differences(pipelines, folder, images, restricted)
     if differences:
         raise KfpDdpError("; ".join(differences) + "; run `kfp-ddp compile` and commit the result")
-    click.echo(f"{', '.join(map(str, files)) or directory or COMPILED} is up to date")
+    echo(f"{', '.join(map(str, files)) or directory or COMPILED} is up to date")
 
 
 @click.command("graph")
@@ -114,7 +124,6 @@ def upload(
     kfp-ddp upload my_pipeline.yaml --name nightly
     """
     from kfp_ddp.client import submission
-    from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.pipelines import upload
     from kfp_ddp.core.settings import hint
     from kfp_ddp.pipelines import NAMES
@@ -135,6 +144,6 @@ def upload(
     if as_json:
         echo_json(done._asdict())
     elif done.new:
-        click.echo(f"uploaded {done.pipeline}, version {done.version}")
+        echo(f"uploaded {done.pipeline}, version {done.version}")
     else:
-        click.echo(f"unchanged: {done.pipeline} already has version {done.version}")
+        echo(f"unchanged: {done.pipeline} already has version {done.version}")

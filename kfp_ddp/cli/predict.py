@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, echo_json
+from kfp_ddp.cli.options import AS_JSON, echo, echo_json
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import printable
 
 BATCH = 8
 
@@ -25,7 +27,6 @@ def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> 
 
     kfp-ddp predict run-output/bundle picture.jpg ./more-pictures
     """
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.local.installed import require
 
     require("predict")
@@ -48,7 +49,6 @@ def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> 
 
 def _pictures(path: Path) -> Iterator[Path]:
     """Yield the file itself, or the images below a folder."""
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.training.sides import is_image
 
     if not path.is_dir():
@@ -62,8 +62,6 @@ def _pictures(path: Path) -> Iterator[Path]:
 
 def _answers(model: Any, paths: list[Path], top: int) -> list[dict[str, Any]]:
     """Classify a batch of pictures; if one cannot be read, each on its own."""
-    from kfp_ddp.core.errors import InputError
-
     try:
         probabilities = model(paths)
     except InputError as error:
@@ -88,12 +86,11 @@ def _width(paths: list[Path]) -> int:
 
 
 def _print(answer: dict[str, Any], width: int) -> None:
-    from kfp_ddp.core.text import printable
 
     if "error" in answer:
-        click.echo(f"error: {printable(answer['error'])}", err=True)
+        echo(f"error: {answer['error']}", err=True)
         return
     name = printable(answer["picture"])
     name = name if len(name) <= width else f"…{name[1 - width :]}"
     text = "  ".join(f"{one['class']} {one['probability']:.1%}" for one in answer["classes"])
-    click.echo(f"{name:<{width}}  {printable(text)}")
+    echo(f"{name:<{width}}  {text}")

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import click
 
+from kfp_ddp.cli.options import echo
+from kfp_ddp.core.errors import InputError, StorageError
+
 PATTERNS = ("{}", "*/{}", "work/*/*/{}")
 """Locations of an evaluation: in a run, in a download, in the output of a local run."""
 
@@ -25,7 +28,6 @@ def command(folder: Path, split: str, output: Path | None) -> None:
     kfp-ddp report run-output
     """
     from kfp_ddp import report
-    from kfp_ddp.core.errors import StorageError
     from kfp_ddp.core.run_folder import REPORT
 
     evaluation = _evaluation(folder, split)
@@ -36,12 +38,11 @@ def command(folder: Path, split: str, output: Path | None) -> None:
         target.write_text(document, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error.strerror}") from None
-    click.echo(target)
+    echo(target)
 
 
 def _evaluation(folder: Path, split: str) -> Path:
     """Return the folder of the newest evaluation; raise InputError if there is none."""
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.core.run_folder import RunFolder
     from kfp_ddp.models.evaluation import FILE
 

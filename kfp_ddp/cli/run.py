@@ -1,5 +1,7 @@
 """`kfp-ddp run` and `demo`: train on images, or run any pipeline, here or on KFP."""
 
+import contextlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +13,13 @@ from kfp_ddp.cli.options import (
     FOLDER,
     configured,
     connected,
+    echo,
     on_command_line,
     text_option,
 )
+from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError
 
 if TYPE_CHECKING:
     from kfp_ddp.pipelines.document import Document
@@ -116,12 +121,12 @@ def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
     from kfp_ddp.local.results import conduct
 
     def begin() -> dict[str, Any]:
-        click.echo(f"train_resnet.yaml through kfp.local, {ranks} ranks on this machine\n")
+        echo(f"train_resnet.yaml through kfp.local, {ranks} ranks on this machine")
         return run(output.resolve(), ranks, {} if epochs is None else {"epochs": epochs})
 
     conduct(begin, output, as_json)
     if not as_json:
-        click.echo("  with your images, a folder for each class: kfp-ddp run ./photos --local")
+        echo("  with your images, a folder for each class: kfp-ddp run ./photos --local")
 
 
 def _run_locally(word: str, options: dict[str, Any]) -> None:
@@ -150,7 +155,6 @@ def _compiled(word: str, options: dict[str, Any]) -> Path | None:
     Raises:
         InputError: the pipeline is not built in, or two are given.
     """
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.pipelines import NAMES
     from kfp_ddp.pipelines.document import is_file
     from kfp_ddp.pipelines.form import COMPILED
@@ -168,10 +172,8 @@ def _compiled(word: str, options: dict[str, Any]) -> Path | None:
 
 
 def _run_on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> None:
-    import contextlib
 
     from kfp_ddp.client import submission
-    from kfp_ddp.client.connection import open_client
     from kfp_ddp.client.follow import check_success, until_over
 
     as_json, waits = options["as_json"], options["follow"] or options["wait"]
@@ -193,11 +195,11 @@ def _run_on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> N
             client = stack.enter_context(open_client(connection))
         run = request.send(client)
         page = connection.run_page(run.run_id)
-        click.echo(f"started {name}: {page or run.run_id}", err=as_json)
+        echo(f"started {name}: {page or run.run_id}", err=as_json)
         if waits:
             run = until_over(client, connection, run.run_id, options["wait"], as_json)
         elif not as_json:
-            click.echo(f"progress: kfp-ddp status {run.run_id[:8]} --follow")
+            echo(f"progress: kfp-ddp status {run.run_id[:8]} --follow")
         if as_json:
             state = {"run_id": run.run_id, "state": run.state, "page": page}
             _print({**state, **request.document()}, as_json)
@@ -212,7 +214,6 @@ def _local_pipeline(word: str, options: dict[str, Any]) -> "Document | None":
         InputError: the file is invalid, or two pipelines are given.
     """
     from kfp_ddp.client import submission
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.pipelines.compiled import Images
     from kfp_ddp.pipelines.document import is_file, read
 
@@ -232,7 +233,6 @@ def _boxes(
     Raises:
         InputError: the pipeline lacks such a parameter, or it is also set by --set.
     """
-    from kfp_ddp.core.errors import InputError
     from kfp_ddp.pipelines.document import is_file
 
     sources = {
@@ -259,7 +259,6 @@ def _boxes(
 
 
 def _print(document: dict[str, Any], as_json: bool) -> None:
-    import json
 
     import yaml
 

@@ -2,7 +2,7 @@
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, text_option
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.client.runs import (
     RETRYABLE,
@@ -16,6 +16,7 @@ from kfp_ddp.client.runs import (
 )
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import printable
 
 
 @click.command("runs")
@@ -35,10 +36,11 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
         echo_json([document(run, connection) for run in rows])
         return
     if not rows:
-        click.echo("no runs", err=True)
+        echo("no runs", err=True)
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from kfp_ddp.client.follow import MARKS, duration
 
@@ -50,7 +52,7 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
         table.add_row(
             f"[{colour}]{mark}[/]",
             run.run_id[:8],
-            run.display_name,
+            Text(printable(run.display_name)),
             state.lower(),
             f"{start.astimezone():%Y-%m-%d %H:%M}" if start else "",
             duration(start, ended(run)),
@@ -89,7 +91,7 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
         from rich.console import Console
 
         Console().print(tree(current, steps, cluster.progress))
-        click.echo(connection.run_page(current.run_id) or current.run_id)
+        echo(connection.run_page(current.run_id) or current.run_id)
     if watch:
         check_success(current)
 
@@ -112,10 +114,10 @@ def cancel(connection: Connection, run: str, wait: bool, as_json: bool) -> None:
         if current.state in OVER:
             raise InputError(f"{current.display_name} is already over ({current.state})")
         client.terminate_run(current.run_id)
-        click.echo(f"cancelling {current.display_name}", err=as_json)
+        echo(f"cancelling {current.display_name}", err=as_json)
         if wait:
             current = until_over(client, connection, current.run_id, silent=True)
-            click.echo("it is over", err=as_json)
+            echo("it is over", err=as_json)
         elif as_json:
             current = client.get_run(current.run_id)
     if as_json:
@@ -148,7 +150,7 @@ def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None
             )
         client.run_service.run_service_retry_run(current.run_id)
         page = connection.run_page(current.run_id) or current.run_id
-        click.echo(f"{current.display_name} resumes: {page}", err=as_json)
+        echo(f"{current.display_name} resumes: {page}", err=as_json)
         if follow:
             current = until_over(client, connection, current.run_id, to_stderr=as_json)
         elif as_json:

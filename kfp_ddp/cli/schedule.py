@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, configured, connected, echo_json, on_command_line
+from kfp_ddp.cli.options import (
+    AS_JSON,
+    FILE,
+    configured,
+    connected,
+    echo,
+    echo_json,
+    on_command_line,
+)
 from kfp_ddp.client import cron, runs, schedules
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection, config
@@ -152,7 +160,7 @@ def replace(
         scheduling.check(plan, cron.zone(options["time_zone"]), datetime.now(UTC))
         new, remaining = scheduling.replace_by(client, old, plan)
         for one in remaining:
-            click.echo(
+            echo(
                 f"the old schedule ({one.recurring_run_id[:8]}) is paused and remains until its "
                 f"run is over: kfp-ddp schedule delete {one.recurring_run_id[:8]} --wait",
                 err=True,
@@ -174,7 +182,7 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
         echo_json(rows)
         return
     if not rows:
-        click.echo("no schedules", err=True)
+        echo("no schedules", err=True)
         return
     lines = [("id", "name", "state", "when", f"next ({time_zone})", "pipeline")]
     for row in rows:
@@ -183,10 +191,10 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(padded).rstrip())
+        echo("  ".join(padded).rstrip())
     for row in rows:
         if row["warning"]:
-            click.echo(f"! {row['name']}: {row['warning']}", err=True)
+            echo(f"! {row['name']}: {row['warning']}", err=True)
 
 
 @command.command("show")
@@ -234,8 +242,8 @@ def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
     if as_json:
         echo_json(runs.document(run, connection))
         return
-    click.echo(f"started {run.display_name}: {connection.run_page(run.run_id) or run.run_id}")
-    click.echo(f"progress: kfp-ddp status {run.run_id[:8]} --follow")
+    echo(f"started {run.display_name}: {connection.run_page(run.run_id) or run.run_id}")
+    echo(f"progress: kfp-ddp status {run.run_id[:8]} --follow")
 
 
 @command.command("delete")
@@ -257,7 +265,7 @@ def delete(connection: Connection, schedule: str, wait: bool, force: bool, as_js
     if as_json:
         echo_json({"deleted": identity, "name": name})
     else:
-        click.echo(f"deleted {name} ({identity[:8]})")
+        echo(f"deleted {name} ({identity[:8]})")
 
 
 def _switch(connection: Connection, word: str, method: str, as_json: bool) -> None:
@@ -270,7 +278,7 @@ def _switch(connection: Connection, word: str, method: str, as_json: bool) -> No
         echo_json(content)
         return
     soon = f"; next {schedules.minute(content['next'][0])}" if content["next"] else ""
-    click.echo(f"{content['name']} ({content['id'][:8]}) is {content['state']}{soon}")
+    echo(f"{content['name']} ({content['id'][:8]}) is {content['state']}{soon}")
 
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
@@ -303,8 +311,8 @@ def _print(
     if as_json:
         echo_json(content)
         return
-    click.echo(f"{content['name']} ({content['id'][:8]}) is {content['state']}")
+    echo(f"{content['name']} ({content['id'][:8]}) is {content['state']}")
     for label, text in schedules.rows(content):
-        click.echo(f"  {label:14}{text}")
+        echo(f"  {label:14}{text}")
     if content["warning"]:
-        click.echo(f"! {content['warning']}", err=True)
+        echo(f"! {content['warning']}", err=True)

@@ -6,7 +6,7 @@ from contextlib import closing
 import click
 import yaml
 
-from kfp_ddp.cli.options import text_option
+from kfp_ddp.cli.options import echo, text_option
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.serving.inference_service import RUNTIMES
 
@@ -86,8 +86,8 @@ def command(
         _check_free(number)
     model = ready(bundle, variant, runtime or "", threads)
     name = name or model.name
-    click.echo(f"{model.uri} ({model.version}), {model.file} in {model.loaded.runtime}", err=True)
-    click.echo(f"serving at http://localhost:{port}/v2/models/{name}/infer", err=True)
+    echo(f"{model.uri} ({model.version}), {model.file} in {model.loaded.runtime}", err=True)
+    echo(f"serving at http://localhost:{port}/v2/models/{name}/infer", err=True)
     from kfp_ddp.serve.kserve_server import serve
 
     serve(model, name, port=port, grpc_port=grpc_port, largest=max_batch, waiting=max_waiting)

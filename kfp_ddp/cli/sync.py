@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from kfp_ddp.cli.options import echo
 from kfp_ddp.datasets.options import Options
 
 SHORT = {"dry_run": ["-n"], "concurrency": ["-j"]}
@@ -75,8 +76,9 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
     with Progress(sys.stderr, quiet=quiet) as progress:
         result = sync(source, target, checked, progress.watch)
     if checked.dry_run:
-        click.echo("\n".join(report.table(result)))
-    click.echo(report.line(result))
+        for line in report.table(result):
+            echo(line)
+    echo(report.line(result))
 
 
 command.params[-1:-1] = OPTIONS

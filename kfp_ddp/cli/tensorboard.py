@@ -1,6 +1,7 @@
 """`kfp-ddp tensorboard`: the curves of runs in a local TensorBoard."""
 
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,6 @@ def command(runs: tuple[str, ...], port: int | None, connection: "Connection") -
 
     kfp-ddp tensorboard last ./photos-model
     """
-    import tempfile
-
     from kfp_ddp.client import tensorboard
     from kfp_ddp.client.run_info import run_finder
 

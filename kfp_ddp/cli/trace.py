@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from kfp_ddp.cli.options import echo
 from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
 
 
@@ -34,4 +35,4 @@ def command(run: str, rank: int, steps: int, output: Path, minutes: float) -> No
     """
     from kfp_ddp.client.trace import trace
 
-    click.echo(trace(run, rank, steps, output, minutes, lambda line: click.echo(line, err=True)))
+    echo(trace(run, rank, steps, output, minutes, lambda line: echo(line, err=True)))

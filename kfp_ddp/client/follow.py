@@ -14,6 +14,7 @@ from kfp_ddp.client.runs import ended, shown_state, spec_of, started
 from kfp_ddp.client.steps import OVER, Step, leaves, steps_of
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, JobError, ServerError, StorageError
+from kfp_ddp.core.text import printable
 from kfp_ddp.jobs.identity import KFP_RUN
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
@@ -198,7 +199,8 @@ class LineView:
             if self._written.get(title, LABELS["PENDING"]) != text:
                 self._written[title] = text
                 mark = MARKS.get(step.state, MARKS["PENDING"])[0]
-                self._write(f"{datetime.now():%H:%M:%S}  {mark} {title:<15} {text}".rstrip())
+                line = f"{datetime.now():%H:%M:%S}  {mark} {title:<15} {text}"
+                self._write(printable(line.rstrip()))
 
 
 class TreeView(AbstractContextManager["TreeView"]):
@@ -234,7 +236,7 @@ def tree(
     mark, colour = MARKS.get(state, MARKS["RUNNING"])
     head = Text.assemble(
         (f"{mark} ", colour),
-        (run.display_name, "bold"),
+        (printable(run.display_name), "bold"),
         f"  {run.run_id[:8]}  {state}  {duration(started(run), ended(run))}",
     )
     root = Tree(head, guide_style="dim")
@@ -248,9 +250,8 @@ def _add_branches(branch: "Tree", steps: Sequence[Step], progress: Callable[[Ste
     for step in steps:
         mark, colour = MARKS.get(step.state, MARKS["PENDING"])
         line = progress(step) if step.state in ACTIVE and not step.steps else ""
-        text = Text.assemble(
-            (f"{mark} ", colour), f"{step.title}  ", (line or _describe(step), "dim")
-        )
+        line = printable(line or _describe(step))
+        text = Text.assemble((f"{mark} ", colour), printable(f"{step.title}  "), (line, "dim"))
         _add_branches(branch.add(text), step.steps, progress)
 
 
