@@ -77,8 +77,8 @@ def _print(compared: "Comparison") -> None:
     rows = [
         ("", [side.letter for side in compared.sides]),
         ("run", [side.name for side in compared.sides]),
-        ("id", [side.run_id[:8] for side in compared.sides]),
-        ("state", [side.state for side in compared.sides]),
+        ("id", [side.run.id[:8] for side in compared.sides]),
+        ("state", [side.run.state for side in compared.sides]),
         ("", []),
         *((metric.name.replace("_", " "), metric.texts()) for metric in compared.metrics),
         ("", []),

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from itertools import combinations
 from typing import Any
 
@@ -34,9 +33,7 @@ class Side:
 
     letter: str
     name: str
-    run_id: str
-    state: str
-    start: datetime | None
+    run: RunInfo
     training: Training
 
 
@@ -55,7 +52,7 @@ class Metric:
 
     name: str
     figures: tuple[Figure | None, ...]
-    format: Callable[[float], str]
+    format: str | Callable[[float], str]
 
     def texts(self) -> list[str]:
         """Return the figures as text."""
@@ -64,10 +61,10 @@ class Metric:
     def _text(self, figure: Figure | None) -> str:
         if figure is None:
             return NONE
-        if figure.low is None or figure.high is None:
-            return self.format(figure.value)
-        low, high = self.format(figure.low), self.format(figure.high)
-        return f"{self.format(figure.value)} ({low} to {high})"
+        parts = (figure.value, figure.low, figure.high)
+        shown = self.format if callable(self.format) else f"{{:{self.format}}}".format
+        value, *limits = [shown(part) for part in parts if part is not None]
+        return f"{value} ({' to '.join(limits)})" if limits else value
 
 
 @dataclass(frozen=True)
@@ -86,10 +83,10 @@ class Comparison:
             {
                 "letter": side.letter,
                 "name": side.name,
-                "run_id": side.run_id,
+                "run_id": side.run.id,
                 "task": side.training.task,
-                "state": side.state,
-                "start": side.start.isoformat() if side.start else None,
+                "state": side.run.state,
+                "start": side.run.start.isoformat() if side.run.start else None,
                 "verdict": side.training.verdict.get("reason", ""),
                 "bundle": side.training.exported.get("uri", ""),
             }
@@ -99,8 +96,7 @@ class Comparison:
             metric.name: [asdict(figure) if figure else None for figure in metric.figures]
             for metric in self.metrics
         }
-        settings = {name: list(values) for name, values in self.settings.items()}
-        return {"runs": runs, "settings": settings, "metrics": metrics, "notes": self.notes}
+        return {"runs": runs, "settings": self.settings, "metrics": metrics, "notes": self.notes}
 
 
 def compare(runs: Sequence[tuple[RunInfo, Sequence[Training]]]) -> Comparison:
@@ -108,12 +104,10 @@ def compare(runs: Sequence[tuple[RunInfo, Sequence[Training]]]) -> Comparison:
     rows = [(run, training, len(trainings)) for run, trainings in runs for training in trainings]
     sides = tuple(
         Side(
-            letter=chr(ord("A") + number) if number < 26 else f"#{number + 1}",
-            name=f"{run.name}/{training.task}" if count > 1 else run.name,
-            run_id=run.id,
-            state=run.state,
-            start=run.start,
-            training=training,
+            chr(ord("A") + number) if number < 26 else f"#{number + 1}",
+            f"{run.name}/{training.task}" if count > 1 else run.name,
+            run,
+            training,
         )
         for number, (run, training, count) in enumerate(rows)
     )
@@ -157,23 +151,24 @@ def _dataset(training: Training) -> str | None:
 
 
 def _metrics(sides: Sequence[Side]) -> tuple[Metric, ...]:
-    def row(name: str, figure: Callable[[Training], Figure | None], text: Any) -> Metric:
-        return Metric(name, tuple(figure(side.training) for side in sides), text)
+    def row(name: str, read: Callable[[Training], Any], text: Any) -> Metric:
+        values = [read(side.training) for side in sides]
+        figures = [Figure(value) if is_number(value) else value for value in values]
+        return Metric(name, tuple(f if isinstance(f, Figure) else None for f in figures), text)
 
-    def evaluated(field: str) -> Callable[[Training], Figure | None]:
-        return lambda training: _figure(getattr(training.evaluation, field, None))
+    def evaluated(field: str, text: str) -> Metric:
+        return row(field, lambda training: getattr(training.evaluation, field, None), text)
 
     rows = (
-        row("accuracy", lambda training: _accuracy(training.evaluation), _percent),
-        row("top5", evaluated("top5"), _percent),
-        row("loss", evaluated("loss"), _short),
-        row("macro_f1", evaluated("macro_f1"), _short),
-        row("calibration_error", evaluated("calibration_error"), _short),
-        row("samples", evaluated("samples"), _integer),
-        row("step", lambda training: _figure(training.checkpoint), _integer),
-        row("ranks", lambda t: _figure(_last(t.of("start"), "world_size")), _integer),
-        row("images_per_s", _speed, _integer),
-        row("training_seconds", _seconds, clock),
+        row("accuracy", lambda training: _accuracy(training.evaluation), ".1%"),
+        evaluated("top5", ".1%"),
+        *(evaluated(field, ".4g") for field in ("loss", "macro_f1", "calibration_error")),
+        evaluated("samples", ",.0f"),
+        row("step", lambda training: training.checkpoint, ",.0f"),
+        row("ranks", lambda training: _last(training.of("start"), "world_size"), ",.0f"),
+        row("images_per_s", _speed, ",.0f"),
+        # From first to last event, without pauses before a resume.
+        row("training_seconds", lambda training: training_time(training.events)[0] or None, clock),
     )
     return tuple(metric for metric in rows if any(metric.figures))
 
@@ -182,24 +177,14 @@ def _accuracy(result: Evaluation | None) -> Figure | None:
     return Figure(result.accuracy, result.accuracy_low, result.accuracy_high) if result else None
 
 
-def _figure(value: Any) -> Figure | None:
-    return Figure(value) if is_number(value) else None
-
-
 def _last(events: Sequence[dict[str, Any]], key: str) -> Any:
     return events[-1].get(key) if events else None
 
 
-def _speed(training: Training) -> Figure | None:
+def _speed(training: Training) -> Any:
     """Return the median over the steps that report it."""
     speeds = sorted(e["images_per_s"] for e in training.of("step") if "images_per_s" in e)
-    return _figure(speeds[len(speeds) // 2]) if speeds else None
-
-
-def _seconds(training: Training) -> Figure | None:
-    """Return the time from first to last event, without pauses before a resume."""
-    total, _ = training_time(training.events)
-    return _figure(total) if total else None
+    return speeds[len(speeds) // 2] if speeds else None
 
 
 def _notes(sides: Sequence[Side]) -> list[str]:
@@ -219,26 +204,14 @@ def _notes(sides: Sequence[Side]) -> list[str]:
     return notes + ([f"{', '.join(without)}: not evaluated"] if without else [])
 
 
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _integer(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def to_html(comparison: Comparison) -> str:
     """Return a page with the tables and the curves of all runs."""
     sides = comparison.sides
     facts = [
         ("run", [side.name for side in sides]),
-        ("id", [side.run_id for side in sides]),
-        ("state", [side.state for side in sides]),
-        ("started", [f"{s.start:%Y-%m-%d %H:%M} UTC" if s.start else "" for s in sides]),
+        ("id", [side.run.id for side in sides]),
+        ("state", [side.run.state for side in sides]),
+        ("started", [f"{s.run.start:%Y-%m-%d %H:%M} UTC" if s.run.start else "" for s in sides]),
     ]
     charts = []
     for title, kind, key, percent in CHARTS:

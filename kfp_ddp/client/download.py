@@ -38,26 +38,8 @@ class Downloaded:
     bytes: int
 
 
-class UploadedBundle(RunFiles):
-    """A bundle at a destination, as the only file of a task called `uploaded`."""
-
-    PREFIX = f"uploaded/{BUNDLE}/"
-
-    def __init__(self, uri: str) -> None:
-        self._bundle = StoredFiles(uri)
-        self.where = self._bundle.where
-
-    def sizes(self) -> dict[str, int]:
-        """Return the size of each file in bytes, by its name."""
-        return {f"{self.PREFIX}{name}": size for name, size in self._bundle.sizes().items()}
-
-    def fetch(self, names: Iterable[str], folder: Path) -> None:
-        """Copy files to a folder."""
-        self._bundle.fetch([n.removeprefix(self.PREFIX) for n in names], folder / self.PREFIX)
-
-
 def find_uploaded(run_id: str, parameters: Mapping[str, Any]) -> RunFiles | None:
-    """Return the bundle that a run exported to its destination; None if there is none."""
+    """Return the bundle that a run exported to its destination, as a task called `uploaded`."""
     destination, name = parameters.get("destination"), parameters.get("model_name")
     if not destination or not name:
         return None
@@ -66,7 +48,7 @@ def find_uploaded(run_id: str, parameters: Mapping[str, Any]) -> RunFiles | None
     except KfpDdpError:
         return None
     uris = [one.uri for one in versions if one.run_id == run_id and not one.damaged]
-    return UploadedBundle(uris[0]) if uris else None
+    return StoredFiles(uris[0], f"uploaded/{BUNDLE}/") if uris else None
 
 
 def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list[Downloaded]:

@@ -35,17 +35,20 @@ class RunFiles(ABC):
 class StoredFiles(RunFiles):
     """The files of a run below a local folder or a URI such as gs://."""
 
-    def __init__(self, uri: str) -> None:
-        self.where = uri.rstrip("/")
+    def __init__(self, uri: str, prefix: str = "") -> None:
+        """Open the folder; its files are named `<prefix><file>`."""
+        self.where, self._prefix = uri.rstrip("/"), prefix
         self._store = open_store(self.where)
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file in bytes, by its name."""
-        return {name: size for name, size in self._store.list("") if is_plain(name)}
+        listed = self._store.list("")
+        return {f"{self._prefix}{name}": size for name, size in listed if is_plain(name)}
 
     def fetch(self, names: Iterable[str], folder: Path) -> None:
         """Copy files to a folder."""
+        stored = [name.removeprefix(self._prefix) for name in names]
         try:
-            fetch(self._store, names, folder)
+            fetch(self._store, stored, folder / self._prefix)
         except OSError as error:
             raise StorageError(full(error, folder)) from None
