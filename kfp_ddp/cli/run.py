@@ -185,6 +185,7 @@ def _run_on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> N
         words, boxes = _boxes(word, pipeline, options)
         words += options["words"]
         arguments = submission.arguments(pipeline, options["file"], words, boxes)
+        submission.check_secrets(options["name"], "--name")
         name = options["name"] or submission.default_name(pipeline, arguments)
         settings = {setting: options[setting] for setting in RUN_SETTINGS}
         request = submission.Submission(pipeline, version, name, arguments=arguments, **settings)

@@ -227,6 +227,7 @@ def changed(
             raise InputError(f"--unset {name}: the schedule does not set it{hint(name, [*old])}")
     form = Form(pipeline)
     new = form.read(file, words)
+    submission.check_secrets(new)
     unchanged = {name: value for name, value in old.items() if name not in unset}
     for name in form.subjects:
         if name in new and name in unchanged:

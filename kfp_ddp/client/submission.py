@@ -1,5 +1,6 @@
 """Runs to submit: checked here first, since the server accepts 1.5 for an integer."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
 
     from kfp_ddp.client.compat import Client
+
+
+SECRET = re.compile(
+    r"https?://[^/?#\s]*@|://[^/?#\s@]*:[^/?#\s@]*@"
+    r"|[?&][^=&#\s]*(sig|signature|token|credential|secret|password|key)=",
+    re.IGNORECASE,
+)
+"""A login in an address, or a signature in its query."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,7 @@ def arguments(
     """
     form = Form(pipeline)
     settings = form.read(file, words)
+    check_secrets({**boxes, **settings})
     defaults = {name: value for name, value in boxes.items() if name not in settings}
     settings = form.completed({**form.check(defaults.items()), **settings})
     check(pipeline, settings)
@@ -149,6 +159,29 @@ def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
     """
     if inputs := check_arguments(pipeline, settings):
         _check_source(inputs["source"])
+
+
+def check_secrets(value: Any, name: str = "") -> None:
+    """Refuse addresses with a login or a signature, which KFP stores and shows with the run.
+
+    Args:
+        value: A text, or a list or mapping of values; it is not printed.
+        name: Of the parameter.
+
+    Raises:
+        InputError: there is one.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_secrets(inner, f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            check_secrets(inner, name)
+    elif isinstance(value, str) and SECRET.search(value):
+        raise InputError(
+            f"{name} is an address with a login or a signature, which KFP would store and show "
+            "with the run: give it without, and put the credentials into the bucket's secret"
+        )
 
 
 def _check_source(source: str) -> None:

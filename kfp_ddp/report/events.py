@@ -31,7 +31,7 @@ def read_events(metrics: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict):
             events.append(event)

@@ -120,6 +120,26 @@ def test_invalid_input_is_one_line_and_starts_no_run(
     assert created == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("https://me:hunter2@data.example.com/flowers",),
+        ("https://data.example.com/m.jsonl?X-Amz-Signature=hunter2",),
+        ("gs://bucket/flowers", "--set", "destination=https://hunter2@x/y"),
+        ("own.yaml", "--set", "training={log: ['https://x?sig=hunter2']}"),
+        ("gs://bucket/flowers", "--name", "https://me:hunter2@x"),
+    ],
+)
+def test_an_address_with_a_secret_is_neither_sent_nor_printed(
+    call: Call, kfp_server: KfpServer, words: tuple[str, ...]
+) -> None:
+    Path("own.yaml").write_text(yaml.safe_dump(OWN))
+    refused = call("run", *words)
+    assert "which KFP would store and show" in str(refused.exception)
+    assert "hunter2" not in f"{refused.exception}{refused.output}"
+    assert not kfp_server.requests
+
+
 def test_an_uploaded_pipeline_is_run_in_its_newest_or_a_named_version(
     call: Call, kfp_server: KfpServer
 ) -> None:

@@ -89,6 +89,7 @@ def test_the_options_arrive(
         (("--start", "2098-01-02", "--end", "2098-01-01"), "has no time before end="),
         (("--start", "tomorrow"), "start='tomorrow' is not a time"),
         (("--set", "rounds=1.5"), "rounds=1.5 cannot be used: it should be a whole number"),
+        (("--set", "training={a: 'https://me:b@x'}"), "training.a is an address with a login"),
         (("--set", "round=1"), "there is no setting 'round'; did you mean 'rounds'?"),
         (("--pipeline", "owm"), "the server has no pipeline 'owm'"),
         (

@@ -108,7 +108,9 @@ def test_invalid_input_is_an_error_of_one_line(tmp_path: Path) -> None:
         assert message in str(CliRunner().invoke(app, ["compare", *words]).exception)
 
 
-@pytest.mark.parametrize("torn", ['{"event": "st', "[1]\n", '{"event": "step", "step": 3}\n'])
+@pytest.mark.parametrize(
+    "torn", ["[" * 200_000 + "\n", '{"event": "st', "[1]\n", '{"event": "step", "step": 3}\n']
+)
 def test_invalid_events_are_ignored(tmp_path: Path, torn: str) -> None:
     one = run_output.make(tmp_path / "one")
     metrics = one / "work" / run_output.RUN_ID / "train" / "metrics.jsonl"
