@@ -51,14 +51,15 @@ def describe(run: str, files: bool, as_json: bool, connection: "Connection") -> 
 @click.argument("run")
 @click.argument("step", default="")
 @click.option("--follow", "-f", is_flag=True, help="Follow the logs until the steps are over.")
+@click.option("--all", "every", is_flag=True, help="Also print the lines of KFP and Argo.")
 @connected
-def logs(run: str, step: str, follow: bool, connection: "Connection") -> None:
+def logs(run: str, step: str, follow: bool, every: bool, connection: "Connection") -> None:
     """Print the logs of the steps of RUN, or of STEP.
 
     RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. STEP is
     a step's name, such as train, whose log contains those of all its ranks; a group of steps,
     such as training; or a step of a loop with its number, such as 0/train. With several steps,
-    each line starts with the step's name. The lines of KFP's executor are left out. If a pod was
+    each line starts with the step's name. The lines of KFP and Argo are left out. If a pod was
     deleted, the log that KFP stores is read, if the pipeline root is gs:// or s3://.
 
     kfp-ddp logs last train -f
@@ -70,10 +71,10 @@ def logs(run: str, step: str, follow: bool, connection: "Connection") -> None:
         info = finder.find(run)
         prefix = len(logs.select_steps(info, step)) > 1
         if not follow or info.folder is not None:
-            logs.print_logs(info, step, finder.api)
+            logs.print_logs(info, step, finder.api, every)
             return
         try:
-            logs.follow(info, step, finder.api(), lambda: finder.find(info.id), prefix)
+            logs.follow(info, step, finder.api(), lambda: finder.find(info.id), prefix, every)
         except KeyboardInterrupt:
             raise SystemExit(130) from None
 
@@ -95,11 +96,12 @@ def _lines(description: "Description") -> Iterator[str]:
         yield f"  cause       {description.cause}"
     for pod, reason in description.waiting():
         yield f"  waiting     {pod}: {reason}"
-    for training in (one.document() for one in description.trainings):
-        step = training["checkpoint"]
-        checkpoint = "none" if step is None else f"step {step}"
-        progress = training["progress"] or "no step yet"
-        yield f"  checkpoint  {checkpoint} of {training['task']}; {progress}"
+    for one in description.trainings:
+        training = one.document()
+        if one.settings or one.checkpoint is not None:  # else it was only evaluated
+            checkpoint = "none" if one.checkpoint is None else f"step {one.checkpoint}"
+            progress = training["progress"] or "no step yet"
+            yield f"  checkpoint  {checkpoint} of {one.task}; {progress}"
         if training["verdict"]:
             yield f"  gate        {training['verdict']}"
         if training["bundle"]:

@@ -58,7 +58,7 @@ class Description:
         run, word, failed = self.run, self.run.word, self.failed
         if run.state == "SUCCEEDED":
             if run.folder is None:
-                yield f"kfp-ddp download {word}", "its bundle and its report"
+                yield f"kfp-ddp download {word}", "its results"
             else:
                 yield f"kfp-ddp predict {word} PICTURE", "classify a picture with its model"
             yield f"kfp-ddp compare {word} OTHER", "compare its settings and metrics"
@@ -155,6 +155,7 @@ def _cause(result: Description, api: Callable[[], Api]) -> str:
         return reason
     try:
         log = list(logs.lines(run, failed, api))[-LAST_LINES:]
+        log = log or list(logs.lines(run, failed, api, every=True))[-LAST_LINES:]
     except KfpDdpError as error:
         log = []
         if not any(str(error) in note for note in result.notes):

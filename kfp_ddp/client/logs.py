@@ -1,5 +1,6 @@
 """The logs of a run's steps: from their pods, the pipeline root, or a local run."""
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ POLL_SECONDS = 2.0
 LARGEST = 256 << 20
 BUCKETS = ("gs://", "s3://", "az://")
 EXECUTOR, INPUTS = "[KFP Executor ", "Got executor_input:"
+LAUNCHER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ [\w.]+\.go:\d+\] ")
+ARGO = re.compile(r"time=\S+ level=\w+ msg=.* argo=true")
 LOG_ARTIFACT = "executor-logs"
 """The artifact in which KFP's launcher stores the log of each step."""
 
@@ -33,13 +36,13 @@ def select_steps(run: RunInfo, word: str) -> list[Leaf]:
     return matches or list(leaves(run.step(word).steps))
 
 
-def lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
-    """Yield a step's log without KFP's own lines; nothing before it has started.
+def lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api], every: bool = False) -> Iterator[str]:
+    """Yield a step's log, without the lines of KFP and Argo unless `every`; none before its start.
 
     Raises:
         KfpDdpError: the log was deleted, or cannot be read.
     """
-    own = StepLines()
+    own = StepLines(every)
     return (line for line in _all_lines(run, leaf, api) if own.includes(line))
 
 
@@ -82,7 +85,14 @@ def _stored_log(run: RunInfo, leaf: Leaf) -> Iterator[str]:
         yield from text.decode("utf-8", "replace").splitlines()
 
 
-def follow(run: RunInfo, word: str, api: Api, reload: Callable[[], RunInfo], prefix: bool) -> None:
+def follow(
+    run: RunInfo,
+    word: str,
+    api: Api,
+    reload: Callable[[], RunInfo],
+    prefix: bool,
+    every: bool = False,
+) -> None:
     """Print the logs of steps as they are written, until the steps are over.
 
     Args:
@@ -92,11 +102,11 @@ def follow(run: RunInfo, word: str, api: Api, reload: Callable[[], RunInfo], pre
     Raises:
         KfpDdpError: the server or the cluster does not answer.
     """
-    printer = _StepPrinter(prefix)
+    printer = _StepPrinter(prefix, every)
     labels: dict[str, str] = {}
     logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
     done = [leaf for leaf in select_steps(run, word) if leaf.step.state in OVER]
-    _print(run, done, lambda: api, prefix)  # in order, since they do not run in parallel
+    _print(run, done, lambda: api, prefix, every)  # in order, since they do not run in parallel
     printed = {leaf.label for leaf in done}
     try:
         while True:
@@ -111,14 +121,14 @@ def follow(run: RunInfo, word: str, api: Api, reload: Callable[[], RunInfo], pre
         logs.abandon()
 
 
-def print_logs(run: RunInfo, word: str, api: Callable[[], Api]) -> None:
+def print_logs(run: RunInfo, word: str, api: Callable[[], Api], every: bool = False) -> None:
     """Print the current logs of steps, one step after the other.
 
     Raises:
         KfpDdpError: none of them can be read.
     """
     steps = select_steps(run, word)
-    problems, printed = _print(run, steps, api, prefix=len(steps) > 1)
+    problems, printed = _print(run, steps, api, len(steps) > 1, every)
     if problems and not printed:
         raise problems[0]
     for error in problems:
@@ -127,7 +137,7 @@ def print_logs(run: RunInfo, word: str, api: Callable[[], Api]) -> None:
 
 
 def _print(
-    run: RunInfo, steps: Iterable[Leaf], api: Callable[[], Api], prefix: bool
+    run: RunInfo, steps: Iterable[Leaf], api: Callable[[], Api], prefix: bool, every: bool
 ) -> tuple[list[KfpDdpError], bool]:
     """Print logs; return the errors of unreadable ones, and whether a line was printed."""
     problems: list[KfpDdpError] = []
@@ -135,7 +145,7 @@ def _print(
     for leaf in steps:
         head = f"[{leaf.label}] " if prefix else ""
         try:
-            for line in lines(run, leaf, api):
+            for line in lines(run, leaf, api, every):
                 sys.stdout.write(f"{head}{line}\n")
                 printed = True
         except KfpDdpError as error:
@@ -156,35 +166,37 @@ def _pods_of(
 
 
 class StepLines:
-    """Separates a step's own lines from those of KFP's executor.
+    """Separates a step's own lines from those of KFP's executor and launcher, and of Argo.
 
     The executor also logs the step's inputs, some hundred lines of JSON.
     """
 
-    def __init__(self) -> None:
-        self._inputs = False
+    def __init__(self, every: bool) -> None:
+        self._every, self._inputs = every, False
 
     def includes(self, line: str) -> bool:
         """Return whether the next line of the log is the step's own."""
+        if self._every:
+            return True
         if self._inputs:
             self._inputs = line.rstrip() != "}"
             return False
         self._inputs = line.startswith(EXECUTOR) and line.rstrip().endswith(INPUTS)
-        return not line.startswith(EXECUTOR)
+        return not (line.startswith(EXECUTOR) or LAUNCHER.match(line) or ARGO.match(line))
 
 
 class _StepPrinter(Printer):
     """Prints the steps' own lines, with or without their names."""
 
-    def __init__(self, prefix: bool) -> None:
+    def __init__(self, prefix: bool, every: bool) -> None:
         super().__init__()
-        self._prefix = prefix
+        self._prefix, self._every = prefix, every
         self._own: dict[str, StepLines] = {}
 
     def line(self, key: str, cursor: LogCursor, text: str) -> None:
         """Print a line, unless it is KFP's."""
         content = text.partition("] ")[2]
-        if self._own.setdefault(key, StepLines()).includes(content):
+        if self._own.setdefault(key, StepLines(self._every)).includes(content):
             super().line(key, cursor, text if self._prefix else content)
         else:
             self.cursors[key] = cursor

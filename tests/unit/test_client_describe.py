@@ -89,14 +89,20 @@ def test_a_successful_run_has_a_verdict_and_next_commands(tmp_path: Path) -> Non
     assert "bundle      gs://models/abc (champion)" in answer.stdout
     assert f"next        kfp-ddp predict {run} PICTURE" in answer.stdout
     assert "cause" not in answer.stdout
+    for name in ("config.json", "metrics.jsonl", "checkpoints"):
+        (task / name).rename(tmp_path / name)
+    assert "checkpoint" not in CliRunner().invoke(app, ["describe", str(run)]).stdout
 
 
-def test_lines_of_the_executor_are_left_out(tmp_path: Path) -> None:
+def test_lines_of_kfp_and_argo_are_left_out(tmp_path: Path) -> None:
     executor = "    [KFP Executor 2026-11-22 07:12:21,481 INFO]: "
     said = [f"{executor}Got executor_input:", "    {", '        "inputs": {', "        }", "    }"]
     said += ["    hello", "    }", f"{executor}Wrote executor output file to x."]
+    said += ["    I1123 08:20:37.123456      12 launcher_v2.go:185] publish success."]
+    said += ['    time=2026-11-23T08:20:37.1Z level=INFO msg="sub-process exited" argo=true']
     run = run_output.make(tmp_path / "run", failed="gate", error="\n".join(said))
     assert CliRunner().invoke(app, ["logs", str(run), "gate"]).stdout == "hello\n}\n"
+    assert len(CliRunner().invoke(app, ["logs", str(run), "--all"]).stdout.splitlines()) == 10
 
 
 def test_the_newest_pod_of_a_step_is_found_by_its_node() -> None:
