@@ -55,7 +55,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "deadline_minutes": st.sampled_from((0, 0.01, 60)),
     "elastic": st.sampled_from(("", "1:5", "5:5")),
     "init_containers": _named(st.just("true"), "init-").map(
-        lambda given: [{"name": name, "command": [word]} for name, word in given.items()]
+        lambda fields: [{"name": name, "command": [word]} for name, word in fields.items()]
     ),
     "topology_spread": st.sampled_from(([], [TOPOLOGY])),
     "rdma_resource": st.sampled_from(("", "rdma/hca")),
@@ -76,9 +76,9 @@ def specifications(draw: st.DrawFn, kind: str) -> LaunchSpec:
     """Return a job of a kind with some of the settings that it supports."""
     refused = {item.setting for item in KINDS[kind].unsupported}
     names = draw(st.sets(st.sampled_from(sorted(SETTINGS.keys() - refused)), max_size=15))
-    given = {name: draw(SETTINGS[name]) for name in sorted(names)}
+    fields = {name: draw(SETTINGS[name]) for name in sorted(names)}
     try:
-        return LaunchSpec.create(kind=kind, image="a.b/c:1", command=["python3"], **given)
+        return LaunchSpec.create(kind=kind, image="a.b/c:1", command=["python3"], **fields)
     except InputError:  # such as a request above its limit
         assume(False)
         raise

@@ -37,11 +37,11 @@ def start(
     mounted.mkdir()
     name = ""
     if by_map:
-        made = script_map(spec, identify("run", "train", "", spec), None)
-        name = made["metadata"]["name"]
-        for file, text in made.get("data", {}).items():
+        created = script_map(spec, identify("run", "train", "", spec), None)
+        name = created["metadata"]["name"]
+        for file, text in created.get("data", {}).items():
             (mounted / file).write_bytes(text.encode())
-        for file, packed in made.get("binaryData", {}).items():
+        for file, packed in created.get("binaryData", {}).items():
             (mounted / file).write_bytes(base64.b64decode(packed))
     variables = expanded_variables(pod.environment(spec, name))
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(place / "tmp"), "HOME": str(place)}
@@ -60,16 +60,16 @@ def start(
 
 def expanded_variables(env: list[dict[str, Any]]) -> dict[str, str]:
     """The variables of a container: each may name those before it."""
-    found: dict[str, str] = {}
-    for each in env:
-        found[each["name"]] = expanded(each.get("value", ""), found)
-    return found
+    result: dict[str, str] = {}
+    for item in env:
+        result[item["name"]] = expanded(item.get("value", ""), result)
+    return result
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
     """A word as Kubernetes hands it to a container."""
 
-    def one(found: re.Match[str]) -> str:
-        return "$" if found[0] == "$$" else variables.get(found[1], found[0])
+    def one(result: re.Match[str]) -> str:
+        return "$" if result[0] == "$$" else variables.get(result[1], result[0])
 
     return re.sub(r"\$\$|\$\(([^()]*)\)", one, text)

@@ -51,7 +51,7 @@ class LaunchStep:
         self.run_id = run_id or str(uuid.uuid4())
         self.workflow = workflow.create(grounds, "launching", self.run_id)
         owner = workflow.owner(self.workflow)
-        given = {
+        fields = {
             "run_id": self.run_id,
             "task_name": "train",
             "task_id": "7",
@@ -61,7 +61,7 @@ class LaunchStep:
         self.pod = step_pod.manifest(
             name=f"{owner['name']}-train",
             image=IMAGE,
-            command=["python3", "-u", "-c", LAUNCH, json.dumps(given)],
+            command=["python3", "-u", "-c", LAUNCH, json.dumps(fields)],
             environment={**grounds.environment, "STEP_GRACE": str(grace)},
             resources={"requests": {"cpu": "50m"}},
             platform={},
@@ -129,7 +129,7 @@ class LaunchStep:
     def jobs(self, kind: tuple[str, str, str] = PYTORCHJOB) -> list[dict[str, Any]]:
         """The jobs of this run."""
         group, version, plural = kind
-        found = patiently(
+        result = patiently(
             lambda: self.grounds.custom.list_namespaced_custom_object(
                 group,
                 version,
@@ -138,17 +138,17 @@ class LaunchStep:
                 label_selector=f"kfp-ddp/run-id={self.run_id}",
             )
         )
-        items: list[dict[str, Any]] = found["items"]
+        items: list[dict[str, Any]] = result["items"]
         return items
 
     def workers(self) -> list[client.V1Pod]:
         """The pods of this run's jobs."""
-        found: list[client.V1Pod] = patiently(
+        result: list[client.V1Pod] = patiently(
             lambda: self.grounds.core.list_namespaced_pod(
                 self.grounds.namespace, label_selector=f"kfp-ddp/run-id={self.run_id}"
             )
         ).items
-        return found
+        return result
 
 
 def small(spec: dict[str, Any]) -> dict[str, Any]:

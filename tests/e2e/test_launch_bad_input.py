@@ -55,9 +55,9 @@ def test_a_missing_claim_or_queue_fails_before_a_job_is_created(
 @pytest.mark.parametrize("kind", ALL)
 def test_missing_rights_fail_before_a_job_is_created(grounds: Grounds, kind: str) -> None:
     with acting(grounds.api, grounds.namespace, "default") as nobody:
-        said = refused(Api(nobody, grounds.namespace), {"kind": kind})
-    assert f"no right to list {KINDS[kind].plural} in namespace {grounds.namespace}" in said
-    assert "apply deploy/rbac" in said
+        line = refused(Api(nobody, grounds.namespace), {"kind": kind})
+    assert f"no right to list {KINDS[kind].plural} in namespace {grounds.namespace}" in line
+    assert "apply deploy/rbac" in line
     assert leftovers(grounds) == set()
 
 
@@ -93,11 +93,11 @@ def test_what_manifest_prints_is_what_the_server_takes(
     )
     assert "created (server dry run)" in applied
     *maps, job = yaml.safe_load_all(printed.stdout)
-    assert [each["data"]["script.py"] for each in maps] == scripts(settings)
+    assert [item["data"]["script.py"] for item in maps] == scripts(settings)
     for template in templates(job):
         volumes = template["spec"].get("volumes", [])
-        named = [each["configMap"]["name"] for each in volumes if "configMap" in each]
-        assert named == [each["metadata"]["name"] for each in maps]
+        named = [item["configMap"]["name"] for item in volumes if "configMap" in item]
+        assert named == [item["metadata"]["name"] for item in maps]
         pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template)}
         pod["metadata"]["name"] = "of-the-job"
         kubectl(grounds, "apply", "--dry-run=server", text=yaml.safe_dump(pod))
@@ -108,9 +108,9 @@ def refused(api: Api, fields: dict[str, Any]) -> str:
     """The one line that a launch ends with."""
     with pytest.raises(InputError) as error:
         launch(LaunchSpec.create(**{**SCRIPT, **fields}), str(uuid.uuid4()), "train", "", api)
-    said = str(error.value)
-    assert "\n" not in said
-    return said
+    line = str(error.value)
+    assert "\n" not in line
+    return line
 
 
 def scripts(settings: list[str]) -> list[str]:

@@ -132,21 +132,21 @@ def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
         assert "gpu" in [toleration.key for toleration in pod.spec.tolerations]
     for pod in (*(p for p in pods if p not in workers), _step(full, run)):
         assert GPU not in (pod.spec.containers[0].resources.limits or {})
-    said = _said(run, "SAID")
-    assert {who for who, _ in said} == SPEAKERS[kind]
-    found = [json.loads(text) for _, text in said]
-    assert {each["host"] for each in found} == {pod.metadata.name for pod in workers} or (
-        kind == "trainjob" and len({each["host"] for each in found}) == 2
+    line = _said(run, "SAID")
+    assert {who for who, _ in line} == SPEAKERS[kind]
+    result = [json.loads(text) for _, text in line]
+    assert {item["host"] for item in result} == {pod.metadata.name for pod in workers} or (
+        kind == "trainjob" and len({item["host"] for item in result}) == 2
     )
-    for each in found:
-        assert (each["A"], each["TOKEN"]) == ("b", "s3cr$t")
-        assert full.work.read(f"{kind}/{each['host']}") == b""
+    for item in result:
+        assert (item["A"], item["TOKEN"]) == ("b", "s3cr$t")
+        assert full.work.read(f"{kind}/{item['host']}") == b""
     if kind in ("pytorchjob", "trainjob"):
-        assert {each["PET_NPROC_PER_NODE"] for each in found} == {"2"}  # one for each GPU
+        assert {item["PET_NPROC_PER_NODE"] for item in result} == {"2"}  # one for each GPU
     if kind == "mpijob":
-        assert [each["OMPI_COMM_WORLD_SIZE"] for each in found] == ["4"] * 4
+        assert [item["OMPI_COMM_WORLD_SIZE"] for item in result] == ["4"] * 4
     if kind == "tfjob":
-        roles = {json.loads(each["TF_CONFIG"])["task"]["type"] for each in found}
+        roles = {json.loads(item["TF_CONFIG"])["task"]["type"] for item in result}
         assert roles == {"chief", "worker"}
     ended = json.loads(run.artifact("job", "job_object"))
     assert ended["metadata"]["name"] == run.steps["job"].outputs["Output"]
@@ -175,10 +175,10 @@ def test_a_file_arrives_to_the_byte(
     run = scene.run(_compiled(pipeline, tmp_path), script=text).play()
 
     assert run.succeeded, run.explain()
-    found = [text.split() for _, text in _said(run, "FILE")]
-    assert len({host for _, host, _ in found}) == 2, run.explain()
-    assert {digest for digest, _, _ in found} == {hashlib.sha256(file.read_bytes()).hexdigest()}
-    assert {name for _, _, name in found} == {"__main__"}
+    result = [text.split() for _, text in _said(run, "FILE")]
+    assert len({host for _, host, _ in result}) == 2, run.explain()
+    assert {digest for digest, _, _ in result} == {hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert {name for _, _, name in result} == {"__main__"}
     maps = {
         volume.config_map.name
         for pod in _pods(scene, run)
@@ -285,10 +285,10 @@ def test_a_folder_runs_in_two_workers(
     run = scene.run(_compiled(pipeline, tmp_path)).play()
 
     assert run.succeeded, run.explain()
-    said = _said(run, "RAN")
-    assert {text for _, text in said} == {f"__main__ {[*args, HARD]!a}"}
-    assert len(said) == 2
-    assert {who for who, _ in said} == SPEAKERS[kind]
+    line = _said(run, "RAN")
+    assert {text for _, text in line} == {f"__main__ {[*args, HARD]!a}"}
+    assert len(line) == 2
+    assert {who for who, _ in line} == SPEAKERS[kind]
 
 
 HOST = "10.99.0.1"  # what pods reach of the machine that runs the tests
@@ -306,9 +306,9 @@ def _served(folder: Path) -> Iterator[int]:
 
 def _task(kind: str, command: list[str] | None = None, script: str = "", **settings: Any) -> Any:
     inputs = {name: settings.pop(name) for name in ("args", "code", "entry") if name in settings}
-    given = {"run_as_user": UID, "shm_size": "64Mi", "grace_seconds": 5, **settings}
+    fields = {"run_as_user": UID, "shm_size": "64Mi", "grace_seconds": 5, **settings}
     if kind != "trainjob":
-        given["clean_pod_policy"] = "None"
+        fields["clean_pod_policy"] = "None"
     return job(
         run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
@@ -319,7 +319,7 @@ def _task(kind: str, command: list[str] | None = None, script: str = "", **setti
         script=script,
         **inputs,
         nodes=2,
-        settings=given,
+        settings=fields,
     ).set_caching_options(False)
 
 

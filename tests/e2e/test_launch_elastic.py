@@ -66,8 +66,8 @@ def test_training_resumes_when_a_worker_goes_away(
         workers=0,
     )
     command = ["python3", "-m", "kfp_ddp.training.node", "--", *config.to_argv()]
-    given = {"command": command, "env": {"OMP_NUM_THREADS": "1"}, "grace_seconds": 20}
-    step = LaunchStep(grounds, {**given, **ELASTIC, **CLAIMS}).start()
+    fields = {"command": command, "env": {"OMP_NUM_THREADS": "1"}, "grace_seconds": 20}
+    step = LaunchStep(grounds, {**fields, **ELASTIC, **CLAIMS}).start()
     step.saw("epoch 5/")
     drain(grounds, step, grace)
     assert step.wait() == "Succeeded", step.log()

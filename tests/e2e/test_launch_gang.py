@@ -94,9 +94,9 @@ def _restart_operator(api: client.ApiClient, arguments: list[str] | None) -> Non
     apps.patch_namespaced_deployment(OPERATOR, OPERATORS_NAMESPACE, body)
 
     def alone() -> bool:
-        found = apps.read_namespaced_deployment(OPERATOR, OPERATORS_NAMESPACE)
-        status = found.status
+        result = apps.read_namespaced_deployment(OPERATOR, OPERATORS_NAMESPACE)
+        status = result.status
         counts = (status.replicas, status.updated_replicas, status.available_replicas)
-        return status.observed_generation == found.metadata.generation and counts == (1, 1, 1)
+        return status.observed_generation == result.metadata.generation and counts == (1, 1, 1)
 
     until(alone, "the operator")

@@ -52,8 +52,8 @@ def kueue(cluster: client.ApiClient) -> None:  # noqa: F811
 @pytest.fixture
 def queue(grounds: Grounds) -> Iterator[Queue]:  # noqa: F811
     """A queue for two pods of 20m, or for one job of the train step with two ranks."""
-    with queues.queue(grounds, "110m") as made:
-        yield made
+    with queues.queue(grounds, "110m") as created:
+        yield created
 
 
 def in_queue(queue: Queue, code: str = COUNT, **more: Any) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_a_queue_that_is_too_small_says_so_until_it_is_not(queue: Queue) -> None
     until(lambda: age(job) > 32, "an age beyond its deadlines")
     queue.set_quota("110m")
     assert step.wait() == "Succeeded", step.log()
-    assert [each["metadata"]["uid"] for each in step.jobs()] == [job["metadata"]["uid"]]
+    assert [item["metadata"]["uid"] for item in step.jobs()] == [job["metadata"]["uid"]]
 
 
 def age(job: dict[str, Any]) -> float:
@@ -205,7 +205,7 @@ def test_a_trainjob_that_is_taken_back_goes_on_from_its_checkpoint(
     until(lambda: step.workers() == [], "the end of its pods", 60)
     suspend(grounds, job, False)
     assert step.wait() == "Succeeded", step.log()
-    assert [each["metadata"]["uid"] for each in step.jobs(TRAINJOB)] == [job["metadata"]["uid"]]
+    assert [item["metadata"]["uid"] for item in step.jobs(TRAINJOB)] == [job["metadata"]["uid"]]
     assert_went_on(step, work)
 
 
@@ -260,8 +260,8 @@ def test_without_rights_to_queues_it_waits_and_runs_all_the_same(
 
 
 def test_doctor_tells_queues_and_those_that_admit_nothing(queue: Queue) -> None:
-    found = examine(queue.grounds)
-    assert found["queues of Kueue"] == ("ok", queue.name)
+    result = examine(queue.grounds)
+    assert result["queues of Kueue"] == ("ok", queue.name)
     queue.stop()
     until(lambda: examine(queue.grounds)["queues of Kueue"][0] == "warn", "the warning", 60)
     assert "is stopped" in examine(queue.grounds)["queues of Kueue"][1]
@@ -276,5 +276,5 @@ def examine(grounds: Grounds) -> dict[str, tuple[str, str]]:  # noqa: F811
         text=True,
         timeout=120,
     )
-    found = json.loads(done.stdout)["findings"]
-    return {each["what"]: (each["state"], each["said"]) for each in found}
+    result = json.loads(done.stdout)["findings"]
+    return {item["what"]: (item["state"], item["said"]) for item in result}

@@ -96,7 +96,7 @@ def dry_run(api: Api, fields: dict[str, Any]) -> dict[str, Any]:
 
 def everything(kind: str) -> dict[str, Any]:
     """All settings that a kind of job has a place for."""
-    no_place = {each.setting for each in KINDS[kind].unsupported if not each.allowed}
+    no_place = {item.setting for item in KINDS[kind].unsupported if not item.allowed}
     given = {**EVERYTHING, **OPERATORS}
     return {"kind": kind, **{name: given[name] for name in given.keys() - no_place}}
 

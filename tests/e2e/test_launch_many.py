@@ -30,10 +30,10 @@ MANY = [
 @pytest.fixture
 def api(cluster: client.ApiClient) -> Iterator[Api]:  # noqa: F811
     with scene.namespace(cluster, ours=False) as space:
-        found = Api(cluster, space.namespace)
-        if why := stand_in.impossible(found):
+        result = Api(cluster, space.namespace)
+        if why := stand_in.impossible(result):
             pytest.skip(why)
-        yield found
+        yield result
 
 
 @pytest.mark.parametrize(("count", "failing", "replaced"), MANY)
@@ -44,8 +44,8 @@ def test_the_first_of_many_failures_is_named_and_little_is_used(
     lines, logs = played.launch.lines, played.kubelets.logs
     first, nodes = many.number(played.first), count // many.PODS_A_NODE
     assert f"failed: worker-{first}: exit code 1: ValueError: no layer 5; " in lines[-1]
-    said = [line for line in lines if line.startswith("following at most")]
-    assert said == [sample_note(count, api.namespace)]
+    message = [line for line in lines if line.startswith("following at most")]
+    assert message == [sample_note(count, api.namespace)]
     assert f"[worker-0] {played.pods[0]} is at step 0" in lines
     assert f"[worker-{first}] ValueError: no layer 5" in lines
     assert logs.most_open <= STREAMS

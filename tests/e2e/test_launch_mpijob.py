@@ -27,13 +27,13 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
 
 
 def mpijob(script: str, **more: Any) -> dict[str, Any]:
-    given = {"nodes": 2, "grace_seconds": 90, "retries": 0}
-    return {"kind": "mpijob", "image": IMAGE, "script": script, **given, **more}
+    fields = {"nodes": 2, "grace_seconds": 90, "retries": 0}
+    return {"kind": "mpijob", "image": IMAGE, "script": script, **fields, **more}
 
 
 def test_each_worker_gets_its_slots_of_ranks(grounds: Grounds) -> None:
-    said = RANK + 'print("rank", rank, "of", os.environ["OMPI_COMM_WORLD_SIZE"], flush=True)\n'
-    step = LaunchStep(grounds, mpijob(said, nproc_per_node=2)).start()
+    line = RANK + 'print("rank", rank, "of", os.environ["OMPI_COMM_WORLD_SIZE"], flush=True)\n'
+    step = LaunchStep(grounds, mpijob(line, nproc_per_node=2)).start()
     assert step.wait() == "Succeeded", step.log()
     for rank in range(4):
         assert f"[launcher-0] rank {rank} of 4" in step.log(), step.log()

@@ -44,10 +44,16 @@ def said(
     grounds: Grounds, capsys: pytest.CaptureFixture[str], kind: str, **fields: Any
 ) -> list[dict[str, Any]]:
     """What each worker of a job saw."""
-    given = {"run_as_user": UID, "shm_size": "64Mi", "grace_seconds": 5, "retries": 0, **fields}
+    options = {
+        "run_as_user": UID,
+        "shm_size": "64Mi",
+        "grace_seconds": 5,
+        "retries": 0,
+        **fields,
+    }
     start = ["mpirun"] if kind == "mpijob" else []
     command = [*start, "python3", "-c", SAY]
-    spec = LaunchSpec.create(kind=kind, image=IMAGE, command=command, nodes=2, **given)
+    spec = LaunchSpec.create(kind=kind, image=IMAGE, command=command, nodes=2, **options)
     launch(spec, str(uuid.uuid4()), "train", "", Api(grounds.api, grounds.namespace))
     lines = capsys.readouterr().out.splitlines()
     return [json.loads(line.partition("SAID ")[2]) for line in lines if "SAID " in line]
@@ -59,11 +65,11 @@ def test_a_job_of_which_nothing_is_said_runs_under_a_quota_and_without_a_token(
 ) -> None:
     if kind == "mpijob":
         skip_without_mpi()
-    found = said(grounds, capsys, kind)
-    assert len(found) == 2
-    for each in found:
-        assert not each["token"]
-        assert each["CapBnd"] == 0
+    result = said(grounds, capsys, kind)
+    assert len(result) == 2
+    for item in result:
+        assert not item["token"]
+        assert item["CapBnd"] == 0
 
 
 @pytest.mark.parametrize("kind", V1)
@@ -71,7 +77,7 @@ def test_an_init_container_hands_files_to_its_worker_under_a_quota(
     grounds: Grounds, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     fetch = {"name": "fetch", "command": ["touch", "/shared/fetched"]}
-    found = said(
+    result = said(
         grounds,
         capsys,
         kind,
@@ -80,7 +86,7 @@ def test_an_init_container_hands_files_to_its_worker_under_a_quota(
         init_containers=[fetch],
         fs_group=UID,
     )
-    assert [each["fetched"] for each in found] == [True, True]
+    assert [item["fetched"] for item in result] == [True, True]
 
 
 @pytest.mark.parametrize("kind", [*V1, "trainjob"])
@@ -89,17 +95,17 @@ def test_ipc_lock_has_effect_for_root_alone(
     grounds: Grounds, capsys: pytest.CaptureFixture[str], kind: str, root: bool
 ) -> None:
     user = {"run_as_user": 0, "non_root": False} if root else {}
-    for each in said(grounds, capsys, kind, nccl_infiniband="on", **user):
-        assert each["CapBnd"] == IPC_LOCK
-        assert each["CapEff"] == (IPC_LOCK if root else 0)
+    for item in said(grounds, capsys, kind, nccl_infiniband="on", **user):
+        assert item["CapBnd"] == IPC_LOCK
+        assert item["CapEff"] == (IPC_LOCK if root else 0)
 
 
 def test_an_account_that_is_named_has_its_token(
     grounds: Grounds, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for kind in ("pytorchjob", "trainjob"):
-        found = said(grounds, capsys, kind, service_account=grounds.service_account)
-        assert [each["token"] for each in found] == [True, True]
+        result = said(grounds, capsys, kind, service_account=grounds.service_account)
+        assert [item["token"] for item in result] == [True, True]
 
 
 def test_a_runtime_of_the_namespace_goes_before_one_of_the_cluster(
@@ -128,10 +134,10 @@ def test_a_runtime_of_the_namespace_goes_before_one_of_the_cluster(
     pods = grounds.core.list_namespaced_pod(
         grounds.namespace, label_selector=KINDS["trainjob"].pod_selector(ours["metadata"]["name"])
     )
-    assert [each.spec.containers[0].resources.requests["cpu"] for each in pods.items] == [
+    assert [item.spec.containers[0].resources.requests["cpu"] for item in pods.items] == [
         "123m"
     ] * 2
-    for each in pods.items:
-        assert each.metadata.labels["team"] == "vision"
-        assert each.metadata.annotations["note"] == "a b"
+    for item in pods.items:
+        assert item.metadata.labels["team"] == "vision"
+        assert item.metadata.annotations["note"] == "a b"
     api.delete(f"{path}/torch-distributed")

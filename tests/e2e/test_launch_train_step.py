@@ -99,8 +99,8 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
         space.core.create_namespaced_pod(space.namespace, pod)
 
         def filled() -> bool:
-            found = space.core.read_namespaced_pod("fill", space.namespace)
-            return bool(found.status.phase == "Succeeded")
+            result = space.core.read_namespaced_pod("fill", space.namespace)
+            return bool(result.status.phase == "Succeeded")
 
         until(filled, "the dataset")
         yield space
@@ -143,8 +143,8 @@ class TrainStep(LaunchStep):
         container["args"] = ["python3", "-u", "-c", TRAIN, json.dumps(settings)]
 
     def outputs(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.log().split("OUTPUTS ")[1].splitlines()[0])
-        return found
+        result: dict[str, Any] = json.loads(self.log().split("OUTPUTS ")[1].splitlines()[0])
+        return result
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
@@ -227,16 +227,16 @@ def test_a_rank_that_stands_still_is_named_and_the_job_goes_on_elsewhere(
         grounds, second.metadata.name, ["python3", "-c", STOP_RANK], "pytorch"
     )
     step.saw("retrying, 1 of 1 retries left")
-    told = next(line for line in step.log().splitlines() if "; it is ended" in line)
+    report = next(line for line in step.log().splitlines() if "; it is ended" in line)
     where = f"(worker-1 on node {second.spec.node_name})"
-    assert f"no rank has advanced for 0.8 minutes: rank 1 {where} is silent at step " in told
+    assert f"no rank has advanced for 0.8 minutes: rank 1 {where} is silent at step " in report
     assert step.wait() == "Succeeded", step.log()
     (job,) = step.jobs()
     assert job["metadata"]["annotations"]["kfp-ddp/avoids"] == second.spec.node_name
     lines = work.read(f"{step.run_id}/train/metrics.jsonl")
     assert lines is not None
     events = [json.loads(line) for line in lines.splitlines()]
-    begun = [each["resumed_from_step"] for each in events if each["event"] == "start"]
+    begun = [item["resumed_from_step"] for item in events if item["event"] == "start"]
     assert begun[0] == 0
     assert begun[1] >= 3
     assert events[-1]["status"] == "done"
@@ -304,7 +304,7 @@ def test_a_claim_that_fills_up_costs_what_came_after_the_last_checkpoint(grounds
         lines = tight.read(f"{step.run_id}/train/metrics.jsonl")
         assert lines is not None
         events = [json.loads(line) for line in lines.splitlines()]
-        begun = [each["resumed_from_step"] for each in events if each["event"] == "start"]
+        begun = [item["resumed_from_step"] for item in events if item["event"] == "start"]
         assert begun == [0, max(int(name.strip("/")[5:]) for name in kept)]
         assert events[-1]["status"] == "done"
 
@@ -313,8 +313,8 @@ def _verify(folder: Folder, path: str) -> None:
     manifest, state = folder.read(f"{path}manifest.json"), folder.read(f"{path}state.pt")
     assert manifest is not None, path
     assert state is not None, path
-    told = json.loads(manifest)["files"]["state.pt"]
-    assert (told["size"], told["sha256"]) == (len(state), hashlib.sha256(state).hexdigest())
+    report = json.loads(manifest)["files"]["state.pt"]
+    assert (report["size"], report["sha256"]) == (len(state), hashlib.sha256(state).hexdigest())
 
 
 @contextmanager
@@ -334,8 +334,8 @@ def _filler(grounds: Grounds, claim_name: str) -> Iterator[str]:
     grounds.core.create_namespaced_pod(grounds.namespace, pod)
 
     def runs() -> bool:
-        found = grounds.core.read_namespaced_pod("filler", grounds.namespace)
-        return bool(found.status.phase == "Running")
+        result = grounds.core.read_namespaced_pod("filler", grounds.namespace)
+        return bool(result.status.phase == "Running")
 
     until(runs, "the pod that fills the claim")
     yield "filler"
@@ -351,15 +351,15 @@ def test_a_worker_cannot_write_to_its_dataset(grounds: Grounds, backend: str) ->
     ).start()
     step.saw("epoch 1/")
     pods = step.workers()
-    said = [
+    message = [
         run_in(grounds, pod.metadata.name, ["python3", "-c", WRITE], CONTAINER[backend])
         for pod in pods
     ]
     step.terminate()
     expected = ["/data/new EROFS", "/data/train/dark/0.png EROFS", "/work/new written"]
     assert len(pods) == 2
-    for each in said:
-        assert each.splitlines() == expected
+    for item in message:
+        assert item.splitlines() == expected
     assert step.wait() == "Failed"
 
 

@@ -102,7 +102,7 @@ def test_a_deadline_that_passed_while_no_step_was_there_is_not_tried_again(
     def failed() -> bool:
         (job,) = step.jobs(TRAINJOB)
         conditions = job["status"].get("conditions") or []
-        return any(each.get("reason") == "DeadlineExceeded" for each in conditions)
+        return any(item.get("reason") == "DeadlineExceeded" for item in conditions)
 
     until(failed, "the operator's deadline", 120)
     step.start()

@@ -52,8 +52,8 @@ def test_what_cannot_start_is_explained(bare: Scene, tmp_path: Path) -> None:
     grounds.claim(bare.grounds, UNBOUND, "nowhere")
     document = compiled(train_only, tmp_path)
     runs = {
-        name: bare.run(document, **_given(pending_minutes=0.2, **asked)).start()
-        for name, (asked, _) in FAULTS.items()
+        name: bare.run(document, **_given(pending_minutes=0.2, **requests)).start()
+        for name, (requests, _) in FAULTS.items()
     }
     for name, run in runs.items():
         run.wait()
@@ -67,8 +67,8 @@ def test_a_volume_that_cannot_be_mounted_is_explained(scene: Scene, tmp_path: Pa
         "volumes": [{"name": "key", "secret": {"secretName": "absent"}}],
         "volume_mounts": [{"name": "key", "mountPath": "/key"}],
     }
-    asked = _given(pending_minutes=0.3, **absent)
-    run = scene.run(compiled(train_only, tmp_path), **asked).play()
+    requests = _given(pending_minutes=0.3, **absent)
+    run = scene.run(compiled(train_only, tmp_path), **requests).play()
 
     assert 'secret "absent" not found; check the claims, secrets and maps' in _error(run)
 
@@ -131,7 +131,7 @@ def _error(run: Run, task: str = "train") -> str:
 
 def _enforced(scene: Scene) -> None:
     def counted() -> bool:
-        found = scene.grounds.core.read_namespaced_resource_quota("none", scene.grounds.namespace)
-        return bool(found.status.hard)
+        result = scene.grounds.core.read_namespaced_resource_quota("none", scene.grounds.namespace)
+        return bool(result.status.hard)
 
     grounds.until(counted, "the quota")

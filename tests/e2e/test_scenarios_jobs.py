@@ -60,15 +60,15 @@ def test_an_evicted_launcher_that_ends_its_run_says_from_where_retry_goes_on(
     assert run.succeeded is False
     step = run.steps["train"]
     assert len(step.attempts) == 1
-    said = re.search(r"launcher was evicted; Retry resumes from step (\d+) or later", log(run))
-    assert said is not None, run.explain()
-    assert step.attempts[0].error == f"main: Error (exit code 143): {said[0]}"
+    line = re.search(r"launcher was evicted; Retry resumes from step (\d+) or later", log(run))
+    assert line is not None, run.explain()
+    assert step.attempts[0].error == f"main: Error (exit code 143): {line[0]}"
     assert run.steps["teardown"].succeeded, run.explain()
     until(lambda: not workers(scene, run), "the last checkpoint of the ranks", 180)
     stopped = scene.events(run)[-1]
     assert (stopped["event"], stopped["status"]) == ("end", "preempted")
-    assert int(said[1]) > 0
-    assert stopped["step"] >= int(said[1])
+    assert int(line[1]) > 0
+    assert stopped["step"] >= int(line[1])
 
     again = run.retried().play()
     assert again.succeeded, again.explain()

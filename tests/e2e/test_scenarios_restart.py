@@ -68,13 +68,13 @@ def test_a_training_goes_on_and_its_step_ends_as_it_does(
 def test_publishing_waits_and_succeeds(cluster: client.ApiClient, ground: Ground) -> None:
     """The server goes while a writer holds up the copy, and the writer ends while it is away."""
     staging = ground.staging("standard")
-    wanted = {
+    expected = {
         "dataset": "digits", "digest": "8" * 64, "path": "/data/versions/888888888888",
         "claim": staging, "publish": "clone",
     }  # fmt: skip
     with ground.pod("import time; time.sleep(25)", staging) as writer:
         until(lambda: _phase(ground, writer) == "Running", "the writer")
-        with ground.pod(PUBLISH.format(request=wanted)) as step:
+        with ground.pod(PUBLISH.format(request=expected)) as step:
             until(lambda: "; waiting" in _log(ground, step), "the step's wait")
             restart_api_server(cluster)
             until(lambda: _phase(ground, step) in ("Succeeded", "Failed"), "the step's end")
@@ -85,8 +85,8 @@ def test_publishing_waits_and_succeeds(cluster: client.ApiClient, ground: Ground
 
 
 def _phase(ground: Ground, pod: str) -> str:
-    found: Any = patiently(lambda: ground.core.read_namespaced_pod(pod, ground.namespace))
-    return str(found.status.phase)
+    result: Any = patiently(lambda: ground.core.read_namespaced_pod(pod, ground.namespace))
+    return str(result.status.phase)
 
 
 def _log(ground: Ground, pod: str) -> str:

@@ -53,10 +53,10 @@ def test_killed_at_random_instants(scene: Scene, begin: Begin, seed: int) -> Non
     until(lambda: attempts(run) > 0, "the step")
     for victim in draw.sample(["step", "worker", "step"], k=2):
         time.sleep(draw.uniform(0, 12))
-        found = workers(scene, run) if victim == "worker" else [run.steps["train"].pod]
-        if found and run.succeeded is None:
+        result = workers(scene, run) if victim == "worker" else [run.steps["train"].pod]
+        if result and run.succeeded is None:
             scene.grounds.core.delete_namespaced_pod(
-                draw.choice(found), scene.grounds.namespace, grace_period_seconds=0
+                draw.choice(result), scene.grounds.namespace, grace_period_seconds=0
             )
     run.wait()
 

@@ -54,8 +54,8 @@ json.dump([sys.argv[1:], found, __name__, deep.X], sys.stdout)
 
 
 def specification(inputs: dict[str, Any], kind: str = "tfjob") -> LaunchSpec:
-    given = {"image": "a:1", "kind": kind, **inputs}
-    return engine.specification({}, dsl.TaskConfig(), **given)
+    fields = {"image": "a:1", "kind": kind, **inputs}
+    return engine.specification({}, dsl.TaskConfig(), **fields)
 
 
 def filled(folder: Path, chance: random.Random, entry: str) -> dict[str, list[Any]]:
@@ -69,14 +69,14 @@ def filled(folder: Path, chance: random.Random, entry: str) -> dict[str, list[An
     end = chance.choice((b"\n", b"\r\n"))
     contents[entry] = mark + TELL.encode().replace(b"\n", end)
     contents["beside/deep.py"] = b"X = '$$ $(PATH)'"
-    found = {}
+    result = {}
     for name, content in contents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         path.chmod(chance.choice((0o644, 0o755, 0o600)))
-        found[name] = [hashlib.sha256(content).hexdigest(), os.access(path, os.X_OK)]
-    return found
+        result[name] = [hashlib.sha256(content).hexdigest(), os.access(path, os.X_OK)]
+    return result
 
 
 @pytest.mark.parametrize("cases", CASES)
@@ -104,9 +104,9 @@ def test_folders_made_by_chance_run_in_a_worker_as_they_were_packed(
         assert as_folder(folder, entry, args) == inputs
         done = workers.run(specification(inputs), tmp_path / str(number), number % 2 == 0)
         assert done.returncode == 0, done.stderr.decode()
-        argv, found, name, deep = json.loads(done.stdout)
-        found = {name: told for name, told in found.items() if "__pycache__" not in name}
-        assert (argv, found, name, deep) == (args, files, "__main__", "$$ $(PATH)")
+        argv, result, name, deep = json.loads(done.stdout)
+        result = {name: report for name, report in result.items() if "__pycache__" not in name}
+        assert (argv, result, name, deep) == (args, files, "__main__", "$$ $(PATH)")
 
 
 def test_torchrun_runs_a_folder_in_its_ranks(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_an_archive_tells_nothing_of_when_and_by_whom_it_was_packed(tmp_path: Pa
     assert code.archive_of(tmp_path / "code") == packed
     with tarfile.open(fileobj=io.BytesIO(packed)) as opened:
         assert [member.name for member in opened] == ["b/a.py", "train.py"]
-        assert {(each.mtime, each.uid, each.uname) for each in opened} == {(0, 0, "")}
+        assert {(item.mtime, item.uid, item.uname) for item in opened} == {(0, 0, "")}
 
 
 def folder_with(tmp_path: Path, *files: str) -> Path:
@@ -236,9 +236,9 @@ def test_a_bad_archive_is_one_line_in_the_step_and_leaves_no_trace_in_a_worker(
     (line,) = done.stderr.decode().splitlines()
     assert (done.returncode, done.stdout) == (1, b"")
     assert line.startswith("error: ")
-    made = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
-    inside = {name for name in made if name.startswith("worker/tmp/kfp-ddp-")}
-    assert {n for n in made - inside if "mounted/" not in n} == {
+    created = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+    inside = {name for name in created if name.startswith("worker/tmp/kfp-ddp-")}
+    assert {n for n in created - inside if "mounted/" not in n} == {
         "worker",
         "worker/tmp",
         "worker/cwd",
@@ -249,9 +249,9 @@ def test_a_bad_archive_is_one_line_in_the_step_and_leaves_no_trace_in_a_worker(
 def test_what_runs_first_runs_where_nothing_of_ours_is_installed() -> None:
     tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 8))
     nodes = list(ast.walk(tree))
-    assert not [each for each in nodes if isinstance(each, ast.Match | ast.TryStar)]
-    names = {alias.name for each in nodes if isinstance(each, ast.Import) for alias in each.names}
-    names |= {str(each.module) for each in nodes if isinstance(each, ast.ImportFrom)}
+    assert not [item for item in nodes if isinstance(item, ast.Match | ast.TryStar)]
+    names = {alias.name for item in nodes if isinstance(item, ast.Import) for alias in item.names}
+    names |= {str(item.module) for item in nodes if isinstance(item, ast.ImportFrom)}
     assert names <= sys.stdlib_module_names
 
 
@@ -280,10 +280,10 @@ def test_code_on_a_claim_is_held_to_its_digest(tmp_path: Path) -> None:
     another = archive([GOOD])
     Path(inputs["code"]).write_bytes(another)
     changed = workers.run(spec, tmp_path / "b")
-    found = code.digest_of(another)[:12]
-    wanted = code.digest_in(inputs["code"])[:12]
-    said = f"error: the code has SHA-256 {found}..., not {wanted}... as packed\n"
-    assert (changed.returncode, changed.stdout, changed.stderr.decode()) == (1, b"", said)
+    result = code.digest_of(another)[:12]
+    expected = code.digest_in(inputs["code"])[:12]
+    message = f"error: the code has SHA-256 {result}..., not {expected}... as packed\n"
+    assert (changed.returncode, changed.stdout, changed.stderr.decode()) == (1, b"", message)
     Path(inputs["code"]).unlink()
     gone = workers.run(spec, tmp_path / "c").stderr.decode()
     assert gone == f"error: cannot read {inputs['code']}: No such file or directory\n"

@@ -67,7 +67,7 @@ def imported(folder: Path, source: bytes) -> ModuleType:
 def modules(draw: st.DrawFn) -> tuple[bytes, str]:
     """A module whose make() returns a function, indented or not, and the text in the function."""
     letters = st.sampled_from([*HARD, "\t", "ä", "∑"]).map(lambda part: part.replace("'", '"'))
-    held = "".join(draw(st.lists(letters, max_size=6))).replace("\\", "/")
+    content = "".join(draw(st.lists(letters, max_size=6))).replace("\\", "/")
     depth, margin = draw(st.integers(0, 3)), draw(st.sampled_from(["    ", "\t"]))
     body = [
         "def work(*, given, more=({'a': 1}, 'ö$')):",
@@ -75,7 +75,7 @@ def modules(draw: st.DrawFn) -> tuple[bytes, str]:
         *["# less indented"] * draw(st.integers(0, 1)),
         f"{margin}def inner(x):",
         f"{margin}{margin}return [x for x in (x, more[1])]",
-        f"{margin}held = '''{held}",
+        f"{margin}held = '''{content}",
     ]
     nested = [f"{'    ' * depth}{line}" for line in body]
     nested += [" not indented as the code is", "'''"]
@@ -88,7 +88,7 @@ def modules(draw: st.DrawFn) -> tuple[bytes, str]:
     last = f"make = {'level_0' if depth else 'lambda: work'}\n"
     source = "\n".join([*above, *nested, *below, last])
     mark, end = draw(st.sampled_from(["", "\ufeff"])), draw(st.sampled_from(["\n", "\r\n"]))
-    return (mark + source.replace("\n", end)).encode(), f"{held}\n not indented as the code is\n"
+    return (mark + source.replace("\n", end)).encode(), f"{content}\n not indented as the code is\n"
 
 
 @settings(
@@ -101,11 +101,11 @@ def modules(draw: st.DrawFn) -> tuple[bytes, str]:
 def test_a_function_runs_in_a_worker_as_it_was_written(
     tmp_path: Path, module: tuple[bytes, str], argument: Any, by_map: bool
 ) -> None:
-    written, held = module
+    written, content = module
     inputs = as_function(imported(tmp_path, written).make(), {"given": argument})
     done = workers.run(specification(inputs), Path(tempfile.mkdtemp(dir=tmp_path)), by_map=by_map)
     assert done.returncode == 0, (written.decode(), done.stderr.decode())
-    assert done.stdout.decode() == json.dumps([argument, held, [1, "ö$"]]), written.decode()
+    assert done.stdout.decode() == json.dumps([argument, content, [1, "ö$"]]), written.decode()
 
 
 def plain(lr: float) -> None:
@@ -139,8 +139,8 @@ def annotated(
     ],
     ünïcode: Any = ("a", 1), **kept: Path,
 ) -> list[Path]:
-    held: Any = {"->": where, ": Path": (others, ünïcode, kept)}
-    print(held)
+    content: Any = {"->": where, ": Path": (others, ünïcode, kept)}
+    print(content)
     return []
 # fmt: on
 
@@ -266,16 +266,16 @@ def test_arguments_that_do_not_fit_are_one_line(arguments: dict[str, Any], says:
 
 
 def test_a_parameter_of_the_pipeline_is_no_argument_yet() -> None:
-    said = []
+    message = []
 
     @dsl.pipeline  # type: ignore[untyped-decorator]
     def pipeline(lr: float) -> None:
         with pytest.raises(InputError) as error:
             as_function(alone, {"lr": lr})
-        said.append(str(error.value))
+        message.append(str(error.value))
         _nothing()
 
-    assert said[0] == (
+    assert message[0] == (
         "func_args['lr'] is known only when the pipeline runs: name it in later, and hand args a "
         "list with the word lr=value"
     )

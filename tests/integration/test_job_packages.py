@@ -18,8 +18,8 @@ TELL = "import kfpddp_one, os; print(kfpddp_one.SAY, os.path.dirname(kfpddp_one.
 
 
 def specification(packages: list[str], url: str, **more: Any) -> LaunchSpec:
-    given = {"image": "a:1", "kind": "tfjob", "script": TELL, **more}
-    return LaunchSpec.create(packages_to_install=packages, pip_index_urls=[url], **given)
+    fields = {"image": "a:1", "kind": "tfjob", "script": TELL, **more}
+    return LaunchSpec.create(packages_to_install=packages, pip_index_urls=[url], **fields)
 
 
 def test_pins_come_with_what_they_need_and_the_image_lacks(tmp_path: Path) -> None:
@@ -28,8 +28,8 @@ def test_pins_come_with_what_they_need_and_the_image_lacks(tmp_path: Path) -> No
     first, last = done.stdout.decode().splitlines()
     pins = first.removeprefix("installing ").replace("_", "-").split(", ")
     assert sorted(pins) == ["kfpddp-one==1.0", "kfpddp-two==2.0"]
-    said, place = last.rsplit(" ", 1)
-    assert said == "one 1.0"
+    line, place = last.rsplit(" ", 1)
+    assert line == "one 1.0"
     assert Path(place).is_relative_to(tmp_path / "worker" / "tmp")
     assert {path.name.partition("-")[0] for path in Path(place).glob("*.dist-info")} == {
         "kfpddp_one",
@@ -110,21 +110,21 @@ def test_a_requirements_file_becomes_a_lock(tmp_path: Path) -> None:
         f"torch[opt]==2.13.0+cu130 ; python_version >= '3.11' \\\n    --hash=sha256:{first} \\\r\n"
         f"    --hash=sha256:{second}\n    # via timm\n\ntimm==1.0.0 --hash=sha256:{first}  # x\n"
     )
-    found = locked(file)
-    assert found == [
+    result = locked(file)
+    assert result == [
         f"torch[opt]==2.13.0+cu130 ; python_version >= '3.11' "
         f"--hash=sha256:{first} --hash=sha256:{second}",
         f"timm==1.0.0 --hash=sha256:{first}",
     ]
-    spec = LaunchSpec.create(image="a:1", command=["a"], packages_to_install=found)
-    assert list(spec.packages_to_install) == found
+    spec = LaunchSpec.create(image="a:1", command=["a"], packages_to_install=result)
+    assert list(spec.packages_to_install) == result
 
 
 def test_a_lock_of_our_own_is_one() -> None:
     repository = Path(__file__).parents[2]
     packages = locked(repository / "images" / "wheel" / "requirements.lock")
     spec = LaunchSpec.create(image="a:1", command=["a"], packages_to_install=packages)
-    assert any(each.startswith("hatchling==") for each in spec.packages_to_install)
+    assert any(item.startswith("hatchling==") for item in spec.packages_to_install)
     with pytest.raises(InputError, match="bytes, and a pipeline carries 120,000: lock what the"):
         locked(repository / "requirements.lock")
 

@@ -85,11 +85,11 @@ def item(uid: str, version: int) -> dict[str, object]:
 
 
 def listing(version: int, *uids: str) -> Answer:
-    found = {
+    result = {
         "metadata": {"resourceVersion": str(version)},
         "items": [item(uid, version) for uid in uids],
     }
-    return lambda server, query: server.send(200, json.dumps(found))
+    return lambda server, query: server.send(200, json.dumps(result))
 
 
 def event(kind: str, uid: str, version: int) -> str:
@@ -141,18 +141,18 @@ def test_a_watch_cache_lives_through_cuts_expiry_and_errors() -> None:
 def test_a_watch_cache_lists_in_pages_and_keeps_what_it_is_told_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[dict[str, str]] = []
+    requests: list[dict[str, str]] = []
     monkeypatch.setattr(watch_cache, "REMOVED", 2)
 
     def page(uid: str, more: str) -> Answer:
-        found = {
+        result = {
             "metadata": {"resourceVersion": "5", "continue": more},
             "items": [item(uid, 5) | {"spec": "long"}],
         }
 
         def answer(server: Server, query: dict[str, str]) -> None:
-            asked.append(query)
-            server.send(200, json.dumps(found))
+            requests.append(query)
+            server.send(200, json.dumps(result))
 
         return answer
 
@@ -171,8 +171,8 @@ def test_a_watch_cache_lists_in_pages_and_keeps_what_it_is_told_to(
         until(lambda: set(cache.objects) == {"b", "c"})
         cache.stop()
         cache.join(10)
-    assert [each.get("continue") for each in asked] == [None, "b"]
-    assert {each["limit"] for each in asked} == {str(PAGE)}
+    assert [entry.get("continue") for entry in requests] == [None, "b"]
+    assert {entry["limit"] for entry in requests} == {str(PAGE)}
     assert cache.objects == {"b": {"metadata": item("b", 5)["metadata"]}, "c": item("c", 7)}
     assert set(cache.removed) == {"x", "y"}
 
@@ -182,8 +182,8 @@ def test_all_pages_of_nodes_are_read_and_anew_where_the_list_is_too_old() -> Non
         specs: dict[str, dict[str, bool]] = {"drained": {"unschedulable": True}}
         specs |= {name: {} for name in nodes}
         items = [{"metadata": {"name": name}, "spec": spec} for name, spec in specs.items()]
-        found = json.dumps({"metadata": {"continue": more}, "items": items})
-        return lambda server, query: server.send(200, found)
+        result = json.dumps({"metadata": {"continue": more}, "items": items})
+        return lambda server, query: server.send(200, result)
 
     def script() -> Iterator[Answer]:
         yield page("b", "gone-meanwhile")
@@ -312,8 +312,8 @@ def test_a_deadline_counts_by_the_clock_that_dated_the_job(ahead: float) -> None
     kind, limits = KINDS["pytorchjob"], Limits(deadline=300, pending=300)
     with serving(script(), ahead) as api:
         api.call("GET", "/x")
-        made = datetime.fromtimestamp(time.time() + ahead - 100, UTC).isoformat()
-        job = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": made}}
+        created = datetime.fromtimestamp(time.time() + ahead - 100, UTC).isoformat()
+        job = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": created}}
         follower = Follower(api, kind, job, Ending(api, None), None)
         for watch in follower.watches.all:
             watch.synced.set()

@@ -32,9 +32,9 @@ def in_a_bucket(folder: Path, tmp_path: Path) -> dict[str, Any]:
 def refused(spec: LaunchSpec, run_dir: Path | None = None) -> str:
     with pytest.raises(InputError) as error:
         bring(spec, run_dir)
-    said = str(error.value)
-    assert "\n" not in said
-    return said
+    line = str(error.value)
+    assert "\n" not in line
+    return line
 
 
 def test_small_code_from_a_bucket_travels_as_if_the_pipeline_carried_it(
@@ -53,15 +53,15 @@ def test_large_code_from_a_bucket_travels_by_the_work_claim(folder: Path, tmp_pa
     uploaded = in_a_bucket(folder, tmp_path)
     run_dir = tmp_path / "work" / "run"
     run_dir.mkdir(parents=True)
-    said = refused(specification(uploaded, claims={str(tmp_path / "work"): "work"}))
-    assert said.endswith("mount a PVC on the task and set work_dir to a folder on it")
+    line = refused(specification(uploaded, claims={str(tmp_path / "work"): "work"}))
+    assert line.endswith("mount a PVC on the task and set work_dir to a folder on it")
     assert "is not on a PVC that the workers mount" in refused(specification(uploaded), run_dir)
     spec = specification(uploaded, claims={str(tmp_path / "work"): "work"})
     for _ in range(2):  # the second time it is there
-        found = bring(spec, run_dir)
-        assert Path(found.code).is_relative_to(run_dir)
-        assert Path(found.code).stat().st_mode & 0o777 == 0o644
-    done = workers.run(found, tmp_path / "worker")
+        result = bring(spec, run_dir)
+        assert Path(result.code).is_relative_to(run_dir)
+        assert Path(result.code).stat().st_mode & 0o777 == 0o644
+    done = workers.run(result, tmp_path / "worker")
     assert done.stdout == b"ran\n", done.stderr.decode()
 
 
@@ -110,6 +110,6 @@ def test_a_wrong_entry_and_a_cut_value_are_refused_before_a_job_is_made(
     uploaded = {**in_a_bucket(folder, tmp_path), "entry": "trian.py"}
     assert "entry='trian.py' is not in the folder of code" in refused(specification(uploaded))
     for cut in (good["code"][:-1], good["code"][:-8]):
-        said = refused(specification({**good, "code": cut}))
-        assert "make it with" in said
-        assert good["code"][60:] not in said
+        line = refused(specification({**good, "code": cut}))
+        assert "make it with" in line
+        assert good["code"][60:] not in line

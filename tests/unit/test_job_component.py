@@ -21,16 +21,16 @@ from kfp_ddp.jobs.script import WORD, packed, words
 OF_THE_STEP = {"run_id", "task_name", "task_id", "work_dir", "job_object", "task_config"}
 README = Path(inspect.getfile(job.python_func)).with_name("README.md").read_text()
 PARAMETERS = dict(inspect.signature(job.python_func).parameters)
-INPUTS = {name: each.default for name, each in PARAMETERS.items()}
+INPUTS = {name: item.default for name, item in PARAMETERS.items()}
 INPUTS = {name: INPUTS[name] for name in INPUTS.keys() - OF_THE_STEP - {"settings"}}
 INPUTS["image"] = "a:1"
 FIELDS = LaunchSpec.model_fields
 
 
-def specification(**given: Any) -> LaunchSpec:
+def specification(**fields: Any) -> LaunchSpec:
     """Return the specification of inputs and further settings."""
-    settings = {name: value for name, value in given.items() if name not in INPUTS}
-    inputs = {**INPUTS, **{name: given[name] for name in given.keys() & INPUTS.keys()}}
+    settings = {name: value for name, value in fields.items() if name not in INPUTS}
+    inputs = {**INPUTS, **{name: fields[name] for name in fields.keys() & INPUTS.keys()}}
     return engine.specification(settings, dsl.TaskConfig(), **inputs)
 
 
@@ -77,11 +77,11 @@ def test_a_word_that_kfp_would_change_is_packed() -> None:
 def test_all_inputs_of_the_component_reach_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     named = inspect.signature(engine.run).parameters.keys()
     reached: dict[str, Any] = {}
-    monkeypatch.setattr(engine, "run", lambda **given: str(reached.update(given)))
-    given = {name: object() for name in PARAMETERS}
-    job.python_func(**given)
-    assert reached == given
-    assert given.keys() - named == INPUTS.keys()
+    monkeypatch.setattr(engine, "run", lambda **fields: str(reached.update(fields)))
+    fields = {name: object() for name in PARAMETERS}
+    job.python_func(**fields)
+    assert reached == fields
+    assert fields.keys() - named == INPUTS.keys()
 
 
 @pytest.mark.parametrize("example", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
@@ -94,8 +94,8 @@ def test_the_examples_of_the_readme_compile(
         (tmp_path / name).write_text("print()")
     (tmp_path / "requirements.lock").write_text(f"timm==1.0.0 --hash=sha256:{'0' * 64}\n")
     monkeypatch.chdir(tmp_path)
-    found = runpy.run_path(str(tmp_path / "example.py"))["example"]
-    compiler.Compiler().compile(found, str(tmp_path / "example.yaml"))
+    result = runpy.run_path(str(tmp_path / "example.py"))["example"]
+    compiler.Compiler().compile(result, str(tmp_path / "example.yaml"))
     assert "job" in yaml.safe_load((tmp_path / "example.yaml").read_text())["root"]["dag"]["tasks"]
 
 
@@ -109,7 +109,7 @@ def test_the_readme_lists_what_each_kind_does_not_support() -> None:
     assert set(rows) == set(typing.get_args(KindName))
     for kind, text in rows.items():
         named = re.findall(r"`(\w+)`", text)
-        allowed = [value for each in KINDS[kind].unsupported for value in each.allowed]
+        allowed = [value for item in KINDS[kind].unsupported for value in item.allowed]
         assert sorted(named) == sorted([u.setting for u in KINDS[kind].unsupported] + allowed)
 
 

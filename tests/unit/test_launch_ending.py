@@ -33,7 +33,7 @@ class Cluster:
     def another(self) -> "Cluster":
         return self
 
-    def call(self, method: str, path: str, *given: Any, **more: Any) -> Object:
+    def call(self, method: str, path: str, *fields: Any, **more: Any) -> Object:
         self.asked.append(f"{method} {path}")
         if method == "GET":
             raise ApiError(0, "", "no answer")
@@ -166,8 +166,8 @@ def test_a_step_that_was_told_stays(
     ending = attending(Cluster(), Files(7, 8), EVICTED)
     ending.report_eviction()
     ending._on_signal(signal.SIGTERM, None)
-    said = "launcher was evicted; Retry resumes from step 7 or later"
-    assert capfd.readouterr().out.split("\n") == [said, "", said + GOES_ON, ""]
+    line = "launcher was evicted; Retry resumes from step 7 or later"
+    assert capfd.readouterr().out.split("\n") == [line, "", line + GOES_ON, ""]
 
 
 def test_a_claim_that_hangs_or_fails_does_not_keep_a_launcher(

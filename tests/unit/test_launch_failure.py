@@ -27,43 +27,43 @@ def told(rank: int, error: str, retryable: bool = False) -> str:
 
 def test_the_cause_is_told_and_not_its_consequences() -> None:
     lost = told(0, "RuntimeError: Connection closed by peer [10.0.0.1]:4242")
-    found = root_cause(
+    result = root_cause(
         [pod(0, 1, lost, at=1), pod(1, 1, told(3, "ValueError: no such layer"), at=2)], ""
     )
-    assert found.error == "worker-1: rank 3: ValueError: no such layer"
-    assert not found.retryable
-    assert found.pod == "job-worker-1"
+    assert result.error == "worker-1: rank 3: ValueError: no such layer"
+    assert not result.retryable
+    assert result.pod == "job-worker-1"
 
 
 def test_a_lost_peer_alone_means_a_lost_node() -> None:
-    found = root_cause([pod(0, 1, told(0, "RuntimeError: Connection closed by peer"))], "")
-    assert found.retryable
+    result = root_cause([pod(0, 1, told(0, "RuntimeError: Connection closed by peer"))], "")
+    assert result.retryable
 
 
 def test_a_timeout_of_nccl_is_no_cause_where_another_pod_has_one() -> None:
     timed_out = pod(0, 1, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)", at=1)
-    found = root_cause([timed_out, pod(1, 1, told(1, "ValueError: no such layer"), at=2)], "")
-    assert found.error == "worker-1: rank 1: ValueError: no such layer"
+    result = root_cause([timed_out, pod(1, 1, told(1, "ValueError: no such layer"), at=2)], "")
+    assert result.error == "worker-1: rank 1: ValueError: no such layer"
 
 
 def test_signals_and_nccl_timeouts_are_tried_again_and_memory_is_not() -> None:
     assert root_cause([pod(0, 143)], "").retryable
     assert root_cause([pod(0, 1, "Watchdog caught collective operation timeout: x")], "").retryable
-    found = root_cause([pod(0, 137, reason="OOMKilled")], "")
-    assert not found.retryable
-    assert "raise memory" in found.error
+    result = root_cause([pod(0, 137, reason="OOMKilled")], "")
+    assert not result.retryable
+    assert "raise memory" in result.error
 
 
 def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "message": "preempted by big"}
-    found = root_cause([pod(0, 1, "boom"), pod(1, 143, conditions=[condition])], "")
-    assert found.error == "worker-1: preempted by big"
-    assert found.retryable
+    result = root_cause([pod(0, 1, "boom"), pod(1, 143, conditions=[condition])], "")
+    assert result.error == "worker-1: preempted by big"
+    assert result.retryable
 
 
 def test_the_last_line_of_the_log_stands_in_for_a_message() -> None:
-    found = root_cause([pod(0, 1)], "", {"uid-0": ["KeyError: 'x'"]})
-    assert found.error == "worker-0: exit code 1: KeyError: 'x'"
+    result = root_cause([pod(0, 1)], "", {"uid-0": ["KeyError: 'x'"]})
+    assert result.error == "worker-0: exit code 1: KeyError: 'x'"
 
 
 def test_without_pods_the_job_speaks() -> None:

@@ -52,12 +52,12 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ends:
 
 def follower(ending: Ending, *jobs: Object, kind: str = "pytorchjob") -> Follower:
     """One whose watches hold these jobs and no pods; none of them is started."""
-    made = Follower(nowhere(), KINDS[kind], JOB, ending, None)
-    made.watches.jobs.objects = {job["metadata"]["uid"]: job for job in jobs}
-    for watch in made.watches.all:
+    created = Follower(nowhere(), KINDS[kind], JOB, ending, None)
+    created.watches.jobs.objects = {job["metadata"]["uid"]: job for job in jobs}
+    for watch in created.watches.all:
         watch.synced.set()
-    made.watches.start = lambda: None  # type: ignore[method-assign]
-    return made
+    created.watches.start = lambda: None  # type: ignore[method-assign]
+    return created
 
 
 def with_condition(kind: str, **more: str) -> Object:
@@ -135,9 +135,9 @@ def test_a_trainjob_that_lost_a_part_of_itself_is_deleted(ending: Ends) -> None:
 
 def test_a_job_that_somebody_else_deleted_is_no_input_of_ours(ending: Ends) -> None:
     leaving = {**JOB, "metadata": {**JOB["metadata"], "deletionTimestamp": MADE}}
-    for there in ((), (leaving,)):
+    for present in ((), (leaving,)):
         with pytest.raises(JobError, match="PyTorchJob x was deleted by another user"):
-            follower(ending, *there).run(Limits())
+            follower(ending, *present).run(Limits())
     assert ending.deleted == 0
 
 
@@ -181,7 +181,7 @@ def test_every_container_that_has_a_log_is_followed() -> None:
         "c": pod(pytorch={"terminated": {}}),
         "d": {"metadata": {"name": "x"}},
     }
-    assert [each[:2] for each in to_follow(pods, ["pytorch"])] == [
+    assert [item[:2] for item in to_follow(pods, ["pytorch"])] == [
         ("a", "pytorch"),
         ("c", "pytorch"),
     ]
@@ -190,13 +190,13 @@ def test_every_container_that_has_a_log_is_followed() -> None:
 def test_what_a_queue_says_is_asked_for_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[float] = []
+    requests: list[float] = []
     queued = {**JOB, "spec": {"runPolicy": {"suspend": True}}}
     narrator = Narrator(Printer(), nowhere())
 
     def tell(clock: float, job: Object, reason: str) -> None:
-        def explain(*given: Any) -> dict[str, Reason]:
-            asked.append(clock)
+        def explain(*fields: Any) -> dict[str, Reason]:
+            requests.append(clock)
             return {"": Reason("", reason)}
 
         monkeypatch.setattr("kfp_ddp.jobs.follow.narrator.explain", explain)
@@ -214,19 +214,19 @@ def test_what_a_queue_says_is_asked_for_less_and_less_often(
 
     for clock in range(100, 200):
         tell(clock, queued, "third in line")
-    assert asked == [100, 102, 106, 114, 130, 160, 190]
+    assert requests == [100, 102, 106, 114, 130, 160, 190]
     tell(220, queued, "second in line")
-    asked.clear()
+    requests.clear()
     for clock in range(221, 228):
         tell(clock, JOB, "worker: no node")
-    assert asked == [222, 224, 226]
+    assert requests == [222, 224, 226]
     assert capsys.readouterr().out.splitlines() == [
         "x is queued: third in line",
         "x is queued: second in line",
         "x is created: worker: no node",
     ]
     tell(300, with_condition("Failed"), "")
-    assert asked == [222, 224, 226]
+    assert requests == [222, 224, 226]
 
 
 def test_the_heartbeat_is_touched_now_and_then_and_cursors_are_saved_at_once(

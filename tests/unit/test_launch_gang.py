@@ -38,8 +38,8 @@ class Server(Api):
         answer = self.answers.get(path, 404)
         if isinstance(answer, int):
             raise ApiError(answer, "", "no")
-        found: Object = answer
-        return found
+        result: Object = answer
+        return result
 
 
 def spec(scheduler: str) -> LaunchSpec:

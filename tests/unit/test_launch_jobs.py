@@ -42,11 +42,11 @@ class Store:
 
     def chosen(self, path: str, selector: str) -> Iterator[Object]:
         """What a LIST by labels finds."""
-        wanted = set(selector.split(","))
-        for name, each in self.objects.items():
-            labels = {f"{key}={value}" for key, value in each["metadata"]["labels"].items()}
-            if name.startswith(f"{path}/") and wanted <= labels:
-                yield each
+        expected = set(selector.split(","))
+        for name, item in self.objects.items():
+            labels = {f"{key}={value}" for key, value in item["metadata"]["labels"].items()}
+            if name.startswith(f"{path}/") and expected <= labels:
+                yield item
 
 
 def make(store: Any, script: str) -> Object:
@@ -65,7 +65,7 @@ def test_an_edited_script_is_not_run_as_it_was_before() -> None:
         del store.objects[path]
     job = make(store, "print('new')")
     volumes = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["volumes"]
-    (name,) = (each["configMap"]["name"] for each in volumes if "configMap" in each)
+    (name,) = (item["configMap"]["name"] for item in volumes if "configMap" in item)
     kept = store.objects[f"/api/v1/namespaces/space/configmaps/{name}"]
     assert kept["data"] == {"script.py": "print('new')"}
     assert len(name) <= 63
@@ -120,9 +120,9 @@ def test_a_job_of_another_name_is_no_attempt_whatever_its_labels_say() -> None:
     store: Any = Store()
     spec = LaunchSpec.create(image="a:1", command=["x"])
     jobs = Jobs(store, spec, identify("run-1", "train", "", spec), None)
-    made = jobs.ensure(0)
-    meta = {**made["metadata"], "name": "theirs", "labels": jobs.identity.labels(1)}
-    store.objects[f"{jobs.path(0).rpartition('/')[0]}/theirs"] = {**made, "metadata": meta}
+    created = jobs.ensure(0)
+    meta = {**created["metadata"], "name": "theirs", "labels": jobs.identity.labels(1)}
+    store.objects[f"{jobs.path(0).rpartition('/')[0]}/theirs"] = {**created, "metadata": meta}
     assert list(jobs.attempts()) == [0]
 
 
@@ -140,9 +140,9 @@ def test_a_script_of_somebody_else_is_not_mounted(change: dict[str, Any]) -> Non
     store: Any = Store()
     make(store, "print('ours')")
     make(store, "print('ours')")  # of its own, it takes up what it made
-    (path,) = (each for each in store.objects if "configmaps" in each)
+    (path,) = (item for item in store.objects if "configmaps" in item)
     store.objects[path] |= change
-    for job in [each for each in store.objects if "pytorchjobs" in each]:
+    for job in [item for item in store.objects if "pytorchjobs" in item]:
         del store.objects[job]
     with pytest.raises(InputError, match="exists and is not of this run; it was not changed"):
         make(store, "print('ours')")
@@ -174,8 +174,8 @@ def test_two_steps_with_one_folder_keep_cursors_apart(tmp_path: Path) -> None:
     api = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
 
     def following(name: str, progress: bool = False) -> Follower:
-        made = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
-        job = {"metadata": made}
+        created = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+        job = {"metadata": created}
         return Follower(api, KINDS["pytorchjob"], job, Ending(api, None), tmp_path, progress)
 
     for name in ("first", "second"):

@@ -37,12 +37,12 @@ def test_an_unsupported_setting_is_refused(kind: str) -> None:
     """A setting without effect would go unnoticed."""
     unsupported = {item.setting for item in KINDS[kind].unsupported}
     for name, value in OTHER.items():
-        given = {**SPEC, "kind": kind, name: value}
+        fields = {**SPEC, "kind": kind, name: value}
         if name in unsupported:
             with pytest.raises(InputError, match=name):
-                LaunchSpec.create(**given)
+                LaunchSpec.create(**fields)
         else:
-            assert LaunchSpec.create(**given).kind == kind
+            assert LaunchSpec.create(**fields).kind == kind
     assert unsupported <= OTHER.keys()
     assert LaunchSpec.create(**SPEC, kind=kind, scheduler="kueue").kind == kind
 
@@ -77,4 +77,4 @@ def test_how_each_kind_starts_a_script(kind: str, starts: list[str], variables: 
         "-c",
         payload.RUN_FROM_ENV.format(variable="KFP_DDP_SCRIPT", file="script.py"),
     ]
-    assert {each["name"] for each in pod.environment(spec, "map")} == {pod.NODE, *variables}
+    assert {entry["name"] for entry in pod.environment(spec, "map")} == {pod.NODE, *variables}

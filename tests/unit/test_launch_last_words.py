@@ -115,5 +115,5 @@ def test_mpirun_names_a_rank_that_raised_one_that_was_killed_and_a_lost_node() -
 
 
 def test_mpirun_of_a_program_that_only_exits_gives_what_it_said_last() -> None:
-    said = ["bad flag --x", *MPIRUN.splitlines()[5:]]
-    assert error_in_log(said) == LogError("bad flag --x", 1)
+    line = ["bad flag --x", *MPIRUN.splitlines()[5:]]
+    assert error_in_log(line) == LogError("bad flag --x", 1)

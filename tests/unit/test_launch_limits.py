@@ -47,17 +47,20 @@ def pod(name: str, phase: str, age: float, **metadata: Any) -> Object:
 
 
 def look(
-    *there: Object,
+    *existing: Object,
     job: Object | None = None,
     age: float = 600,
     kind: str = "pytorchjob",
     **seen: Any,
 ) -> Look:
     """A look at a job of this age with these pods; `seen` is what else was seen of pods."""
-    made = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": ago(age)}, **(job or {})}
-    present = {each["metadata"]["uid"]: each for each in there}
+    created = {
+        "metadata": {"name": "x", "uid": "job", "creationTimestamp": ago(age)},
+        **(job or {}),
+    }
+    present = {item["metadata"]["uid"]: item for item in existing}
     pods = Pods(KINDS[kind], NOW - age, present, **seen)
-    return Look(KINDS[kind], made, pods, pods_listed=True, now=NOW, clock=0)
+    return Look(KINDS[kind], created, pods, pods_listed=True, now=NOW, clock=0)
 
 
 def late(seen: Look, limits: Limits = SIX) -> str:
@@ -117,11 +120,11 @@ LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
 def test_a_job_is_given_up_when_a_pod_of_it_waits_too_long(
     seen: Look, limits: Limits, who: str | None
 ) -> None:
-    said = late(seen, limits)
+    line = late(seen, limits)
     if who is None:
-        assert said == ""
+        assert line == ""
     else:
-        assert said.startswith(f"{who}PyTorchJob x did not start within pending_minutes=0.1")
+        assert line.startswith(f"{who}PyTorchJob x did not start within pending_minutes=0.1")
 
 
 def test_a_job_without_pods_counts_once_pods_are_known() -> None:
@@ -143,9 +146,9 @@ def test_a_time_that_is_just_up_is_not_over() -> None:
 def test_a_reason_that_may_pass_stands_for_as_long_as_pods_may_wait() -> None:
     seen = replace(look(), clock=1000)
     stands = [Wait("pod a", Reason("quota", "exceeded quota"), 900)]
-    said = "PyTorchJob x cannot start and was deleted: pod a: exceeded quota"
-    assert cannot_start(seen, Limits(), stands) == said
-    assert cannot_start(seen, Limits(pending=99), stands) == said
+    line = "PyTorchJob x cannot start and was deleted: pod a: exceeded quota"
+    assert cannot_start(seen, Limits(), stands) == line
+    assert cannot_start(seen, Limits(pending=99), stands) == line
     assert cannot_start(seen, Limits(pending=101), stands) == ""
     assert cannot_start(replace(seen, clock=950), Limits(), stands) == ""
     over = look(job={"status": {"conditions": [{"type": "Failed", "status": "True"}]}})
@@ -156,9 +159,9 @@ def test_a_reason_that_may_pass_stands_for_as_long_as_pods_may_wait() -> None:
     ("job", "age", "over"), [(RUNNING, 61, True), (RUNNING, 59, False), (QUEUED, 9999, False)]
 )
 def test_a_deadline_counts_outside_of_the_queue(job: Object, age: float, over: bool) -> None:
-    said = late(look(pod("a", "Running", 5), job=job, age=age), Limits(deadline=60))
-    wanted = "PyTorchJob x took longer than deadline_minutes=1 and was deleted; its checkpoints"
-    assert said.startswith(wanted) if over else said == ""
+    line = late(look(pod("a", "Running", 5), job=job, age=age), Limits(deadline=60))
+    expected = "PyTorchJob x took longer than deadline_minutes=1 and was deleted; its checkpoints"
+    assert line.startswith(expected) if over else line == ""
 
 
 @pytest.mark.parametrize(
@@ -181,18 +184,18 @@ def test_an_elastic_job_whose_pods_crash_again_and_again_is_over(
     assert verdict(look(worker, ended=gone), Limits(crashes=2)) is None
     seen = look(worker, ended=(*gone, crash))
     assert verdict(seen, Limits()) is None
-    found = verdict(seen, Limits(crashes=2))
-    assert found is not None
-    assert (found.state, found.given_up) == (State("failed", "its pods crashed 2 times"), True)
-    assert found.reasons == (crash, crash)
-    assert root_cause(found.reasons, found.state.message).retryable is retryable
+    result = verdict(seen, Limits(crashes=2))
+    assert result is not None
+    assert (result.state, result.given_up) == (State("failed", "its pods crashed 2 times"), True)
+    assert result.reasons == (crash, crash)
+    assert root_cause(result.reasons, result.state.message).retryable is retryable
 
 
 def test_what_the_operator_says_of_the_end_is_not_ours() -> None:
     job = {"status": {"conditions": [{"type": "Failed", "status": "True", "message": "why"}]}}
-    found = verdict(look(job=job), Limits(crashes=1))
-    assert found is not None
-    assert (found.state, found.given_up) == (State("failed", "why"), False)
+    result = verdict(look(job=job), Limits(crashes=1))
+    assert result is not None
+    assert (result.state, result.given_up) == (State("failed", "why"), False)
     assert late(look(job=job, age=9999), Limits(deadline=1, pending=1)) == ""
 
 
@@ -218,13 +221,13 @@ class Cluster:
     def delete(self, path: str) -> None:
         self.deleted.append(path)
 
-    def call(self, method: str, path: str, *given: Any, **more: Any) -> Object:
+    def call(self, method: str, path: str, *options: Any, **more: Any) -> Object:
         return {"items": []}
 
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(check_job, "check", lambda *given: [])
+    monkeypatch.setattr(check_job, "check", lambda *options: [])
     monkeypatch.delenv("KFP_POD_NAME", raising=False)
     return Cluster()
 
@@ -235,17 +238,17 @@ def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
     containers = [{"name": "node", "state": {"terminated": stopped}}]
     status = {"phase": "Failed", "containerStatuses": containers}
     left = {"metadata": {"name": "x-node-0", "uid": "u", "labels": {}}, "status": status}
-    made: list[int] = []
+    created: list[int] = []
 
     def follow(jobs: Any, attempt: int, ending: Any, run_dir: Any, trains: Any, limits: Any) -> Any:
-        made.append(attempt)
+        created.append(attempt)
         seen = look(job={"status": {"conditions": list(conditions)}}, kind="trainjob")
         end = verdict(seen, limits) or Verdict(State("failed", "restarted"), given_up=True)
         failure = end.failure or root_cause([left], end.state.message)
         return Outcome(end.state, seen.job, [left], failure=failure, given_up=end.given_up)
 
     monkeypatch.setattr(run, "_follow", follow)
-    return made
+    return created
 
 
 def launch(api: Any, **fields: Any) -> str:
@@ -260,12 +263,12 @@ def test_a_deadline_that_the_operator_enforced_is_told_and_not_tried_again(
 ) -> None:
     """Its ranks left as if they were preempted, which would be worth another hour."""
     reason = {"reason": "DeadlineExceeded", "message": "TrainJob exceeded its active deadline"}
-    made = ended(monkeypatch, {"type": "Failed", "status": "True", **reason})
-    said = launch(api, deadline_minutes=60)
-    assert said.endswith(
+    created = ended(monkeypatch, {"type": "Failed", "status": "True", **reason})
+    line = launch(api, deadline_minutes=60)
+    assert line.endswith(
         "failed: it took longer than deadline_minutes=60 and was ended; its checkpoints are kept"
     )
-    assert made == [0]
+    assert created == [0]
 
 
 def test_a_terminated_run_loses_its_job_and_its_lease_without_an_exit_handler(

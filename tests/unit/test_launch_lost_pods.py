@@ -64,9 +64,9 @@ def test_a_lost_pod_hides_no_error_of_the_user() -> None:
 def looked(*looks: Any, job: Any = JOB, removed: Any = ()) -> Pods:
     """What is known after looks at the pods that were there, a second apart."""
     pods = Pods.of_new(JOB, KINDS["trainjob"])
-    gone = {each["metadata"]["uid"]: each for each in removed}
-    for clock, there in enumerate(looks, start=1):
-        pods = pods.look(job, {each["metadata"]["uid"]: each for each in there}, gone, clock)
+    gone = {item["metadata"]["uid"]: item for item in removed}
+    for clock, present in enumerate(looks, start=1):
+        pods = pods.look(job, {item["metadata"]["uid"]: item for item in present}, gone, clock)
     return pods
 
 
@@ -196,8 +196,8 @@ def test_pods_that_a_queue_took_back_are_no_failure() -> None:
 
 def test_a_pod_that_failed_beside_those_that_were_taken_back_is_a_failure() -> None:
     pods = looked([pod("worker-0")]).look(QUEUED, {"worker-0": pod("worker-0")}, {}, 2)
-    there = {"worker-0": pod("worker-0", 143), "another": pod("worker-0", 1, uid="another")}
-    assert not pods.look(JOB, there, {}, 3).only_preempted
+    present = {"worker-0": pod("worker-0", 143), "another": pod("worker-0", 1, uid="another")}
+    assert not pods.look(JOB, present, {}, 3).only_preempted
 
 
 def test_a_pod_lost_before_the_queue_took_the_job_back_is_forgotten() -> None:

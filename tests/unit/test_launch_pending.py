@@ -12,8 +12,8 @@ from kfp_ddp.k8s.api import ApiError
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
 
 
-def explain(*given: Any) -> str:
-    return narrator.summary(narrator.explain(*given))
+def explain(*fields: Any) -> str:
+    return narrator.summary(narrator.explain(*fields))
 
 
 class Answers:
@@ -78,8 +78,8 @@ def test_a_pending_pod_is_explained(pod: dict[str, Any], says: str) -> None:
 
 def test_an_image_that_is_root_gets_its_remedy() -> None:
     api: Any = Answers()
-    said = "container has runAsNonRoot and image will run as root"
-    pod = waiting("CreateContainerConfigError", said)
+    line = "container has runAsNonRoot and image will run as root"
+    pod = waiting("CreateContainerConfigError", line)
     assert explain(JOB, State("created"), [pod], [], api).endswith("or non_root=false")
 
 
@@ -94,9 +94,9 @@ def test_a_volume_that_is_not_mounted_is_told_from_the_events(reason: str, remed
         "involvedObject": {"name": "job-master-0"},
     }
     api: Any = Answers({"items": [event, {**event, "reason": "Pulled", "message": "no"}]})
-    said = explain(JOB, State("created"), [pod], [], api)
-    assert "Multi-Attach error for volume" in said
-    assert remedy in said
+    line = explain(JOB, State("created"), [pod], [], api)
+    assert "Multi-Attach error for volume" in line
+    assert remedy in line
     api.answer["items"].clear()
     assert explain(JOB, State("created"), [pod], [], api) == "job-master-0: starting"
     assert explain(JOB, State("created"), [pod], [], Answers()) == "job-master-0: starting"
@@ -105,8 +105,8 @@ def test_a_volume_that_is_not_mounted_is_told_from_the_events(reason: str, remed
 def test_an_unbound_claim_is_named_with_its_class() -> None:
     api: Any = Answers({"status": {"phase": "Pending"}, "spec": {"storageClassName": "late"}})
     pod = unscheduled("x", volumes=[{"persistentVolumeClaim": {"claimName": "images"}}])
-    said = explain(JOB, State("created"), [pod], [], api)
-    assert said.endswith("claim images is not bound (StorageClass late)")
+    line = explain(JOB, State("created"), [pod], [], api)
+    assert line.endswith("claim images is not bound (StorageClass late)")
 
 
 class Kueue:
@@ -128,8 +128,8 @@ class Kueue:
         name = path.removeprefix(base)
         if name not in self.objects:
             raise ApiError(404, "NotFound", "not there")
-        found: dict[str, Any] = self.objects[name]
-        return found
+        result: dict[str, Any] = self.objects[name]
+        return result
 
 
 def workload(
@@ -155,7 +155,7 @@ def queued(*workloads: dict[str, Any]) -> str:
 
 
 def test_a_queued_job_knows_its_place() -> None:
-    said = queued(
+    line = queued(
         workload("first", 1, PENDING),
         workload("u", 2, PENDING),
         workload("late", 3, PENDING),
@@ -164,7 +164,7 @@ def test_a_queued_job_knows_its_place() -> None:
         workload("running", 1, HOLDING),
         workload("done", 1, HOLDING, {"type": "Finished", "status": "True"}),
     )
-    assert said == (
+    assert line == (
         "waiting in queue team, behind PyTorchJob job-urgent, PyTorchJob job-first, "
         "while PyTorchJob job-running has the quota (no quota for 8 GPUs)"
     )
@@ -172,16 +172,16 @@ def test_a_queued_job_knows_its_place() -> None:
 
 def test_of_many_jobs_ahead_a_few_are_named() -> None:
     ahead = [workload(str(number), number, PENDING) for number in range(5)]
-    said = queued(workload("u", 9, PENDING), *ahead)
-    assert "behind PyTorchJob job-0, PyTorchJob job-1, PyTorchJob job-2 and 2 more (" in said
+    line = queued(workload("u", 9, PENDING), *ahead)
+    assert "behind PyTorchJob job-0, PyTorchJob job-1, PyTorchJob job-2 and 2 more (" in line
 
 
 def test_a_preempted_job_names_what_came_before_it() -> None:
     message = "Preempted to accommodate a workload (UID: w-urgent, JobUID: urgent) due to priority"
     evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": message}
     same = {**PENDING, "message": message}
-    said = queued(workload("u", 1, evicted, same), workload("urgent", 2, HOLDING, priority=9))
-    assert said == (
+    line = queued(workload("u", 1, evicted, same), workload("urgent", 2, HOLDING, priority=9))
+    assert line == (
         "preempted (Preempted to accommodate PyTorchJob job-urgent due to priority); waiting in "
         "queue team, first in line, while PyTorchJob job-urgent has the quota"
     )

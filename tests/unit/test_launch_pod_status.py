@@ -21,7 +21,7 @@ MADE = "2026-01-01T00:00:00Z"
 
 
 def pod(phase: str = "", *containers: dict[str, Any], **status: Any) -> dict[str, Any]:
-    named = [{"name": f"c{number}", **each} for number, each in enumerate(containers)]
+    named = [{"name": f"c{number}", **item} for number, item in enumerate(containers)]
     return {**BARE, "status": {"phase": phase, "containerStatuses": named, **status}}
 
 

@@ -20,9 +20,9 @@ LABELS = {"kfp-ddp/run-id": "run", "kueue.x-k8s.io/queue-name": "team"}
 V1 = ["pytorchjob", "tfjob", "mpijob"]
 
 
-def made(kind: str, found: Runtime | None = None, **fields: Any) -> dict[str, Any]:
+def made(kind: str, result: Runtime | None = None, **fields: Any) -> dict[str, Any]:
     spec = LaunchSpec.create(**{**SPEC, **fields}, kind=kind)
-    return dict(spec.job_kind.manifest(spec, {"name": "job", "labels": LABELS}, "", found)["spec"])
+    return dict(spec.job_kind.manifest(spec, {"name": "job", "labels": LABELS}, "", result)["spec"])
 
 
 def templates(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -39,8 +39,8 @@ def asked(kind: str, job: dict[str, Any]) -> list[dict[str, Any]]:
     """What the workers of a job ask for."""
     if kind == "trainjob":
         return [job["trainer"].get("resourcesPerNode", {})]
-    workers = {role: each for role, each in templates(job).items() if role != "Launcher"}
-    return [each["spec"]["containers"][0]["resources"] for each in workers.values()]
+    workers = {role: item for role, item in templates(job).items() if role != "Launcher"}
+    return [item["spec"]["containers"][0]["resources"] for item in workers.values()]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -78,7 +78,7 @@ def test_infiniband_adds_its_capability_and_device(kind: str) -> None:
     for template in templates(job).values():
         capabilities = template["spec"]["containers"][0]["securityContext"]["capabilities"]
         assert capabilities == {"drop": ["ALL"], "add": ["SYS_NICE", "IPC_LOCK"]}
-    assert [each["limits"]["rdma/hca"] for each in asked(kind, job)] == ["1"] * len(
+    assert [item["limits"]["rdma/hca"] for item in asked(kind, job)] == ["1"] * len(
         asked(kind, job)
     )
     several = made(
@@ -87,8 +87,8 @@ def test_infiniband_adds_its_capability_and_device(kind: str) -> None:
         rdma_resource="rdma/hca",
         resources={"limits": {"rdma/hca": "4", "example.com/fpga": "2"}},
     )
-    for each in asked(kind, several):
-        assert (each["limits"]["rdma/hca"], each["limits"]["example.com/fpga"]) == ("4", "2")
+    for item in asked(kind, several):
+        assert (item["limits"]["rdma/hca"], item["limits"]["example.com/fpga"]) == ("4", "2")
     for template in templates(made(kind)).values():
         security = template["spec"]["containers"][0]["securityContext"]
         assert security["capabilities"] == {"drop": ["ALL"]}
@@ -109,9 +109,9 @@ def test_topology_spread_counts_the_pods_of_the_job(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", V1)
 def test_an_init_container_has_defaults_of_its_worker(kind: str) -> None:
-    given = {"name": "fetch", "command": ["true"]}
-    other = {**given, "name": "other", "image": "b:2", "volumeMounts": [], "resources": {}}
-    job = made(kind, nodes=2, claims={"/data": "images"}, init_containers=[given, other])
+    options = {"name": "fetch", "command": ["true"]}
+    other = {**options, "name": "other", "image": "b:2", "volumeMounts": [], "resources": {}}
+    job = made(kind, nodes=2, claims={"/data": "images"}, init_containers=[options, other])
     for template in templates(job).values():
         worker = template["spec"]["containers"][0]
         first, second = template["spec"]["initContainers"][:2]
@@ -132,28 +132,28 @@ def test_every_container_has_what_a_quota_needs(kind: str) -> None:
         for template in templates(job).values():
             pod = template["spec"]
             here = [*pod["containers"], *pod.get("initContainers", [])]
-            whole += [each["resources"] for each in here if kind != "trainjob"]
-        for each in whole:
+            whole += [item["resources"] for item in here if kind != "trainjob"]
+        for item in whole:
             for part in ("limits", "requests"):
-                assert each[part].keys() >= {"cpu", "memory"}
+                assert item[part].keys() >= {"cpu", "memory"}
 
 
 def test_default_resources_grow_with_gpus_or_ranks() -> None:
-    def found(**fields: Any) -> Any:
+    def result(**fields: Any) -> Any:
         return default_resources(LaunchSpec.create(**SPEC, **fields))
 
-    assert found(gpus_per_node=8) == {
+    assert result(gpus_per_node=8) == {
         "limits": {"cpu": "64", "memory": "256Gi"},
         "requests": {"cpu": "16", "memory": "64Gi"},
     }
-    assert found() == {
+    assert result() == {
         "limits": {"cpu": "4", "memory": "4Gi"},
         "requests": {"cpu": "100m", "memory": "512Mi"},
     }
-    assert found(nproc_per_node=4)["requests"] == {"cpu": "400m", "memory": "2048Mi"}
+    assert result(nproc_per_node=4)["requests"] == {"cpu": "400m", "memory": "2048Mi"}
     on_task = {"limits": {"nvidia.com/mig-1g.5gb": "1"}}
-    assert found(resources=on_task) == found(gpus_per_node=1)
-    assert found(gpus_per_node=2, nproc_per_node=8) == found(gpus_per_node=2)
+    assert result(resources=on_task) == result(gpus_per_node=1)
+    assert result(gpus_per_node=2, nproc_per_node=8) == result(gpus_per_node=2)
     for shares in (PER_GPU, PER_RANK_ON_CPUS):
         assert set(shares) == {"limits", "requests"}
 
@@ -170,8 +170,8 @@ def test_default_resources_grow_with_gpus_or_ranks() -> None:
     ],
 )
 def test_a_default_replaces_no_setting(fields: Any, left: set[str]) -> None:
-    found = default_resources(LaunchSpec.create(**SPEC, **fields))
-    assert set(found.get("limits", {})) == set(found.get("requests", {})) == left
+    result = default_resources(LaunchSpec.create(**SPEC, **fields))
+    assert set(result.get("limits", {})) == set(result.get("requests", {})) == left
 
 
 def test_a_default_does_not_replace_the_resources_of_a_runtime() -> None:

@@ -89,25 +89,25 @@ def test_a_loss_that_is_not_finite_is_left_out() -> None:
 
 
 def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path) -> None:
-    path, told = tmp_path / "metrics.jsonl", list[str]()
+    path, report = tmp_path / "metrics.jsonl", list[str]()
     path.write_text('{"event": "step", "step": 9}\n')  # of an earlier attempt
-    printer = ProgressPrinter(told.append, path, seconds=10)
+    printer = ProgressPrinter(report.append, path, seconds=10)
 
     def write(step: int) -> None:
         with path.open("a") as file:
             file.write(json.dumps(steps((step, step))[0]) + "\n")
 
     printer.update(100)
-    assert told == []
+    assert report == []
     for step, at, lines in ((1, 101, 1), (2, 105, 1), (3, 111, 2), (4, 112, 2)):
         write(step)
         printer.update(at)
-        assert len(told) == lines
+        assert len(report) == lines
         assert printer.updated_at == at
     printer.update(113, at_once=True)
-    assert told[-1].startswith("step 4")
+    assert report[-1].startswith("step 4")
     printer.update(200, at_once=True)
-    assert len(told) == 3
+    assert len(report) == 3
     assert printer.updated_at == 112
 
 

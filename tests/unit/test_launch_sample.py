@@ -46,21 +46,21 @@ def pod(number: int, node: int, state: Object = RUNS, role: str = "worker") -> O
 
 
 def job(count: int, nodes: int, **states: Object) -> dict[str, Object]:
-    made = [pod(i, i % nodes, states.get(f"w{i}", RUNS)) for i in range(count)]
-    random.Random(count).shuffle(made)
-    return {each["metadata"]["uid"]: each for each in made}
+    created = [pod(i, i % nodes, states.get(f"w{i}", RUNS)) for i in range(count)]
+    random.Random(count).shuffle(created)
+    return {item["metadata"]["uid"]: item for item in created}
 
 
 def chosen(pods: dict[str, Object], begun: dict[str, bool] | None = None) -> list[str]:
-    return [each.uid for each in logs.sample(pods, MAIN, begun or {})]
+    return [item.uid for item in logs.sample(pods, MAIN, begun or {})]
 
 
 def test_of_many_pods_rank_0_and_one_a_node_are_followed() -> None:
     pods = job(1000, nodes=5)
-    found = logs.sample(pods, MAIN, {})
-    assert [each.uid for each in found] == [f"worker-{i}" for i in range(5)]
-    assert [each.end_only for each in found] == [False, True, True, True, True]
-    assert chosen(pods, dict.fromkeys((each.uid for each in found), True)) == []
+    result = logs.sample(pods, MAIN, {})
+    assert [item.uid for item in result] == [f"worker-{i}" for i in range(5)]
+    assert [item.end_only for item in result] == [False, True, True, True, True]
+    assert chosen(pods, dict.fromkeys((item.uid for item in result), True)) == []
 
 
 def test_nodes_are_followed_up_to_a_bound_that_leaves_room_for_failures() -> None:
@@ -85,10 +85,10 @@ def test_of_many_that_failed_the_first_are_read_a_few_at_once() -> None:
     pods = job(1000, nodes=20, **states)
     begun: dict[str, bool] = {}
     read: list[str] = []
-    while found := [each for each in chosen(pods, begun) if each.startswith("worker-9")]:
-        assert sum(begun.values()) + len(found) <= logs.STREAMS
-        read += found
-        begun |= dict.fromkeys(found, False)
+    while result := [item for item in chosen(pods, begun) if item.startswith("worker-9")]:
+        assert sum(begun.values()) + len(result) <= logs.STREAMS
+        read += result
+        begun |= dict.fromkeys(result, False)
     assert read == [f"worker-{i}" for i in range(949, 949 - logs.FAILED, -1)]
     pods["worker-5"] = pod(5, 5, ended(3))
     assert chosen(pods, begun)[0] == "worker-5"
@@ -164,24 +164,24 @@ def follower(pods: dict[str, Object]) -> Follower:
     }
     ending = Ending(nowhere, owner)
     ending.warm = lambda: None  # type: ignore[method-assign]
-    made = Follower(nowhere, KINDS["pytorchjob"], job, ending, None)
-    made.watches.jobs.objects, made.watches.pods.objects = {"job": job}, pods
-    for watch in made.watches.all:
+    created = Follower(nowhere, KINDS["pytorchjob"], job, ending, None)
+    created.watches.jobs.objects, created.watches.pods.objects = {"job": job}, pods
+    for watch in created.watches.all:
         watch.synced.set()
-    made.watches.start = lambda: None  # type: ignore[method-assign]
-    return made
+    created.watches.start = lambda: None  # type: ignore[method-assign]
+    return created
 
 
 def test_what_is_followed_of_many_pods_is_said_once_though_none_runs_yet(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PodLog, "run", lambda self: None)
-    made = follower(job(17, nodes=17, **{f"w{i}": {"waiting": {}} for i in range(17)}))
-    for pods in (made.watches.pods.objects, made.watches.pods.objects, job(17, nodes=17), {}):
-        made.watches.pods.objects = pods
-        made._look_at_pods(0)
-    made.watches.pods.objects = job(17, nodes=17)
-    made._look_at_pods(0)
+    created = follower(job(17, nodes=17, **{f"w{i}": {"waiting": {}} for i in range(17)}))
+    for pods in (created.watches.pods.objects, created.watches.pods.objects, job(17, nodes=17), {}):
+        created.watches.pods.objects = pods
+        created._look_at_pods(0)
+    created.watches.pods.objects = job(17, nodes=17)
+    created._look_at_pods(0)
     assert capsys.readouterr().out.splitlines() == [logs.sample_note(17, "space")]
 
 
@@ -212,10 +212,10 @@ def test_of_many_that_failed_in_one_second_the_logs_tell_who_was_first(
 
     def write(self: PodLog) -> None:
         at = LogCursor(0, Stamp(1, 0), 1)
-        said = (
+        line = (
             "ValueError: no 5" if self.uid == "worker-77" else "Connection closed by peer [::1]:1"
         )
-        self.printer.line(self.key, at, f"[{self.title}] {said}")
+        self.printer.line(self.key, at, f"[{self.title}] {line}")
 
     monkeypatch.setattr(PodLog, "run", write)
     monkeypatch.setattr(following, "DRAIN_SECONDS", 3600)
@@ -250,16 +250,16 @@ def test_why_many_pods_wait_is_asked_once_and_said_in_a_line() -> None:
     claim = {"persistentVolumeClaim": {"claimName": "work"}}
     pods = []
     for number in range(1000):
-        each = json.loads(json.dumps(waits))
-        each["metadata"] = pod(number, 0)["metadata"]
-        each["spec"]["volumes"] = [claim]
-        each["status"]["conditions"] = [condition]
-        pods.append(each)
+        item = json.loads(json.dumps(waits))
+        item["metadata"] = pod(number, 0)["metadata"]
+        item["spec"]["volumes"] = [claim]
+        item["status"]["conditions"] = [condition]
+        pods.append(item)
     api: Any = Asked()
     about: Object = {"metadata": {"name": "x", "labels": {}}, "spec": {}}
-    found = narrator.explain(about, State("created"), pods, [], api, 1000)
+    result = narrator.explain(about, State("created"), pods, [], api, 1000)
     assert len(api.paths) == 1
-    assert narrator.summary(found) == (
+    assert narrator.summary(result) == (
         "worker-0, worker-1, worker-10 and 997 more: claim work is not bound (StorageClass slow)"
     )
 
@@ -267,13 +267,13 @@ def test_why_many_pods_wait_is_asked_once_and_said_in_a_line() -> None:
 @pytest.mark.parametrize("count", [1, 64, 65, 300])
 def test_what_many_ranks_tell_is_read_in_parts(tmp_path: Path, count: int) -> None:
     for rank in range(count):
-        said = {"rank": rank, "pod": "p", "node": "n", "step": 1, "phase": "step", "time": 0}
-        (tmp_path / f"{rank}.json").write_text(json.dumps(said))
+        line = {"rank": rank, "pod": "p", "node": "n", "step": 1, "phase": "step", "time": 0}
+        (tmp_path / f"{rank}.json").write_text(json.dumps(line))
     (tmp_path / "0-broken.json").write_text("{")
     parts = list(ranks.read(tmp_path))
-    assert sorted(each.rank for told, _ in parts for each in told) == list(range(count))
+    assert sorted(item.rank for report, _ in parts for item in report) == list(range(count))
     assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True]
-    assert max(len(told) for told, _ in parts) <= ranks.PART
+    assert max(len(report) for report, _ in parts) <= ranks.PART
 
 
 def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
@@ -281,8 +281,8 @@ def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
 ) -> None:
     pods = job(130, nodes=3)
     for rank in range(130):
-        said = {"rank": rank, "pod": f"x-worker-{rank}", "node": "", "phase": "step", "time": 0}
-        (tmp_path / f"{rank}.json").write_text(json.dumps({**said, "step": 7}))
+        line = {"rank": rank, "pod": f"x-worker-{rank}", "node": "", "phase": "step", "time": 0}
+        (tmp_path / f"{rank}.json").write_text(json.dumps({**line, "step": 7}))
     runs: Object = {
         "metadata": {"name": "x", "creationTimestamp": "2026-01-01T00:00:00Z"},
         "status": {"conditions": [{"type": "Running", "status": "True"}]},
@@ -290,10 +290,10 @@ def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
     seen = Pods.of_new(runs, KINDS["pytorchjob"]).look(runs, pods, {}, 0)
     still, opened = ranks.StallWatch(tmp_path), 0
 
-    def count(*given: Any) -> Any:
+    def count(*fields: Any) -> Any:
         nonlocal opened
         opened += 1
-        return read_below(*given)
+        return read_below(*fields)
 
     monkeypatch.setattr(ranks, "read_below", count)
     for half_seconds in range(200):

@@ -152,12 +152,12 @@ def test_a_script_never_meets_a_shell() -> None:
     (variable,) = [e for e in pod.environment(spec, "") if e["name"] == "KFP_DDP_SCRIPT"]
     assert variable["value"] == code.replace("$", "$$")  # Kubernetes makes one of two
     assert pod.command(spec, "map")[-1] == "/etc/kfp-ddp/script.py"
-    assert "KFP_DDP_SCRIPT" not in {each["name"] for each in pod.environment(spec, "map")}
+    assert "KFP_DDP_SCRIPT" not in {item["name"] for item in pod.environment(spec, "map")}
 
 
 def test_single_settings_win_over_what_the_task_has() -> None:
-    given = {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}
-    spec = LaunchSpec.create(**SPEC, resources=given, cpu="8", cpu_request="6", gpus_per_node=4)
+    options = {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}
+    spec = LaunchSpec.create(**SPEC, resources=options, cpu="8", cpu_request="6", gpus_per_node=4)
     assert pod.resources(spec, defaults=False) == {
         "limits": {"cpu": "8", "nvidia.com/gpu": "4"},
         "requests": {"cpu": "6"},
@@ -183,10 +183,10 @@ def test_a_dataset_is_mounted_read_only_unless_the_run_writes_beside_it() -> Non
 
 @pytest.mark.parametrize("gpu", ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"])
 def test_gpus_set_on_the_task_give_a_process_each_and_an_mpijobs_launcher_none(gpu: str) -> None:
-    given = {"limits": {gpu: "8", "cpu": "64"}, "requests": {"cpu": "64"}}
+    options = {"limits": {gpu: "8", "cpu": "64"}, "requests": {"cpu": "64"}}
     jobs = {
         kind: KINDS[kind].manifest(
-            LaunchSpec.create(**SPEC, kind=kind, nodes=2, resources=given),
+            LaunchSpec.create(**SPEC, kind=kind, nodes=2, resources=options),
             {"name": "job", "labels": {}},
         )["spec"]
         for kind in ("pytorchjob", "trainjob", "mpijob")
@@ -285,8 +285,8 @@ def test_an_elastic_job_bears_the_loss_of_pods() -> None:
     assert manifest(elastic="4:64")["elasticPolicy"]["maxRestarts"] == 128
     (container,) = worker["template"]["spec"]["containers"]
     assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
-    given = manifest(elastic="1:2", restart_policy="OnFailure")["pytorchReplicaSpecs"]["Worker"]
-    assert given["restartPolicy"] == "OnFailure"
+    options = manifest(elastic="1:2", restart_policy="OnFailure")["pytorchReplicaSpecs"]["Worker"]
+    assert options["restartPolicy"] == "OnFailure"
     assert manifest(nodes=2)["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "Never"
 
 
@@ -320,6 +320,6 @@ def test_the_step_enforces_a_deadline_before_the_operator(kind: str) -> None:
 def test_a_command_of_ones_own_finds_the_time_out_of_its_collectives() -> None:
     """Torch takes it from no variable, so nothing of torch's is set to something else."""
     spec = LaunchSpec.create(**SPEC, nccl_timeout_minutes=2.5)
-    found = {each["name"]: each.get("value") for each in pod.environment(spec, "")}
-    assert found["KFP_DDP_TIMEOUT_SECONDS"] == "150"
-    assert not [name for name in found if name.startswith("TORCH_NCCL")]
+    result = {item["name"]: item.get("value") for item in pod.environment(spec, "")}
+    assert result["KFP_DDP_TIMEOUT_SECONDS"] == "150"
+    assert not [name for name in result if name.startswith("TORCH_NCCL")]

@@ -48,11 +48,11 @@ def played(
     count = len(ranks)
     seen = Ranks()
     for clock in range(0, int(seconds) + 1, 10):
-        there = [
+        present = [
             report(rank, step, phase, float(clock) if writes else 0.0, per_pod)
             for rank, (step, phase, writes) in enumerate(ranks)
         ]
-        seen = seen.look(there, pods(count), clock)
+        seen = seen.look(present, pods(count), clock)
     return seen.stall(pods(count), since, seconds, LIMIT)
 
 
@@ -101,12 +101,12 @@ def played(
 def test_the_rank_that_others_wait_for_is_named(
     ranks: list[tuple[int, str, bool]], per_pod: int, says: str, node: str
 ) -> None:
-    found = played(*ranks, per_pod=per_pod)
-    assert found is not None
-    assert says in found.failure.error
-    assert found.failure.error.startswith("no rank has advanced for 10.0 minutes: ")
-    assert found.failure.retryable
-    assert found.node == node
+    result = played(*ranks, per_pod=per_pod)
+    assert result is not None
+    assert says in result.failure.error
+    assert result.failure.error.startswith("no rank has advanced for 10.0 minutes: ")
+    assert result.failure.retryable
+    assert result.node == node
     assert played(*ranks, per_pod=per_pod, seconds=LIMIT - 10) is None
     assert played(*ranks, per_pod=per_pod, since=1) is None, "its pods have not run so long"
 
@@ -140,12 +140,12 @@ def test_reports_of_an_earlier_attempt_are_ignored() -> None:
     left = [report(0, 7)._replace(pod="x-r0-worker-0"), report(1, 7)._replace(pod="x-r0-worker-1")]
     seen = Ranks().look(left, pods(2), 0)
     assert seen.look(left, pods(2), LIMIT).stall(pods(2), 0, LIMIT, LIMIT) is None
-    host = [each._replace(time=1.0) for each in left]  # of the node's network: its name
+    host = [item._replace(time=1.0) for item in left]  # of the node's network: its name
     seen = seen.look(host, pods(2), 10)
     assert seen.stall(pods(2), 0, LIMIT, LIMIT) is None
-    found = seen.look(host, pods(2), LIMIT).stall(pods(2), 0, LIMIT + 10, LIMIT)
-    assert found is not None
-    assert "all 2 ranks are" in found.failure.error
+    result = seen.look(host, pods(2), LIMIT).stall(pods(2), 0, LIMIT + 10, LIMIT)
+    assert result is not None
+    assert "all 2 ranks are" in result.failure.error
 
 
 def test_files_that_are_not_reports_are_skipped(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_files_that_are_not_reports_are_skipped(tmp_path: Path) -> None:
         {**good, "pod": "x" * 5000},
     ]
     for number, text in enumerate(bad, 3):
-        said = text if isinstance(text, str) else json.dumps(text)
-        (tmp_path / f"{number}.json").write_text(said)
+        line = text if isinstance(text, str) else json.dumps(text)
+        (tmp_path / f"{number}.json").write_text(line)
     assert list(read(tmp_path)) == [([report(0, 7)], True)]
     assert list(read(tmp_path / "nowhere")) == [([], True)]
 
@@ -183,10 +183,10 @@ def test_the_next_attempts_prefer_other_nodes(kind: str) -> None:
     plain = jobs.manifest(0)
     assert avoided({0: plain}) == frozenset()
     jobs.avoided = frozenset({"b", "a"})
-    made = jobs.manifest(1)
-    assert made["metadata"]["annotations"] == {AVOIDS: "a,b"}
-    assert avoided({0: plain, 1: made}) == {"a", "b"}
-    text = json.dumps(made["spec"])
+    created = jobs.manifest(1)
+    assert created["metadata"]["annotations"] == {AVOIDS: "a,b"}
+    assert avoided({0: plain, 1: created}) == {"a", "b"}
+    text = json.dumps(created["spec"])
     hosts = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["a", "b"]}
     assert json.dumps(hosts) in text
     assert json.dumps(term) in text

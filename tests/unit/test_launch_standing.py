@@ -59,13 +59,13 @@ def waiting(reason: str, message: str, where: str = "containerStatuses") -> dict
 def test_what_keeps_a_container_from_starting_has_its_time(
     where: str, reason: str, message: str, kind: str | None, seconds: float
 ) -> None:
-    found = container_reason(waiting(reason, message, where))
+    result = container_reason(waiting(reason, message, where))
     if kind is None:
-        assert found is None
+        assert result is None
         return
-    assert found is not None
-    assert found.kind.startswith(kind)
-    assert FINAL_AFTER[found.kind] == seconds
+    assert result is not None
+    assert result.kind.startswith(kind)
+    assert FINAL_AFTER[result.kind] == seconds
 
 
 QUOTA = 'pods "x" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4'
@@ -93,12 +93,12 @@ def test_what_keeps_pods_from_being_made_is_in_the_newest_event(message: str, ki
     assert creation_reason(events) == Reason(kind, message)
     assert creation_reason(events[:1]) is None
     api: Any = None
-    there = waiting("ContainerCreating", "")
-    there["status"]["phase"] = "Running"
-    for pods, who in (([], "no pods yet"), ([there], "1 of 2 pods")):
-        found = narrator.explain({}, State("created"), pods, events, api, 2)
-        assert found == {who: Reason(kind, message)}
-    assert narrator.explain({}, State("created"), [there], events, api, 1) == {}
+    present = waiting("ContainerCreating", "")
+    present["status"]["phase"] = "Running"
+    for pods, who in (([], "no pods yet"), ([present], "1 of 2 pods")):
+        result = narrator.explain({}, State("created"), pods, events, api, 2)
+        assert result == {who: Reason(kind, message)}
+    assert narrator.explain({}, State("created"), [present], events, api, 1) == {}
 
 
 JOB: dict[str, Any] = {
@@ -135,8 +135,8 @@ def test_where_events_may_not_be_read_the_server_is_asked_for_a_pod(
     status: int, message: str, kind: str
 ) -> None:
     api: Any = Refusing(status, message)
-    found = narrator.explain(JOB, State("created"), [], None, api, 2)
-    assert found["no pods yet"].kind == kind
+    result = narrator.explain(JOB, State("created"), [], None, api, 2)
+    assert result["no pods yet"].kind == kind
 
 
 def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> str:
@@ -144,8 +144,8 @@ def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> s
     before: dict[str, Wait] = {}
     for clock, kind, text in seen:
         before = track(before, {"worker-0": Reason(kind, text)} if kind else {}, clock)
-    found = expired(before.values(), at or seen[-1][0], pending)
-    return found.reason.kind if found else ""
+    result = expired(before.values(), at or seen[-1][0], pending)
+    return result.reason.kind if result else ""
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_a_reason_ends_the_job_when_it_has_stood_its_time(
 def test_of_several_reasons_the_oldest_is_told() -> None:
     before = track({}, {"b": Reason("configuration", "first")}, 1)
     both = {"a": Reason("forbidden", "second"), "b": Reason("configuration", "first")}
-    found = expired(track(before, both, 2).values(), 99, 0)
-    assert str(found) == "b: first"
+    result = expired(track(before, both, 2).values(), 99, 0)
+    assert str(result) == "b: first"
 
 
 def ended(code: int, message: str, where: str = "containerStatuses") -> dict[str, Any]:
@@ -204,10 +204,10 @@ def test_the_error_of_a_job_tells_which_pod_never_started(
     pods: list[dict[str, Any]], error: str, retryable: bool
 ) -> None:
     """The operator itself says no more than that a worker failed."""
-    found = root_cause(pods, "1 Worker replica(s) failed", never_started="worker-0: no secret")
-    assert (found.error, found.retryable) == (error, retryable)
+    result = root_cause(pods, "1 Worker replica(s) failed", never_started="worker-0: no secret")
+    assert (result.error, result.retryable) == (error, retryable)
 
 
 def test_an_init_container_that_fails_is_a_cause() -> None:
-    found = root_cause([ended(1, "no route", "initContainerStatuses")], "1 replica(s) failed")
-    assert found.error == "worker-1: exit code 1: no route"
+    result = root_cause([ended(1, "no route", "initContainerStatuses")], "1 replica(s) failed")
+    assert result.error == "worker-1: exit code 1: no route"

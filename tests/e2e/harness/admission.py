@@ -77,8 +77,8 @@ def late(grounds: Grounds, index: int) -> Iterator[Callable[[], None]]:
             "spec": binding,
         },
     }
-    for plural, each in objects.items():
-        body = {"apiVersion": version, "metadata": meta, **each}
+    for plural, item in objects.items():
+        body = {"apiVersion": version, "metadata": meta, **item}
         custom.create_cluster_custom_object(*group, plural, body)
 
     def let_go() -> None:
@@ -96,8 +96,8 @@ def late(grounds: Grounds, index: int) -> Iterator[Callable[[], None]]:
 
 def gated(grounds: Grounds) -> list[str]:
     """The pods that are held back now."""
-    found = patiently(lambda: grounds.core.list_namespaced_pod(grounds.namespace)).items
-    return [pod.metadata.name for pod in found if pod.spec.scheduling_gates]
+    result = patiently(lambda: grounds.core.list_namespaced_pod(grounds.namespace)).items
+    return [pod.metadata.name for pod in result if pod.spec.scheduling_gates]
 
 
 def _holds(grounds: Grounds, index: int) -> None:
@@ -106,8 +106,8 @@ def _holds(grounds: Grounds, index: int) -> None:
     meta = {"name": "probe", "labels": {INDEX: str(index)}}
     body: Any = {"metadata": meta, "spec": {"containers": [container]}}
 
-    def held() -> bool:
-        made = grounds.core.create_namespaced_pod(grounds.namespace, body, dry_run="All")
-        return bool(made.spec.scheduling_gates)
+    def is_held() -> bool:
+        created = grounds.core.create_namespaced_pod(grounds.namespace, body, dry_run="All")
+        return bool(created.spec.scheduling_gates)
 
-    until(held, "the policy")
+    until(is_held, "the policy")

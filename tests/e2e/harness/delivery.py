@@ -87,7 +87,7 @@ def _image(grounds: Grounds) -> str:
     """The image that a launcher's init container would get now."""
     container = {"name": "mpi", "image": IMAGE}
     spec = {"initContainers": [{"name": NAME, "image": "some:1"}], "containers": [container]}
-    made = grounds.core.create_namespaced_pod(
+    created = grounds.core.create_namespaced_pod(
         grounds.namespace, {"metadata": {"name": NAME}, "spec": spec}, dry_run="All"
     )
-    return str(made.spec.init_containers[0].image)
+    return str(created.spec.init_containers[0].image)

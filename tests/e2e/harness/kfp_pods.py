@@ -31,21 +31,21 @@ _NON_ROOT = {
 
 def resources(spec: Any, command: list[str]) -> Resources:
     """Requests and limits of a step's container, resolved from its inputs as the driver does."""
-    given = json.loads(command[command.index("--executor_input") + 1])
-    values = given.get("inputs", {}).get("parameterValues", {})
+    fields = json.loads(command[command.index("--executor_input") + 1])
+    values = fields.get("inputs", {}).get("parameterValues", {})
 
     def resolved(text: str) -> str:
         channel = _CHANNEL.search(text)
         if channel is None:
             return text
-        found = values[channel[1]]  # the driver fails the run where it is not there
-        return found if isinstance(found, str) else ""
+        result = values[channel[1]]  # the driver fails the run where it is not there
+        return result if isinstance(result, str) else ""
 
-    found: Resources = {
+    result: Resources = {
         "requests": {"cpu": spec.resource_cpu_request, "memory": spec.resource_memory_request},
         "limits": {"cpu": spec.resource_cpu_limit, "memory": spec.resource_memory_limit},
     }
-    for part in found.values():
+    for part in result.values():
         for name in [name for name, text in part.items() if not text]:
             del part[name]
         for name, text in part.items():
@@ -53,8 +53,8 @@ def resources(spec: Any, command: list[str]) -> Resources:
             assert part[name], f"the driver cannot read an empty {name}"
     kind, count = spec.accelerator.resource_type, spec.accelerator.resource_count
     if resolved(kind) and resolved(count):
-        found["limits"][resolved(kind)] = resolved(count)
-    return found
+        result["limits"][resolved(kind)] = resolved(count)
+    return result
 
 
 def complete(grounds: Grounds, pod: dict[str, Any]) -> None:

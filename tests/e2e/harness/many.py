@@ -61,8 +61,8 @@ def play(
         launch = Launch(spec, str(uuid.uuid4()), api.namespace, folder)
         try:
             pods = _running(kubelets, launch, count, set())
-            there = kubelets.running()
-            gone = {there[pod] for pod in pods[count - replaced :]}
+            present = kubelets.running()
+            gone = {present[pod] for pod in pods[count - replaced :]}
             kubelets.end(pods[count - replaced :], 137)
             _running(kubelets, launch, count, gone)
             _work(kubelets, pods, seconds)
@@ -100,8 +100,8 @@ def _running(kubelets: Kubelets, launch: Launch, count: int, besides: set[str]) 
 
     def all_run() -> list[str]:
         assert launch.process.poll() is None, "\n".join(launch.lines)
-        found = [name for name, uid in kubelets.running().items() if uid not in besides]
-        return found if len(found) == count else []
+        result = [name for name, uid in kubelets.running().items() if uid not in besides]
+        return result if len(result) == count else []
 
     return sorted(_until(all_run, launch), key=number)
 

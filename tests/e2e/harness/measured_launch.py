@@ -41,9 +41,9 @@ class Launch:
     """A launch that was begun; `wait` for it."""
 
     def __init__(self, spec: dict[str, Any], run_id: str, namespace: str, run_dir: Path) -> None:
-        given = {"spec": spec, "run_id": run_id, "namespace": namespace, "run_dir": str(run_dir)}
+        fields = {"spec": spec, "run_id": run_id, "namespace": namespace, "run_dir": str(run_dir)}
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", __name__, json.dumps(given)],
+            [sys.executable, "-u", "-m", __name__, json.dumps(fields)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -132,13 +132,13 @@ def _peak_memory_mb() -> float:
 
 
 def _sockets() -> int:
-    found = 0
-    for each in os.listdir("/proc/self/fd"):
+    result = 0
+    for item in os.listdir("/proc/self/fd"):
         try:
-            found += os.readlink(f"/proc/self/fd/{each}").startswith("socket:")
+            result += os.readlink(f"/proc/self/fd/{item}").startswith("socket:")
         except OSError:
             continue
-    return found
+    return result
 
 
 def main(spec: dict[str, Any], run_id: str, namespace: str, run_dir: str) -> None:

@@ -183,10 +183,10 @@ class Run:
         """The platform spec of an executor."""
         everything = json_format.MessageToDict(self._document.platform_spec)
         kubernetes = everything.get("platforms", {}).get("kubernetes", {})
-        found: dict[str, Any] = (
+        result: dict[str, Any] = (
             kubernetes.get("deploymentSpec", {}).get("executors", {}).get(label, {})
         )
-        return found
+        return result
 
     def ends_nothing(self, task_spec: Any) -> bool:
         """Whether it is the handler of a group that never began: on the backend a hook of it."""
@@ -246,8 +246,8 @@ class Run:
 
     def _fetch(self, command: list[str]) -> None:
         """Bring what the step says of its outputs to where the orchestrator reads it."""
-        given = json.loads(command[command.index("--executor_input") + 1])
-        path = Path(given["outputs"]["outputFile"])
+        fields = json.loads(command[command.index("--executor_input") + 1])
+        path = Path(fields["outputs"]["outputFile"])
         content = self._artifacts.read(str(path.relative_to(self._mirror)))
         if content is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

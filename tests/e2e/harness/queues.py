@@ -80,8 +80,8 @@ class Queue:
         patiently(lambda: batch.create_namespaced_job(self.grounds.namespace, body))
 
         def admitted() -> bool:
-            found = patiently(lambda: batch.read_namespaced_job(name, self.grounds.namespace))
-            return not found.spec.suspend
+            result = patiently(lambda: batch.read_namespaced_job(name, self.grounds.namespace))
+            return not result.spec.suspend
 
         try:
             until(admitted, f"the admission of {name}", 60)
@@ -94,13 +94,13 @@ class Queue:
 
     def waiting(self) -> list[str]:
         """Names of the workloads that the queue has not let in."""
-        found = patiently(
+        result = patiently(
             lambda: self.grounds.custom.list_namespaced_custom_object(
                 GROUP, VERSION, self.grounds.namespace, "workloads"
             )
         )["items"]
-        own = [each for each in found if each["spec"].get("queueName") == self.name]
-        return [each["metadata"]["name"] for each in own if not _reserved(each)]
+        own = [item for item in result if item["spec"].get("queueName") == self.name]
+        return [item["metadata"]["name"] for item in own if not _reserved(item)]
 
 
 def _reserved(workload: dict[str, Any]) -> bool:
@@ -112,12 +112,12 @@ def _reserved(workload: dict[str, Any]) -> bool:
 def queue(grounds: Grounds, cpu: str) -> Iterator[Queue]:
     """Make a queue `team-…` with that much CPU; what is more urgent preempts what is less."""
     mark = uuid.uuid4().hex[:5]
-    made = Queue(grounds, f"team-{mark}", f"{grounds.namespace}-{mark}", f"urgent-{mark}")
-    spec = {"spec": _spec(grounds, made.cluster_queue, cpu)}
+    created = Queue(grounds, f"team-{mark}", f"{grounds.namespace}-{mark}", f"urgent-{mark}")
+    spec = {"spec": _spec(grounds, created.cluster_queue, cpu)}
     kinds: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-        ("resourceflavors", "ResourceFlavor", made.cluster_queue, {}),
-        ("clusterqueues", "ClusterQueue", made.cluster_queue, spec),
-        ("workloadpriorityclasses", "WorkloadPriorityClass", made.urgent, {"value": 1000}),
+        ("resourceflavors", "ResourceFlavor", created.cluster_queue, {}),
+        ("clusterqueues", "ClusterQueue", created.cluster_queue, spec),
+        ("workloadpriorityclasses", "WorkloadPriorityClass", created.urgent, {"value": 1000}),
     )
     with contextlib.ExitStack() as stack:
         for plural, kind, name, more in kinds:
@@ -134,8 +134,8 @@ def queue(grounds: Grounds, cpu: str) -> Iterator[Queue]:
         local = {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": "LocalQueue",
-            "metadata": {"name": made.name},
-            "spec": {"clusterQueue": made.cluster_queue},
+            "metadata": {"name": created.name},
+            "spec": {"clusterQueue": created.cluster_queue},
         }
         grounds.custom.create_namespaced_custom_object(
             GROUP, VERSION, grounds.namespace, "localqueues", local
@@ -146,9 +146,9 @@ def queue(grounds: Grounds, cpu: str) -> Iterator[Queue]:
             VERSION,
             grounds.namespace,
             "localqueues",
-            made.name,
+            created.name,
         )
-        yield made
+        yield created
 
 
 def _spec(grounds: Grounds, flavor: str, cpu: str) -> dict[str, Any]:

@@ -60,8 +60,8 @@ def _well(api: client.ApiClient) -> bool:
     with contextlib.suppress(client.ApiException, urllib3.exceptions.HTTPError):
         for pod in core.list_pod_for_all_namespaces(_request_timeout=5).items:
             waiting = [s.state.waiting for s in pod.status.container_statuses or [] if s.state]
-            if any(each and each.reason == "CrashLoopBackOff" for each in waiting):
+            if any(item and item.reason == "CrashLoopBackOff" for item in waiting):
                 core.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
-        found = apps.list_deployment_for_all_namespaces(_request_timeout=5).items
-        return all((each.status.ready_replicas or 0) >= each.spec.replicas for each in found)
+        result = apps.list_deployment_for_all_namespaces(_request_timeout=5).items
+        return all((item.status.ready_replicas or 0) >= item.spec.replicas for item in result)
     return False

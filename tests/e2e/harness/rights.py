@@ -71,11 +71,11 @@ def acting(api: client.ApiClient, namespace: str, account: str) -> Iterator[clie
     """A client that acts as an account of the namespace."""
     body = {"spec": {"expirationSeconds": 600}}
     core = client.CoreV1Api(api)
-    made = core.create_namespaced_service_account_token(account, namespace, body)
+    created = core.create_namespaced_service_account_token(account, namespace, body)
     configuration = client.Configuration()
     configuration.host = api.configuration.host
     configuration.ssl_ca_cert = api.configuration.ssl_ca_cert
-    configuration.api_key = {"authorization": f"Bearer {made.status.token}"}
+    configuration.api_key = {"authorization": f"Bearer {created.status.token}"}
     with client.ApiClient(configuration) as acts:
         yield acts
 

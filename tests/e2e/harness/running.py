@@ -133,8 +133,8 @@ def _error(pod: Any) -> str:
     for status in pod.status.container_statuses or []:
         ended = status.state.terminated
         if ended is not None and ended.exit_code:
-            said = f": {ended.message}" if ended.message else ""
-            return f"{status.name}: {ended.reason} (exit code {ended.exit_code}){said}"
+            message = f": {ended.message}" if ended.message else ""
+            return f"{status.name}: {ended.reason} (exit code {ended.exit_code}){message}"
     return ""
 
 
@@ -166,10 +166,10 @@ def forget(grounds: Grounds, pod: str) -> None:
 def signal_step(grounds: Grounds, pod: str) -> None:
     """Send SIGTERM to PID 1 of a step's pod as Argo does; a pod that is pending is deleted."""
     try:
-        found = patiently(lambda: grounds.core.read_namespaced_pod(pod, grounds.namespace))
-        if found.status.phase == "Pending":
+        result = patiently(lambda: grounds.core.read_namespaced_pod(pod, grounds.namespace))
+        if result.status.phase == "Pending":
             grounds.core.delete_namespaced_pod(pod, grounds.namespace)
-        elif found.status.phase == "Running":
+        elif result.status.phase == "Running":
             run_in(grounds, pod, ["kill", "-TERM", "1"])
     except client.ApiException as error:
         if error.status != 404:

@@ -24,29 +24,29 @@ def pass_through(pod: dict[str, Any], command: list[str], component: Any) -> Non
     name = next((n for n, i in inputs.items() if i["parameterType"] == "TASK_CONFIG"), None)
     if name is None:
         return
-    given = {
-        each["field"]: each.get("applyToTask", False) for each in spec["taskConfigPassthroughs"]
+    fields = {
+        item["field"]: item.get("applyToTask", False) for item in spec["taskConfigPassthroughs"]
     }
     container = pod["spec"]["containers"][0]
     config: dict[str, Any] = {}
-    if "KUBERNETES_VOLUMES" in given:
+    if "KUBERNETES_VOLUMES" in fields:
         config["volumes"] = list(pod["spec"]["volumes"])
         config["volumeMounts"] = list(container["volumeMounts"])
-        if not given["KUBERNETES_VOLUMES"]:
+        if not fields["KUBERNETES_VOLUMES"]:
             pod["spec"]["volumes"], container["volumeMounts"] = [], []
     for passthrough, part in WHOLE.items():
-        if passthrough in given and part in pod["spec"]:
+        if passthrough in fields and part in pod["spec"]:
             config[part] = pod["spec"][part]
-            if not given[passthrough]:
+            if not fields[passthrough]:
                 del pod["spec"][part]
-    if "RESOURCES" in given:
+    if "RESOURCES" in fields:
         config["resources"] = container["resources"]
-        if not given["RESOURCES"]:
+        if not fields["RESOURCES"]:
             container["resources"] = {}
-    if "ENV" in given:
-        config["env"] = [each for each in container["env"] if each["name"] not in OURS]
-        if not given["ENV"]:
-            container["env"] = [each for each in container["env"] if each["name"] in OURS]
+    if "ENV" in fields:
+        config["env"] = [item for item in container["env"] if item["name"] not in OURS]
+        if not fields["ENV"]:
+            container["env"] = [item for item in container["env"] if item["name"] in OURS]
     place = command.index("--executor_input") + 1
     executor_input = json.loads(command[place])
     executor_input["inputs"]["parameterValues"][name] = config

@@ -75,9 +75,9 @@ class Seen:
     def _look(self) -> None:
         while not self._over.is_set():
             with contextlib.suppress(client.ApiException):  # of a server that just starts
-                found = jobs(self._scene, self._run)
-                self._uids |= {job["metadata"]["uid"] for job in found}
-                running = [job for job in found if not KINDS["pytorchjob"].state(job).over]
+                result = jobs(self._scene, self._run)
+                self._uids |= {job["metadata"]["uid"] for job in result}
+                running = [job for job in result if not KINDS["pytorchjob"].state(job).over]
                 self.at_once = max(self.at_once, len(running))
             time.sleep(0.3)
 
@@ -91,7 +91,7 @@ class Seen:
 def jobs(scene: Scene, run: Run, backend: str = "pytorchjob") -> list[dict[str, Any]]:
     kind = KINDS[backend]
     group, version = kind.group_version.split("/")
-    found = patiently(
+    result = patiently(
         lambda: scene.grounds.custom.list_namespaced_custom_object(
             group,
             version,
@@ -100,18 +100,18 @@ def jobs(scene: Scene, run: Run, backend: str = "pytorchjob") -> list[dict[str, 
             label_selector=f"kfp-ddp/run-id={run.id}",
         )
     )
-    items: list[dict[str, Any]] = found["items"]
+    items: list[dict[str, Any]] = result["items"]
     return items
 
 
 def workers(scene: Scene, run: Run) -> list[str]:
     """The run's workers that are not over."""
-    found = patiently(
+    result = patiently(
         lambda: scene.grounds.core.list_namespaced_pod(
             scene.grounds.namespace, label_selector=f"kfp-ddp/run-id={run.id}"
         )
     )
-    return [p.metadata.name for p in found.items if p.status.phase in ("Pending", "Running")]
+    return [p.metadata.name for p in result.items if p.status.phase in ("Pending", "Running")]
 
 
 def starts(scene: Scene, run: Run) -> list[dict[str, Any]]:

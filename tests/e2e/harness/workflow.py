@@ -28,10 +28,10 @@ def create(grounds: Grounds, pipeline: str, run_id: str) -> dict[str, Any]:
         },
         "spec": {"entrypoint": "entrypoint"},
     }
-    made: dict[str, Any] = grounds.custom.create_namespaced_custom_object(
+    created: dict[str, Any] = grounds.custom.create_namespaced_custom_object(
         GROUP, VERSION, grounds.namespace, PLURAL, body
     )
-    return made
+    return created
 
 
 def terminate(grounds: Grounds, name: str) -> None:
@@ -91,8 +91,8 @@ def define_kind(
             raise
 
     def established() -> bool:
-        found = definitions.read_custom_resource_definition(name)
-        conditions = found.status.conditions or []
+        result = definitions.read_custom_resource_definition(name)
+        conditions = result.status.conditions or []
         return any(c.type == "Established" and c.status == "True" for c in conditions)
 
     until(established, f"the definition of {kind}", 30)
