@@ -83,7 +83,7 @@ def test_gpus_that_no_node_has_are_a_warning(
     [COMMAND, ["image=a:1", "script=print('$HOME ∑')"], [*COMMAND, "gpus_per_node=8", "cpu=4"]],
     ids=["command", "script", "gpus"],
 )
-def test_what_manifest_prints_is_what_the_server_takes(
+def test_the_server_accepts_the_output_of_manifest(
     grounds: Grounds, kind: str, settings: list[str]
 ) -> None:
     printed = manifest(kind, *settings, "--namespace", grounds.namespace)

@@ -87,7 +87,7 @@ def full(cluster: client.ApiClient, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("kind", list(SPEAKERS))
-def test_what_is_set_on_the_task_reaches_two_workers_and_not_the_step(
+def test_settings_of_the_task_reach_the_workers(
     full: Scene, tmp_path: Path, cluster: client.ApiClient, kind: str
 ) -> None:
     """The node has GPUs for the workers alone: a step or a launcher that took one would wait."""
@@ -232,9 +232,7 @@ def test_a_function_runs_in_two_ranks_with_a_package(
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
-def test_a_package_that_is_nowhere_ends_the_step_in_one_line(
-    full: Scene, tmp_path: Path, kind: str
-) -> None:
+def test_a_missing_package_fails_with_one_line(full: Scene, tmp_path: Path, kind: str) -> None:
     (tmp_path / "simple").mkdir()
     with _served(tmp_path) as port:
 

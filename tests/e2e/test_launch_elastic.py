@@ -37,7 +37,7 @@ ELASTIC = {"elastic": "1:2", "nodes": 2, "nproc_per_node": 1, "retries": 0}
 CLAIMS = {"claims": {"/data": "data", "/work": "work"}}
 
 
-def test_a_script_goes_on_when_a_worker_is_drained(grounds: Grounds) -> None:  # noqa: F811
+def test_a_script_resumes_when_a_worker_is_drained(grounds: Grounds) -> None:  # noqa: F811
     """The worker ends with a signal's code, the operator makes it anew, and ranks start again."""
     step = LaunchStep(grounds, {"script": COUNT, **ELASTIC, **CLAIMS}).start()
     step.saw("step 30 of 2 ranks")

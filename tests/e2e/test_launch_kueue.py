@@ -84,7 +84,7 @@ def test_jobs_before_it_in_the_queue_are_named(queue: Queue) -> None:
     assert second.wait() == "Succeeded", second.log()
 
 
-def test_a_queue_that_is_too_small_says_so_until_it_is_not(queue: Queue) -> None:
+def test_a_job_larger_than_its_queue_waits(queue: Queue) -> None:
     """Time in the queue counts for no deadline, and a step that is lost there is succeeded."""
     queue.set_quota("30m")
     limits: dict[str, Any] = {"deadline_minutes": 0.5, "pending_minutes": 0.5}
@@ -106,7 +106,7 @@ def age(job: dict[str, Any]) -> float:
     return time.time() - datetime.fromisoformat(job["metadata"]["creationTimestamp"]).timestamp()
 
 
-def test_a_preempted_training_goes_on_from_its_checkpoint(
+def test_a_preempted_training_resumes_from_its_checkpoint(
     queue: Queue,
     work: Folder,  # noqa: F811
 ) -> None:
@@ -158,7 +158,7 @@ def assert_went_on(step: LaunchStep, work: Folder) -> None:  # noqa: F811
     assert len(epochs) == len(set(epochs))
 
 
-def test_a_job_that_is_let_in_while_it_still_ends_is_made_anew(queue: Queue) -> None:
+def test_a_job_admitted_while_it_ends_is_replaced(queue: Queue) -> None:
     """The Training Operator holds its ending pods against it; that is no retry either."""
     spec = in_queue(queue, SLOW_END, claims={"/work": "work"}, grace_seconds=30, retries=0)
     step = LaunchStep(queue.grounds, {**spec, "env": {"MARK": queue.name}}, work_claim="work")
@@ -190,7 +190,7 @@ def test_a_trainjob_runs_or_is_refused_as_the_age_of_kueue_has_it(queue: Queue) 
         assert len(step.jobs(TRAINJOB)) == 1
 
 
-def test_a_trainjob_that_is_taken_back_goes_on_from_its_checkpoint(
+def test_a_suspended_trainjob_resumes_from_its_checkpoint(
     grounds: Grounds,  # noqa: F811
     work: Folder,  # noqa: F811
 ) -> None:
@@ -231,7 +231,7 @@ def test_a_run_that_is_cancelled_in_the_queue_leaves_nothing(queue: Queue, kind:
         until(lambda: queue.waiting() == [], "the end of its place in the queue", 30)
 
 
-def test_a_queue_that_is_not_there_is_one_line_before_anything_is_made(queue: Queue) -> None:
+def test_a_missing_queue_fails_before_a_job_is_created(queue: Queue) -> None:
     step = LaunchStep(queue.grounds, {**in_queue(queue), "queue": "nowhere"}).start()
     assert step.wait() == "Failed"
     last = step.log().splitlines()[-1]
@@ -239,7 +239,7 @@ def test_a_queue_that_is_not_there_is_one_line_before_anything_is_made(queue: Qu
     assert step.jobs() == []
 
 
-def test_a_kind_that_kueue_passes_over_is_one_line_before_anything_is_made(queue: Queue) -> None:
+def test_a_kind_that_kueue_does_not_manage_is_refused(queue: Queue) -> None:
     """Kueue knows the MPIJob of MPI Operator v2, not that of the Training Operator."""
     step = LaunchStep(queue.grounds, in_queue(queue, kind="mpijob")).start()
     assert step.wait() == "Failed"
@@ -259,7 +259,7 @@ def test_without_rights_to_queues_it_waits_and_runs_all_the_same(
         assert "first in line" not in step.log()
 
 
-def test_doctor_tells_queues_and_those_that_admit_nothing(queue: Queue) -> None:
+def test_doctor_reports_inactive_queues(queue: Queue) -> None:
     result = examine(queue.grounds)
     assert result["queues of Kueue"] == ("ok", queue.name)
     queue.stop()

@@ -60,7 +60,7 @@ def said(
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_job_of_which_nothing_is_said_runs_under_a_quota_and_without_a_token(
+def test_a_job_with_defaults_runs_under_a_quota_without_a_token(
     grounds: Grounds, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     if kind == "mpijob":

@@ -182,7 +182,7 @@ def test_a_deadline_that_the_operator_enforces_is_not_tried_again(grounds: Groun
     assert len(step.jobs()) == 1
 
 
-def test_a_failure_is_marked_as_told_though_the_server_fails_for_a_while(grounds: Grounds) -> None:
+def test_a_failure_is_marked_in_spite_of_server_errors(grounds: Grounds) -> None:
     step = LaunchStep(grounds, python("raise ValueError('no such layer')"))
     with failing(grounds, "UPDATE", "kubeflow.org", "pytorchjobs"):
         step.start()

@@ -214,9 +214,7 @@ for each in node.children(recursive=True):
 
 
 @pytest.mark.smoke
-def test_a_rank_that_stands_still_is_named_and_the_job_goes_on_elsewhere(
-    grounds: Grounds, work: Folder
-) -> None:
+def test_a_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Folder) -> None:
     """It lives, its pod runs, and its peers wait for it in a collective."""
     step = TrainStep(
         grounds, training={"epochs": 120}, nodes=2, retries=1, stall_minutes=0.8, grace_seconds=5
@@ -363,7 +361,7 @@ def test_a_worker_cannot_write_to_its_dataset(grounds: Grounds, backend: str) ->
     assert step.wait() == "Failed"
 
 
-def test_bad_data_is_one_line_and_not_tried_again(grounds: Grounds) -> None:
+def test_invalid_data_is_not_retried(grounds: Grounds) -> None:
     step = TrainStep(grounds, backend="trainjob", training={"batch_size": 4096}).start()
     assert step.wait() == "Failed"
     last = step.log().splitlines()[-1]
@@ -372,9 +370,7 @@ def test_bad_data_is_one_line_and_not_tried_again(grounds: Grounds) -> None:
     assert step.jobs(TRAINJOB) == [] or len(step.jobs(TRAINJOB)) == 1
 
 
-def test_a_job_whose_step_is_gone_stops_itself_with_a_checkpoint(
-    grounds: Grounds, work: Folder
-) -> None:
+def test_a_job_without_its_step_stops_with_a_checkpoint(grounds: Grounds, work: Folder) -> None:
     step = TrainStep(grounds, training={"epochs": 4000}, heartbeat_minutes=0.5, retries=0).start()
     step.saw("epoch 3/")
     step.kill()

@@ -99,7 +99,7 @@ def test_a_quota_that_is_used_up_is_named(bare: Scene, tmp_path: Path) -> None:
     assert "count/pytorchjobs.kubeflow.org=1" in _error(run), run.explain()
 
 
-def test_a_claim_that_is_full_is_said_before_the_download(bare: Scene) -> None:
+def test_a_full_pvc_fails_before_the_download(bare: Scene) -> None:
     run = bare.run(**TRAINING, backend="local").play()
 
     assert run.succeeded is False

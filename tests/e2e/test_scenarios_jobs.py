@@ -46,9 +46,7 @@ def test_a_killed_worker_costs_only_what_came_after_the_checkpoint(
 
 
 @pytest.mark.smoke
-def test_an_evicted_launcher_that_ends_its_run_says_from_where_retry_goes_on(
-    scene: Scene, begin: Begin
-) -> None:
+def test_an_evicted_launcher_reports_the_step_of_a_retry(scene: Scene, begin: Begin) -> None:
     """Argo saw its pod fail before it was gone: the exit handler deletes the job, ranks save."""
     # The longest that was measured: what is said is looked at, not how soon.
     run = begin(epochs=60, checkpoint_epochs=2, grace=0.72)

@@ -48,7 +48,7 @@ def test_every_line_comes_once_and_in_order(
     assert step.log().splitlines()[-1] == f"DONE {after['metadata']['name']} 1"
 
 
-def test_a_training_goes_on_and_its_step_ends_as_it_does(
+def test_a_training_survives_a_restart_of_the_server(
     cluster: client.ApiClient, scene: Scene, begin: Begin
 ) -> None:
     run = begin(epochs=120)

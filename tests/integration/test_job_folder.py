@@ -80,9 +80,7 @@ def filled(folder: Path, chance: random.Random, entry: str) -> dict[str, list[An
 
 
 @pytest.mark.parametrize("cases", CASES)
-def test_folders_made_by_chance_run_in_a_worker_as_they_were_packed(
-    tmp_path: Path, cases: int
-) -> None:
+def test_random_folders_run_in_a_worker(tmp_path: Path, cases: int) -> None:
     chance = random.Random(cases)
     for number in range(cases):
         folder = tmp_path / f"code-{number}"
@@ -134,7 +132,7 @@ def test_a_script_gets_its_arguments(tmp_path: Path, kind: str, by_map: bool) ->
     assert done.stdout.decode().strip() == ascii(["--", *ODD]), done.stderr.decode()
 
 
-def test_an_archive_tells_nothing_of_when_and_by_whom_it_was_packed(tmp_path: Path) -> None:
+def test_an_archive_has_no_time_and_no_user(tmp_path: Path) -> None:
     packed = code.archive_of(folder_with(tmp_path, "train.py", "b/a.py"))
     assert packed[4:8] == bytes(4)  # gzip's time
     os.utime(tmp_path / "code" / "train.py", (1, 1))
@@ -164,12 +162,12 @@ def folder_with(tmp_path: Path, *files: str) -> Path:
         ("/train.py", "entry='/train.py' is not in the folder"),
     ],
 )
-def test_an_entry_that_is_not_there_is_one_line(tmp_path: Path, entry: str, says: str) -> None:
+def test_a_missing_entry_is_an_input_error(tmp_path: Path, entry: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         as_folder(folder_with(tmp_path, "train.py", "pkg/train.py"), entry)
 
 
-def test_what_is_no_folder_of_code_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_folder_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     file, linked = tmp_path / "file", tmp_path / "linked"
     file.write_bytes(random.Random(1).randbytes(100_000))
@@ -225,7 +223,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", list(BAD))
-def test_a_bad_archive_is_one_line_in_the_step_and_leaves_no_trace_in_a_worker(
+def test_a_damaged_or_hostile_archive_is_refused_by_step_and_worker(
     tmp_path: Path, bad: str
 ) -> None:
     with pytest.raises(InputError, match=r"^the archive of code cannot be used: ") as error:
@@ -246,7 +244,7 @@ def test_a_bad_archive_is_one_line_in_the_step_and_leaves_no_trace_in_a_worker(
     }
 
 
-def test_what_runs_first_runs_where_nothing_of_ours_is_installed() -> None:
+def test_the_first_program_of_a_worker_needs_only_python_3_8() -> None:
     tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 8))
     nodes = list(ast.walk(tree))
     assert not [item for item in nodes if isinstance(item, ast.Match | ast.TryStar)]
@@ -272,7 +270,7 @@ def test_an_archive_of_more_than_workers_can_hold_is_refused(
         code.check(large, "train.py")
 
 
-def test_code_on_a_claim_is_held_to_its_digest(tmp_path: Path) -> None:
+def test_workers_verify_the_digest_of_code_on_a_pvc(tmp_path: Path) -> None:
     inputs = as_folder(folder_with(tmp_path, "train.py"), "train.py", upload=f"{tmp_path}/claim")
     assert "claim/" in inputs["code"]
     spec = specification(inputs)
@@ -319,7 +317,7 @@ def test_ranks_that_one_process_starts_share_one_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "says"), [(["no-such"], "cannot start no-such: No such file or directory")]
 )
-def test_a_command_that_is_not_there_is_one_line(
+def test_a_missing_command_fails_with_one_line(
     tmp_path: Path, command: list[str], says: str
 ) -> None:
     inputs = as_folder(folder_with(tmp_path, "train.py"), "train.py")

@@ -120,7 +120,7 @@ def alone(lr: float, name: str = "a", *, more: Any = None) -> None:
     print(repr((lr, name, more)))
 
 
-def test_what_is_known_when_the_pipeline_runs_comes_as_words(tmp_path: Path) -> None:
+def test_arguments_known_at_run_time(tmp_path: Path) -> None:
     inputs = as_function(alone, {"name": "kept"}, later=["lr"])
     words = ["lr=0.5", "more=a=b $(PATH)"]
     done = workers.run(specification({**inputs, "args": words}), tmp_path / "a")
@@ -219,14 +219,14 @@ class Holder:
         (None, "NoneType is not a plain Python function"),
     ],
 )
-def test_a_function_that_is_not_all_in_its_source_is_one_line(func: Any, says: str) -> None:
+def test_an_incomplete_function_is_an_input_error(func: Any, says: str) -> None:
     with pytest.raises(InputError) as error:
         as_function(func, {"lr": 1})
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_function_without_a_file_is_one_line() -> None:
+def test_a_function_without_a_file_is_an_input_error() -> None:
     space: dict[str, Any] = {}
     exec("def typed(): pass", space)
     with pytest.raises(InputError, match=r"^typed has no source: define it in a file$"):
@@ -248,7 +248,7 @@ def test_a_function_without_a_file_is_one_line() -> None:
     ],
     ids=repr,
 )
-def test_arguments_that_json_would_change_are_one_line(bad: Any) -> None:
+def test_arguments_that_json_would_change_are_refused(bad: Any) -> None:
     with pytest.raises(InputError, match=r"^func_args\['lr'\] of alone does not come back"):
         as_function(alone, {"lr": bad})
 
@@ -260,7 +260,7 @@ def test_arguments_that_json_would_change_are_one_line(bad: Any) -> None:
         ({"lr": 1, "rl": 2}, "got an unexpected keyword argument 'rl'"),
     ],
 )
-def test_arguments_that_do_not_fit_are_one_line(arguments: dict[str, Any], says: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=f"^func_args do not fit alone: {says}$"):
         as_function(alone, arguments)
 
@@ -285,7 +285,7 @@ def test_a_parameter_of_the_pipeline_is_no_argument_yet() -> None:
 def _nothing() -> None: ...
 
 
-def test_a_function_too_large_for_a_pipeline_is_one_line() -> None:
+def test_a_function_too_large_for_a_pipeline_is_refused() -> None:
     with pytest.raises(InputError, match=r"^function alone is packed into 2\d\d,\d{3} bytes, and"):
         as_function(alone, {"lr": "x" * 170_000})
 

@@ -22,7 +22,7 @@ def specification(packages: list[str], url: str, **more: Any) -> LaunchSpec:
     return LaunchSpec.create(packages_to_install=packages, pip_index_urls=[url], **fields)
 
 
-def test_pins_come_with_what_they_need_and_the_image_lacks(tmp_path: Path) -> None:
+def test_pins_are_installed_with_their_dependencies(tmp_path: Path) -> None:
     spec = specification(["kfpddp-one==1.0"], index(tmp_path))
     done = workers.run(spec, tmp_path / "worker", by_map=False, PIP_USER="1")
     first, last = done.stdout.decode().splitlines()
@@ -68,7 +68,7 @@ def test_a_package_that_the_image_has_is_not_installed_again(tmp_path: Path) -> 
         (["kfpddp-one==1.0", "kfpddp-one==2.0"], "Cannot install kfpddp-one==1.0 and kfpddp-one"),
     ],
 )
-def test_what_cannot_be_installed_ends_in_one_line_before_the_code_runs(
+def test_an_installation_error_is_one_line_before_the_code_runs(
     tmp_path: Path, packages: list[str], says: str
 ) -> None:
     done = workers.run(specification(packages, index(tmp_path)), tmp_path / "worker")
@@ -90,7 +90,7 @@ def test_an_index_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     assert "Connection refused" in last
 
 
-def test_a_worker_that_is_told_to_stop_does_not_wait_for_pip(tmp_path: Path) -> None:
+def test_a_stopped_worker_does_not_wait_for_pip(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/simple"
         worker = workers.start(specification(["kfpddp-one==1.0"], url), tmp_path / "worker")
@@ -140,7 +140,7 @@ def test_a_lock_of_our_own_is_one() -> None:
         (f"a==1 --hash=sha256:{'a' * 64}\nb==2", "'b==2' has no hash and others have"),
     ],
 )
-def test_what_is_no_lock_is_one_line(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_lock_is_an_input_error(tmp_path: Path, text: str, says: str) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text(text)
     with pytest.raises(InputError, match=says) as error:
@@ -148,6 +148,6 @@ def test_what_is_no_lock_is_one_line(tmp_path: Path, text: str, says: str) -> No
     assert "\n" not in str(error.value)
 
 
-def test_no_requirements_file_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_lock_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read as a requirements file"):
         locked(tmp_path / "missing.txt")

@@ -138,7 +138,7 @@ def test_a_watch_cache_lives_through_cuts_expiry_and_errors() -> None:
     assert not cache.forbidden
 
 
-def test_a_watch_cache_lists_in_pages_and_keeps_what_it_is_told_to(
+def test_a_watch_cache_lists_pages_and_reduces_objects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests: list[dict[str, str]] = []
@@ -177,7 +177,7 @@ def test_a_watch_cache_lists_in_pages_and_keeps_what_it_is_told_to(
     assert set(cache.removed) == {"x", "y"}
 
 
-def test_all_pages_of_nodes_are_read_and_anew_where_the_list_is_too_old() -> None:
+def test_an_expired_list_of_nodes_is_read_again() -> None:
     def page(more: str, *nodes: str) -> Answer:
         specs: dict[str, dict[str, bool]] = {"drained": {"unschedulable": True}}
         specs |= {name: {} for name in nodes}
@@ -264,7 +264,7 @@ def test_a_request_is_repeated_while_the_server_has_a_bad_time() -> None:
             api.call("GET", "/x", retry=True)
 
 
-def test_a_job_is_marked_as_told_though_the_server_has_a_bad_time(
+def test_a_job_is_marked_in_spite_of_server_errors(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without the mark, a step that is run again would tell of the old failure once more."""

@@ -65,7 +65,7 @@ def test_large_code_from_a_bucket_travels_by_the_work_claim(folder: Path, tmp_pa
     assert done.stdout == b"ran\n", done.stderr.decode()
 
 
-def test_a_claim_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_an_unwritable_pvc_is_a_storage_error(folder: Path, tmp_path: Path) -> None:
     (folder / "weights.bin").write_bytes(random.Random(1).randbytes(900_000))
     spec = specification(in_a_bucket(folder, tmp_path), claims={str(tmp_path): "work"})
     (tmp_path / "work").touch()
@@ -91,7 +91,7 @@ def test_code_on_a_claim_is_read_by_the_workers_from_there(folder: Path, tmp_pat
     ],
     ids=["missing", "changed", "empty"],
 )
-def test_code_that_is_not_what_its_name_says_is_refused(
+def test_missing_or_changed_code_is_refused(
     folder: Path, tmp_path: Path, change: Any, says: str
 ) -> None:
     uploaded = in_a_bucket(folder, tmp_path)
@@ -99,9 +99,7 @@ def test_code_that_is_not_what_its_name_says_is_refused(
     assert refused(specification(uploaded)).endswith(says)
 
 
-def test_a_wrong_entry_and_a_cut_value_are_refused_before_a_job_is_made(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_an_invalid_entry_or_value_is_refused(folder: Path, tmp_path: Path) -> None:
     good = as_folder(folder, "train.py")
     wrong = {**good, "entry": "trian.py"}
     assert "entry='trian.py' is not in the folder of code, which has train.py" in refused(

@@ -18,23 +18,23 @@ def where_to_start(jobs: dict[int, Any]) -> tuple[int, int]:
     return attempts.current, attempts.first
 
 
-def test_the_first_one_is_made_and_a_running_one_is_followed() -> None:
+def test_a_running_job_is_adopted() -> None:
     assert where_to_start({}) == (0, 0)
     assert where_to_start({0: job()}) == (0, 0)
     assert where_to_start({0: job("Failed"), 1: job()}) == (1, 0)
 
 
-def test_a_failure_that_was_told_begins_a_new_series() -> None:
+def test_a_reported_failure_begins_a_new_series() -> None:
     assert where_to_start({0: job("Failed", REPORTED)}) == (1, 1)
     assert where_to_start({0: job("Failed", REPORTED), 1: job()}) == (1, 1)
 
 
-def test_one_that_failed_of_its_preemption_is_made_anew_in_its_series() -> None:
+def test_a_preempted_job_is_replaced_in_its_series() -> None:
     assert where_to_start({0: job("Failed", PREEMPTED)}) == (1, 0)
     assert where_to_start({0: job("Failed"), 1: job("Failed", PREEMPTED)}) == (2, 0)
 
 
-def test_one_that_failed_of_its_preemption_uses_up_no_retry() -> None:
+def test_a_preemption_uses_up_no_retry() -> None:
     attempts = Attempts.resume(
         {0: job("Failed"), 1: job("Failed", PREEMPTED), 2: job("Failed")}, KINDS["pytorchjob"]
     )

@@ -102,7 +102,7 @@ def ended(
         ([], 40, "stopped; job x is deleted", "", [f"GET {POD}", f"DELETE {JOB}"]),
     ],
 )
-def test_an_evicted_launcher_tells_its_run_from_where_retry_goes_on(
+def test_the_reaction_to_a_signal(
     told: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -120,9 +120,7 @@ def test_an_evicted_launcher_tells_its_run_from_where_retry_goes_on(
     assert cluster.asked == asks
 
 
-def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
-    told: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_eviction_is_reported_once(told: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ending = attending(Cluster(), Files(7, 8, 9))
     ending.report_eviction()
     assert told.read_text() == ""
@@ -133,7 +131,7 @@ def test_an_eviction_is_told_once_as_soon_as_it_is_seen(
     assert capfd.readouterr().out == told.read_text() + "\n"
 
 
-def test_an_eviction_is_told_while_the_main_thread_waits_for_a_claim(
+def test_an_eviction_is_reported_while_the_main_thread_hangs(
     told: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A sync of the claim may take longer than the step has."""
@@ -149,15 +147,13 @@ def test_an_eviction_is_told_while_the_main_thread_waits_for_a_claim(
     assert capfd.readouterr().out == told.read_text() + "\n"
 
 
-def test_no_file_is_made_where_nobody_looks_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_termination_log_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(tmp_path / "none"))
     ended(monkeypatch, Cluster(), [EVICTED], 1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_that_was_told_stays(
+def test_a_reported_step_does_not_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The error of the step would otherwise name another one than its log."""
@@ -170,7 +166,7 @@ def test_a_step_that_was_told_stays(
     assert capfd.readouterr().out.split("\n") == [line, "", line + GOES_ON, ""]
 
 
-def test_a_claim_that_hangs_or_fails_does_not_keep_a_launcher(
+def test_a_pvc_that_hangs_or_fails_does_not_delay_the_report(
     told: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended(monkeypatch, Cluster(), [EVICTED], None)

@@ -25,7 +25,7 @@ def told(rank: int, error: str, retryable: bool = False) -> str:
     return json.dumps({"exit_code": 1, "rank": rank, "error": error, "retryable": retryable})
 
 
-def test_the_cause_is_told_and_not_its_consequences() -> None:
+def test_the_cause_comes_before_its_consequences() -> None:
     lost = told(0, "RuntimeError: Connection closed by peer [10.0.0.1]:4242")
     result = root_cause(
         [pod(0, 1, lost, at=1), pod(1, 1, told(3, "ValueError: no such layer"), at=2)], ""
@@ -61,7 +61,7 @@ def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
     assert result.retryable
 
 
-def test_the_last_line_of_the_log_stands_in_for_a_message() -> None:
+def test_the_last_line_of_the_log_replaces_a_missing_message() -> None:
     result = root_cause([pod(0, 1)], "", {"uid-0": ["KeyError: 'x'"]})
     assert result.error == "worker-0: exit code 1: KeyError: 'x'"
 
@@ -70,7 +70,7 @@ def test_without_pods_the_job_speaks() -> None:
     assert root_cause([], "has reached the specified backoff limit").error.startswith("has reached")
 
 
-def test_the_first_of_two_nodes_is_told_to_the_fraction_of_a_second() -> None:
+def test_the_first_failure_within_one_second_is_the_cause() -> None:
     """Kubernetes knows whole seconds; our launcher's own message knows when a rank failed."""
 
     def message(rank: int, time: float, **more: Any) -> str:

@@ -78,7 +78,7 @@ def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> N
     assert one.run(Limits()).pods == [gone]
 
 
-def test_a_pod_that_is_being_stopped_is_heard_out_where_none_says_why(
+def test_a_stopping_pod_is_awaited_if_no_pod_has_failed(
     ending: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may save for as long as its time of grace, and only then says that it was stopped."""
@@ -106,7 +106,7 @@ def test_nothing_is_waited_for_that_is_not_being_stopped(
     assert one.run(Limits()).pods == [runs]
 
 
-def test_a_job_that_is_given_up_is_told_from_one_that_failed(ending: Ends) -> None:
+def test_a_job_that_was_given_up_is_marked_so(ending: Ends) -> None:
     one = follower(ending, with_condition("Running"))
     crash: Object = {
         "metadata": {"name": "worker", "uid": "a", "labels": {}, "creationTimestamp": MADE},
@@ -133,7 +133,7 @@ def test_a_trainjob_that_lost_a_part_of_itself_is_deleted(ending: Ends) -> None:
     assert ending.deleted == 1
 
 
-def test_a_job_that_somebody_else_deleted_is_no_input_of_ours(ending: Ends) -> None:
+def test_a_job_deleted_by_another_user_is_a_job_error(ending: Ends) -> None:
     leaving = {**JOB, "metadata": {**JOB["metadata"], "deletionTimestamp": MADE}}
     for present in ((), (leaving,)):
         with pytest.raises(JobError, match="PyTorchJob x was deleted by another user"):
@@ -141,7 +141,7 @@ def test_a_job_that_somebody_else_deleted_is_no_input_of_ours(ending: Ends) -> N
     assert ending.deleted == 0
 
 
-def test_a_job_that_goes_when_it_has_ended_ended_as_it_said(ending: Ends) -> None:
+def test_a_job_removed_at_its_end_keeps_its_state(ending: Ends) -> None:
     """Its operator removes it at once where ttl_seconds is 0."""
     ended = with_condition("Succeeded")
     leaving = {**ended, "metadata": {**JOB["metadata"], "deletionTimestamp": MADE}}
@@ -155,7 +155,7 @@ def test_a_job_that_goes_when_it_has_ended_ended_as_it_said(ending: Ends) -> Non
         one.run(Limits())
 
 
-def test_a_job_that_may_not_be_watched_is_told(ending: Ends) -> None:
+def test_missing_rights_to_watch_are_an_input_error(ending: Ends) -> None:
     one = follower(ending)
     one.watches.jobs.forbidden = "no right"
     with pytest.raises(InputError, match="cannot watch PyTorchJob x: no right"):
@@ -187,7 +187,7 @@ def test_every_container_that_has_a_log_is_followed() -> None:
     ]
 
 
-def test_what_a_queue_says_is_asked_for_less_and_less_often(
+def test_the_queue_is_requested_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests: list[float] = []

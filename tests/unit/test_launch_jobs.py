@@ -81,7 +81,7 @@ class Closed(Store):
 
 
 @pytest.mark.parametrize("script", ["x" * 130_001, "∑" * 50_000])
-def test_what_fits_no_variable_needs_a_config_map(script: str) -> None:
+def test_a_script_too_large_for_a_variable_needs_a_config_map(script: str) -> None:
     make(Store(), script)
     with pytest.raises(InputError, match="no right to create a ConfigMap") as error:
         make(Closed(), script)
@@ -90,7 +90,7 @@ def test_what_fits_no_variable_needs_a_config_map(script: str) -> None:
     assert "volumes" not in str(job) or "configMap" not in str(job)
 
 
-def test_what_fits_no_config_map_is_told_before_one_is_made() -> None:
+def test_a_script_too_large_for_a_config_map_is_refused() -> None:
     with pytest.raises(InputError, match=r"have 1,000,001 bytes, and a ConfigMap 1,000,000"):
         make(Store(), "x" * 1_000_001)
 
@@ -116,7 +116,7 @@ def test_tasks_of_one_run_do_not_take_one_anothers_jobs(
     assert list(other.attempts()) == [0, 1]
 
 
-def test_a_job_of_another_name_is_no_attempt_whatever_its_labels_say() -> None:
+def test_a_job_of_another_name_is_not_an_attempt() -> None:
     store: Any = Store()
     spec = LaunchSpec.create(image="a:1", command=["x"])
     jobs = Jobs(store, spec, identify("run-1", "train", "", spec), None)
@@ -136,7 +136,7 @@ def test_a_job_of_another_name_is_no_attempt_whatever_its_labels_say() -> None:
         {"metadata": {}},
     ],
 )
-def test_a_script_of_somebody_else_is_not_mounted(change: dict[str, Any]) -> None:
+def test_a_foreign_config_map_is_refused(change: dict[str, Any]) -> None:
     store: Any = Store()
     make(store, "print('ours')")
     make(store, "print('ours')")  # of its own, it takes up what it made
@@ -149,7 +149,7 @@ def test_a_script_of_somebody_else_is_not_mounted(change: dict[str, Any]) -> Non
     assert list(store.objects) == [path]
 
 
-def test_cursors_and_lines_are_taken_while_other_pods_begin_to_write() -> None:
+def test_cursors_and_lines_are_read_during_changes() -> None:
     """The threads of the logs add to both; the one that saves them may not wait for their lock."""
     printer = Printer()
 

@@ -114,6 +114,6 @@ def test_mpirun_names_a_rank_that_raised_one_that_was_killed_and_a_lost_node() -
     assert error_in_log(lost) == LogError(lost[0])
 
 
-def test_mpirun_of_a_program_that_only_exits_gives_what_it_said_last() -> None:
+def test_mpirun_of_a_program_without_a_traceback() -> None:
     line = ["bad flag --x", *MPIRUN.splitlines()[5:]]
     assert error_in_log(line) == LogError("bad flag --x", 1)

@@ -143,7 +143,7 @@ def test_a_time_that_is_just_up_is_not_over() -> None:
     assert late(look(pod("a", "Running", 6), age=60), Limits(deadline=60)) == ""
 
 
-def test_a_reason_that_may_pass_stands_for_as_long_as_pods_may_wait() -> None:
+def test_a_transient_reason_lasts_for_pending_minutes() -> None:
     seen = replace(look(), clock=1000)
     stands = [Wait("pod a", Reason("quota", "exceeded quota"), 900)]
     line = "PyTorchJob x cannot start and was deleted: pod a: exceeded quota"
@@ -191,7 +191,7 @@ def test_an_elastic_job_whose_pods_crash_again_and_again_is_over(
     assert root_cause(result.reasons, result.state.message).retryable is retryable
 
 
-def test_what_the_operator_says_of_the_end_is_not_ours() -> None:
+def test_a_failed_job_is_not_given_up() -> None:
     job = {"status": {"conditions": [{"type": "Failed", "status": "True", "message": "why"}]}}
     result = verdict(look(job=job), Limits(crashes=1))
     assert result is not None
@@ -258,7 +258,7 @@ def launch(api: Any, **fields: Any) -> str:
     return str(error.value)
 
 
-def test_a_deadline_that_the_operator_enforced_is_told_and_not_tried_again(
+def test_the_operators_deadline_is_not_retried(
     api: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ranks left as if they were preempted, which would be worth another hour."""

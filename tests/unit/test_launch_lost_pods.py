@@ -70,7 +70,7 @@ def looked(*looks: Any, job: Any = JOB, removed: Any = ()) -> Pods:
     return pods
 
 
-def test_a_pod_that_failed_and_was_cleaned_up_still_tells_why() -> None:
+def test_a_failed_and_removed_pod_shows_the_cause() -> None:
     """The last state of a pod comes with the event of its deletion, and is all there is of it."""
     running, peer = pod("worker-0"), pod("master-0")
     failed = pod("worker-0", 2, "ValueError: no", phase="Failed")
@@ -81,7 +81,7 @@ def test_a_pod_that_failed_and_was_cleaned_up_still_tells_why() -> None:
     assert "ValueError: no" in root_cause([peer, *pods.ended_for_good], "").error
 
 
-def test_a_pod_whose_place_was_taken_is_no_part_of_the_end() -> None:
+def test_a_replaced_pod_is_not_part_of_the_end() -> None:
     failed = pod("worker-0", 143, "stopped", phase="Failed")
     pods = looked([failed], [pod("worker-0", uid="another")])
 
@@ -112,7 +112,7 @@ REPLACED = (
         (9999, 0, 0, False),
     ],
 )
-def test_a_job_whose_lost_pod_was_replaced_is_over_after_a_while(
+def test_a_job_with_a_replaced_pod_is_over_after_some_silence(
     clock: float, heard_at: float, silence: float, split: bool
 ) -> None:
     pods = looked(*REPLACED)
@@ -123,7 +123,7 @@ def test_a_job_whose_lost_pod_was_replaced_is_over_after_a_while(
     assert bool(split_by_a_replacement(look, Limits(silence=silence))) is split
 
 
-def test_a_job_that_cannot_go_on_is_given_up_though_its_operator_would_not() -> None:
+def test_a_job_that_cannot_recover_is_given_up() -> None:
     """Neither an answer nor an end would come from its ranks for a quarter of an hour."""
     again = pod("node-0")
     again["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1}}
@@ -140,7 +140,7 @@ def test_a_job_that_cannot_go_on_is_given_up_though_its_operator_would_not() -> 
     assert verdict(split, Limits()) is None
 
 
-def test_a_job_whose_lost_pod_was_not_replaced_is_waited_for() -> None:
+def test_a_job_waits_for_the_replacement_of_a_lost_pod() -> None:
     look = Look(
         KINDS["trainjob"], JOB, looked(REPLACED[0], [pod("master-0")]), True, now=0, clock=9999
     )
@@ -161,7 +161,7 @@ def test_a_replacement_counts_for_a_pod_that_failed_and_for_none_that_succeeded(
         ("pytorchjob", 9999, False),
     ],
 )
-def test_a_container_that_was_started_again_ends_a_job_whose_operator_restarts_in_place(
+def test_a_container_restarted_in_place_ends_the_job(
     kind: str, after: float, restarted: bool
 ) -> None:
     """The pods that failed with it are waited for a moment."""
@@ -194,7 +194,7 @@ def test_pods_that_a_queue_took_back_are_no_failure() -> None:
     assert again.look(JOB, {}, {}, 6).look(JOB, {}, {}, 7).lost == (successor,)
 
 
-def test_a_pod_that_failed_beside_those_that_were_taken_back_is_a_failure() -> None:
+def test_a_failed_pod_beside_preempted_ones_is_a_failure() -> None:
     pods = looked([pod("worker-0")]).look(QUEUED, {"worker-0": pod("worker-0")}, {}, 2)
     present = {"worker-0": pod("worker-0", 143), "another": pod("worker-0", 1, uid="another")}
     assert not pods.look(JOB, present, {}, 3).only_preempted

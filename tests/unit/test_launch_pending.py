@@ -86,7 +86,7 @@ def test_an_image_that_is_root_gets_its_remedy() -> None:
 @pytest.mark.parametrize(
     ("reason", "remedy"), [("FailedAttachVolume", "publish=clone"), ("FailedMount", "secrets")]
 )
-def test_a_volume_that_is_not_mounted_is_told_from_the_events(reason: str, remedy: str) -> None:
+def test_an_unmounted_volume_is_explained_by_events(reason: str, remedy: str) -> None:
     pod = waiting("ContainerCreating", "")
     event = {
         "reason": reason,
@@ -176,7 +176,7 @@ def test_of_many_jobs_ahead_a_few_are_named() -> None:
     assert "behind PyTorchJob job-0, PyTorchJob job-1, PyTorchJob job-2 and 2 more (" in line
 
 
-def test_a_preempted_job_names_what_came_before_it() -> None:
+def test_a_preempted_job_names_the_preempting_one() -> None:
     message = "Preempted to accommodate a workload (UID: w-urgent, JobUID: urgent) due to priority"
     evicted = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": message}
     same = {**PENDING, "message": message}
@@ -187,12 +187,12 @@ def test_a_preempted_job_names_what_came_before_it() -> None:
     )
 
 
-def test_a_job_that_kueue_has_not_seen_yet_says_no_more_than_that() -> None:
+def test_a_job_that_kueue_has_not_handled_yet() -> None:
     assert queued() == "waiting for Kueue to add it to queue team"
     assert queued(workload("u", 1)) == "waiting for Kueue to add it to queue team"
 
 
-def test_a_suspended_job_without_a_queue_is_somebody_elses() -> None:
+def test_a_suspended_job_without_a_queue() -> None:
     api: Any = Kueue()
     assert explain(JOB, State("queued"), [], [], api).startswith("suspended; ")
 
@@ -225,7 +225,7 @@ def test_a_deadline_counts_from_when_the_queue_let_the_job_go() -> None:
     assert started(job({**resumed, "status": "True"})) == started(job())
 
 
-def test_a_trainjob_that_lost_its_patches_is_told_from_one_with_more() -> None:
+def test_a_trainjob_without_our_patches_is_recognized() -> None:
     ours, kueues = {"manager": "kfp-ddp/launcher"}, {"manager": "kueue.x-k8s.io/manager"}
     lost = KINDS["trainjob"].lost
     assert lost({"spec": {"runtimePatches": [ours, kueues]}}) == ""

@@ -35,7 +35,7 @@ NOTHING = [BARE, {**BARE, "status": None}, {**BARE, "status": {"containerStatuse
 
 
 @pytest.mark.parametrize("bare", NOTHING)
-def test_a_pod_of_which_nothing_is_known_waits(bare: dict[str, Any]) -> None:
+def test_a_pod_without_a_status_waits(bare: dict[str, Any]) -> None:
     assert waits(bare)
     assert not writes_no_more(bare)
     assert not has_started(bare, "c0")
@@ -55,9 +55,7 @@ def test_a_pod_of_which_nothing_is_known_waits(bare: dict[str, Any]) -> None:
         ("Failed", False, False),
     ],
 )
-def test_the_phase_tells_whether_a_pod_waits_and_writes(
-    phase: str, waiting: bool, writes: bool
-) -> None:
+def test_waiting_and_writing_follow_from_the_phase(phase: str, waiting: bool, writes: bool) -> None:
     assert (waits(pod(phase)), not writes_no_more(pod(phase))) == (waiting, writes)
     assert has_failed(pod(phase)) == (phase == "Failed")
 
@@ -88,7 +86,7 @@ def test_a_pod_that_is_stopped_may_run_for_its_time_of_grace() -> None:
     assert seconds_to_stop({**pod("Running"), "metadata": stopped, "spec": {}}) == 0
 
 
-def test_the_first_container_that_ended_tells_when() -> None:
+def test_a_pod_ended_with_its_first_container() -> None:
     one, other = "2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"
     assert ended_at(pod("Failed", ended(1, other), RUNS, ended(1, one))) == one
     assert ended_at(pod("Failed", ended(1), ended(1, other))) == other
@@ -106,7 +104,7 @@ def test_the_first_container_that_ended_tells_when() -> None:
         ((143, 0, 2), True, True),
     ],
 )
-def test_a_pod_crashed_that_ended_badly_and_was_not_told_to(
+def test_a_crash_is_a_failure_without_a_stop(
     codes: tuple[int | None, ...], failed: bool, crashed: bool
 ) -> None:
     seen = pod("Running", *map(ended, codes), RUNS)
@@ -124,5 +122,5 @@ def test_a_container_that_ended_before_was_restarted() -> None:
     assert not was_restarted(pod("Running", {**RUNS, "lastState": {"running": {}}}))
 
 
-def test_a_pod_was_made_when_its_metadata_say() -> None:
+def test_creation_time() -> None:
     assert created({"metadata": {"creationTimestamp": "1970-01-01T00:01:00Z"}}) == 60

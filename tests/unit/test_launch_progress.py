@@ -69,13 +69,13 @@ def test_progress_line_has_step_loss_speed_and_the_time_that_is_left() -> None:
         ),
     ],
 )  # fmt: skip
-def test_progress_line_tells_what_steps_wait_for(fields: Event, said: str) -> None:
+def test_progress_line_shows_waits(fields: Event, said: str) -> None:
     progress = TrainingProgress()
     progress.update([{**steps((10, 100.0))[0], "step_seconds": 1.0, **fields}])
     assert progress.line() == f"step 10 · loss 0.500 · 1,234 images/s{said}"
 
 
-def test_the_rate_starts_anew_when_training_is_resumed() -> None:
+def test_the_rate_is_reset_on_resume() -> None:
     progress = TrainingProgress()
     progress.update(steps((10, 0.0), (20, 10.0)))
     progress.update([{"event": "start", "steps_total": 110}, *steps((20, 1000.0), (30, 1005.0))])
@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_finite_is_left_out() -> None:
     assert progress.line() == "step 1 · 1 images/s"
 
 
-def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+def test_progress_is_printed_at_intervals_and_at_the_end(tmp_path: Path) -> None:
     path, report = tmp_path / "metrics.jsonl", list[str]()
     path.write_text('{"event": "step", "step": 9}\n')  # of an earlier attempt
     printer = ProgressPrinter(report.append, path, seconds=10)

@@ -39,7 +39,7 @@ BARE, FULL = runtime({}), runtime({"requests": {"cpu": "1"}})
         (403, 404, "TrainingRuntime", True),
     ],
 )
-def test_one_of_the_namespace_goes_first_and_what_is_not_seen_is_there(
+def test_a_runtime_of_the_namespace_comes_first(
     space: Any, whole: Any, kind: str, has_resources: bool
 ) -> None:
     """Of one that may not be looked at, nobody knows what its nodes ask for: it is left alone."""
@@ -49,6 +49,6 @@ def test_one_of_the_namespace_goes_first_and_what_is_not_seen_is_there(
     )
 
 
-def test_one_that_is_nowhere_is_one_line() -> None:
+def test_a_missing_runtime_is_an_input_error() -> None:
     with pytest.raises(InputError, match="runtime 'mine' does not exist; use one of `kubectl get"):
         KINDS["trainjob"].find_runtime(Server({}), SPEC)

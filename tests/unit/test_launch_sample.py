@@ -94,19 +94,19 @@ def test_of_many_that_failed_the_first_are_read_a_few_at_once() -> None:
     assert chosen(pods, begun)[0] == "worker-5"
 
 
-def test_a_node_whose_pod_is_gone_is_followed_again_and_one_that_ended_well_is_not() -> None:
+def test_another_pod_of_a_node_is_followed_after_a_removal() -> None:
     pods = job(100, nodes=2, w1=ended(5, code=0))
     assert chosen(pods, {"worker-0": True, "worker-1": False}) == []
     del pods["worker-1"]
     assert chosen(pods, {"worker-0": True, "worker-1": False}) == ["worker-3"]
 
 
-def test_what_starts_the_ranks_of_an_mpijob_is_followed_first() -> None:
+def test_the_launcher_of_an_mpijob_is_followed_first() -> None:
     pods = job(100, nodes=100) | {"launcher-0": pod(0, 0, role="launcher")}
     assert chosen(pods)[:2] == ["launcher-0", "worker-0"]
 
 
-def test_what_is_kept_of_a_pod_tells_the_same(tmp_path: Path) -> None:
+def test_a_reduced_pod_has_the_same_cause(tmp_path: Path) -> None:
     whole: Object = {
         "metadata": {
             "name": "x-worker-3",
@@ -140,7 +140,7 @@ def test_what_is_kept_of_a_pod_tells_the_same(tmp_path: Path) -> None:
     assert few["spec"]["volumes"] == whole["spec"]["volumes"][1:]
 
 
-def test_a_pod_that_was_told_to_stop_is_not_why_the_job_failed() -> None:
+def test_a_stopped_pod_is_not_the_cause() -> None:
     """The operator stops the others as soon as one is gone, and these end with a signal's code."""
     stopped = pod(0, 0, ended(1, code=143))
     stopped["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -172,7 +172,7 @@ def follower(pods: dict[str, Object]) -> Follower:
     return created
 
 
-def test_what_is_followed_of_many_pods_is_said_once_though_none_runs_yet(
+def test_the_sample_note_is_printed_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PodLog, "run", lambda self: None)
@@ -185,7 +185,7 @@ def test_what_is_followed_of_many_pods_is_said_once_though_none_runs_yet(
     assert capsys.readouterr().out.splitlines() == [logs.sample_note(17, "space")]
 
 
-def test_of_many_pods_it_is_said_once_what_is_followed_and_shown(
+def test_failed_pods_are_counted_and_the_end_is_not_delayed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread waits for one that runs on, as some of a thousand always do."""
@@ -205,7 +205,7 @@ def test_of_many_pods_it_is_said_once_what_is_followed_and_shown(
     assert capsys.readouterr().out == ""
 
 
-def test_of_many_that_failed_in_one_second_the_logs_tell_who_was_first(
+def test_logs_decide_the_first_of_many_failures_in_a_second(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pods whose last words are of a lost peer are followed by another, until one tells a cause."""
@@ -244,7 +244,7 @@ class Asked:
         return {"status": {"phase": "Pending"}, "spec": {"storageClassName": "slow"}}
 
 
-def test_why_many_pods_wait_is_asked_once_and_said_in_a_line() -> None:
+def test_a_pvc_of_many_pods_is_requested_once() -> None:
     waits = pod(0, 0, {"waiting": {}})
     condition = {"type": "PodScheduled", "status": "False", "message": "unbound claims"}
     claim = {"persistentVolumeClaim": {"claimName": "work"}}
@@ -265,7 +265,7 @@ def test_why_many_pods_wait_is_asked_once_and_said_in_a_line() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 300])
-def test_what_many_ranks_tell_is_read_in_parts(tmp_path: Path, count: int) -> None:
+def test_reports_of_many_ranks_are_read_in_parts(tmp_path: Path, count: int) -> None:
     for rank in range(count):
         line = {"rank": rank, "pod": "p", "node": "n", "step": 1, "phase": "step", "time": 0}
         (tmp_path / f"{rank}.json").write_text(json.dumps(line))
@@ -276,7 +276,7 @@ def test_what_many_ranks_tell_is_read_in_parts(tmp_path: Path, count: int) -> No
     assert max(len(report) for report, _ in parts) <= ranks.PART
 
 
-def test_many_ranks_that_stand_still_are_found_though_each_look_reads_a_part(
+def test_a_stall_of_many_ranks_is_seen_in_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pods = job(130, nodes=3)

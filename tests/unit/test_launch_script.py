@@ -20,7 +20,7 @@ def test_text_that_is_not_packed_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("bad", ["data:,x", PREFIX + "=", PREFIX + "a$b=", PREFIX + "//79"])
-def test_what_is_no_packed_file_is_one_line(bad: str) -> None:
+def test_an_invalid_packed_file_is_an_input_error(bad: str) -> None:
     with pytest.raises(InputError, match="not a packed Python file") as error:
         unpacked(bad)
     assert "\n" not in str(error.value)
@@ -36,7 +36,7 @@ def test_what_is_no_packed_file_is_one_line(bad: str) -> None:
     ],
     ids=["missing", "latin-1", "NUL", "large"],
 )
-def test_a_file_that_cannot_travel_is_one_line(
+def test_a_file_that_cannot_be_packed_is_an_input_error(
     tmp_path: Path, content: bytes | None, says: str
 ) -> None:
     file = tmp_path / "train.py"

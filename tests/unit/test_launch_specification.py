@@ -81,7 +81,7 @@ SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3
         ({"annotations": {"a b": "c"}}, "it should be the key of a label or resource"),
     ],
 )
-def test_bad_settings_are_one_line(fields: dict[str, Any], says: str) -> None:
+def test_an_invalid_setting_fails_with_one_line(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError) as error:
         LaunchSpec.create(**{**SPEC, **fields})
     assert says in str(error.value)
@@ -97,7 +97,7 @@ def test_every_provider_of_spot_nodes_has_a_label_and_a_taint(spot: str) -> None
 
 
 @pytest.mark.parametrize("name", LaunchSpec.model_fields)
-def test_a_description_is_a_sentence_that_tells_what_an_empty_value_means(name: str) -> None:
+def test_a_description_explains_the_default(name: str) -> None:
     """It is the text of the command line, of the README's table and of the documentation."""
     field = LaunchSpec.model_fields[name]
     text = field.description or ""
@@ -155,7 +155,7 @@ def test_a_script_never_meets_a_shell() -> None:
     assert "KFP_DDP_SCRIPT" not in {item["name"] for item in pod.environment(spec, "map")}
 
 
-def test_single_settings_win_over_what_the_task_has() -> None:
+def test_single_settings_override_resources() -> None:
     options = {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}
     spec = LaunchSpec.create(**SPEC, resources=options, cpu="8", cpu_request="6", gpus_per_node=4)
     assert pod.resources(spec, defaults=False) == {
@@ -203,7 +203,7 @@ def test_gpus_set_on_the_task_give_a_process_each_and_an_mpijobs_launcher_none(g
     assert limits["Launcher"]["cpu"] == "1"
 
 
-def test_what_is_set_on_the_task_and_on_the_component_is_joined() -> None:
+def test_settings_of_task_and_component_are_merged() -> None:
     task = dsl.TaskConfig(
         node_selector={"zone": "a", "disk": "ssd"},
         tolerations=[{"key": "gpu"}],
@@ -317,7 +317,7 @@ def test_the_step_enforces_a_deadline_before_the_operator(kind: str) -> None:
     assert seconds() is None
 
 
-def test_a_command_of_ones_own_finds_the_time_out_of_its_collectives() -> None:
+def test_the_timeout_of_collectives_is_a_variable() -> None:
     """Torch takes it from no variable, so nothing of torch's is set to something else."""
     spec = LaunchSpec.create(**SPEC, nccl_timeout_minutes=2.5)
     result = {item["name"]: item.get("value") for item in pod.environment(spec, "")}

@@ -56,7 +56,7 @@ def waiting(reason: str, message: str, where: str = "containerStatuses") -> dict
         ("PodInitializing", "", None, 0),
     ],
 )
-def test_what_keeps_a_container_from_starting_has_its_time(
+def test_limits_of_the_reasons_why_a_container_waits(
     where: str, reason: str, message: str, kind: str | None, seconds: float
 ) -> None:
     result = container_reason(waiting(reason, message, where))
@@ -84,7 +84,7 @@ WEBHOOK = 'admission webhook "policy.example.com" denied the request: no such te
         ("etcdserver: request timed out", "no pods"),
     ],
 )
-def test_what_keeps_pods_from_being_made_is_in_the_newest_event(message: str, kind: str) -> None:
+def test_the_newest_event_shows_why_pods_are_not_created(message: str, kind: str) -> None:
     events = [
         {"reason": "RestartPolicy", "message": "so", "lastTimestamp": "2026-01-01T00:00:09Z"},
         {"reason": "FailedCreatePod", "message": message, "lastTimestamp": "2026-01-01T00:00:02Z"},
@@ -131,7 +131,7 @@ class Refusing:
         (0, "no answer", ""),
     ],
 )
-def test_where_events_may_not_be_read_the_server_is_asked_for_a_pod(
+def test_without_events_a_dry_run_shows_why_pods_are_refused(
     status: int, message: str, kind: str
 ) -> None:
     api: Any = Refusing(status, message)
@@ -169,13 +169,13 @@ def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> s
         ([(0, "unschedulable", "no node"), (99999, "unschedulable", "no node")], 0, ""),
     ],
 )
-def test_a_reason_ends_the_job_when_it_has_stood_its_time(
+def test_a_reason_ends_the_job_after_its_limit(
     seen: list[tuple[float, str, str]], pending: float, kind: str
 ) -> None:
     assert stood(*seen, pending=pending) == kind
 
 
-def test_of_several_reasons_the_oldest_is_told() -> None:
+def test_the_oldest_reason_is_reported() -> None:
     before = track({}, {"b": Reason("configuration", "first")}, 1)
     both = {"a": Reason("forbidden", "second"), "b": Reason("configuration", "first")}
     result = expired(track(before, both, 2).values(), 99, 0)
@@ -200,7 +200,7 @@ def ended(code: int, message: str, where: str = "containerStatuses") -> dict[str
         ),
     ],
 )
-def test_the_error_of_a_job_tells_which_pod_never_started(
+def test_the_cause_names_the_pod_that_never_started(
     pods: list[dict[str, Any]], error: str, retryable: bool
 ) -> None:
     """The operator itself says no more than that a worker failed."""
