@@ -1,4 +1,4 @@
-"""Run the committed pipeline in a child process, show it phase by phase, gather what it made."""
+"""Run a compiled pipeline in a child process, and show its steps."""
 
 import json
 import os
@@ -19,6 +19,7 @@ import psutil
 
 from kfp_ddp.core.errors import InputError, JobError, StorageError
 from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
+from kfp_ddp.core.step import last_error
 from kfp_ddp.local import results
 from kfp_ddp.local.pipeline import COMPILED
 from kfp_ddp.local.results import ENDED, LOG, STARTED
@@ -31,10 +32,10 @@ GRACE_SECONDS = 10.0
 
 
 def prepare(output: Path) -> None:
-    """Make `output` ready for a run: the work of the one before goes, its data and results stay.
+    """Create the folder, or remove the work of the previous run from it; data and results stay.
 
     Raises:
-        InputError: the folder holds what no run wrote.
+        InputError: the folder has files of another origin.
         StorageError: it cannot be written.
     """
     try:
@@ -60,26 +61,23 @@ def run(
     started: float,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Train in a folder that `prepare` made ready, and return the summary.
-
-    `output/summary.json` holds the summary: accuracy (0 to 1), seconds, bundle and report
-    (paths), and the other figures of `results.gather`.
+    """Run train_resnet as `execute` does, and return the summary of `results.gather`.
 
     Args:
         output: The folder.
-        arguments: Those of the pipeline train_resnet.
-        environment: Variables of its steps, beside those of this process.
-        started: `time.monotonic` when the whole began.
-        meanwhile: What to do while the pipeline starts.
+        arguments: Arguments of the pipeline.
+        environment: Further environment variables of its steps.
+        started: `time.monotonic` at the start of the command.
+        meanwhile: Called while the pipeline starts.
 
     Raises:
-        JobError: if the pipeline failed; the line names the step, its error and the log.
+        JobError: the pipeline failed; the line names the step, its error and the log.
     """
     cache = output / "cache"
     training = {"cache_dir": str(cache), **arguments.get("training", {})}
     try:
-        given = {**arguments, "training": training}
-        execute(output, COMPILED, given, environment, results.detail, meanwhile)
+        arguments = {**arguments, "training": training}
+        execute(output, COMPILED, arguments, environment, results.detail, meanwhile)
     finally:
         shutil.rmtree(cache, ignore_errors=True)
     return results.gather(output, seconds=time.monotonic() - started)
@@ -93,18 +91,18 @@ def execute(
     detail: Detail,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run a compiled pipeline in a folder that `prepare` made ready, and show its steps.
+    """Run a compiled pipeline in a folder of `prepare`, and show its steps.
 
     Args:
         output: The folder; it gets the log, and artifacts below `artifacts`.
         compiled: The YAML.
-        arguments: Those of the pipeline.
-        environment: Variables of its steps, beside those of this process.
-        detail: Tells of a step that ended well what it made, by the folder and its name.
-        meanwhile: What to do while the pipeline starts.
+        arguments: Arguments of the pipeline.
+        environment: Further environment variables of its steps.
+        detail: Returns a line about a successful step, from the folder and the step's name.
+        meanwhile: Called while the pipeline starts.
 
     Raises:
-        JobError: if the pipeline failed; the line names the step, its error and the log.
+        JobError: the pipeline failed; the line names the step, its error and the log.
     """
     folders = {DATA_VARIABLE: str(output / "data"), WORK_VARIABLE: str(output / "work")}
     module = [sys.executable, "-u", "-m", "kfp_ddp.local.pipeline"]
@@ -118,71 +116,60 @@ def execute(
         )
     ) as child:
         meanwhile()
-        failed = _follow(child, output, detail)
+        assert child.stdout is not None
+        failed = _follow(child.stdout, output, detail)
+        child.wait()
     if failed or child.returncode != 0:
-        reason = results.last_error(output / LOG) or f"exit code {child.returncode}"
+        reason = last_error((output / LOG).read_text()) or f"exit code {child.returncode}"
         raise JobError(f"{failed or 'the pipeline'} failed: {reason}; the log is {output / LOG}")
 
 
-class _Follower:
-    """Turns the child's log into phases on the screen; `failed` names the step that failed."""
-
-    def __init__(self, output: Path, detail: Detail) -> None:
-        self.failed = ""
-        self._output, self._detail = output, detail
-        self._phase: Phase | None = None
-
-    def read(self, line: str) -> None:
-        """Begin or end a phase if the line says that a step did."""
-        if begun := STARTED.search(line):
-            self._phase = Phase(begun[1])
-            self._phase.show("")
-        elif (ended := ENDED.search(line)) and self._phase is not None:
-            phase, self._phase = self._phase, None
-            good = ended[2] == "SUCCESS"
-            phase.detail = self._detail(self._output, phase.name) if good else "failed"
-            phase.end(good)
-            self.failed = self.failed or ("" if good else phase.name)
-
-    def tick(self) -> None:
-        """Draw the running phase again, with its progress."""
-        phase = self._phase
-        if phase is not None:
-            phase.show(results.progress(self._output) if phase.name == "train" else "")
-
-
-def _follow(child: subprocess.Popen[str], output: Path, detail: Detail) -> str:
-    """Log and show the child's output until it ends; the name of a failed step, or ''."""
-    assert child.stdout is not None
-    follower = _Follower(output, detail)
-    lines: queue.Queue[str | None] = queue.Queue()
-    reader = threading.Thread(target=_read, args=(child.stdout, lines), daemon=True)
-    reader.start()
+def _follow(stream: IO[str], output: Path, detail: Detail) -> str:
+    """Log the child's output and show its steps until it ends; return a failed step or ''."""
+    failed, phase = "", None
     with (output / LOG).open("a") as log:
-        while True:
-            try:
-                line = lines.get(timeout=REFRESH_SECONDS)
-            except queue.Empty:
-                follower.tick()
-                continue
-            if line is None:
-                child.wait()
-                return follower.failed
-            plain = ANSI.sub("", line)
-            log.write(plain)
-            log.flush()
-            follower.read(plain)
+        for line in _lines(stream):
+            if line:
+                log.write(line)
+                log.flush()
+            if begun := STARTED.search(line):
+                phase = Phase(begun[1])
+                phase.show("")
+            elif phase is not None and (ended := ENDED.search(line)):
+                good = ended[2] == "SUCCESS"
+                phase.detail = detail(output, phase.name) if good else "failed"
+                phase.end(good)
+                failed = failed or ("" if good else phase.name)
+                phase = None
+            elif phase is not None and not line:
+                phase.show(results.progress(output) if phase.name == "train" else "")
+    return failed
 
 
-def _read(stream: IO[str], lines: "queue.Queue[str | None]") -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(None)
+def _lines(stream: IO[str]) -> Iterator[str]:
+    """Yield the lines of a stream without colours, and '' every `REFRESH_SECONDS` of silence."""
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        for line in stream:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=REFRESH_SECONDS)
+        except queue.Empty:
+            yield ""
+            continue
+        if line is None:
+            return
+        yield ANSI.sub("", line)
 
 
 @contextmanager
 def _stopped_at_the_end(child: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """End the child and everything below it when the block is left; ranks have own sessions."""
+    """Stop the child and all its descendants at the end of the block; ranks have own sessions."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Whether what a command needs beside the base install is there."""
+"""Check for the packages that a command needs beside the base installation."""
 
 from importlib.util import find_spec
 
@@ -17,10 +17,10 @@ _MODULES = {
 
 
 def require(extra: str) -> None:
-    """Refuse to begin without the packages of an extra.
+    """Check that the packages of an extra are installed.
 
     Raises:
-        InputError: naming the first that is missing, and how to get all.
+        InputError: one is missing; the line says how to install all.
     """
     for module in _MODULES[extra]:
         if find_spec(module) is None:

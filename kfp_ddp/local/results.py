@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from kfp_ddp.core.step import last_error as error_in
 from kfp_ddp.jobs.progress import TrainingProgress, clock
 from kfp_ddp.local.screen import bar
 from kfp_ddp.report.events import read_events
@@ -22,7 +21,6 @@ from kfp_ddp.report.events import read_events
 LOG = "pipeline.log"
 STARTED = re.compile(r"Executing task '([^']+)'")
 ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
-"""Lines of that log."""
 FORMATS = {"model.safetensors": "safetensors", "model.onnx": "ONNX", "model.pt2": ".pt2"}
 
 
@@ -75,11 +73,6 @@ def images_per_second(output: Path) -> float:
     """Return the median over all training steps."""
     speeds = sorted(e["images_per_s"] for e in _events(output) if e["event"] == "step")
     return speeds[len(speeds) // 2] if speeds else 0.0
-
-
-def last_error(log: Path) -> str:
-    """Return the error of the failed step; '' if unknown."""
-    return error_in(log.read_text())
 
 
 def gather(output: Path, seconds: float) -> dict[str, Any]:

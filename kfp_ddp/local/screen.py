@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: a line for each phase, the current one with its progress."""
+"""Display of a running pipeline: a line per step, with progress on a terminal."""
 
 import shutil
 import sys
@@ -11,10 +11,9 @@ REST_WIDTH = 30  # mark, name and seconds of a line, which must not wrap
 
 
 class Phase:
-    """One phase: prints `✓ name  detail  seconds` when it ends well, `✗` when it does not.
+    """Context manager that prints `✓ name  detail  seconds` at its end, or `✗` after an error.
 
-    Used as a context manager. On a terminal the line is drawn while the phase runs; in a log
-    there is one line, at its end.
+    On a terminal the line is also drawn while the phase runs.
     """
 
     def __init__(self, name: str, stream: TextIO | None = None) -> None:
@@ -52,6 +51,6 @@ class Phase:
 
 
 def bar(done: int, total: int, width: int = 20) -> str:
-    """A bar such as `██████░░░░` for `done` of `total`."""
+    """Return a bar such as `██████░░░░` for `done` of `total`."""
     filled = width * min(done, total) // max(total, 1)
     return "█" * filled + "░" * (width - filled)

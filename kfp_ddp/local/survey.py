@@ -68,7 +68,7 @@ def look(source: str, arguments: Mapping[str, Any]) -> Photographs:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Names of all files below a folder, and of empty folders with a slash at the end."""
+    """Yield the names of all files below a folder, and of empty folders with a trailing slash."""
     for at, folders, files in os.walk(folder):
         below = Path(at).relative_to(folder)
         if not folders and not files and below.parts:
@@ -77,7 +77,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _short_side(paths: list[Path]) -> int:
-    """The shorter side of a usual image, in pixels; 0 where none of those looked at tells."""
+    """Return the median of the shorter sides of some images, in pixels; 0 if none is readable."""
     from PIL import Image, UnidentifiedImageError
 
     sides = []
