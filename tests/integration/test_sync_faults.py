@@ -52,13 +52,14 @@ def test_mendable_fault_gives_the_right_bytes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", [SMALL_BODY, LARGE], ids=["small", "large"])
-@pytest.mark.parametrize("fault", [*MENDABLE, "403"])
+@pytest.mark.parametrize(
+    ("fault", "body"),
+    [*((fault, SMALL_BODY) for fault in (*MENDABLE, "403"))]
+    + [(fault, LARGE) for fault in ("503", "reset", "fin", "corrupt", "shortlen")],
+)
 def test_lasting_fault_fails_and_keeps_the_version_before(
     bucket: Bucket, tmp_path: Path, fault: str, body: bytes
 ) -> None:
-    if fault == "stall" and body is LARGE:
-        pytest.skip("half of the rest arrives each time: the small body shows it in less time")
     objects = fill(bucket)
     before = run(tmp_path)
     bucket.put("ds/train/b/x", body[:-1])
@@ -78,20 +79,6 @@ def test_corruption_after_a_resumed_range_is_found(bucket: Bucket, tmp_path: Pat
     bucket.fault("ds/train/b/x", "reset", "corrupt-range")
     assert content(run(tmp_path).path) == objects
     assert bucket.gets.count("ds/train/b/x") == 3
-
-
-def test_broken_large_body_is_continued_not_repeated(bucket: Bucket, tmp_path: Path) -> None:
-    fill(bucket, LARGE)
-    bucket.fault("ds/train/b/x", "fin", "fin")
-    result = run(tmp_path)
-    assert result.retries == 2
-    assert content(result.path)["train/b/x"] == LARGE
-
-
-def test_missing_hash_header_does_not_matter(bucket: Bucket, tmp_path: Path) -> None:
-    objects = fill(bucket)
-    bucket.fault("ds/train/b/x", "nohash")
-    assert content(run(tmp_path).path) == objects
 
 
 def test_missing_hash_in_the_listing_is_refused(bucket: Bucket, tmp_path: Path) -> None:
@@ -160,7 +147,7 @@ def test_page_that_stays_wrong_is_one_line(
 def test_storm_over_every_object_is_survived(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     for at, name in enumerate(objects):
-        bucket.fault(f"ds/{name}", *["503", "429", "reset"][: 1 + at % 3])
+        bucket.fault(f"ds/{name}", *["503", "429", "nohash"][: 1 + at % 3])
     assert content(run(tmp_path).path) == objects
 
 
@@ -196,7 +183,8 @@ def test_words_of_a_server_cannot_write_to_a_terminal(bucket: Bucket, tmp_path: 
     words = json.dumps({"error": {"message": "no \x1b[2J \x9b \u202e way\nat all"}})
     bucket.refusal = words.encode()
     bucket.list_faults.append("403")
-    with pytest.raises(InputError, match="no permission to list") as listing:
+    role = r"no permission to list.*roles/storage.objectViewer"
+    with pytest.raises(InputError, match=role) as listing:
         run(tmp_path)
     bucket.fault("ds/\x1b[2J", "403")
     encoding = dataclasses.replace(QUICK, hostile_names="encode")
@@ -205,10 +193,3 @@ def test_words_of_a_server_cannot_write_to_a_terminal(bucket: Bucket, tmp_path: 
     for caught in (listing, reading):
         assert "way" in str(caught.value)
         assert str(caught.value).isprintable()
-
-
-def test_no_right_to_list_names_the_role(bucket: Bucket, tmp_path: Path) -> None:
-    fill(bucket)
-    bucket.list_faults.append("403")
-    with pytest.raises(InputError, match=r"no permission to list.*roles/storage.objectViewer"):
-        run(tmp_path)

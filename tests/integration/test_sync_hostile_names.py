@@ -1,13 +1,16 @@
-"""Object names that cannot be files: refused, skipped or encoded; nothing outside the target."""
+"""Invalid object names are refused, skipped or encoded; no file is written outside the target."""
 
-import random
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
 from tests.gcs_server import Bucket
-from tests.sync_runs import content, run
+from tests.sync_runs import OWN, content, run
 
 HOSTILE = (
     "../evil.txt", "x/../../../evil2.txt", "/abs.txt", "a//c", "x/./y", "x/../z", "nul\0x",
@@ -21,51 +24,33 @@ HARMLESS = ("back\\slash", "..\\win", "con", "trail ", "-rf", "~root", "é.txt",
 )  # fmt: skip
 
 
-def hostile(bucket: Bucket) -> None:
+@pytest.fixture
+def target(bucket: Bucket, tmp_path: Path) -> Iterator[Path]:
+    """Yield a target for a bucket of hostile names; no file is left outside of it."""
     for name in HOSTILE + HARMLESS:
         bucket.put(f"ds/{name}", b"" if name == "empty/" else f"content of {name}".encode())
-
-
-def outside_of(target: Path) -> list[str]:
-    return [path.name for path in target.parent.iterdir() if path != target]
+    target = tmp_path / "deep" / "target"
+    target.mkdir(parents=True)
+    yield target
+    assert list(target.parent.iterdir()) == [target]
 
 
 @pytest.mark.parametrize("mirror", [False, True])
-def test_hostile_names_are_an_error_by_default(
-    bucket: Bucket, tmp_path: Path, mirror: bool
+def test_hostile_names_are_refused_skipped_or_encoded(
+    bucket: Bucket, target: Path, mirror: bool
 ) -> None:
-    hostile(bucket)
-    target = tmp_path / "deep" / "target"
-    target.mkdir(parents=True)
     with pytest.raises(InputError, match=f"^{len(HOSTILE)} object names cannot be files: "):
         run(target, mirror=mirror)
     assert bucket.gets == []
-    assert outside_of(target) == []
-
-
-@pytest.mark.parametrize("mirror", [False, True])
-def test_hostile_names_can_be_skipped(bucket: Bucket, tmp_path: Path, mirror: bool) -> None:
-    hostile(bucket)
-    target = tmp_path / "deep" / "target"
     result = run(target, mirror=mirror, hostile_names="skip")
     assert {name for name, _ in result.names.skipped} == set(HOSTILE)
     files = {name: f"content of {name}".encode() for name in HARMLESS if name != "empty/"}
     assert content(result.path) == files
     assert (result.path / "empty").is_dir()
-    assert outside_of(target) == []
-
-
-@pytest.mark.parametrize("mirror", [False, True])
-def test_hostile_names_can_be_encoded(bucket: Bucket, tmp_path: Path, mirror: bool) -> None:
-    hostile(bucket)
-    target = tmp_path / "deep" / "target"
     result = run(target, mirror=mirror, hostile_names="encode")
-    found = content(result.path)
     assert set(result.names.encoded) == set(HOSTILE)
-    assert len(found) == len(HOSTILE + HARMLESS) - 1
-    for name, encoded in result.names.encoded.items():
-        assert found[encoded] == f"content of {name}".encode()
-    assert outside_of(target) == []
+    files |= {new: f"content of {name}".encode() for name, new in result.names.encoded.items()}
+    assert content(result.path) == files
     assert run(target, mirror=mirror, hostile_names="encode").unchanged
 
 
@@ -88,40 +73,40 @@ PIECES = (
     *("_MANIFEST.jsonl", "_MANIFEST.jsonl.tmp", "n" * 300, "\x9b", "\u202e", "e\u0301", "\u00e9"),
     *("versions", "current", "lock", "journal", "lost+found", "-rf", "~", "a b", "|", "`", "*"),
 )
+NAMES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("/".join)
 
 
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("policy", ["error", "skip", "encode"])
-@pytest.mark.parametrize("seed", range(4))
-def test_any_names_lie_below_the_target_with_their_content_or_are_told(
-    bucket: Bucket, tmp_path: Path, seed: int, policy: str, mirror: bool
+@given(names=st.sets(NAMES.filter(lambda name: name not in ("", *OWN)), max_size=12))
+@settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_names_stay_below_the_target_with_their_content(
+    bucket: Bucket, tmp_path: Path, policy: str, mirror: bool, names: set[str]
 ) -> None:
-    choose = random.Random(seed)
-    for case in range(6):
-        names = {"/".join(choose.choices(PIECES, k=choose.randint(1, 4))) for _ in range(12)}
-        names = {name for name in names if name not in ("", "_SUCCESS", "_MANIFEST.jsonl")}
-        bucket.objects = {}
-        for name in names:
-            bucket.put(f"ds/{name}", f"content of {name}".encode())
-        bucket.put("ds/harmless", b"content of harmless")
-        target = tmp_path / f"{case}" / "deep" / "target"
-        target.mkdir(parents=True)
-        try:
-            result = run(target, mirror=mirror, hostile_names=policy, max_delete=1)
-        except InputError:
-            assert policy == "error"
-            result = None
-        assert [path.name for path in tmp_path.glob(f"{case}/deep/*")] == ["target"]
-        assert [path.name for path in tmp_path.glob(f"{case}/*")] == ["deep"]
-        if result is None:
-            assert list(target.iterdir()) == []
-            continue
-        listing = result.names.listing
-        for index, name in enumerate(listing.names):
-            path = result.path / name
-            assert path.read_bytes() == f"content of {listing.origin(index)}".encode()
-            assert path.resolve().is_relative_to(target)
-        told = {name for name, _ in result.names.skipped} | set(
-            map(listing.origin, range(len(listing)))
-        )
-        assert told == names | {"harmless"}
+    names.add("harmless")
+    bucket.objects = {}
+    for name in names:
+        bucket.put(f"ds/{name}", f"content of {name}".encode())
+    base = Path(tempfile.mkdtemp(dir=tmp_path))
+    target = base / "deep" / "target"
+    target.mkdir(parents=True)
+    try:
+        result = run(target, mirror=mirror, hostile_names=policy, max_delete=1)
+    except InputError:
+        assert policy == "error"
+        assert list(target.iterdir()) == []
+        return
+    finally:
+        assert [path.name for path in (*base.glob("*"), *base.glob("deep/*"))] == ["deep", "target"]
+    listing = result.names.listing
+    origins = [listing.origin(index) for index in range(len(listing))]
+    for name, origin in zip(listing.names, origins, strict=True):
+        path = result.path / name
+        assert path.read_bytes() == f"content of {origin}".encode()
+        assert path.resolve().is_relative_to(target)
+    assert {*origins, *(name for name, _ in result.names.skipped)} == names

@@ -143,20 +143,6 @@ def test_source_and_target_that_contain_one_another_are_refused(
         assert not list(tmp_path.rglob(".kfsync"))
 
 
-def test_link_that_stands_for_a_folder_is_refused_though_what_it_leads_to_is_the_same(
-    bucket: Bucket, tmp_path: Path
-) -> None:
-    """Else its files counted as there, and the link itself as an extra to delete."""
-    objects = fill(bucket, 4)
-    elsewhere, target = tmp_path / "elsewhere", tmp_path / "target"
-    run(elsewhere, mirror=True)
-    target.mkdir()
-    (target / "train").symlink_to(elsewhere / "train")
-    with pytest.raises(StorageError, match="train is a link or a file where a folder must be"):
-        run(target, mirror=True)
-    assert content(elsewhere) == objects
-
-
 def test_name_on_the_disk_cannot_draw_on_the_terminal(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket, 4)
     (tmp_path / "a\x1b[2J\n\x9b\u202ex`").write_bytes(b"extra")

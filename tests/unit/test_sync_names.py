@@ -1,26 +1,31 @@
-"""Names, globs and digests: no file is needed to judge them."""
+"""Object names, globs, digests and dataset names: checked without files."""
 
 import hashlib
-import random
 import re
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets import names
 from kfp_ddp.datasets.options import canonical, dataset_name
+from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Filter, Listing
 
 
-def listing(*objects: str) -> Listing:
+def listing(*objects: str, tags: bool = False) -> Listing:
+    """Return a listing; sizes and checksums are the numbers of the objects."""
     made = Listing()
-    for name in objects:
-        made.add(name, 0 if name.endswith("/") else len(name), hash_of(name))
+    for number, name in enumerate(objects):
+        size = 0 if name.endswith("/") else number
+        made.add(name, size, number, number, f"tag{number}" if tags else "")
     return made
 
 
-def hash_of(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:4])
+def digest(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -34,121 +39,19 @@ def hash_of(name: str) -> int:
         ("gs://bucket/日本", "data"),
     ],
 )
-def test_dataset_has_a_name_of_its_own_by_default(source: str, word: str) -> None:
+def test_default_dataset_name_has_the_last_word_and_a_hash_of_the_source(
+    source: str, word: str
+) -> None:
     name = dataset_name("", source)
     assert re.fullmatch(f"{word}-[0-9a-f]{{6}}", name)
-    assert dataset_name(name, "gs://other") == name, "it is a name that may be given"
+    assert dataset_name(name, "gs://other") == name, "it is itself a valid name"
     assert dataset_name("", source.replace("/", "/x", 3)) != name
 
 
 @pytest.mark.parametrize("dataset", ["", "Photos", "a" * 41, "-a", "a_b"])
-def test_dataset_names_that_cannot_be_part_of_a_claim(dataset: str) -> None:
-    with pytest.raises(InputError, match=r"^dataset is .*; give at most 40 lower-case letters"):
+def test_invalid_dataset_names_are_refused(dataset: str) -> None:
+    with pytest.raises(InputError, match=r"^dataset is .*lower-case letters"):
         dataset_name(dataset, "")
-
-
-def test_digest_is_that_of_the_documented_lines() -> None:
-    made = listing("b/2.png", "a/1.png").sorted()
-    lines = "".join(f"{name}\0{len(name)}\0{hash_of(name):08x}\n" for name in made.names)
-    assert made.names == ["a/1.png", "b/2.png"]
-    assert made.digest() == hashlib.sha256(lines.encode()).hexdigest()
-
-
-def test_digest_depends_on_names_sizes_contents_and_layout() -> None:
-    base = listing("a", "b").sorted()
-    seen = {base.digest(), base.digest("tar"), listing("a", "c").digest()}
-    for column, value in ((base.sizes, 99), (base.crcs, 99)):
-        before, column[0] = column[0], value
-        seen.add(base.digest())
-        column[0] = before
-    assert len(seen) == 5
-    assert listing("b", "a").sorted().digest() == base.digest()
-
-
-def test_sorting_moves_all_columns_together() -> None:
-    shuffled = [f"{i:03}" for i in range(50)]
-    random.Random(1).shuffle(shuffled)
-    made = listing(*shuffled).sorted()
-    assert made.names == sorted(shuffled)
-    assert list(made.crcs) == [hash_of(name) for name in made.names]
-
-
-@pytest.mark.parametrize(
-    ("objects", "bad"),
-    [
-        (("Case", "case"), {"case"}),
-        (("A/x", "a/y"), {"a/y"}),
-        (("\u00e9", "e\u0301"), {"\u00e9"}),
-        (("x", "X/y"), {"x"}),
-        (("a/b", "a/c"), set()),
-    ],
-)
-def test_lookalikes_matter_only_where_the_file_system_folds(
-    objects: tuple[str, ...], bad: set[str]
-) -> None:
-    made = listing(*objects).sorted()
-    assert names.apply(made, "error").listing.names == sorted(objects)
-    result = names.apply(made, "skip", folds=True)
-    assert {name for name, _ in result.skipped} == bad
-    encoded = names.apply(made, "encode", folds=True)
-    folded = [names.fold(name) for name in encoded.listing.names]
-    assert len(set(folded)) == len(folded) == len(objects)
-
-
-def test_error_names_the_first_and_counts_the_rest() -> None:
-    made = listing(*(f"x/../{i}" for i in range(8)), "fine")
-    with pytest.raises(InputError, match=r"^8 object names .* and 3 more; rename them") as caught:
-        names.apply(made, "error")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_encoded_names_are_safe_and_distinct_for_random_hostile_ones(seed: int) -> None:
-    pieces = [
-        "..",
-        ".",
-        "",
-        "a",
-        "b",
-        "\0",
-        "\n",
-        "%2E",
-        "_SUCCESS",
-        ".kfsync",
-        "n" * 300,
-        "\udcff",
-    ]
-    choose = random.Random(seed)
-    objects = {"/".join(choose.choices(pieces, k=choose.randint(1, 5))) for _ in range(1500)}
-    result = names.apply(listing(*sorted(objects)), "encode")
-    shuffled = names.apply(listing(*objects), "encode")
-    assert shuffled.listing.names == result.listing.names
-    assert len(result.listing) == len(objects)
-    assert len(set(result.listing.names)) == len(objects)
-    again = names.apply(result.listing, "error")
-    assert again.skipped == []
-    origins = {result.listing.origin(index) for index in range(len(objects))}
-    assert origins == objects
-    for index in range(len(objects)):
-        assert result.listing.crcs[index] == hash_of(result.listing.origin(index))
-
-
-@pytest.mark.parametrize(
-    ("glob", "matching"),
-    [
-        ("*.png", {"a.png", "d/b.png", "d/e/c.png"}),
-        ("/*.png", {"a.png"}),
-        ("d/*", {"d/b.png"}),
-        ("d/**", {"d/b.png", "d/e/c.png"}),
-        ("**/c.png", {"d/e/c.png"}),
-        ("?.png", {"a.png", "d/b.png", "d/e/c.png"}),
-        ("[ab].png", set()),
-    ],
-)
-def test_globs(glob: str, matching: set[str]) -> None:
-    made = listing("a.png", "d/b.png", "d/e/c.png", "other")
-    assert set(Filter([glob]).select(made).names) == matching
-    assert set(Filter([], [glob]).select(made).names) == set(made.names) - matching
 
 
 @pytest.mark.parametrize(
@@ -172,35 +75,173 @@ def test_spellings_of_one_source_are_one_dataset(one: str, other: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("gs://b/a?x", "gs://b/a?y"), ("src", "/src"), ("gs://b/a", "s3://b/a")]
 )
-def test_sources_that_differ_are_two_datasets(one: str, other: str) -> None:
+def test_different_sources_are_two_datasets(one: str, other: str) -> None:
     assert dataset_name("", one) != dataset_name("", other)
+
+
+def test_digest_is_a_sha256_of_the_documented_lines() -> None:
+    made = listing("b/2.png", "a/1.png").sorted()
+    assert made.names == ["a/1.png", "b/2.png"]
+    lines = f"a/1.png\0{1}\0{1:08x}\nb/2.png\0{0}\0{0:08x}\n"
+    assert made.digest() == hashlib.sha256(lines.encode()).hexdigest()
+    seen = {made.digest(), made.digest("tar"), listing("a/1.png", "c").digest()}
+    for column in (made.sizes, made.crcs):
+        before, column[0] = column[0], 99
+        seen.add(made.digest())
+        column[0] = before
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("glob", "matching"),
+    [
+        ("*.png", {"a.png", "d/b.png", "d/e/c.png"}),
+        ("/*.png", {"a.png"}),
+        ("d/*", {"d/b.png"}),
+        ("d/**", {"d/b.png", "d/e/c.png"}),
+        ("**/c.png", {"d/e/c.png"}),
+        ("?.png", {"a.png", "d/b.png", "d/e/c.png"}),
+        ("[ab].png", set()),
+    ],
+)
+def test_globs(glob: str, matching: set[str]) -> None:
+    made = listing("a.png", "d/b.png", "d/e/c.png", "other")
+    assert set(Filter([glob]).select(made).names) == matching
+    assert set(Filter([], [glob]).select(made).names) == set(made.names) - matching
+
+
+def test_error_lists_five_invalid_names_and_counts_the_others() -> None:
+    for bad, more in (("abcde", ""), ("gfedcba", " and 2 more")):
+        with pytest.raises(InputError) as refused:
+            names.apply(listing("fine", *(f"{name}\n" for name in bad)), "error")
+        text = str(refused.value)
+        assert text.startswith(f"{len(bad)} object names cannot be files: 'a\\n' (")
+        assert (
+            f"'e\\n' (control character, change of the writing direction or invalid text){more};"
+            in text
+        )
+        assert text.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "why"),
+    [
+        ("", 0, "empty name"),
+        ("/a", 0, "starts with /"),
+        ("a/", 1, "folder marker with content"),
+        ("a/", 0, ""),
+        ("a/../b", 0, "segment that is empty, . or .."),
+        ("a//b", 0, "segment that is empty, . or .."),
+        ("é" * 127 + "x", 0, ""),
+        ("é" * 128, 0, "segment longer than 255 bytes"),
+        ("a/" * 1999 + "aa", 0, ""),
+        ("a/" * 2000 + "a", 0, "path longer than 4000 bytes"),
+    ],
+)
+def test_reason_of_an_invalid_name(name: str, size: int, why: str) -> None:
+    assert names.judge(name, size) == why
 
 
 @pytest.mark.parametrize(
     "name", ["a\u009b2J", "a\u0085b", "x/\u202egpj.exe", "\u2066x\u2069", "a\u2028b", "a\ud800b"]
 )
-def test_names_that_would_draw_on_a_terminal_cannot_be_files(name: str) -> None:
+def test_names_that_control_a_terminal_are_invalid(name: str) -> None:
     assert names.judge(name).startswith("control character")
-    with pytest.raises(InputError, match="cannot be files") as caught:
-        names.apply(listing_of(name), "error")
-    assert str(caught.value).isprintable()
-    encoded = names.apply(listing_of(name), "encode")
-    assert encoded.listing.names[0].isprintable()
-    assert encoded.listing.origin(0) == name
+    encoded = names.apply(listing(name), "encode").listing
+    assert encoded.names[0].isprintable()
+    assert encoded.origin(0) == name
 
 
-def listing_of(name: str) -> Listing:
-    made = Listing()
-    made.add(name, 1, 1)
-    return made
+@pytest.mark.parametrize(
+    ("objects", "becomes"),
+    [
+        (("",), "%"),
+        (("a//b",), "a/%/b"),
+        (("a/../b",), "a/%2E%2E/b"),
+        (("./b",), "%2E/b"),
+        (("a\nb",), "a%0Ab"),
+        (("a\udcffb",), "a%FFb"),
+        (("a\ud800b",), "a%ED%A0%80b"),
+        (("a b/\t/c d",), "a b/%09/c d"),
+        (("_SUCCESS",), "%_SUCCESS"),
+        ((".kfsync/x",), "%.kfsync/x"),
+        # The first choice is another object's name, file or folder.
+        (("a\nb", "a%0Ab"), "a%0Ab%" + digest("a\nb")[:16]),
+        (("a\nb", "a%0Ab/c"), "a%0Ab%" + digest("a\nb")[:16]),
+        (("a\nb/c", "a%0Ab"), "%" + digest("a\nb/c")),
+        # The shortened form does not fit either.
+        (("x" * 300,), "x" * 200 + "%" + digest("x" * 300)[:16]),
+        (("x" * 300 + "/y",), "x" * 200 + "%" + digest("x" * 300 + "/y")[:16]),
+        (("d/" * 150 + "\n/", "d"), "%" + digest("d/" * 150 + "\n/")),
+        # Beside a folder's marker, and a reserved name in another case.
+        (("b/\n", "b/"), "b/%0A"),
+        (("_success/\n",), "_success/%0A"),
+        (("a\n/",), "a%0A/%"),
+        (("a\n/", "a%0A"), "%" + digest("a\n/")),
+    ],
+)
+def test_encoded_names(objects: tuple[str, ...], becomes: str) -> None:
+    encoded = names.apply(listing(*objects), "encode")
+    assert encoded.encoded[objects[0]] == becomes
+    assert encoded.listing.origins == {becomes: objects[0]}
+    assert sorted(encoded.listing.names) == sorted((becomes, *objects[1:]))
 
 
-@pytest.mark.parametrize("name", ["_success", ".KFSYNC/lock", "_Manifest.JSONL"])
-def test_our_own_names_are_reserved_in_any_case_where_the_file_system_folds(name: str) -> None:
-    assert names.apply(listing_of(name), "error").listing.names == [name]
-    assert [bad for bad, _ in names.apply(listing_of(name), "skip", folds=True).skipped] == [name]
-    (encoded,) = names.apply(listing_of(name), "encode", folds=True).listing.names
-    assert names.fold(encoded.partition("/")[0]) not in map(names.fold, names.RESERVED)
+def test_encoded_name_that_is_taken_is_hashed_again() -> None:
+    bad = "d/" * 150 + "\n"
+    taken = ("d", "%" + digest(bad))
+    assert names.apply(listing(bad, *taken), "encode").encoded == {bad: "%" + digest(digest(bad))}
+
+
+def test_encoding_keeps_the_columns() -> None:
+    encoded = names.apply(listing("c\n", "b", "a", tags=True), "encode")
+    assert encoded.listing.names == ["a", "b", "c%0A"]
+    assert list(encoded.listing.sizes) == [2, 1, 0]
+    assert list(encoded.listing.generations) == [2, 1, 0]
+    assert encoded.listing.tags == ["tag2", "tag1", "tag0"]
+    assert encoded.skipped == []
+
+
+@pytest.mark.parametrize(
+    ("objects", "folds", "why"),
+    [
+        (("a/b", "a"), False, {"a": "also a folder of other objects"}),
+        (("a", "a"), False, {"a": "duplicate"}),
+        (("A", "a"), True, {"a": "same file as another name on this file system"}),
+        (("\u00e9", "e\u0301"), True, {"\u00e9": "same file as another name on this file system"}),
+        (("x", "X/y"), True, {"x": "same folder as another name on this file system"}),
+        (("A", "a"), False, {}),
+        (("a/b", "a/c"), True, {}),
+        (("A/x", "a/y"), True, {"a/y": "same folder as another name on this file system"}),
+        (("_Success",), True, {"_Success": "reserved on this file system"}),
+        (("B/x", "b/"), True, {"b/": "same folder as another name on this file system"}),
+        # A folder of an invalid name does not count.
+        (("A/x", "a/y", "a/\n"), True, {
+            "a/y": "same folder as another name on this file system",
+            "a/\n": "control character, change of the writing direction or invalid text",
+        }),
+    ],
+)  # fmt: skip
+def test_conflicts_of_names(objects: tuple[str, ...], folds: bool, why: dict[str, str]) -> None:
+    assert dict(names.apply(listing(*objects), "skip", folds).skipped) == why
+
+
+def test_two_spellings_of_a_folder_are_encoded_differently() -> None:
+    applied = names.apply(listing("A/x", "a/y", "B/", "b/"), "encode", folds=True)
+    assert applied.encoded == {"a/y": "%" + digest("a/y"), "b/": "%" + digest("b/")}
+    folded = {names.fold(name.partition("/")[0]) for name in applied.listing.names}
+    assert len(folded) == 4
+
+
+def test_markers_are_no_data() -> None:
+    made = listing("_MANIFEST.jsonl", "_SUCCESS", "a", "b/_SUCCESS")
+    kept, left = names.without_markers(made)
+    assert kept.names == ["a", "b/_SUCCESS"]
+    assert list(kept.crcs) == [2, 3]
+    why = "marks its writer's work as done, and is not data"
+    assert left == [(manifest.SUCCESS, why), (manifest.NAME, why)]
+    plain = listing("a")
+    assert names.without_markers(plain) == (plain, [])
 
 
 PIECES = (
@@ -208,41 +249,99 @@ PIECES = (
     *("_MANIFEST.jsonl", "_MANIFEST.jsonl.tmp", "n" * 300, "\udcff", "\ud800", "\udfff\ud800"),
     *("\x9b", "\u202e", "\u2028", "e\u0301", "\u00e9", "_success", "\u00df", "ss"),
 )
+NAMES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("/".join)
 
 
 @pytest.mark.parametrize("folds", [False, True])
 @pytest.mark.parametrize("policy", ["error", "skip", "encode"])
-@pytest.mark.parametrize("seed", range(4))
-def test_any_names_under_any_policy_are_files_or_refused(
-    seed: int, policy: str, folds: bool
+@given(objects=st.dictionaries(NAMES, st.sampled_from([0, 7]), max_size=40))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_any_names_become_valid_distinct_files(
+    policy: str, folds: bool, objects: dict[str, int]
 ) -> None:
-    choose = random.Random(seed)
-    for _ in range(150):
-        objects = {"/".join(choose.choices(PIECES, k=choose.randint(1, 4))) for _ in range(12)}
-        made = Listing()
-        for name in sorted(objects):
-            made.add(name, choose.choice([0, 7]), 1)
-        if policy == "error" and names.apply(made, "skip", folds).skipped:
-            with pytest.raises(InputError, match="cannot be files") as caught:
-                names.apply(made, policy, folds)
-            assert str(caught.value).isprintable()
-            continue
-        result = names.apply(made, policy, folds)
-        found = result.listing.names
-        assert all(not names.judge(n, s) for n, s in zip(found, result.listing.sizes, strict=True))
-        alike = [names.fold(name) if folds else name for name in found]
-        assert len(set(alike)) == len(alike)
-        assert names.apply(result.listing, "error", folds).skipped == []
-        told = {result.listing.origin(index) for index in range(len(found))}
-        told |= {name for name, _ in result.skipped}
-        assert told == objects
-        for name in found:
-            assert name.encode()
+    made = Listing()
+    for number, (name, size) in enumerate(objects.items()):
+        made.add(name, size, number)
+    if policy == "error" and names.apply(made, "skip", folds).skipped:
+        with pytest.raises(InputError, match="cannot be files") as caught:
+            names.apply(made, policy, folds)
+        assert str(caught.value).isprintable()
+        return
+    result = names.apply(made, policy, folds)
+    chosen = result.listing
+    assert all(not names.judge(n, s) for n, s in zip(chosen.names, chosen.sizes, strict=True))
+    forms = {names.fold(name) if folds else name for name in chosen.names}
+    assert len(forms) == len(chosen)
+    assert names.apply(chosen, "error", folds).skipped == []
+    origins = [chosen.origin(index) for index in range(len(chosen))]
+    assert {*origins, *(name for name, _ in result.skipped)} == objects.keys()
+    assert [list(objects).index(name) for name in origins] == list(chosen.crcs)
+    shuffled = made.take(range(len(made) - 1, -1, -1))
+    assert names.apply(shuffled, policy, folds).listing.names == chosen.names
 
 
-def test_encoded_name_that_somebody_took_before_is_not_given_twice() -> None:
-    bad = "../evil"
-    taken = {f"%{hashlib.sha256(bad.encode()).hexdigest()}"}
-    taken |= {"%2E%2E/evil", f"%2E%2E/evil%{hashlib.sha256(bad.encode()).hexdigest()[:16]}"}
-    result = names.apply(listing(bad, *taken), "encode")
-    assert len(set(result.listing.names)) == 4
+@pytest.mark.parametrize(
+    ("folds", "fits"),
+    [
+        (False, {"a/d", "A", "C", "_Success", "e", "E/f", "\u00e9", "e\u0301", "g/h", "G/i"}),
+        # The first of two names that are one file is accepted.
+        (True, {"a/d", "E/f", "e\u0301", "G/i"}),
+    ],
+)
+def test_names_that_fit_beside_a_listing(folds: bool, fits: set[str]) -> None:
+    beside = listing("a/b", "c")
+    wanted = ["a/d", "c/d", "a", "e", "../f", "c", "c/", "C", "A", "_Success"]
+    wanted += ["E/f", "\u00e9", "e\u0301", "g/h", "G/i"]
+    assert names.fitting(wanted, beside, folds) == fits
+
+
+PROBE = ".kfsync-probe-\u00e9a"
+
+
+@pytest.mark.parametrize("alike", [".kfsync-probe-e\u0301a", ".kfsync-probe-\u00e9A"])
+def test_folding_is_seen_by_the_probe_under_another_name(tmp_path: Path, alike: str) -> None:
+    """A folding file system shows one file twice; here are two files."""
+    work = tmp_path / ".kfsync"
+    work.mkdir()
+    assert not names.folds_names(tmp_path, probe=False)
+    (work / alike).touch()
+    assert not names.folds_names(tmp_path, probe=False)
+    names.leave_probe(tmp_path)
+    assert (work / PROBE).is_file()
+    assert (work / PROBE).stat().st_mode & 0o777 == 0o644
+    assert names.folds_names(tmp_path, probe=False)
+    names.leave_probe(tmp_path)
+    (work / alike).unlink()
+    assert not names.folds_names(tmp_path)
+
+
+def test_probe_that_is_a_dangling_link_counts(tmp_path: Path) -> None:
+    work = tmp_path / ".kfsync"
+    work.mkdir()
+    for name in (PROBE, ".kfsync-probe-\u00e9A"):
+        (work / name).symlink_to("nowhere")
+    assert names.folds_names(tmp_path, probe=False)
+
+
+def test_temporary_probe_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.urandom", lambda count: b"\1" * count)
+    alike = tmp_path / (".kfsync-probe-" + "01" * 8 + "\u00e9A")
+    alike.touch()
+    target = tmp_path / "not" / "yet"
+    assert names.folds_names(target)
+    assert not names.folds_names(target, probe=False)
+    alike.unlink()
+    assert not names.folds_names(target)
+    assert list(tmp_path.iterdir()) == []
+    taken = tmp_path / (".kfsync-probe-" + "01" * 8 + "\u00e9a")
+    taken.write_text("user's")
+    assert not names.folds_names(target)
+    assert taken.read_text() == "user's"
+
+
+def test_probe_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        names.leave_probe(tmp_path)
+    (tmp_path / ".kfsync").symlink_to(tmp_path)
+    with pytest.raises(OSError, match=r"Too many levels|Not a directory"):
+        names.leave_probe(tmp_path)

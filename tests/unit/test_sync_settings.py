@@ -20,10 +20,6 @@ def test_the_step_takes_the_options_as_one_mapping() -> None:
     assert data_sync.component_spec.outputs.keys() >= {"digest", "path", "dataset"}
 
 
-def test_every_option_says_what_it_is() -> None:
-    assert all(field.metadata["description"] for field in fields(Options))
-
-
 def test_the_command_line_offers_every_option_with_its_default_and_text() -> None:
     offered = {option.name: option for option in command_line.OPTIONS}
     assert offered.keys() == {field.name for field in fields(Options)} - {"mirror"}

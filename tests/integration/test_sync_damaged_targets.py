@@ -1,0 +1,251 @@
+"""Targets with planted links and damaged metadata: a correct result or one line of error."""
+
+import json
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from kfp_ddp.core.errors import KfpDdpError, StorageError
+from kfp_ddp.datasets import mirror
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
+from tests.gcs_server import Bucket
+from tests.sync_runs import content, fill, run, unpacked
+
+OBJECTS = {name: name.encode() * 50 for name in ("a/x", "a/y", "a/deep/z", "b/x", "top", "empty")}
+OBJECTS |= {"b/large": bytes((1 << 20) + 1), "empty": b""}
+PLANTED = (
+    *(".kfsync", "versions", "current", ".kfsync/lock", ".kfsync/handing-out", ".kfsync/leases"),
+    *(".kfsync/building", ".kfsync/trash", ".kfsync/manifest.jsonl", ".kfsync/manifest.jsonl.tmp"),
+    *(".kfsync/building/{d}", ".kfsync/building/{d}/tree", ".kfsync/building/{d}/parts"),
+    *(".kfsync/building/{d}/journal", ".kfsync/building/{d}/tree/a", ".kfsync/leases/{d}"),
+    *(".kfsync/building/{d}/_MANIFEST.jsonl", ".kfsync/building/{d}/_SUCCESS"),
+    *("versions/{d}", "versions/{d}/_SUCCESS", "versions/{d}/_MANIFEST.jsonl"),
+    *("versions/{d}/_MANIFEST.jsonl.tmp", "versions/{d}/_SUCCESS.tmp"),
+    *(".kfsync/leases/{d}/run.left", ".kfsync/.kfsync-probe-\u00e9a"),
+    *("versions/{d}/shard-00000.tar", ".kfsync/building/{d}/tree/shard-00000.tar"),
+)
+ODD: tuple[object, ...] = (
+    *(None, True, -1, 1 << 70, 1.5, "", "x", [], {}, [[]], "../../other/mine", "/etc/passwd"),
+    *("a/x", "\x00", "zz", "-1", "f" * 40, "\ud800", 0, "shard-00000.tar", "../outside"),
+)
+FUZZ: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": True,
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+def write(source: Path, objects: dict[str, bytes]) -> None:
+    for name, data in objects.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(data)
+
+
+def copy_of_user(folder: Path, like: Path) -> None:
+    """Create files of a user under the names that the target has."""
+    shutil.copytree(like, folder, symlinks=True)
+    for path in list(folder.rglob("*")):
+        if path.is_symlink():
+            path.unlink()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for path in [*files, folder / "run-0.left"]:
+        path.write_bytes(b"mine")
+        os.utime(path, ns=(10**18, 10**18))
+
+
+def state(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return all that a write or a link could change in a folder."""
+    states: dict[str, tuple[object, ...]] = {}
+    for path in [folder, *folder.rglob("*")]:
+        seen = path.lstat()
+        data = path.read_bytes() if path.is_file() else b""
+        times = (seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode, seen.st_nlink)
+        states[str(path.relative_to(folder))] = (*times, seen.st_ino, data)
+    return states
+
+
+def plant(target: Path, other: Path, choose: random.Random, digests: list[str]) -> None:
+    """Replace a file or folder of the target by a link or a pipe."""
+    present = sorted(str(path.relative_to(target)) for path in target.rglob("*"))
+    planned = [name.replace("{d}", digest) for name in PLANTED for digest in digests]
+    name = choose.choice([*present, *planned, *planned])
+    path = target / name
+    above = [parent for parent in path.parents if parent.is_relative_to(target)]
+    if any(parent.is_symlink() or (parent.exists() and not parent.is_dir()) for parent in above):
+        return
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    same = other / name
+    links = [None, other, other / "top", other / "run-0.left", other / "none", same, same]
+    to = choose.choice(links)
+    if to is None:
+        os.mkfifo(path)
+    else:
+        path.symlink_to(to)
+
+
+@pytest.mark.parametrize("kind", ["versions", "tar", "mirror"])
+@given(choose=st.randoms(use_true_random=False))
+@settings(max_examples=50, **FUZZ)
+def test_planted_links_change_nothing_outside(
+    tmp_path: Path, kind: str, choose: random.Random
+) -> None:
+    base = Path(tempfile.mkdtemp(dir=tmp_path))
+    source, target, other = base / "source", base / "target", base / "other"
+    write(source, OBJECTS)
+    options: dict[str, Any] = {"mirror": kind == "mirror", "max_delete": 1, "keep_versions": 1}
+    options |= {"pack": "tar" if kind == "tar" else "none", "keep_hours": 0}
+    first = sync(str(source), target, Options(**options), run_id="run")
+    write(source, {"a/y": b"changed", "new/w": b"new"})
+    second = sync(str(source), target, Options(**options, dry_run=True))
+    if choose.random() < 0.5:
+        write(source, OBJECTS)
+        shutil.rmtree(source / "new")
+    options |= {"verify": choose.choice(["list", "quick", "full"])}
+    options |= {"delete": choose.random() < 0.7}
+    copy_of_user(other, target)
+    for _ in range(choose.randint(1, 3)):
+        plant(target, other, choose, [first.digest[:12], second.digest[:12]])
+    before = state(other)
+    try:
+        result = sync(str(source), target, Options(**options), run_id="run")
+    except KfpDdpError as refused:
+        event("refused")
+        line = str(refused)
+    else:
+        line = ""
+        event("synced")
+        if options["verify"] == "full" and kind != "tar":
+            files = content(result.path)
+            expected = content(source)
+            assert {name: files.get(name) for name in expected} == expected
+            assert not any((result.path / name).is_symlink() for name in expected)
+    assert line.isprintable()
+    assert state(other) == before
+    shutil.rmtree(base)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_link_in_place_of_a_folder_is_refused(bucket: Bucket, tmp_path: Path, mirror: bool) -> None:
+    """Even if the linked folder has the same files: the link itself is an extra to delete."""
+    objects = fill(bucket, 4)
+    elsewhere, target = tmp_path / "elsewhere", tmp_path / "target"
+    run(elsewhere, mirror=mirror)
+    target.mkdir()
+    name = "train" if mirror else "versions"
+    (target / name).symlink_to(elsewhere / name)
+    with pytest.raises(StorageError, match=f"{name} is a link or a file where a folder must be"):
+        run(target, mirror=mirror)
+    assert content(elsewhere if mirror else elsewhere / "current") == objects
+
+
+def test_link_in_place_of_a_file_is_replaced(bucket: Bucket, tmp_path: Path) -> None:
+    objects = fill(bucket)
+    (tmp_path / "mine").write_text("mine")
+    target = tmp_path / "target"
+    (target / "train/c0").mkdir(parents=True)
+    (target / "train/c0/0000.png").symlink_to(tmp_path / "mine")
+    run(target, mirror=True, delete=False)
+    assert content(target) == objects
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_link_planted_after_the_check_is_not_followed(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(bucket)
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    check = mirror._Plan.check
+
+    def plant_afterwards(self: mirror._Plan, source: str) -> None:
+        check(self, source)
+        (target / "train").mkdir()
+        (target / "train/c0").symlink_to(outside)
+
+    monkeypatch.setattr(mirror._Plan, "check", plant_afterwards)
+    with pytest.raises(StorageError, match="cannot write"):
+        run(target, mirror=True, delete=False)
+    assert list(outside.iterdir()) == []
+
+
+def damaged(data: bytes, choose: random.Random) -> bytes:
+    """Return the content of a file with a fault."""
+    at = choose.randrange(len(data) + 1)
+    match choose.randrange(6):
+        case 0:
+            return data[:at]
+        case 1 if data:
+            flipped = bytearray(data)
+            flipped[at - 1] ^= 1 << choose.randrange(8)
+            return bytes(flipped)
+        case 2:
+            return data[:at] + choose.randbytes(20) + data[at:]
+        case 3:
+            return b"[" * 100_000 + b"\n" + data
+    lines = data.split(b"\n")
+    at = choose.randrange(len(lines))
+    lines[at] = forged(lines[at], choose)
+    return b"\n".join(lines)
+
+
+def forged(line: bytes, choose: random.Random) -> bytes:
+    """Return a line of JSON with an odd value."""
+    odd = choose.choice(ODD)
+    try:
+        document: Any = json.loads(line)
+    except ValueError:
+        return json.dumps(odd).encode()
+    if isinstance(document, dict) and document:
+        document[choose.choice(list(document))] = odd
+    elif isinstance(document, list) and document:
+        document[choose.randrange(len(document))] = odd
+        document += choose.choice([[], [odd]])
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("kind", ["versions", "tar", "mirror"])
+@given(choose=st.randoms(use_true_random=False))
+@settings(max_examples=50, **FUZZ)
+def test_damaged_metadata_gives_a_correct_result_or_one_line(
+    tmp_path: Path, kind: str, choose: random.Random
+) -> None:
+    base = Path(tempfile.mkdtemp(dir=tmp_path))
+    source, target = base / "source", base / "target"
+    objects = {name: data for name, data in OBJECTS.items() if len(data) < 1000}
+    write(source, objects)
+    options: dict[str, Any] = {"mirror": kind == "mirror", "max_delete": 1, "keep_versions": 1}
+    options |= {"pack": "tar" if kind == "tar" else "none", "keep_hours": 0}
+    sync(str(source), target, Options(**options), run_id="run")
+    ours = [*target.glob("versions/*/_*"), *target.glob(".kfsync/manifest.jsonl")]
+    ours += [*target.glob(".kfsync/lock"), *target.glob(".kfsync/leases/*/*")]
+    for path in choose.sample(sorted(ours), choose.randint(1, 2)):
+        path.write_bytes(damaged(path.read_bytes(), choose))
+    if choose.random() < 0.5:
+        objects["a/y"] = b"new"
+        write(source, objects)
+    options |= {"verify": choose.choice(["list", "quick", "full"])}
+    options |= {"delete": choose.random() < 0.8}
+    try:
+        result = sync(str(source), target, Options(**options), run_id="run")
+    except KfpDdpError as refused:
+        event("refused")
+        line = str(refused)
+    else:
+        line = ""
+        event("synced")
+        files = unpacked(result.path, options["pack"])
+        assert {name: files.get(name) for name in objects} == objects
+        assert files.keys() == objects.keys() or not options["delete"]
+    assert line.isprintable()
+    shutil.rmtree(base)
