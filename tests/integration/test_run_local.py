@@ -47,7 +47,7 @@ def summary(ran: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_folder_becomes_a_report_and_a_bundle(
+def test_folder_becomes_a_report_and_a_bundle(
     ran: "subprocess.CompletedProcess[str]", summary: dict[str, Any], photos: Path
 ) -> None:
     assert json.loads((photos.parent / "result" / "summary.json").read_text()) == summary
@@ -55,32 +55,34 @@ def test_a_folder_becomes_a_report_and_a_bundle(
     assert 0 <= summary["accuracy"] <= 1
     assert "<svg" in Path(summary["report"]).read_text()
     assert (Path(summary["bundle"]) / "_SUCCESS").is_file()
-    assert "72 images in 3 classes; " in ran.stderr, "what was found and chosen is said first"
+    assert "72 images in 3 classes; " in ran.stderr
     assert "cifar_resnet8 at 16 px, 1 epochs" in ran.stderr
 
 
-def test_predictions_are_those_of_the_checkpoint(summary: dict[str, Any], photos: Path) -> None:
+def test_predictions_equal_the_checkpoint(summary: dict[str, Any], photos: Path) -> None:
     pictures = sorted(photos.rglob("*.jpg"))[:12]
-    told = load(summary["bundle"])(pictures)
+    predicted = load(summary["bundle"])(pictures)
     checkpoint = next((photos.parent / "result").glob("work/*/*/checkpoints/step-*"))
     network, info = load_model(checkpoint)
     seen = torch.stack([transforms.evaluate(images.read(str(one)), 16) for one in pictures])
     with torch.inference_mode():
         expected = network(normalise(seen)).double().softmax(1)
     assert info.classes == load(summary["bundle"]).classes
-    assert torch.from_numpy(told).allclose(expected, atol=1e-3)  # Pillow rounds the resized pixels
+    assert torch.from_numpy(predicted).allclose(
+        expected, atol=1e-3
+    )  # Pillow rounds the resized pixels
 
 
-def test_predictions_are_those_of_the_evaluation(summary: dict[str, Any], photos: Path) -> None:
+def test_predictions_equal_the_evaluation(summary: dict[str, Any], photos: Path) -> None:
     with (Path(summary["bundle"]) / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     network = load(summary["bundle"])
-    for row, told in zip(rows, network([photos / row["path"] for row in rows]), strict=True):
-        assert network.classes[told.argmax()] == row["predicted"]
-        assert told.max() == pytest.approx(float(row["confidence"]), abs=1e-3)
+    for row, predicted in zip(rows, network([photos / row["path"] for row in rows]), strict=True):
+        assert network.classes[predicted.argmax()] == row["predicted"]
+        assert predicted.max() == pytest.approx(float(row["confidence"]), abs=1e-3)
 
 
-def test_torch_says_the_same_where_onnx_runtime_is_missing(
+def test_torch_predicts_the_same_without_onnx_runtime(
     summary: dict[str, Any], photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = sorted(photos.rglob("*.jpg"))[:3]
@@ -97,24 +99,21 @@ def predict(*words: str) -> Any:
     return CliRunner().invoke(app, ["predict", *words])
 
 
-def test_a_folder_and_a_file_are_told_and_what_cannot_be_read_is_a_line(
+def test_predict_reads_a_folder_and_reports_an_unreadable_file(
     summary: dict[str, Any], photos: Path, tmp_path: Path
 ) -> None:
     text = tmp_path / "notes.jpg"
     text.write_text("hello")
     result = predict(summary["bundle"], str(photos / "bark"), str(text), "--top", "2", "--json")
-    told = json.loads(result.stdout)["pictures"]
-    assert len(told) == 25
-    assert all(len(one["classes"]) == 2 for one in told[:24])
-    assert told[24] == {
-        "picture": str(text),
-        "error": f"cannot read {text} (it is not a picture): give a picture, "
-        "such as a JPEG or a PNG",
-    }
+    predicted = json.loads(result.stdout)["pictures"]
+    assert len(predicted) == 25
+    assert all(len(one["classes"]) == 2 for one in predicted[:24])
+    assert predicted[24]["picture"] == str(text)
+    assert "it is not a picture" in predicted[24]["error"]
     assert str(result.exception) == "1 of 25 pictures cannot be read"
 
 
-def test_a_table_names_picture_and_classes(summary: dict[str, Any], photos: Path) -> None:
+def test_table_has_picture_and_classes(summary: dict[str, Any], photos: Path) -> None:
     output = Path(summary["bundle"]).parent
     result = predict(str(output), str(photos / "bark" / "img 0.jpg"))
     assert result.exit_code == 0
@@ -122,22 +121,14 @@ def test_a_table_names_picture_and_classes(summary: dict[str, Any], photos: Path
     assert all(name in result.output for name in photographs.CLASSES)
 
 
-def test_a_damaged_bundle_is_refused(summary: dict[str, Any], photos: Path, tmp_path: Path) -> None:
+def test_damaged_bundle_is_refused(summary: dict[str, Any], photos: Path, tmp_path: Path) -> None:
     for name in ("_SUCCESS", "MANIFEST.sha256", "classes.json", "signature.json", "model.onnx"):
         (tmp_path / name).write_bytes((Path(summary["bundle"]) / name).read_bytes())
     picture = str(photos / "bark" / "img 0.jpg")
     assert predict(str(tmp_path), picture).exit_code == 0
     with (tmp_path / "model.onnx").open("ab") as file:
         file.write(b"x")
-    refused = predict(str(tmp_path), picture).exception
-    assert str(refused) == (
-        f"the bundle {tmp_path} is damaged: model.onnx is not what MANIFEST.sha256 lists; "
-        "export it again"
-    )
-    (tmp_path / "_SUCCESS").unlink()
-    assert "is damaged: _SUCCESS is not" in str(predict(str(tmp_path), picture).exception)
-    (tmp_path / "MANIFEST.sha256").unlink()
-    assert "there is no bundle at" in str(predict(str(tmp_path), picture).exception)
+    assert "is damaged: model.onnx is not" in str(predict(str(tmp_path), picture).exception)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +150,7 @@ def test_a_damaged_bundle_is_refused(summary: dict[str, Any], photos: Path, tmp_
         (("{photos}", "--output", "{other}"), "holds files that are not of a run"),
     ],
 )
-def test_what_users_get_wrong_is_one_line_before_anything_is_copied(
+def test_invalid_input_is_one_line_before_anything_is_copied(
     words: tuple[str, ...],
     line: str,
     photos: Path,
@@ -177,7 +168,7 @@ def test_what_users_get_wrong_is_one_line_before_anything_is_copied(
     assert list(tmp_path.rglob("*")) == [other, other / "work"]
 
 
-def test_an_empty_class_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
+def test_empty_class_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
     source, output = photographs.write(tmp_path / "photos", each=12), tmp_path / "output"
     (source / "sand").mkdir()
     words = ["run", str(source), "--local", "--output", str(output)]

@@ -40,14 +40,14 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return called
 
 
-def test_a_pipeline_of_ones_own_runs_here_and_tells_what_its_steps_gave(call: Call) -> None:
+def test_own_pipeline_runs_and_shows_its_outputs(call: Call) -> None:
     done = call("sums.yaml", "--set", "rounds=4")
     assert done.exit_code == 0, done.output
     assert done.output.startswith("sums on this machine\n\n  ✓ add             6 ")
     assert "the results are in run-output/" in done.output
 
 
-def test_a_step_that_fails_here_is_one_line_with_its_reason(call: Call) -> None:
+def test_failed_step_is_one_line_with_its_reason(call: Call) -> None:
     failed = call("sums.yaml", "--set", "rounds=3", "--output", "mine")
     assert "add failed: ValueError: a is odd; the log is" in str(failed.exception)
     assert Path("mine/pipeline.log").is_file()
@@ -64,7 +64,7 @@ def test_a_step_that_fails_here_is_one_line_with_its_reason(call: Call) -> None:
         (["photos", "--pipeline", "mine"], "with --local, --pipeline is one of train_resnet,"),
     ],
 )
-def test_what_cannot_run_here_is_one_line(call: Call, words: list[str], line: str) -> None:
+def test_invalid_input_is_one_line(call: Call, words: list[str], line: str) -> None:
     refused = call(*words)
     assert line in str(refused.exception)
     assert not Path("run-output").exists()

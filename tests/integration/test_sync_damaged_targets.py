@@ -94,6 +94,7 @@ def plant(target: Path, other: Path, choose: random.Random, digests: list[str]) 
         path.symlink_to(to)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["versions", "tar", "mirror"])
 @given(choose=st.randoms(use_true_random=False))
 @settings(max_examples=50, **FUZZ)
@@ -214,6 +215,7 @@ def forged(line: bytes, choose: random.Random) -> bytes:
     return json.dumps(document).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["versions", "tar", "mirror"])
 @given(choose=st.randoms(use_true_random=False))
 @settings(max_examples=50, **FUZZ)

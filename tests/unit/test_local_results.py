@@ -1,5 +1,6 @@
-"""What a run on this machine says of its steps, from what these wrote."""
+"""Output of a local run: lines of its steps, the summary and paths."""
 
+import io
 import json
 import os
 from pathlib import Path
@@ -8,32 +9,26 @@ from typing import Any
 import pytest
 
 from kfp_ddp.local import results, runs
+from kfp_ddp.local.screen import CLEAR_LINE, Phase, bar
 
 
-def wrote(output: Path, step: str, /, **found: Any) -> None:
+def write(output: Path, step: str, /, **values: Any) -> None:
+    """Write the output of a step."""
     folder = output / "artifacts" / "run" / step
     folder.mkdir(parents=True)
-    artifact = {"metadata": found}
+    artifact = {"metadata": values}
     document = {"artifacts": {"what": {"artifacts": [artifact]}}}
     (folder / "executor_output.json").write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize(
-    ("formats", "said"),
-    [
-        ("model.onnx, model.pt2, model.safetensors", "safetensors, ONNX and .pt2 agree"),
-        ("model.pt2, model.safetensors", "safetensors and .pt2 agree"),
-    ],
-)
-def test_only_formats_that_were_written_agree_with_the_checkpoint(
-    formats: str, said: str, tmp_path: Path
-) -> None:
-    wrote(tmp_path, "export", formats=formats)
-    assert results.detail(tmp_path, "export") == f"{said} with the checkpoint"
+def test_export_names_the_written_formats(tmp_path: Path) -> None:
+    write(tmp_path, "export", formats="model.pt2, model.safetensors")
+    expected = "safetensors and .pt2 agree with the checkpoint"
+    assert results.detail(tmp_path, "export") == expected
 
 
-def test_a_script_that_tells_no_speed_has_none(tmp_path: Path) -> None:
-    wrote(tmp_path, "train", step=18.0)
+def test_speed_is_left_out_if_a_script_does_not_report_it(tmp_path: Path) -> None:
+    write(tmp_path, "train", step=18.0)
     assert results.detail(tmp_path, "train") == "18 steps"
     summary = {
         **dict.fromkeys(("bundle", "report", "loss_curve"), "x"),
@@ -47,7 +42,7 @@ def test_a_script_that_tells_no_speed_has_none(tmp_path: Path) -> None:
     assert "  uploaded    s3://models/flowers/1" in lines
 
 
-def test_the_report_of_any_pipeline_stands_at_the_top_where_its_gate_made_one(
+def test_report_of_the_gate_is_copied_to_the_top(
     tmp_path: Path,
 ) -> None:
     assert runs.report(tmp_path) == {}
@@ -58,21 +53,68 @@ def test_the_report_of_any_pipeline_stands_at_the_top_where_its_gate_made_one(
     assert (tmp_path / "report.html").read_text() == "<html>"
 
 
-def test_steps_of_ours_say_in_any_pipeline_what_they_say_in_train_resnet(tmp_path: Path) -> None:
-    wrote(tmp_path, "preflight", what="resnet18 at 64 px", gpus=0)
-    wrote(tmp_path, "changes", changed=True, reason="nothing new")
-    wrote(tmp_path, "leaderboard", trials=3)
-    wrote(tmp_path, "train", loss=0.5)
+def test_line_of_a_step_in_any_pipeline(tmp_path: Path) -> None:
+    write(tmp_path, "preflight", what="resnet18 at 64 px", gpus=0)
+    write(tmp_path, "changes", changed=True, reason="nothing new")
+    write(tmp_path, "leaderboard", trials=3)
+    write(tmp_path, "train", loss=0.5)
     assert runs.describe_step(tmp_path, "preflight") == "resnet18 at 64 px"
     assert runs.describe_step(tmp_path, "changes") == "nothing new"
     assert runs.describe_step(tmp_path, "leaderboard") == "trials 3"
     assert runs.describe_step(tmp_path, "train") == "loss 0.5"
 
 
-def test_a_step_of_a_loop_says_what_its_newest_iteration_wrote(tmp_path: Path) -> None:
+def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> None:
     assert runs.describe_step(tmp_path, "train") == ""
     for iteration, step in enumerate((18, 24)):
-        wrote(tmp_path, f"for-loop-1-iteration-{iteration}/train", step=step)
+        write(tmp_path, f"for-loop-1-iteration-{iteration}/train", step=step)
         written = tmp_path / f"artifacts/run/for-loop-1-iteration-{iteration}/train"
         os.utime(written / "executor_output.json", (9 - iteration, 9 - iteration))
     assert runs.describe_step(tmp_path, "train") == "18 steps"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_line_does_not_wrap(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    with Phase("dataset-volume", stream) as phase:
+        phase.show("x" * 300)
+    drawn = [line for line in stream.getvalue().replace("\n", CLEAR_LINE).split(CLEAR_LINE) if line]
+    assert len(drawn) == 3
+    assert max(len(line) for line in drawn) < columns
+
+
+def test_log_has_one_line_per_phase() -> None:
+    stream = io.StringIO()
+    with Phase("train", stream) as phase:
+        phase.show("step 1")
+        phase.show("step 2")
+    assert stream.getvalue().startswith("  ✓ train")
+    assert stream.getvalue().count("\n") == 1
+    assert "step 2" in stream.getvalue()
+
+
+def test_failed_phase_is_marked() -> None:
+    stream = io.StringIO()
+    with pytest.raises(ValueError, match="no"), Phase("gate", stream):
+        raise ValueError("no")
+    assert stream.getvalue().startswith("  ✗ gate")
+
+
+def test_path_is_quoted_for_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert results.shown(tmp_path / "model" / "bundle") == "model/bundle"
+    assert results.shown(tmp_path / "my model" / "bundle") == "'my model/bundle'"
+    assert results.shown("/else where") == "'/else where'"
+
+
+def test_bar_is_full_only_at_the_end() -> None:
+    assert bar(0, 10, width=10) == "░" * 10
+    assert bar(9, 10, width=10) == "█" * 9 + "░"
+    assert bar(10, 10, width=10) == bar(11, 10, width=10) == "█" * 10
+    assert bar(0, 0, width=10) == "░" * 10
