@@ -1,4 +1,4 @@
-"""A run's folder in a store as it is served: what a worker leaves, the next one and a step find."""
+"""A run's folder in GCS and S3: training, resume, steps and deletion."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_d
 
 
 def save(run_dir: Path, step: int) -> None:
-    """A whole checkpoint of some bytes."""
+    """Write a complete checkpoint."""
     folder = step_dir(run_dir / "checkpoints", step)
     folder.mkdir(parents=True)
     (folder / STATE).write_bytes(bytes(range(256)) * step)
@@ -26,7 +26,7 @@ def save(run_dir: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize(("store", "work"), [("emulator", "gs://models"), ("s3", "s3://bucket")])
-def test_a_run_is_kept_gone_on_from_and_removed(
+def test_a_run_is_stored_resumed_and_deleted(
     store: str,
     work: str,
     request: pytest.FixtureRequest,
@@ -36,10 +36,10 @@ def test_a_run_is_kept_gone_on_from_and_removed(
     request.getfixturevalue(store)
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path))
     work = f"{work}/runs"
-    address = f"{work}/run-1/train"
-    where = open_store(address)
-    leases.mark_begin(where)
-    with leases.bucket_lease(address, "run-1"), TrainingFolder(address, 2, every=60.0) as first:
+    uri = f"{work}/run-1/train"
+    folder = open_store(uri)
+    leases.mark_begin(folder)
+    with leases.bucket_lease(uri, "run-1"), TrainingFolder(uri, 2, every=60.0) as first:
         for step in (10, 20, 30):
             save(first.path, step)
             (first.path / "metrics.jsonl").write_text(f"{step}\n")
@@ -48,15 +48,15 @@ def test_a_run_is_kept_gone_on_from_and_removed(
         runs = InBucket(work)
         runs.last()
         assert runs.in_use("run-1", lambda run: False)
-    where.delete(f"checkpoints/step-00000030/{MANIFEST}")  # as where its upload was cut off
-    with TrainingFolder(address, 2, every=60.0) as second:
+    folder.delete(f"checkpoints/step-00000030/{MANIFEST}")  # as after an interrupted upload
+    with TrainingFolder(uri, 2, every=60.0) as second:
         assert second.resumed == "checkpoints/step-00000020"
         save(second.path, 40)
         second.finish()
-    steps = {name.split("/")[0] for name, _ in open_store(f"{address}/checkpoints").list("")}
+    steps = {name.split("/")[0] for name, _ in open_store(f"{uri}/checkpoints").list("")}
     assert steps == {"step-00000020", "step-00000040"}
-    with open_workspace(address, "evaluate") as task:
-        checkpoint = task.download(f"{address}/checkpoints/step-00000040")
+    with open_workspace(uri, "evaluate") as task:
+        checkpoint = task.download(f"{uri}/checkpoints/step-00000040")
         assert (checkpoint / STATE).stat().st_size == 40 * 256
         assert (task.path / "metrics.jsonl").read_text() == "30\n"
     runs.last()

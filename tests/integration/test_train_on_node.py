@@ -1,4 +1,4 @@
-"""A worker without claims: real ranks, the dataset brought, its folder kept at an address."""
+"""A worker without PVCs: it downloads the dataset and uploads its folder."""
 
 import json
 import math
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ LOOP: dict[str, Any] = {
     "checkpoint_minutes": 0.0,
     "device": "cpu",
 }
-STEPS = 3  # of an epoch of 123 images: the last of a batch that is not whole are left out
+STEPS = 3  # of an epoch of 123 images; the incomplete last batch is dropped
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def work(tmp_path: Path) -> Path:
 
 
 class Worker:
-    """A pod of the job, in a folder of its own."""
+    """A pod of the job, with its own folder."""
 
     def __init__(self, tmp_path: Path, name: str, work: Path, data: str, epochs: int) -> None:
         self.folder = tmp_path / name
@@ -71,21 +72,20 @@ class Worker:
                 },
             )
 
-    def ended(self) -> int:
-        return self.process.wait(timeout=120)
-
     @property
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
     @property
-    def said(self) -> Failure | None:
-        return Failure.parse((self.folder / "last-words").read_text())
+    def failure(self) -> Failure:
+        failure = Failure.parse((self.folder / "last-words").read_text())
+        assert failure is not None
+        return failure
 
 
 def newest(work: Path) -> int:
-    found = (path.parent.name for path in work.glob("checkpoints/*/manifest.json"))
-    return max((int(name.removeprefix("step-")) for name in found), default=0)
+    paths = work.glob("checkpoints/*/manifest.json")
+    return max((int(path.parent.name.removeprefix("step-")) for path in paths), default=0)
 
 
 def last_event(work: Path) -> dict[str, object]:
@@ -106,15 +106,15 @@ import json, sys
 from types import SimpleNamespace
 from kfp_ddp.runs.train.engine import run
 names = ("trained_model", "train_metrics", "loss_curve", "training_job")
-left = {name: SimpleNamespace(path=f"{sys.argv[1]}/{name}", metadata={}) for name in names}
-left["train_metrics"].log_metric = lambda name, value: None
-print(*run(**json.loads(sys.argv[2]), **left))
+artifacts = {name: SimpleNamespace(path=f"{sys.argv[1]}/{name}", metadata={}) for name in names}
+artifacts["train_metrics"].log_metric = lambda name, value: None
+print(*run(**json.loads(sys.argv[2]), **artifacts))
 """
 
 
 def train(tmp_path: Path, work: Path, data: str, epochs: int) -> str:
-    """What the whole step prints, with ranks of its own."""
-    given = {
+    """Run the step with its own ranks and return its output."""
+    inputs = {
         "run_id": "run-1",
         "task_name": "train",
         "task_id": "",
@@ -127,7 +127,7 @@ def train(tmp_path: Path, work: Path, data: str, epochs: int) -> str:
         "task_config": None,
     }
     return subprocess.run(
-        [sys.executable, "-c", STEP, str(tmp_path), json.dumps(given)],
+        [sys.executable, "-c", STEP, str(tmp_path), json.dumps(inputs)],
         env={**os.environ, "OMP_NUM_THREADS": "1", folders.SCRATCH_VARIABLE: f"{tmp_path}/step"},
         stdout=subprocess.PIPE,
         text=True,
@@ -136,19 +136,17 @@ def train(tmp_path: Path, work: Path, data: str, epochs: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_step_goes_on_there(
+def test_a_preempted_worker_uploads_a_checkpoint_and_the_step_resumes_there(
     tmp_path: Path, work: Path, dataset: str
 ) -> None:
     first = Worker(tmp_path, "first", work, dataset, epochs=400)
     until(lambda: newest(work) > 0, first)
     first.process.terminate()
-    assert first.ended() == 143, first.log
+    assert first.process.wait(120) == 143, first.log
     stopped = last_event(work)
     assert stopped["status"] == "preempted"
     assert newest(work) == stopped["step"]
-    said = first.said
-    assert said is not None
-    assert said.retryable
+    assert first.failure.retryable
 
     step = int(str(stopped["step"]))
     log = train(tmp_path, work, dataset, epochs=math.ceil(step / STEPS) + 1)
@@ -160,20 +158,17 @@ def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_step_goes_on_ther
 
 
 @pytest.mark.parametrize(
-    ("digest", "code", "line", "again"),
+    ("digest", "code", "message", "retryable"),
     [
         ("f" * 64, 1, "by now, but the run started with ffffffffffff: start a new run", True),
         ("", 2, "names no dataset", False),
     ],
 )
-def test_what_cannot_be_brought_is_the_last_word(
-    tmp_path: Path, work: Path, dataset: str, digest: str, code: int, line: str, again: bool
+def test_a_dataset_that_cannot_be_synced_is_the_reported_failure(
+    tmp_path: Path, work: Path, dataset: str, digest: str, code: int, message: str, retryable: bool
 ) -> None:
-    wanted = EachNode.parse(dataset)
-    address = EachNode(wanted.source, wanted.dataset, digest, wanted.options).address()
+    address = replace(EachNode.parse(dataset), digest=digest).address()
     worker = Worker(tmp_path, "worker", work, address if digest else "each-node:{}", epochs=1)
-    assert worker.ended() == code, worker.log
-    said = worker.said
-    assert said is not None
-    assert line in said.error
-    assert said.retryable is again
+    assert worker.process.wait(120) == code, worker.log
+    assert message in worker.failure.error
+    assert worker.failure.retryable is retryable

@@ -1,4 +1,4 @@
-"""The time-out that a job or a training sets is the one that a collective of its ranks ends by."""
+"""The timeout of collectives."""
 
 import json
 import os
@@ -25,7 +25,7 @@ world = start(TrainConfig.create(data="/data", output_dir=sys.argv[2], **json.lo
 group = world.control if sys.argv[3] == "control" else None
 distributed.barrier(group=group)
 if world.rank == 1:
-    sys.stdin.read()  # a rank that is alive and does nothing
+    sys.stdin.read()  # it is alive and does nothing
     os._exit(0)
 try:
     distributed.all_reduce(torch.ones(1), group=group)
@@ -37,18 +37,16 @@ except RuntimeError as error:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["data", "control"])
-def test_a_collective_whose_peer_is_silent_ends_by_the_jobs_time_out(
-    tmp_path: Path, group: str
-) -> None:
+def test_a_collective_with_a_silent_peer_ends_after_the_timeout(tmp_path: Path, group: str) -> None:
     training: dict[str, Any] = with_timeout({"device": "cpu"}, {"nccl_timeout_minutes": 0.1})
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", RANK, json.dumps(training), str(tmp_path), group]
     ranks = [
         subprocess.Popen(
             command,
-            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -56,17 +54,17 @@ def test_a_collective_whose_peer_is_silent_ends_by_the_jobs_time_out(
         for rank in range(2)
     ]
     try:
-        for rank in ranks:  # importing torch may take one rank longer than the time-out
+        for rank in ranks:  # importing torch may take a rank longer than the timeout
             assert rank.stdout is not None
             assert rank.stdout.readline() == "imported\n"
         for rank in ranks:
             assert rank.stdin is not None
             rank.stdin.write("\n")
             rank.stdin.flush()
-        ranks[0].wait(timeout=300)  # torch's own is 30 minutes
-        said, _ = ranks[0].communicate()
+        ranks[0].wait(timeout=300)  # torch's default is 30 minutes
+        output, _ = ranks[0].communicate()
         assert ranks[0].returncode == 7
-        assert "6000ms" in said
+        assert "6000ms" in output
     finally:
         for rank in ranks:
             rank.kill()

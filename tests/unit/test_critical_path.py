@@ -1,4 +1,4 @@
-"""How many steps of a pipeline wait for each other: on KFP each costs some ten seconds."""
+"""The longest chain of steps of each pipeline: on KFP each step takes some ten seconds."""
 
 import re
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ ROW = re.compile(r"^\| (`[\w`, ]+`) \| (\d+) \| (\d+) \|$", re.MULTILINE)
 
 
 def longest(level: Iterable[Node]) -> tuple[Node, ...]:
-    """The longest chain of steps and groups, what is in a group after the group itself."""
+    """Return the longest chain of steps and groups; members of a group follow it."""
     ending: dict[str, tuple[Node, ...]] = {}
     for node in level:
         before = max((ending[name] for name in node.after), key=len, default=())
@@ -20,15 +20,15 @@ def longest(level: Iterable[Node]) -> tuple[Node, ...]:
     return max(ending.values(), key=len, default=())
 
 
-def test_the_page_counts_the_steps_and_groups_that_a_run_waits_for() -> None:
-    found = {}
+def test_docs_have_the_number_of_steps_and_groups() -> None:
+    counts = {}
     for name in NAMES:
         chain = longest(nodes(ROOT / "compiled" / f"{name}.yaml"))
         groups = sum(bool(node.inner) for node in chain)
-        found[name] = (len(chain) - groups, groups)
-    told = {
+        counts[name] = (len(chain) - groups, groups)
+    documented = {
         name: (int(steps), int(groups))
         for names, steps, groups in ROW.findall((ROOT / "docs" / "scale.md").read_text())
         for name in re.findall(r"\w+", names)
     }
-    assert told == found
+    assert documented == counts

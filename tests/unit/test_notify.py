@@ -1,4 +1,4 @@
-"""Telling what a run came to, over real HTTP and SMTP on this machine."""
+"""Notifications of the end of a run, over HTTP and SMTP on this machine."""
 
 import json
 import socketserver
@@ -29,7 +29,7 @@ FAILED = Outcome("1f0c", "failed", "rank 1: <class 'X'> & more", step="train")
 
 
 class Hook(BaseHTTPRequestHandler):
-    """Keeps what is posted; answers with the next of `answers`, then 200."""
+    """Records requests; responds with the next of `answers`, then 200."""
 
     posted: list[tuple[str, Any]]
     answers: list[int]
@@ -43,7 +43,7 @@ class Hook(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -54,19 +54,20 @@ def hook(*answers: int) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         yield address, handler.posted  # type: ignore[attr-defined]
 
 
-def told(monkeypatch: pytest.MonkeyPatch, outcome: Outcome, **given: str) -> list[str]:
-    """What `send` says, where the environment has the secret's keys."""
-    settings = {name: value for name, value in given.items() if name != name.upper()}
-    for name, value in given.items():
-        if name not in settings:
-            monkeypatch.setenv(name, value)
+def sent(monkeypatch: pytest.MonkeyPatch, outcome: Outcome, **values: str) -> list[str]:
+    """Return the lines of `send`; values with a name in capitals are keys of the secret."""
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    settings = {name: value for name, value in values.items() if name != name.upper()}
     return send(Notification.create(**settings), outcome)
 
 
-def test_a_webhook_gets_all_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_webhook_receives_json(monkeypatch: pytest.MonkeyPatch) -> None:
     with hook() as (address, posted):
-        said = told(monkeypatch, PROMOTED, notify_webhook="HOOK", HOOK=f"{address}/in?token=s3cr3t")
-    assert said == ["notify_webhook: sent"]
+        lines = sent(
+            monkeypatch, PROMOTED, notify_webhook="HOOK", HOOK=f"{address}/in?token=s3cr3t"
+        )
+    assert lines == ["notify_webhook: sent"]
     ((path, body),) = posted
     assert path == "/in?token=s3cr3t"
     assert (body["format"], body["state"], body["accuracy"]) == (1, "promoted", 0.992)
@@ -81,26 +82,19 @@ def test_a_webhook_gets_all_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_slack_gets_its_form_with_nothing_in_it_that_slack_would_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with hook() as (address, posted):
-        told(monkeypatch, FAILED, notify_slack="HOOK", HOOK=address)
-    ((_, body),) = posted
-    assert body == {
-        "text": "*run failed in train*\nreason: rank 1: &lt;class 'X'&gt; &amp; more\nrun: 1f0c"
-    }
-
-
-def test_a_server_that_is_away_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slack_receives_escaped_text_after_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "PAUSES", (0.0, 0.0))
     with hook(503, 429) as (address, posted):
-        assert told(monkeypatch, FAILED, notify_webhook="H", H=address) == ["notify_webhook: sent"]
-    assert len(posted) == 3
+        lines = sent(monkeypatch, FAILED, notify_slack="HOOK", HOOK=address)
+    assert lines == ["notify_slack: sent"]
+    body = {
+        "text": "*run failed in train*\nreason: rank 1: &lt;class 'X'&gt; &amp; more\nrun: 1f0c"
+    }
+    assert [body for _, body in posted] == [body] * 3
 
 
 @pytest.mark.parametrize(
-    ("address", "answer", "why"),
+    ("address", "answer", "reason"),
     [
         ("", 404, "the server answered 404"),
         ("", 302, "the server answered 302"),
@@ -109,70 +103,70 @@ def test_a_server_that_is_away_for_a_moment_is_tried_again(monkeypatch: pytest.M
         (None, 0, "Connection refused"),
     ],
 )
-def test_why_nothing_was_sent_is_told_without_the_address(
-    monkeypatch: pytest.MonkeyPatch, address: str | None, answer: int, why: str
+def test_an_error_does_not_contain_the_address(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, answer: int, reason: str
 ) -> None:
     monkeypatch.setattr(channels, "PAUSES", (0.0,))
-    with hook(answer) as (there, posted):
+    with hook(answer) as (server, posted):
         gone = f"http://127.0.0.1:{free_port()}/s3cr3t"
-        place = gone if address is None else address or f"{there}/s3cr3t"
-        (said,) = told(monkeypatch, FAILED, notify_slack="HOOK", HOOK=place)
-    assert said == f"warning: notify_slack: nothing was sent to HOOK: {why}"
+        uri = gone if address is None else address or f"{server}/s3cr3t"
+        (line,) = sent(monkeypatch, FAILED, notify_slack="HOOK", HOOK=uri)
+    assert line == f"warning: notify_slack: nothing was sent to HOOK: {reason}"
     assert len(posted) == bool(answer)
 
 
 class Mail(socketserver.StreamRequestHandler):
-    """A mail server that takes one message, and offers no TLS."""
+    """A mail server for one message, without TLS."""
 
-    got: list[str]
+    received: list[str]
 
     def handle(self) -> None:
-        self.say("220 here")
+        self.reply("220 here")
         while line := self.rfile.readline().decode().strip():
-            self.got.append(line)
+            self.received.append(line)
             if line.upper() == "DATA":
-                self.say("354 go on")
+                self.reply("354 data")
                 while (line := self.rfile.readline().decode().rstrip("\r\n")) != ".":
-                    self.got.append(line)
-            self.say("221 bye" if line.upper() == "QUIT" else "250 fine")
+                    self.received.append(line)
+            self.reply("221 bye" if line.upper() == "QUIT" else "250 fine")
 
-    def say(self, line: str) -> None:
+    def reply(self, line: str) -> None:
         self.wfile.write(f"{line}\r\n".encode())
 
 
 @contextmanager
 def mail_server() -> Iterator[tuple[str, list[str]]]:
-    handler = type("Kept", (Mail,), {"got": []})
+    handler = type("Kept", (Mail,), {"received": []})
     with serving(socketserver.TCPServer(("127.0.0.1", 0), handler)) as url:
-        yield url.removeprefix("http://"), handler.got  # type: ignore[attr-defined]
+        yield url.removeprefix("http://"), handler.received  # type: ignore[attr-defined]
 
 
-def test_an_e_mail_goes_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_e_mail_is_sent_to_all_recipients(monkeypatch: pytest.MonkeyPatch) -> None:
     to = "ana@example.com,ben@example.com"
-    with mail_server() as (address, got):
-        said = told(monkeypatch, PROMOTED, notify_smtp="M", notify_email=to, M=f"smtp://{address}")
-    assert said == ["notify_smtp: sent"]
-    assert {"rcpt TO:<ana@example.com>", "rcpt TO:<ben@example.com>"} <= set(got)
-    assert "From: ana@example.com" in got
-    assert any(line.startswith("Subject: [kfp-ddp] resnet promoted: accuracy") for line in got)
-    assert "bundle: gs://models/resnet/ba9876543210" in got
+    with mail_server() as (address, received):
+        lines = sent(monkeypatch, PROMOTED, notify_smtp="M", notify_email=to, M=f"smtp://{address}")
+    assert lines == ["notify_smtp: sent"]
+    assert {"rcpt TO:<ana@example.com>", "rcpt TO:<ben@example.com>"} <= set(received)
+    assert "From: ana@example.com" in received
+    assert any(line.startswith("Subject: [kfp-ddp] resnet promoted: accuracy") for line in received)
+    assert "bundle: gs://models/resnet/ba9876543210" in received
 
 
-def test_a_password_goes_to_no_mail_server_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
-    with mail_server() as (address, got):
-        (said,) = told(
+def test_no_password_is_sent_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mail_server() as (address, received):
+        (line,) = sent(
             monkeypatch,
             FAILED,
             notify_smtp="M",
             notify_email="ana@example.com",
             M=f"smtp://ana:s3cr3t@{address}",
         )
-    assert said.endswith("the mail server offers no TLS, so no password is sent to it")
-    assert not any("AUTH" in line or "rcpt" in line for line in got)
+    assert line.endswith("the mail server offers no TLS, so no password is sent to it")
+    assert not any("AUTH" in line or "rcpt" in line for line in received)
 
 
 @pytest.mark.parametrize(
-    ("which", "state", "sent"),
+    ("which", "state", "expected"),
     [
         ("always", "unchanged", True),
         ("change", "unchanged", False),
@@ -182,17 +176,17 @@ def test_a_password_goes_to_no_mail_server_without_tls(monkeypatch: pytest.Monke
         ("failure", "failed", True),
     ],
 )
-def test_who_wants_to_know_less_is_told_less(
-    monkeypatch: pytest.MonkeyPatch, which: str, state: Any, sent: bool
+def test_notify_on_selects_the_ends(
+    monkeypatch: pytest.MonkeyPatch, which: str, state: Any, expected: bool
 ) -> None:
     with hook() as (address, posted):
-        given = {"notify_webhook": "H", "notify_on": which, "H": address}
-        told(monkeypatch, Outcome("1f0c", state), **given)
-    assert bool(posted) == sent
+        values = {"notify_webhook": "H", "notify_on": which, "H": address}
+        sent(monkeypatch, Outcome("1f0c", state), **values)
+    assert bool(posted) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("settings", "message"),
     [
         ({"notify_slack": "https://hooks.slack.com/s3cr3t"}, "the name of a key of the bucket's"),
         ({"notify_email": "ana@example.com"}, "an e-mail needs both notify_smtp and"),
@@ -203,8 +197,8 @@ def test_who_wants_to_know_less_is_told_less(
         ({"notify_slak": "HOOK"}, "did you mean 'notify_slack'"),
     ],
 )
-def test_settings_that_cannot_be_used_are_refused(given: dict[str, str], why: str) -> None:
+def test_invalid_settings_are_errors(settings: dict[str, str], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        Notification.create(**given)
-    assert why in str(caught.value)
+        Notification.create(**settings)
+    assert message in str(caught.value)
     assert "s3cr3t" not in str(caught.value)

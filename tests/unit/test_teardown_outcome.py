@@ -1,4 +1,4 @@
-"""What teardown finds a run to have come to, and that telling it fails nothing."""
+"""How a run ended, by its folder and its pods."""
 
 import json
 from collections.abc import Iterator
@@ -29,15 +29,15 @@ VERDICT = {
 EXPORTED = {"name": "digits", "uri": "gs://models/digits/ab", "champion": True}
 
 
-def left(work: Path, name: str, content: object) -> None:
+def write(work: Path, name: str, content: object) -> None:
     path = work / "run-1" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
 
 
-def state(work: Path, address: str = "") -> tuple[str, str]:
-    found = outcome("run-1", str(work), address)
-    return found.state, found.reason
+def state(work: Path) -> tuple[str, str]:
+    result = outcome("run-1", str(work), "")
+    return result.state, result.reason
 
 
 @pytest.fixture(autouse=True)
@@ -45,42 +45,32 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
 
 
-def test_the_folder_tells_how_far_a_run_went(tmp_path: Path) -> None:
+def test_the_folder_has_the_last_state(tmp_path: Path) -> None:
     assert state(tmp_path) == ("unchanged", "")
-    left(tmp_path, "train/metrics.jsonl", {})
-    assert state(tmp_path) == ("trained", "")
-    left(tmp_path, "train/logs/failure.json", {"rank": 1, "error": "Boom: x", "exit_code": 1})
-    assert state(tmp_path) == ("failed", "rank 1: Boom: x")
-    left(tmp_path, "train/evaluation/verdict.json", VERDICT | {"blessed": False, "reason": "not"})
-    assert state(tmp_path) == ("not blessed", "not")
-    left(tmp_path, "train/evaluation/verdict.json", VERDICT)
-    assert state(tmp_path) == ("blessed", "accuracy 0.9918 >= 0.97")
-    stays = "another came first"
-    left(tmp_path, "train/exported.json", EXPORTED | {"champion": False, "champion_stays": stays})
-    assert state(tmp_path) == ("exported", stays)
-    left(tmp_path, "train/exported.json", EXPORTED)
-    found = outcome("run-1", str(tmp_path), "https://ui/#/runs/details/run-1")
-    assert (found.state, found.model, found.bundle) == ("promoted", "digits", EXPORTED["uri"])
-    assert found.title() == (
-        "digits promoted: accuracy 99.18%, +1.18 points on the champion 0123456789ab"
-    )
-    assert found.lines()[-1] == "run: https://ui/#/runs/details/run-1"
-
-
-def test_of_several_trainings_the_one_that_went_furthest_is_told(tmp_path: Path) -> None:
-    for name in ("train", "train-2", "train-3"):
-        left(tmp_path, f"{name}/metrics.jsonl", {})
-    left(tmp_path, "train-2/evaluation/verdict.json", VERDICT)
-    left(tmp_path, "train-2/exported.json", EXPORTED)
-    left(tmp_path, "train-3/evaluation/verdict.json", VERDICT | {"blessed": False})
-    assert state(tmp_path) == ("promoted", "")
-
-
-def test_a_damaged_record_is_passed_over(tmp_path: Path) -> None:
-    left(tmp_path, "train/metrics.jsonl", {})
-    left(tmp_path, "train/evaluation/verdict.json", ["no", "object"])
+    write(tmp_path, "train/metrics.jsonl", {})
+    write(tmp_path, "train/evaluation/verdict.json", ["no", "object"])  # damaged records
     (tmp_path / "run-1/train/exported.json").write_text("{")
     assert state(tmp_path) == ("trained", "")
+    write(tmp_path, "train/logs/failure.json", {"rank": 1, "error": "Boom: x", "exit_code": 1})
+    assert state(tmp_path) == ("failed", "rank 1: Boom: x")
+    write(tmp_path, "train/evaluation/verdict.json", VERDICT | {"blessed": False, "reason": "not"})
+    assert state(tmp_path) == ("not blessed", "not")
+    write(tmp_path, "train/evaluation/verdict.json", VERDICT)
+    assert state(tmp_path) == ("blessed", "accuracy 0.9918 >= 0.97")
+    reason = "another came first"
+    write(tmp_path, "train/exported.json", EXPORTED | {"champion": False, "champion_stays": reason})
+    assert state(tmp_path) == ("exported", reason)
+    write(tmp_path, "train/exported.json", EXPORTED)
+    result = outcome("run-1", str(tmp_path), "https://ui/#/runs/details/run-1")
+    assert (result.state, result.model, result.bundle) == ("promoted", "digits", EXPORTED["uri"])
+    assert (result.accuracy, result.gain) == (0.9918, pytest.approx(0.0118))
+    assert result.lines()[-1] == "run: https://ui/#/runs/details/run-1"
+
+    # The most advanced of several trainings counts.
+    for name in ("train-2", "train-3"):
+        write(tmp_path, f"{name}/metrics.jsonl", {})
+    write(tmp_path, "train-3/evaluation/verdict.json", VERDICT | {"blessed": False})
+    assert state(tmp_path) == ("promoted", "")
 
 
 def pod(node: str, phase: str, ended: str = "", reason: str = "Error") -> dict[str, Any]:
@@ -101,13 +91,13 @@ def pod(node: str, phase: str, ended: str = "", reason: str = "Error") -> dict[s
 def cluster(
     monkeypatch: pytest.MonkeyPatch, pods: list[Any], logs: dict[str, str], **workflow: object
 ) -> Iterator[list[str]]:
-    """An API server that has these pods and a Workflow, as a real one answers; yields the paths."""
-    asked = []
+    """Serve pods, their logs and a Workflow; yield the requested paths."""
+    paths = []
 
-    class Answers(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
-            asked.append(url.path)
+            paths.append(url.path)
             kind, _, name = url.path.removesuffix("/log").partition("/pods/")
             if url.path.endswith("/log"):
                 assert parse_qs(url.query)["container"] == ["main"]
@@ -122,16 +112,16 @@ def cluster(
             self.wfile.write(body.encode())
 
         def log_message(self, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
-    with serving(HTTPServer(("127.0.0.1", 0), Answers)) as address:
+    with serving(HTTPServer(("127.0.0.1", 0), Handler)) as address:
         api = Api(client.ApiClient(client.Configuration(host=address)), "ns")
         monkeypatch.setattr(Api, "connect", lambda: api)
-        yield asked
+        yield paths
         api.client.close()
 
 
-def test_the_step_that_failed_first_is_told_with_its_error(
+def test_the_first_failed_step_is_named_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pods = [
@@ -144,48 +134,51 @@ def test_the_step_that_failed_first_is_told_with_its_error(
     ]
     log = "I1122 launching\nstep 3\nerror: training failed: rank 1: Boom: x\nexit status 1\n"
     with cluster(monkeypatch, pods, {"training.train.executor-0": log}):
-        found = outcome("run-1", str(tmp_path), "")
-    assert (found.state, found.step) == ("failed", "train")
-    assert found.reason == "training failed: rank 1: Boom: x"
-    assert found.title() == "run failed in train"
+        result = outcome("run-1", str(tmp_path), "")
+    assert (result.state, result.step) == ("failed", "train")
+    assert result.reason == "training failed: rank 1: Boom: x"
+    assert result.title() == "run failed in train"
 
 
-def test_a_step_that_left_no_word_is_told_with_what_kubernetes_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("workflow", "expected"),
+    [
+        ({}, ("failed", "out of memory (OOMKilled)")),
+        ({"activeDeadlineSeconds": 0}, ("cancelled", "")),
+    ],
+)
+def test_a_step_without_a_log_has_the_reason_of_kubernetes(
+    workflow: dict[str, Any],
+    expected: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A cancelled run has not failed."""
     pods = [pod("training.evaluate.executor", "Failed", "2026-11-22T12:01:00Z", "OOMKilled")]
-    with cluster(monkeypatch, pods, {}):
-        assert state(tmp_path) == ("failed", "out of memory (OOMKilled)")
+    with cluster(monkeypatch, pods, {}, **workflow):
+        assert state(tmp_path) == expected
 
 
-def test_a_cancelled_run_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pods = [pod("training.train.executor", "Failed", "2026-11-22T12:01:00Z")]
-    with cluster(monkeypatch, pods, {}, activeDeadlineSeconds=0):
-        assert state(tmp_path) == ("cancelled", "")
-
-
-def test_telling_fails_no_run(
+def test_a_notification_never_fails_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not if the setting is wrong, the key is not there, nor if the folder cannot be read."""
-    for job, said in (
-        (
-            {"notify_on": "no"},
-            "no notification of the run's end was sent: notify_on='no' is",
-        ),
+    """The setting is invalid, the key is missing, or the folder cannot be read."""
+    prefix = "no notification of the run's end was sent:"
+    for job, message in (
+        ({"notify_on": "no"}, f"{prefix} notify_on='no' is"),
         ({"notify_slack": "NO_SUCH_KEY"}, "nothing was sent to NO_SUCH_KEY: the bucket's secret"),
     ):
         assert run("run-1", "local", job, str(tmp_path)) == "nothing was left to end"
-        assert said in capsys.readouterr().out
-    monkeypatch.setattr(outcomes, "open_store", lambda place: 1 / 0)
-    given = {"notify_slack": "KEY"}
-    assert run("run-1", "local", given, str(tmp_path)) == "nothing was left to end"
-    assert "warning: no notification of the run's end was sent: division" in capsys.readouterr().out
+        assert message in capsys.readouterr().out
+    monkeypatch.setattr(outcomes, "open_store", lambda work: 1 / 0)
+    job = {"notify_slack": "KEY"}
+    assert run("run-1", "local", job, str(tmp_path)) == "nothing was left to end"
+    assert f"warning: {prefix} division" in capsys.readouterr().out
 
 
-def test_nobody_looks_for_an_outcome_that_nobody_wants(
+def test_without_a_notification_nothing_is_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with cluster(monkeypatch, [], {}) as asked:
+    with cluster(monkeypatch, [], {}) as paths:
         run("run-1", "local", {}, str(tmp_path))
-    assert asked == []
+    assert paths == []
