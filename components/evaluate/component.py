@@ -45,33 +45,33 @@ def evaluate(
     """Evaluate a checkpoint on every sample of a split, each exactly once.
 
     Args:
-        checkpoint: Folder of the checkpoint, as train returned it. With an empty run_dir it may be
-            the folder or address of a bundle too, or of a model's exports for the champion.
-        run_dir: Folder of the run; the evaluation is written below it. Empty for one of this step,
-            <work_dir>/<run_id>/evaluate.
+        checkpoint: Folder of the checkpoint, as train returned it. With an empty run_dir also the
+            folder or URI of a bundle, or of a model's exports for the champion.
+        run_dir: Folder of the run, for the evaluation; empty for <work_dir>/<run_id>/evaluate.
         dataset_path: Folder of the dataset version.
         evaluation_metrics: Accuracy with its 95 % interval, top 5, loss, macro F1, calibration
             error, AUC.
         confusion_matrix: Confusion matrix and ROC curve, with at most 50 classes.
         evaluation_report: Self-contained report: curves, confusion, classes, worst mistakes.
         evaluation_summary: The headline numbers.
-        task_config: What is set on this task, filled in by KFP: it reaches the workers of a job.
-        split: What to evaluate on: val as the training had it, and with it test where there is one;
-            test; or a folder of the dataset with class folders.
+        task_config: Settings of this task, which KFP fills in; they apply to the workers of a job.
+        split: val as in the training, with test if there is one; test; or a folder of the dataset
+            with class folders.
         batch_size: Images at a time.
-        worst: How many of the worst mistakes the report shows, 0 to 200.
-        champion: The gate's, if it has one. A bundle whose own evaluation is not of the samples of
-            this split is evaluated on them too, so that the gate can compare.
-        options: What else is measured, by name; the README lists it.
-        run_id: Id of the pipeline run, where run_dir is empty, and for a job.
-        work_dir: Folder, or bucket's prefix, for that; empty for KFP_DDP_WORK_DIR or /work.
-        backend: local, this step itself with a rank for each of its GPUs, or nproc_per_node; or
-            pytorchjob or trainjob, a job of its own.
+        worst: Mistakes with the highest loss in the report, 0 to 200.
+        champion: That of the gate, if it has one. A bundle with an evaluation of other samples is
+            also evaluated on this split, so that the gate can compare.
+        options: Optional measurements by name; the README lists them.
+        run_id: Id of the pipeline run, for an empty run_dir and for a job.
+        work_dir: Folder or prefix of a bucket, for an empty run_dir; empty for KFP_DDP_WORK_DIR or
+            /work.
+        backend: local, which is this step with a rank for each of its GPUs, or nproc_per_node;
+            pytorchjob or trainjob for a job.
         job: Settings of the ranks by name, such as {"nodes": 2, "gpus_per_node": 8}; the README of
             the component job lists them.
-        image: Image of a job's workers, where job names none.
+        image: Image of a job's workers, unless job has one.
         task_name: Name of this task in the pipeline, for a job.
-        task_id: The pipeline's task id, which tells iterations of a loop apart, for a job.
+        task_id: Id of the task, which distinguishes iterations of a loop, for a job.
 
     Returns:
         accuracy: Share of the samples whose likeliest class is the true one.

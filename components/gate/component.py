@@ -20,22 +20,21 @@ def gate(
 
     Args:
         accuracy: Accuracy of the model, from evaluate.
-        gate_verdict: The rules and which of them hold; its metadata has blessed and reason.
-        gate_report: The report of the evaluation with the verdict on top, as a page.
+        gate_verdict: The result of each rule; its metadata has blessed and reason.
+        gate_report: The report of the evaluation with the verdict, as a page.
         evaluation: Path of evaluation.json, from evaluate; most rules need it.
-        bundle: Folder of the bundle, from export, for rules on what serves; empty for none.
+        bundle: Folder of the bundle, from export, for rules on the bundle; empty for none.
         rules: The rules by name, such as {"min_accuracy": 0.9}; the README lists them.
-        champion: Model to beat: <destination>/<model_name> of an export for the last one there,
-            a bundle, or an evaluation.json; as path, file://, gs://,
-            s3:// or az://; empty for none. While
-            nothing is there yet, every challenger passes, unless champion_must_exist is set.
-            Better in a bucket: one on the work claim may go with the runs that keep_runs deletes.
-        attempt: Fingerprint of what was trained on and how, from changes: that the model was not
-            blessed is noted by it at the champion, a folder of exports; empty for no note.
+        champion: Model to compare with: <destination>/<model_name> of an export for the current
+            one, a bundle, or an evaluation.json; a path, file://, gs://, s3:// or az://; empty for
+            none. Without a champion every model passes, unless champion_must_exist is set. A bucket
+            is better than the work PVC, where keep_runs may delete it.
+        attempt: Fingerprint of data and settings of the training, from changes. If the model is not
+            blessed, it is noted in the champion's folder; empty for no note.
 
     Returns:
         Output: Whether the model is blessed: all rules hold.
-        champion_version: What the model was compared with, for publish; empty where there is none.
+        champion_version: Version of the champion in the comparison, for publish; empty for none.
     """
     inputs = dict(locals())
     from kfp_ddp.evaluation.gate.engine import run

@@ -14,15 +14,15 @@ def leaderboard(
     sweep_metrics: dsl.Output[dsl.Metrics],
     sweep_summary: dsl.Output[dsl.Markdown],
 ) -> NamedTuple("Best", [("checkpoint", str), ("run_dir", str)]):
-    """Rank trainings by the accuracy of the checkpoints that they hand on.
+    """Rank trainings by the accuracy of their checkpoints.
 
     Args:
         run_dirs: Folder of each training, as train returned it.
-        checkpoints: Its checkpoint; empty where it failed.
-        failures: Why it failed; empty where it did not.
+        checkpoints: Its checkpoint; empty if it failed.
+        failures: Why it failed; empty if it did not.
         sweep_report: The trainings with the settings in which they differ, and their curves.
-        sweep_metrics: Accuracy of the best, how many were tried, failed, and ended early.
-        sweep_summary: The trainings in one table.
+        sweep_metrics: Accuracy of the best, and the number of trials, failed and ended early.
+        sweep_summary: The trainings in a table.
 
     Returns:
         The checkpoint of the best training, and its folder.

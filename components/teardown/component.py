@@ -11,18 +11,18 @@ def teardown(
     work_dir: str = "",
     keep: int = 0,
 ) -> str:
-    """End whatever a run left behind; made for an exit handler, and content with nothing to do.
+    """Clean up after a run and notify of its end, in an exit handler.
 
     Args:
         run_id: Id of the pipeline run.
-        backend: As given to train; local looks for processes alone, any other for jobs too.
-        job: As given to train; its keep_runs is how many folders of runs stay, and who is told of
-            the end stands in notify_webhook and the like.
-        work_dir: Folder, or bucket's prefix, that holds the folder of the run, as given to train.
-        keep: Folders of runs that stay, where job has no keep_runs; 0 for all.
+        backend: As for train; with local only processes are ended, otherwise jobs too.
+        job: As for train; keep_runs is the number of folders of runs to retain, and notify_webhook
+            and similar settings are the channels of notifications.
+        work_dir: Folder, or prefix of a bucket, that contains the folder of the run, as for train.
+        keep: Number of folders of runs to retain, if job has no keep_runs; 0 for all.
 
     Returns:
-        One line that says what was ended.
+        One line with the processes, jobs and folders that were ended or deleted.
     """
     inputs = dict(locals())
     from kfp_ddp.runs.teardown.engine import run

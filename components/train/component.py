@@ -37,31 +37,31 @@ def train(
     """Train a ResNet with PyTorch DDP on an image folder; resume from the newest checkpoint.
 
     Args:
-        run_id: Id of the pipeline run; names its folder under work_dir.
+        run_id: Id of the pipeline run; names its folder below work_dir.
         task_name: Name of this task in the pipeline; names its folder in that of the run.
-        task_id: The pipeline's task id, which tells iterations of a loop apart; empty outside of a
+        task_id: Id of the task, which distinguishes iterations of a loop; empty outside of a
             pipeline.
-        dataset_path: Folder of the dataset version, or of images as training/README.md has them.
-        trained_model: The best checkpoint where keep_best kept it, else the newest: its path,
-            digest, step and metrics.
-        train_metrics: Final loss, accuracy, speed and step.
-        loss_curve: Loss and accuracy over the steps, as a picture.
-        training_job: The job as it ended, for the record.
-        task_config: What is set on this task, filled in by KFP: it reaches the workers.
+        dataset_path: Folder of the dataset version, or of images as in training/README.md.
+        trained_model: The best checkpoint with keep_best, else the newest: its path, digest, step
+            and metrics.
+        train_metrics: Last loss, accuracy, speed and step.
+        loss_curve: Curves of loss and accuracy.
+        training_job: The finished job.
+        task_config: Settings of this task, which KFP fills in; they apply to the workers.
         training: Settings of the training by name, such as {"model": "resnet18", "epochs": 30};
             training/README.md lists them.
         backend: pytorchjob (Training Operator), trainjob (Trainer), or local: this step itself.
         job: Settings of the job by name, such as {"nodes": 2, "gpus_per_node": 8}; the README
             of the component job lists them. Also heartbeat_minutes and keep_runs.
-        image: Image of the workers, where job names none.
-        work_dir: Folder, on a claim that later steps mount too, for checkpoints and metrics, or a
-            bucket's prefix such as gs://bucket/runs; empty for KFP_DDP_WORK_DIR or /work.
-        may_fail: Whether the step succeeds, with an empty checkpoint, where the training fails, as
-            where it is one of several that are tried.
+        image: Image of the workers, unless job has one.
+        work_dir: Folder for checkpoints and metrics, on a PVC that later steps mount too, or the
+            prefix of a bucket such as gs://bucket/runs; empty for KFP_DDP_WORK_DIR or /work.
+        may_fail: If the training fails, let the step succeed with an empty checkpoint, for example
+            for one of several trials.
 
     Returns:
-        The folder of that checkpoint, and the folder of the task, or their addresses; and why the
-        training failed, which is empty where it did not.
+        The folder or URI of that checkpoint and of the task, and the reason of a failure; the
+        reason is empty after a success.
     """
     inputs = dict(locals())
     from kfp_ddp.runs.train.engine import run

@@ -1,4 +1,4 @@
-"""The evaluate step by a job of two pods on a cluster: its figures, and what one rank fails of."""
+"""The evaluate step with a job of two pods: its results, and an error of one rank."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.e2e.launch_step import TRAINER, LaunchStep
 
 MODEL = "/work/model/checkpoints/step-00000001"
 
-# Images, a network that was never trained, and what one process makes of them.
+# Images, an untrained network, and its evaluation by one process.
 FILL = """
 from pathlib import Path
 import torch
@@ -41,7 +41,7 @@ config = TrainConfig.create(
 state = {"model": build("cifar_resnet8", 2).state_dict(), "ema": None}
 manifest = checkpoint.manifest_of(config, ("dark", "light"))
 path = checkpoint.write(Path("/work/model/checkpoints"), 1, state, manifest)
-evaluate(path, Path("/work/alone"), Path("/data/good"), "val", 4, 3)
+evaluate(path, Path("/work/single"), Path("/data/good"), batch_size=4, worst=3)
 """
 
 EVALUATE = """
@@ -50,11 +50,11 @@ from types import SimpleNamespace
 from kfp_ddp.components.evaluate.component import evaluate
 
 def artifact(name):
-    found = SimpleNamespace(path=f"/tmp/{name}", metadata={})
-    found.log_metric = lambda key, value: found.metadata.__setitem__(key, value)
-    found.log_confusion_matrix = lambda names, counts: found.metadata.update(counts=counts)
-    found.log_roc_curve = lambda *curve: found.metadata.update(roc=len(curve))
-    return found
+    result = SimpleNamespace(path=f"/tmp/{name}", metadata={})
+    result.log_metric = lambda key, value: result.metadata.__setitem__(key, value)
+    result.log_confusion_matrix = lambda names, counts: result.metadata.update(counts=counts)
+    result.log_roc_curve = lambda *curve: result.metadata.update(roc=len(curve))
+    return result
 
 names = ("evaluation_metrics", "confusion_matrix", "evaluation_report", "evaluation_summary")
 filled = {name: artifact(name) for name in names}
@@ -84,11 +84,10 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
         space.core.create_namespaced_pod(space.namespace, pod)
 
         def filled() -> bool:
-            found = space.core.read_namespaced_pod("fill", space.namespace)
-            assert found.status.phase != "Failed", space.core.read_namespaced_pod_log(
-                "fill", space.namespace
-            )
-            return bool(found.status.phase == "Succeeded")
+            phase = space.core.read_namespaced_pod("fill", space.namespace).status.phase
+            log = space.core.read_namespaced_pod_log
+            assert phase != "Failed", log("fill", space.namespace)
+            return bool(phase == "Succeeded")
 
         until(filled, "the dataset and its model", 300)
         yield space
@@ -101,7 +100,7 @@ def work(grounds: Grounds) -> Iterator[Folder]:
 
 
 class EvaluateStep(LaunchStep):
-    """The component itself in its pod, with both claims mounted as mount_pvc does."""
+    """The component in its pod, with both PVCs mounted as by mount_pvc."""
 
     def __init__(self, grounds: Grounds, backend: str, data: str) -> None:
         super().__init__(grounds, {"command": ["true"]}, work_claim="work")
@@ -130,22 +129,21 @@ class EvaluateStep(LaunchStep):
         container["args"] = ["python3", "-u", "-c", EVALUATE, json.dumps(settings)]
 
 
-def told(work: Folder, run: str) -> tuple[str, dict[str, Any]]:
-    """Predictions and record below a folder of the claim, without what differs each time."""
+def results(work: Folder, run: str) -> tuple[str, dict[str, Any]]:
+    """Return predictions and record, without fields that differ between evaluations."""
     predictions = work.read(f"{run}/evaluation/predictions.csv")
     record = work.read(f"{run}/evaluation/evaluation.json")
     assert predictions is not None
     assert record is not None
-    found = json.loads(record)
-    for name in ("seconds", "world_size", "hardware", "written"):
-        found.pop(name, None)
-    return bytes(predictions).decode(), found
+    excluded = ("seconds", "world_size", "hardware", "written")
+    fields = {name: value for name, value in json.loads(record).items() if name not in excluded}
+    return bytes(predictions).decode(), fields
 
 
 @pytest.mark.parametrize(
     "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
 )
-def test_two_pods_come_to_what_one_process_came_to(
+def test_two_pods_have_the_results_of_one_process(
     grounds: Grounds, work: Folder, backend: str
 ) -> None:
     step = EvaluateStep(grounds, backend, "good")
@@ -153,7 +151,7 @@ def test_two_pods_come_to_what_one_process_came_to(
     assert step.wait() == "Succeeded", step.log()
     for rank in (0, 1):
         assert f"rank {rank} of 2 on" in step.log()
-    assert told(work, f"{step.run_id}/train") == told(work, "alone")
+    assert results(work, f"{step.run_id}/train") == results(work, "single")
     accuracy, path, metrics = json.loads(step.log().split("OUTPUTS ")[1].splitlines()[0])
     assert path == f"/work/{step.run_id}/train/evaluation/evaluation.json"
     assert metrics["samples"] == 21
@@ -163,10 +161,8 @@ def test_two_pods_come_to_what_one_process_came_to(
         assert mounts["/data"] is True
 
 
-def test_what_the_second_rank_finds_wrong_is_the_cause_and_no_evaluation_is_left(
-    grounds: Grounds, work: Folder
-) -> None:
-    """Rank 0 waits for it, and fails of the connection that it closed: it is not what is told."""
+def test_the_error_of_the_second_rank_is_the_cause(grounds: Grounds, work: Folder) -> None:
+    """Rank 0 fails by the closed connection, which is a consequence."""
     step = EvaluateStep(grounds, "pytorchjob", "bad")
     step.start()
     assert step.wait() == "Failed"

@@ -1,4 +1,4 @@
-"""What a run came to is told from its pods, by a secret's key, to a server outside."""
+"""Notifications of a run from its pods to a server outside of the cluster."""
 
 import json
 from collections.abc import Iterator
@@ -13,62 +13,62 @@ from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.training import TRAINING
 from tests.serving import serving
 
-SECRET = "tells"
+SECRET = "notify"
 JOB = {"notify_webhook": "HOOK", "kfp_ui": "https://kfp.example.com"}
 
 
 @pytest.fixture
 def posted(scene: Scene, cluster: client.ApiClient) -> Iterator[list[dict[str, Any]]]:
-    """What the webhook gets, whose address the secret holds."""
-    got: list[dict[str, Any]] = []
+    """The requests to the webhook, whose address is in the secret."""
+    requests: list[dict[str, Any]] = []
 
     class Hook(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(204)
             self.end_headers()
 
         def log_message(self, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = HTTPServer(("0.0.0.0", 0), Hook)
     with serving(server):
         address = f"http://{bucket.node_address(cluster)}:{server.server_port}/hook"
         body = {"metadata": {"name": SECRET}, "stringData": {"HOOK": address}}
         scene.grounds.core.create_namespaced_secret(scene.grounds.namespace, body)
-        yield got
+        yield requests
         scene.grounds.core.delete_namespaced_secret(SECRET, scene.grounds.namespace)
 
 
 def play(scene: Scene, **arguments: Any) -> Any:
-    given = TRAINING | {"backend": "local", "bucket_secret": SECRET, "job": JOB} | arguments
-    return scene.run(**given).play()
+    inputs = TRAINING | {"backend": "local", "bucket_secret": SECRET, "job": JOB} | arguments
+    return scene.run(**inputs).play()
 
 
-def test_a_step_that_fails_is_told_with_its_error(
+def test_a_failed_step_is_reported_with_its_error(
     scene: Scene, posted: list[dict[str, Any]]
 ) -> None:
-    run = play(scene, sync={"dataset": "told", "max_object_mb": 0.00001})
+    run = play(scene, sync={"dataset": "notify", "max_object_mb": 0.00001})
     assert run.succeeded is False, run.explain()
-    (said,) = posted
-    assert (said["state"], said["step"]) == ("failed", "data-sync"), said
-    assert f"error: {said['reason']}" in run.steps["data-sync"].log
-    assert said["address"] == f"https://kfp.example.com/#/runs/details/{run.id}"
+    (body,) = posted
+    assert (body["state"], body["step"]) == ("failed", "data-sync"), body
+    assert f"error: {body['reason']}" in run.steps["data-sync"].log
+    assert body["address"] == f"https://kfp.example.com/#/runs/details/{run.id}"
     assert run.steps["teardown"].succeeded
     assert "notify_webhook: sent" in run.steps["teardown"].log
 
 
-def test_a_run_that_preflight_refuses_is_told_by_it(
+def test_preflight_reports_a_run_that_it_rejects(
     scene: Scene, posted: list[dict[str, Any]]
 ) -> None:
     run = play(scene, model="resnet51")
     assert list(run.steps) == ["preflight"]
-    (said,) = posted
-    assert (said["state"], said["step"], said["run_id"]) == ("failed", "preflight", run.id)
-    assert "did you mean 'resnet50'" in said["reason"]
+    (body,) = posted
+    assert (body["state"], body["step"], body["run_id"]) == ("failed", "preflight", run.id)
+    assert "did you mean 'resnet50'" in body["reason"]
 
 
-def test_a_key_that_the_secret_lacks_is_refused_before_anything_runs(
+def test_a_missing_key_of_the_secret_is_an_error_of_preflight(
     scene: Scene, posted: list[dict[str, Any]]
 ) -> None:
     run = play(scene, job={"notify_slack": "SLACK"})
@@ -77,15 +77,15 @@ def test_a_key_that_the_secret_lacks_is_refused_before_anything_runs(
     assert posted == []
 
 
-def test_a_model_that_was_promoted_is_told_with_its_accuracy(
+def test_a_promoted_model_is_reported_with_its_accuracy(
     scene: Scene, posted: list[dict[str, Any]]
 ) -> None:
-    destination = f"gs://{bucket.MODELS}/told"
+    destination = f"gs://{bucket.MODELS}/notify"
     job = {**JOB, "nproc_per_node": 1}
     run = play(scene, job=job, destination=destination, champion="last")
     assert run.succeeded, run.explain()
-    (said,) = posted
-    assert (said["state"], said["model"]) == ("promoted", "digits")
-    assert said["accuracy"] >= 0.85
-    assert said["bundle"].startswith(f"{destination}/digits/")
-    assert said["champion_accuracy"] is None
+    (body,) = posted
+    assert (body["state"], body["model"]) == ("promoted", "digits")
+    assert body["accuracy"] >= 0.85
+    assert body["bundle"].startswith(f"{destination}/digits/")
+    assert body["champion_accuracy"] is None

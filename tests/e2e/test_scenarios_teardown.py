@@ -1,4 +1,4 @@
-"""The exit handler ends what a run left behind, of that run alone."""
+"""The exit handler deletes the jobs of its run, and no others."""
 
 import pytest
 
@@ -23,15 +23,13 @@ def over(run: Run) -> bool:
 
 
 @pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
-def test_a_step_that_is_lost_for_good_leaves_no_job(
-    scene: Scene, begin: Begin, backend: str
-) -> None:
-    """Its pod is lost once more than Argo bears, so nobody follows the job any more."""
+def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: str) -> None:
+    """Its pod is lost more often than Argo retries it."""
     sleep = {"kind": backend, **python("import time; print('here'); time.sleep(900)")}
     other = LaunchStep(scene.grounds, sleep).start()
     run = begin(epochs=4000, backend=backend, nodes=1)
     other.saw("here")
-    kept = other.jobs(GROUP[backend])
+    before = other.jobs(GROUP[backend])
     for lost in range(LOST_PODS + 1):
         until(lambda lost=lost: attempts(run) > lost, "the step")  # type: ignore[misc]
         until(lambda lost=lost: over(run) or runs(run) > lost, "the job")  # type: ignore[misc]
@@ -41,7 +39,7 @@ def test_a_step_that_is_lost_for_good_leaves_no_job(
         )
     left = jobs(scene, run, backend)
     run.wait()
-    still = other.jobs(GROUP[backend])
+    after = other.jobs(GROUP[backend])
     other.terminate()
 
     assert {name: step.succeeded for name, step in run.steps.items()} == {
@@ -49,11 +47,11 @@ def test_a_step_that_is_lost_for_good_leaves_no_job(
         "teardown": True,
     }
     (job,) = left
-    said = f"deleted {KINDS[backend].title} {job['metadata']['name']}"
-    assert said in run.steps["teardown"].log, run.explain()
-    assert run.steps["teardown"].outputs["Output"] == said
+    line = f"deleted {KINDS[backend].title} {job['metadata']['name']}"
+    assert line in run.steps["teardown"].log, run.explain()
+    assert run.steps["teardown"].outputs["Output"] == line
     assert jobs(scene, run, backend) == []
     until(lambda: not workers(scene, run), "the end of the workers")
-    assert [each["metadata"]["uid"] for each in still] == [kept[0]["metadata"]["uid"]]
-    assert "deletionTimestamp" not in still[0]["metadata"]
+    assert [job["metadata"]["uid"] for job in after] == [before[0]["metadata"]["uid"]]
+    assert "deletionTimestamp" not in after[0]["metadata"]
     assert other.wait() == "Failed"

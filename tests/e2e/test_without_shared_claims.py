@@ -1,4 +1,4 @@
-"""The pipeline where no storage is shared: runs in a bucket, data on each node or on a clone."""
+"""Pipelines without shared storage: runs in a bucket, data on each node or on a clone."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ LABEL = {
 
 @pytest.fixture(scope="module", autouse=True)
 def runs(bucket_url: str) -> None:
-    """The bucket that keeps what runs write."""
+    """The bucket of runs."""
     bucket.make(bucket_url, RUNS)
 
 
@@ -29,32 +29,32 @@ def compiled(name: str) -> Path:
 
 
 def claims(pod: Any) -> set[str]:
-    """What a pod mounts, but for what stands for the store of artifacts."""
-    found = (volume.persistent_volume_claim for volume in pod.spec.volumes)
-    return {each.claim_name for each in found if each} - {ARTIFACTS}
+    """Return the PVCs of a pod, without that of artifacts."""
+    sources = (volume.persistent_volume_claim for volume in pod.spec.volumes)
+    return {source.claim_name for source in sources if source} - {ARTIFACTS}
 
 
 def pods(scene: Scene, run: Run) -> list[Any]:
-    """Those of the steps and of the job."""
-    found = scene.grounds.core.list_namespaced_pod(scene.grounds.namespace).items
-    ours = [pod for pod in found if (pod.metadata.labels or {}).get("pipeline/runid") == run.id]
+    """Return the pods of the steps and of the job."""
+    items = scene.grounds.core.list_namespaced_pod(scene.grounds.namespace).items
+    ours = [pod for pod in items if (pod.metadata.labels or {}).get("pipeline/runid") == run.id]
     return [*ours, *workers(scene, run)]
 
 
 def workers(scene: Scene, run: Run) -> list[Any]:
     listed = scene.grounds.core.list_namespaced_pod
-    found = [
+    pods = [
         pod
         for label in LABEL.values()
         for pod in listed(scene.grounds.namespace, label_selector=label).items
     ]
-    return [pod for pod in found if pod.metadata.labels.get("kfp-ddp/run-id") == run.id]
+    return [pod for pod in pods if pod.metadata.labels.get("kfp-ddp/run-id") == run.id]
 
 
 def in_bucket(url: str, run: Run) -> set[str]:
-    """What the run's task wrote, by its name in the task's folder."""
-    found = (name.split("/", 3) for name in bucket.names(url, RUNS))
-    return {parts[3] for parts in found if parts[1] == run.id and len(parts) > 3}
+    """Return the files of the run's task."""
+    split = (name.split("/", 3) for name in bucket.names(url, RUNS))
+    return {parts[3] for parts in split if parts[1] == run.id and len(parts) > 3}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_two_nodes_without_any_claim(scene: Scene, bucket_url: str, backend: str
     assert any(name.startswith(f"claimless-{backend}/digits/") for name in models)
 
 
-def test_a_preempted_worker_leaves_its_last_checkpoint_and_the_next_goes_on_there(
+def test_a_retry_resumes_from_the_checkpoint_of_a_preempted_worker(
     scene: Scene, bucket_url: str
 ) -> None:
     run = scene.run(
