@@ -1,7 +1,8 @@
 """The leaderboard step: ranks the trainings of a sweep by their folders."""
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +50,12 @@ class Trial:
     curve: tuple[Point, ...]
     """Accuracy by epoch."""
 
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Key of the order: by accuracy and then by loss, failed trials last."""
+        loss = math.inf if self.loss is None else self.loss
+        return not self.checkpoint, -self.accuracy, loss
+
 
 @step
 def run(
@@ -71,20 +78,16 @@ def run(
             "failures: give those of the same trainings, at least one"
         )
     inputs = zip(run_dirs, checkpoints, failures, strict=True)
-    trials = ranked(read(*trial) for trial in inputs)
+    trials = sorted((read(*trial) for trial in inputs), key=lambda trial: trial.rank)
     names = differing(trials)
     columns = ["", *names, "accuracy", "loss", "epochs", "ended"]
     rows = [_row(rank, trial, names) for rank, trial in enumerate(trials, 1)]
     Path(sweep_report.path).write_text(_html(trials, columns, rows), encoding="utf-8")
     Path(sweep_summary.path).write_text(_markdown(columns, rows), encoding="utf-8")
     best, failed = trials[0], [trial for trial in trials if trial.failure]
-    metrics = {
-        "trials": len(trials),
-        "failed": len(failed),
-        "ended_early": sum(bool(trial.ended) for trial in trials),
-    }
-    for name, value in metrics.items():
-        sweep_metrics.log_metric(name, value)
+    sweep_metrics.log_metric("trials", len(trials))
+    sweep_metrics.log_metric("failed", len(failed))
+    sweep_metrics.log_metric("ended_early", sum(bool(trial.ended) for trial in trials))
     if len(failed) == len(trials):
         raise JobError(f"all {len(trials)} trials failed; the first: {failed[0].failure}")
     sweep_metrics.log_metric("best_accuracy", round(best.accuracy, 6))
@@ -121,15 +124,6 @@ def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
         ended=ends[-1] if ends and not failure else "",
         curve=tuple(points),
     )
-
-
-def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials by accuracy and then by loss, failed ones last."""
-
-    def key(trial: Trial) -> tuple[bool, float, float]:
-        return not trial.checkpoint, -trial.accuracy, trial.loss if trial.loss is not None else 1e9
-
-    return sorted(trials, key=key)
 
 
 def differing(trials: Sequence[Trial]) -> list[str]:

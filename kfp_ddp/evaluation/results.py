@@ -44,18 +44,8 @@ def summarise(
 ) -> Evaluation:
     """Return the record of an evaluation.
 
-    Args:
-        predictions: Of all samples that were not skipped.
-        info: Of the model.
-        dataset: Folder of the version.
-        split: Name of the split.
-        checkpoint: Path or URI.
-        checkpoint_digest: SHA-256 of its state.
-        device: Type of the device.
-        started: On the monotonic clock.
-        skipped: Number of unreadable images.
-        tags: For slices; None for no slices.
-        resamples: For bootstrap intervals; 0 for none.
+    `predictions` are of all samples that were not skipped, `started` is on the monotonic clock, and
+    without `tags` there are no slices, with 0 `resamples` no bootstrap intervals.
     """
     from kfp_ddp.evaluation.intervals import balanced_accuracy, bootstrap
 

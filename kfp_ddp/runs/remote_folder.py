@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from kfp_ddp.core import folders
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.core.run_folder import RUN_ID, check_run_id
+from kfp_ddp.core.errors import KfpDdpError, StorageError
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
@@ -30,7 +29,8 @@ class RemoteFolder:
         self.uri = uri.rstrip("/")
         self.path = path or local_folder(self.uri)
         self._thread = threading.local()
-        self._tasks: list[Periodic] = []
+        self._tasks: list[threading.Thread] = []
+        self._stopped = threading.Event()
         self._uploaded: dict[str, tuple[int, int]] = {}
         """Time and size of each file when it was last uploaded or downloaded."""
 
@@ -51,13 +51,33 @@ class RemoteFolder:
         return store
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
-        """Add a task that runs each `seconds` in a thread while the context is open."""
-        self._tasks.append(Periodic(self.uri, act, seconds))
+        """Add a task that runs each `seconds` in a thread while the context is open.
+
+        It continues after errors of the bucket.
+        """
+        thread = threading.Thread(target=self._repeat, args=(seconds, act), daemon=True)
+        self._tasks.append(thread)
 
     def stop(self) -> None:
-        """Stop the periodic tasks."""
+        """Stop the periodic tasks after their current calls."""
+        self._stopped.set()
         for task in self._tasks:
-            task.stop()
+            if task.ident is not None:
+                task.join()
+
+    def _repeat(self, seconds: float, act: Callable[[], None]) -> None:
+        failing = False
+        while not self._stopped.wait(seconds):
+            try:
+                act()
+            except (KfpDdpError, OSError) as error:
+                if not failing:
+                    print(f"warning: {error}; trying again", flush=True)
+                failing = True
+            else:
+                if failing:
+                    print(f"{self.uri} can be reached again", flush=True)
+                failing = False
 
     def is_ours(self, name: str) -> bool:
         """Return whether this process uploads the file."""
@@ -112,38 +132,6 @@ class RemoteFolder:
                 yield name, (about.st_mtime_ns, about.st_size)
 
 
-class Periodic:
-    """A background task that is called periodically and continues after errors of the bucket."""
-
-    def __init__(self, uri: str, act: Callable[[], None], seconds: float) -> None:
-        self._uri, self._act, self._seconds = uri, act, seconds
-        self._over, self._failing = threading.Event(), False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the current call."""
-        self._over.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(self._seconds):
-            try:
-                self._act()
-            except (KfpDdpError, OSError) as error:
-                if not self._failing:
-                    print(f"warning: {error}; trying again", flush=True)
-                self._failing = True
-            else:
-                if self._failing:
-                    print(f"{self._uri} can be reached again", flush=True)
-                self._failing = False
-
-
 def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
     """Download files to a folder atomically; a file with the same content is not touched.
 
@@ -166,14 +154,6 @@ def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
 def is_plain(name: str) -> bool:
     """Return whether a listed name can be a file of a run: no hidden part, no `..`."""
     return all(part and not part.startswith(".") for part in name.split("/"))
-
-
-def run_uri(work: str, run_id: str, task: str) -> str:
-    """Return the URI of a run's task, `<work>/<run_id>/<task>`; raises InputError."""
-    check_run_id(run_id)
-    if not RUN_ID.fullmatch(task):
-        raise InputError(f"task {task!r} cannot name a folder; pass the name of the task")
-    return f"{work.rstrip('/')}/{run_id}/{task}"
 
 
 def local_folder(uri: str) -> Path:

@@ -45,7 +45,6 @@ class TrainingFolder(RemoteFolder):
         self._earlier = ""
         """Folder of earlier checkpoints, once this training has moved them aside."""
         self._moving = threading.Lock()
-        self._over = False
         self.every(every / 10, self._upload_checkpoints)
         self.every(every, self._upload_files)
         self.every(every, lambda: self.download((RunFolder.HEARTBEAT, RunFolder.TRACE_REQUEST)))
@@ -77,7 +76,6 @@ class TrainingFolder(RemoteFolder):
         """
         self.stop()
         deadline = time.monotonic() + seconds
-        self._over = True
         while True:
             try:
                 self._upload_checkpoints()
@@ -91,10 +89,10 @@ class TrainingFolder(RemoteFolder):
                 time.sleep(2)
 
     def is_ours(self, name: str) -> bool:
-        """Return whether ranks write the file; their logs are uploaded at the end only."""
+        """Return whether ranks write the file; their logs are only uploaded at the end."""
         if name.startswith("launcher.") or name == RunFolder.PROCESS:
             return False
-        return self._over or not name.startswith(f"{RunFolder.LOGS}/")
+        return self._stopped.is_set() or not name.startswith(f"{RunFolder.LOGS}/")
 
     def _upload_files(self) -> None:
         self._move_earlier()  # before a file shows that this training has started

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.folders import is_remote
-from kfp_ddp.core.run_folder import open_run_dir
+from kfp_ddp.core.run_folder import RUN_ID, check_run_id, open_run_dir
 from kfp_ddp.runs import checkpoints
-from kfp_ddp.runs.remote_folder import RemoteFolder, local_folder, run_uri
+from kfp_ddp.runs.remote_folder import RemoteFolder, local_folder
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
 
@@ -81,7 +81,10 @@ def create_run_folder(work: str, run_id: str, task: str) -> str:
     """
     if not is_remote(work):
         return str(open_run_dir(work, run_id, task))
-    uri = run_uri(work, run_id, task)
+    check_run_id(run_id)
+    if not RUN_ID.fullmatch(task):
+        raise InputError(f"task {task!r} cannot name a folder; pass the name of the task")
+    uri = f"{work.rstrip('/')}/{run_id}/{task}"
     leases.mark_begin(open_store(uri))
     return uri
 

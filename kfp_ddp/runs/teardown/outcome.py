@@ -20,8 +20,6 @@ from kfp_ddp.storage.store import Store
 
 NODE = "workflows.argoproj.io/node-name"
 _LARGEST = 1 << 20
-_LINES = "400"
-_METRICS = RunFolder.METRICS
 
 
 def outcome(run_id: str, work: str, address: str) -> Outcome:
@@ -42,8 +40,7 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
         if _cancelled(api, run_id):
             return Outcome(**fields | {"state": "cancelled", "reason": ""})
         if failed := _failed(api, run_id):
-            step, reason = failed
-            return Outcome(**fields | {"state": "failed", "step": step, "reason": reason})
+            fields |= {"state": "failed", "step": failed[0], "reason": failed[1]}
     return Outcome(**fields)
 
 
@@ -73,8 +70,7 @@ def _of_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
     elif f"{task}/logs/failure.json" in inside and (failure := _failure(where, task)):
         return {"state": "failed", "step": task, "reason": failure}
     else:
-        known = f"{task}/{_METRICS}" in inside
-        return {"state": "trained" if known else ""}
+        return {"state": "trained" if f"{task}/{RunFolder.METRICS}" in inside else ""}
     return {
         "state": state,
         "reason": reason,
@@ -131,8 +127,7 @@ def _of_run(run_id: str) -> dict[str, str]:
 
 def _node(pod: Object) -> str:
     """Return the node of the Workflow that a pod is an attempt of."""
-    named = annotation(pod, NODE) or pod["metadata"]["name"]
-    return re.sub(r"\(\d+\)$", "", named)
+    return re.sub(r"\(\d+\)$", "", annotation(pod, NODE) or pod["metadata"]["name"])
 
 
 def _step(pod: Object) -> str:
@@ -149,10 +144,8 @@ def _ended_at(pod: Object) -> str:
 def _why(api: Api, pod: Object) -> str:
     """Return the error in the step's log, else the reason that Kubernetes gives."""
     path = f"{core(api.namespace, 'pods', pod['metadata']['name'])}/log"
-    query = {"container": "main", "tailLines": _LINES}
     names = [container["name"] for container in pod["spec"]["containers"]]
-    if "main" not in names:
-        query["container"] = names[0]
+    query = {"container": "main" if "main" in names else names[0], "tailLines": "400"}
     error = ""
     with contextlib.suppress(ApiError):  # the pod is deleted, or its log is forbidden
         error = last_error(api.call("GET", path, query=query, raw=True)["value"])

@@ -4,7 +4,6 @@ A worker without a PVC for its data or its work: the dataset is downloaded first
 `kfp_ddp.training.node` trains in folders of this pod, whose files are uploaded to a bucket.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     at = arguments.index("--") if "--" in arguments else 0
     torchrun, flags = arguments[:at], arguments[at:]
     try:
-        _train(Node(), parse(flags[1:], prog=f"python -m {NODE} --"), torchrun)
+        return _train(Node(), parse(flags[1:], prog=f"python -m {NODE} --"), torchrun)
     except _Ended as ended:
         return ended.code
     except _Stopped:
@@ -76,25 +75,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KfpDdpError as error:
         retryable = error.retryable or not isinstance(error, InputError)
         return report(Failure(error.exit_code, -1, str(error), retryable), None)
-    return 0
 
 
-def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> None:
-    """Train by a configuration that may have URIs as folders."""
+def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> int:
+    """Train by a configuration that may have URIs as folders; return 0 or PREEMPTED."""
     run_id = config.run_id.partition("/")[0]
     if is_per_node(config.data):
         limits = f"timeout={MEETING_SECONDS},join_timeout={MEETING_SECONDS}"
         os.environ.setdefault("PET_RDZV_CONF", limits)
-    with contextlib.ExitStack() as stack:
-        run_dir = stack.enter_context(training_folder(config))
-        data = stack.enter_context(local_dataset(config.data, run_dir, run_id))
-        stack.enter_context(using(run_id or "train", config.output_dir, data))
+    with (
+        training_folder(config) as run_dir,
+        local_dataset(config.data, run_dir, run_id) as data,
+        using(run_id or "train", config.output_dir, data),
+    ):
         local = with_local_folders(config, data, run_dir)
         code = node.run([sys.executable, "-m", NODE, *torchrun, "--", *local.to_argv()])
-        if code == PREEMPTED:
-            stack.pop_all().close()
-        if code:
+        if code not in (0, PREEMPTED):  # after a failure the upload has less time
             raise _Ended(code)
+        return code
 
 
 def with_local_folders(config: TrainConfig, data: Path, run_dir: Path) -> TrainConfig:
