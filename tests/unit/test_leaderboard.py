@@ -35,7 +35,7 @@ def ranked(
     figures: dict[str, float] = {}
     metrics = SimpleNamespace(log_metric=figures.__setitem__)
     run_dirs, checkpoints, failures = ([trial[at] for trial in trials] for at in range(3))
-    best = run(run_dirs, checkpoints, failures, page, metrics, table)  # type: ignore[arg-type]
+    best = run(run_dirs, checkpoints, failures, page, metrics, table)
     return best, Path(page.path).read_text(), Path(table.path).read_text(), figures
 
 
