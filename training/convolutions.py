@@ -117,20 +117,11 @@ def _grad_of_images(
     (count, _, height, width), (rows, columns) = images.shape, grad.shape[2:]
     pointwise = (high, wide, *stride, *padding) == (1, 1, 1, 1, 0, 0)
     if not pointwise and columns > SHORTER and (high, wide) != (1, 1):
-        result: Tensor = torch.ops.aten.convolution_backward(
-            grad,
-            images,
-            weight,
-            None,
-            stride,
-            padding,
-            (1, 1),
-            False,
-            (0, 0),
-            1,
-            (True, False, False),
-        )[0]
-        return result
+        dilation, transposed, wanted = (1, 1), False, (True, False, False)
+        result: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+            grad, images, weight, None, stride, padding, dilation, transposed, (0, 0), 1, wanted
+        )
+        return result[0]
     products = grad.permute(0, 2, 3, 1) @ _rows(weight)
     if pointwise:
         return products.permute(0, 3, 1, 2)

@@ -88,8 +88,8 @@ class World:
             dist.barrier(group=self.control)
 
 
-class Joining(Protocol):
-    """Settings for joining the process group; TrainConfig has them."""
+class RankConfig(Protocol):
+    """Settings that every program of ranks has, such as a TrainConfig."""
 
     @property
     def device(self) -> str:
@@ -104,7 +104,7 @@ class Joining(Protocol):
         """Folder for logs of a failure."""
 
 
-def start(config: Joining) -> World:
+def start(config: RankConfig) -> World:
     """Join the process group of torchrun's environment; without it, be a single rank.
 
     Raises:
@@ -132,7 +132,7 @@ def start(config: Joining) -> World:
     return World(rank, size, local_rank, local_size, device, control)
 
 
-def _flight_recorder(config: Joining) -> None:
+def _flight_recorder(config: RankConfig) -> None:
     """Let NCCL record its last collectives and dump them on a timeout, for torchfrtrace."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
@@ -157,12 +157,8 @@ def leave(world: World, in_order: bool) -> None:
         dist.destroy_process_group()
 
 
-def _device(config: Joining, local_rank: int, local_size: int, size: int) -> torch.device:
-    """Choose the device of this rank.
-
-    Raises:
-        InputError: there are too few devices of the requested kind.
-    """
+def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> torch.device:
+    """Choose the device of this rank."""
     requested = config.device
     gpus = torch.cuda.device_count() if requested in ("auto", "cuda") else 0
     apple = requested in ("auto", "mps") and not gpus and torch.backends.mps.is_available()

@@ -157,11 +157,7 @@ def _listed(tops: dict[str, list[str]]) -> str:
 
 
 def _by_name(train: Side, val_fraction: float, must: bool) -> Side:
-    """Move validation images out of the training split, by their names.
-
-    Raises:
-        InputError: all images fall into one split although `must`; or `val_fraction` is 0.
-    """
+    """Move validation images out of the training split, by their names."""
     if not val_fraction:
         raise InputError(
             "there is no val/ with images: put some in val/<class>/, or set val_fraction above 0"

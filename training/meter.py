@@ -55,7 +55,8 @@ class GpuTimeline(Timeline):
     def enter(self, phase: Phase) -> None:
         """Enter a phase at the point where the GPU has completed all work queued so far."""
         self._phase = phase
-        event = self._free.pop() if self._free else _event()
+        event: Any = self._free.pop() if self._free else None
+        event = event or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         self._marks.append((phase, event))
         while len(self._marks) > 1 and self._marks[1][1].query():
@@ -75,11 +76,6 @@ class GpuTimeline(Timeline):
         self._free.append(before)
 
 
-def timeline_on(device: torch.device, began: float | None = None) -> Timeline:
-    """Create the timeline of a rank that computes on `device`."""
-    return GpuTimeline(began) if device.type == "cuda" else Timeline(began)
-
-
 def on_own_gradients(loss: Tensor, then: Callable[[], None]) -> None:
     """Call `then` in the next backward pass of `loss`, before it waits for other ranks' gradients.
 
@@ -88,10 +84,6 @@ def on_own_gradients(loss: Tensor, then: Callable[[], None]) -> None:
     """
     engine = torch.autograd.Variable._execution_engine
     loss.register_hook(lambda _: engine.queue_callback(then))  # type: ignore[no-untyped-call]
-
-
-def _event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 PEAK_TFLOPS = {
@@ -120,12 +112,12 @@ class Meter:
         """Name of the first rank's device."""
         self.peak = config.peak_tflops or peak_of(name)
         self.flops = training_flops(config, num_classes) if self.peak else 0.0
-        self.timeline = timeline_on(world.device)
-        self.restart(0)
+        self.begin(0)
 
-    def begin(self, step: int, began: float) -> None:
+    def begin(self, step: int, began: float | None = None) -> None:
         """Start with the run, after `step` steps; `began` is its start by `perf_counter`."""
-        self.timeline = timeline_on(self.world.device, began)
+        kind = GpuTimeline if self.world.device.type == "cuda" else Timeline
+        self.timeline = kind(began)
         self.timeline.enter("other")
         self.restart(step)
 

@@ -106,11 +106,7 @@ def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
 
 
 def _call(inputs: Path, config: TrainConfig) -> bool:
-    """Run the file with its arguments as the main program; False when it stopped on request.
-
-    Raises:
-        JobError: it ended with another exit code; its exceptions are raised here.
-    """
+    """Run the file with its arguments as the main program; False when it stopped on request."""
     argv, sys.argv = sys.argv, [f"{inputs}/script.py", *shlex.split(config.script_args)]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -125,11 +121,7 @@ def _call(inputs: Path, config: TrainConfig) -> bool:
 
 
 def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
-    """Save the weights of the script as a checkpoint.
-
-    Raises:
-        KfpDdpError: there are none, or they do not fit the run's network.
-    """
+    """Save the weights of the script as a checkpoint."""
     weights = next((folder.path / n for n in WEIGHTS if (folder.path / n).is_file()), None)
     if weights is None:
         raise InputError(
@@ -164,11 +156,7 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
 
 
 def _result(file: Path) -> dict[str, Any]:
-    """Read the numbers in the script's result file; empty without one.
-
-    Raises:
-        InputError: they are not numbers.
-    """
+    """Read the numbers in the script's result file; empty without one."""
     if not file.is_file():
         return {}
     try:

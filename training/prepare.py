@@ -255,10 +255,6 @@ def _refuse_unused(network: nn.Module, loss: Tensor) -> None:
     unused = [name for name, p in named if p.requires_grad and p.grad is None]
     if unused:
         raise InputError(
-            f"{unused[0]} is not used for the logits of the model{_more(len(unused))}: remove it "
-            "from the network, or set its requires_grad to False"
+            f"{unused[0]} is not used for the logits of the model ({len(unused)} weights in all): "
+            "remove it from the network, or set its requires_grad to False"
         )
-
-
-def _more(count: int) -> str:
-    return f" ({count} weights in all)" if count > 1 else ""

@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kfp_ddp.core.errors import (
     FULL,
@@ -23,20 +23,12 @@ from kfp_ddp.training.config import TrainConfig, parse
 from kfp_ddp.training.watch import Heartbeat, Parent, Progress, end_for_good, remove_stale
 
 if TYPE_CHECKING:
-    from kfp_ddp.training.distributed import Stop
+    from kfp_ddp.training.distributed import RankConfig, Stop
 
 STALE = "the heartbeat is stale"
 
 
-class Config(Protocol):
-    """Settings that every program of ranks has."""
-
-    @property
-    def output_dir(self) -> str:
-        """Folder for the output."""
-
-
-C = TypeVar("C", bound=Config)
+C = TypeVar("C", bound="RankConfig")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

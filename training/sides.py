@@ -81,11 +81,7 @@ def side_of(names: Iterable[str], folder: str) -> Side:
 
 
 def _roles(tops: dict[str, list[str]]) -> dict[str, str]:
-    """Return the folder of each split; {} if the top-level folders are classes.
-
-    Raises:
-        InputError: two folders for one split, or a split next to class folders.
-    """
+    """Return the folder of each split; {} if the top-level folders are classes."""
     roles: dict[str, str] = {}
     for folder in sorted(tops):
         role = _ROLES.get(folder.lower())

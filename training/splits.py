@@ -143,11 +143,7 @@ def _index(
 
 
 def _read(data: Path, name: str, packed: shards.Members | None) -> bytes:
-    """Read the content of a table of labels.
-
-    Raises:
-        InputError: it is missing, too large or not readable.
-    """
+    """Read the content of a table of labels."""
     try:
         if packed is None:
             return read_below(data, name, LARGEST)
@@ -164,10 +160,6 @@ def _names(data: Path) -> Iterator[str]:
     """Yield all files below a folder; folders of the two top levels too, with a slash at the end.
 
     Links to folders are followed at these two levels only.
-
-    Raises:
-        InputError: the folder does not exist.
-        StorageError: a folder cannot be read.
     """
     waiting = [("", 0)]
     while waiting:

@@ -160,11 +160,7 @@ class MlflowRun:
     """The MLflow run of a training: the same one after each resume, and for later steps."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Find the run that `mlflow.json` in the output folder names, or create it.
-
-        Raises:
-            Exception: any exception of MLflow.
-        """
+        """Find the run that `mlflow.json` in the output folder names, or create it."""
         self.client = _client(config.mlflow_uri)
         file = Path(config.output_dir, MLFLOW)
         known = mapping_of(file)
@@ -287,11 +283,7 @@ class WandbRun:
     """The Weights & Biases run of a training; its id is a digest of the run's name."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Start or continue the run.
-
-        Raises:
-            Exception: any exception of wandb.
-        """
+        """Start or continue the run."""
         import wandb
 
         name = config.run_id or config.output_dir

@@ -116,9 +116,8 @@ class Network(_Frozen):
 
 def problems(network: Network, check: NetworkCheck) -> list[str]:
     """Return one line for each problem, the worst first."""
-    slow = {node for node, _ in slow_nodes(network)}
-    lines = [words for _, words in slow_nodes(network)]
-    lines += _slow_links(network, slow)
+    slow = slow_nodes(network)
+    lines = [*slow.values(), *_slow_links(network, set(slow))]
     if check.min_gbit_s:
         lines += [
             f"{_pair(network, link)} gives {link.gbit_s:.2f} Gbit/s, less than "
@@ -138,55 +137,35 @@ def problems(network: Network, check: NetworkCheck) -> list[str]:
     return lines
 
 
-def slow_nodes(network: Network) -> list[tuple[int, str]]:
-    """Return nodes that send or receive slowly with all others, each with a line of text."""
-    lines = []
-    for node in range(len(network.nodes)):
-        name = network.nodes[node].title
-        sends = [link.gbit_s for link in network.links if link.sender == node]
-        takes = [link.gbit_s for link in network.links if link.receiver == node]
-        others = [link.gbit_s for link in network.links if node not in (link.sender, link.receiver)]
-        if not others:  # two nodes: compare the two directions
-            if sends and takes and max(sends) < SLOW * min(takes):
-                lines.append(
-                    (
-                        node,
-                        f"{name} sends {max(sends):.2f} Gbit/s and receives {min(takes):.2f}: "
-                        "check that node, or exclude it from the job",
-                    )
-                )
-            continue
-        usual = statistics.median(others)
-        does = [
-            f"{verb} {statistics.median(rates):.2f} Gbit/s"
-            for verb, rates in (("sends", sends), ("receives", takes))
-            if rates and max(rates) < SLOW * usual
-        ]
-        if does:
-            lines.append(
-                (
-                    node,
-                    f"{name} {' and '.join(does)}, where the others have {usual:.2f}: check that "
-                    "node, or exclude it from the job",
-                )
-            )
-    return lines
+def slow_nodes(network: Network) -> dict[int, str]:
+    """Return a line of text for each node that sends or receives slowly with all others."""
+    lines = {}
+    for number in range(len(network.nodes)):
+        sends = [link.gbit_s for link in network.links if link.sender == number]
+        takes = [link.gbit_s for link in network.links if link.receiver == number]
+        others = [link.gbit_s for link in network.links if number not in link[:2]]
+        if others:
+            usual = statistics.median(others)
+            slow = [
+                f"{verb} {statistics.median(rates):.2f} Gbit/s"
+                for verb, rates in (("sends", sends), ("receives", takes))
+                if rates and max(rates) < SLOW * usual
+            ]
+            if slow:
+                lines[number] = f"{' and '.join(slow)}, where the others have {usual:.2f}"
+        elif sends and takes and max(sends) < SLOW * min(takes):  # two nodes: compare directions
+            lines[number] = f"sends {max(sends):.2f} Gbit/s and receives {min(takes):.2f}"
+    advice = "check that node, or exclude it from the job"
+    return {at: f"{network.nodes[at].title} {line}: {advice}" for at, line in lines.items()}
 
 
 def _slow_links(network: Network, slow: set[int]) -> list[str]:
     """Return a line for each slow pair of nodes that are not slow with other nodes."""
     lines = []
-    for link in network.links:
-        if {link.sender, link.receiver} & slow:
-            continue
-        beside = [
-            other.gbit_s
-            for other in network.links
-            if other is not link
-            and {other.sender, other.receiver} & {link.sender, link.receiver}
-            and {other.sender, other.receiver} != {link.sender, link.receiver}
-            and not {other.sender, other.receiver} & slow
-        ]
+    links = [link for link in network.links if not slow & {*link[:2]}]
+    for link in links:
+        pair = {*link[:2]}
+        beside = [one.gbit_s for one in links if pair & {*one[:2]} and pair != {*one[:2]}]
         if beside and link.gbit_s < SLOW * statistics.median(beside):
             lines.append(
                 f"{_pair(network, link)} gives {link.gbit_s:.2f} Gbit/s, where both have "
