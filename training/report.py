@@ -74,16 +74,25 @@ class Report:
         return step in ends or step % self.config.log_steps == 0
 
     def step(
-        self, step: int, loss: Tensor, rate: float, skipped: int, scaler: torch.amp.GradScaler
+        self,
+        step: int,
+        loss: Tensor,
+        micro_batches: int,
+        rate: float,
+        skipped: int,
+        scaler: torch.amp.GradScaler,
     ) -> None:
-        """Report `step`; only here a step waits for the device and for all ranks."""
+        """Report `step`; only here a step waits for the device and for all ranks.
+
+        `loss` is the mean over this rank's micro-batches, whose numbers may differ between ranks.
+        """
         figures = self.meter.report(step)
         if scaler.is_enabled():
             figures["loss_scale"] = float(scaler.get_scale())
         phases = [f"{phase}_seconds" for phase in REPORTED]
         mine = [figures[name] for name in phases]
-        rows, sums = self._gather(mine, [float(loss), skipped])
-        mean = sums[0] / self.world.size
+        rows, sums = self._gather(mine, [float(loss) * micro_batches, micro_batches, skipped])
+        mean = sums[0] / sums[1]
         pace = Pace([row[: len(OWN)] for row in rows], figures["step_seconds"])
         columns = zip(*rows, strict=True)
         means = {name: fmean(column) for name, column in zip(phases, columns, strict=True)}
@@ -100,7 +109,7 @@ class Report:
             epoch=step / self.steps_per_epoch,
             loss=mean,
             lr=rate,
-            skipped_images=int(sums[1]),
+            skipped_images=int(sums[2]),
             data_wait_fraction=means["data_seconds"] / figures["step_seconds"],
             **{**figures, **means},
             slowest_rank=pace.slowest,

@@ -223,7 +223,8 @@ class Trainer:
         if self.report.is_due(self.step):
             self.divergence.check(self.sampler.steps)
             skipped = self.skipped + self.validation.skipped
-            self.report.step(self.step, loss, rate, skipped, self.learner.scaler)
+            scaler = self.learner.scaler
+            self.report.step(self.step, loss, self.sampler.mine, rate, skipped, scaler)
         if self.step % self.sampler.steps == 0:
             self._end_epoch(self.step // self.sampler.steps)
         stop, save = self.stop.agreed()

@@ -95,6 +95,18 @@ def test_evaluation_counts_each_image_once_on_any_world_size(data: Path, tmp_pat
 
 
 @pytest.mark.slow
+def test_reported_loss_weighs_each_micro_batch_equally(data: Path, tmp_path: Path) -> None:
+    """Two ranks with two micro-batches and one report the loss of a single rank."""
+    losses = []
+    for world in (1, 2):
+        fields = {"epochs": 1, "warmup_epochs": 0, "batch_size": 12, "micro_batch_size": 4}
+        run = config(data, tmp_path / str(world), **fields, log_steps=1)
+        output_of(run, world, env={"KFP_DDP_ELASTIC": "1"})
+        losses.append([event["loss"] for event in events(tmp_path / str(world), "step")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.slow
 def test_fsdp_trains_like_ddp_and_resumes_exactly(data: Path, tmp_path: Path) -> None:
     plain = {"ema_decay": 0.0, "epochs": 2, "checkpoint_steps": 6}
     ddp = config(data, tmp_path / "ddp", **plain)
