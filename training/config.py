@@ -305,9 +305,9 @@ def _check_mlflow(uri: str) -> None:
 
 
 def _check_shown(init_from: str) -> None:
-    """Raise ValueError for a web address that contains a secret, which the error does not show."""
-    scheme, _, rest = init_from.partition("://")
-    if scheme in ("http", "https") and ("@" in rest.partition("/")[0] or set("?#") & set(rest)):
+    """Raise ValueError for a URI that may contain a secret, which the error does not show."""
+    _, _, rest = init_from.partition("://")
+    if "@" in rest.partition("/")[0] or set("?#") & set(rest):
         raise ValueError(
             "init_from has a login or a query in it, which a run's settings would show: put the "
             "file into a bucket or on a claim, and use that"

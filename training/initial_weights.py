@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ _PREFIXES = (*WRAPPERS, "model.", "network.", "net.", "backbone.")
 # Auxiliary classifiers of GoogLeNet and Inception, which only training uses; averages' counter.
 _SURPLUS = ("aux1.", "aux2.", "AuxLogits.", "n_averaged")
 TORCHVISION = "torchvision:"
+_DAMAGE = (
+    *(RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
+    *(zipfile.BadZipFile, NotImplementedError),
+)
 
 
 @dataclass(frozen=True)
@@ -140,12 +145,13 @@ def _safetensors(path: Path) -> Weights:
             json.loads(metadata.get("blur_pool", "false")) is True,
             tuple(map(str, json.loads(metadata.get("classes", "[]")))),
         )
-    except (SafetensorError, ValueError, TypeError) as error:
+    except (SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise _no_weights(path, error) from None
 
 
 def _saved_by_torch(path: Path) -> Weights:
     try:
+        _check_sizes(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about formats that it may fail to read
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -156,7 +162,7 @@ def _saved_by_torch(path: Path) -> Weights:
             f"{path} contains more than weights{what}, and code in it is not run: save only its "
             "state_dict, with torch.save or as .safetensors"
         ) from None
-    except (RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError) as error:
+    except _DAMAGE as error:
         raise _no_weights(path, error) from None
     while isinstance(content, Mapping):
         tensors = {str(name): one for name, one in content.items() if isinstance(one, Tensor)}
@@ -164,6 +170,17 @@ def _saved_by_torch(path: Path) -> Weights:
             return Weights(tensors)
         content = next((content[name] for name in _WRAPPERS if content.get(name)), None)
     raise _no_weights(path, "it contains no tensors")
+
+
+def _check_sizes(path: Path) -> None:
+    """Raise ValueError for an archive that expands: torch only writes stored members."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+    if not stored or sum(member.file_size for member in members) > path.stat().st_size:
+        raise ValueError("it is a compressed archive")
 
 
 def _no_weights(path: Path, error: object) -> InputError:
@@ -211,6 +228,13 @@ def initialise(
             f"init_from={source} does not fit {config.model}: {problem}; set model to the network "
             "of these weights, or use other weights"
         )
+    for name, value in tensors.items():
+        dense = value.layout == torch.strided and value.device.type == "cpu"
+        if not dense or value.is_quantized or value.is_complex():
+            raise InputError(
+                f"init_from={source} has no real, dense tensor on the CPU in {name}: save the "
+                "state_dict with such tensors"
+            )
     if broken := not_finite(tensors):
         raise InputError(
             f"init_from={source} has NaN or infinite values in {broken}: use weights of a run "

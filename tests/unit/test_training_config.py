@@ -97,6 +97,7 @@ def test_descriptions_end_with_a_full_stop() -> None:
     [
         *("https://ana:s3cr3t@example.com/w.pth", "https://s3cr3t@example.com/w.pth"),
         *("https://example.com/w.pth?X-Amz-Signature=s3cr3t", "http://example.com/w.pth#s3cr3t"),
+        *("s3://bucket/w.pth?sig=s3cr3t", "gs://s3cr3t@bucket/w.pth", "az://b/w.pth#s3cr3t"),
     ],
 )
 def test_address_with_a_secret_is_refused_and_not_shown(
@@ -107,7 +108,7 @@ def test_address_with_a_secret_is_refused_and_not_shown(
     assert "s3cr3t" not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["https://e.com/a@b.pth", "gs://b/a?b@c.pth", "/a@b?.pth"])
+@pytest.mark.parametrize("address", ["https://e.com/a@b.pth", "gs://b/a@c.pth", "/a@b?.pth"])
 def test_odd_names_of_weights_are_accepted(address: str) -> None:
     assert TrainConfig.create(**REQUIRED, init_from=address).init_from == address
 

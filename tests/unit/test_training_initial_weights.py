@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+import zipfile
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -172,6 +173,43 @@ def test_file_without_weights_is_refused(
     with pytest.raises(InputError, match=line) as caught:
         started(run(path))
     assert "\n" not in str(caught.value)
+
+
+def _complex(weight: Tensor) -> Tensor:
+    return weight.to(torch.complex64)
+
+
+def _quantised(weight: Tensor) -> Tensor:
+    return torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("change", [Tensor.to_sparse, _quantised, _complex, lambda w: w.to("meta")])
+def test_only_real_dense_tensors_are_read(
+    tmp_path: Path, change: Callable[[Tensor], Tensor]
+) -> None:
+    torch.save(changed(source(), CONV, change(source()[CONV])), tmp_path / "w.pth")
+    with pytest.raises(InputError, match=f"dense tensor on the CPU in {CONV}"):
+        started(run(tmp_path / "w.pth"))
+
+
+def test_compressed_archive_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    torch.save(source(), tmp_path / "w.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "w.pth") as stored,
+        zipfile.ZipFile(tmp_path / "c.pth", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    with pytest.raises(InputError, match="compressed archive"):
+        started(run(tmp_path / "c.pth"))
+
+
+def test_header_of_any_depth_is_refused(tmp_path: Path) -> None:
+    metadata = {"model": "cifar_resnet8", "classes": "[" * 200_000}
+    save_file(source(), tmp_path / "w.safetensors", metadata)
+    with pytest.raises(InputError, match="no readable weights"):
+        started(run(tmp_path / "w.safetensors"))
 
 
 def test_cached_weights_of_torchvision_are_read(
