@@ -1,7 +1,8 @@
-"""Syncing a bucket against google-cloud-storage's transfer manager and rclone; > 1: ours is faster.
+"""Syncing a bucket against google-cloud-storage's transfer manager, rclone and s5cmd.
 
-Every client is a process of its own, timed from start to end, writing to the same kind of folder
-from the same local server (`gcs_server`, built with Go), in turn, for a few rounds; medians.
+Ratios > 1: ours is faster. Every client is a process of its own, timed from start to end, writing
+to the same kind of folder from the same local server (`gcs_server`, built with Go, or versitygw for
+S3), in turn, for a few rounds; medians.
 
 - `small_vs_transfer_manager`, `small_vs_rclone_default`, `small_vs_rclone_tuned`: 2,000 objects
   of 20 KB over TLS with 30 ms before each answer; both as they come, and, tuned, both with the
@@ -9,6 +10,8 @@ from the same local server (`gcs_server`, built with Go), in turn, for a few rou
 - `cpu_us_per_small_file`: our processor time for 10,000 such objects without latency or TLS,
   start and listing included, in microseconds; `small_cpu_vs_rclone`: rclone's with 16 connections,
   at which it takes least, against it, as microseconds are those of a machine.
+- `s3_small_vs_rclone_tuned`, `s3_small_vs_s5cmd`, `s3_cpu_us_per_small_file`: the same 10,000 on
+  S3; rclone with the better of 16 and 64 connections.
 - `big_vs_rclone`, `big_tls_vs_rclone`: 20 objects of 50 MB.
 - `unchanged_vs_rclone`: a second sync of 50,000 objects.
 - `million_listing_mb`: peak memory of a listing of 1,000,000 objects and its digest, in MB.
@@ -17,6 +20,7 @@ from the same local server (`gcs_server`, built with Go), in turn, for a few rou
 import contextlib
 import os
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -28,6 +32,8 @@ from functools import partial
 from pathlib import Path
 
 ROUNDS = 3
+VERSITY = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+KEY = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
 OURS = "from kfp_ddp.cli import main; main()"
 TRANSFER_MANAGER = """
 import sys
@@ -85,7 +91,7 @@ def run() -> dict[str, float]:
         program = build(folder)
         if program is None:
             return {}
-        figures = _small(program, folder) | _processor(program, folder)
+        figures = _small(program, folder) | _processor(program, folder) | _s3(folder)
         figures |= _big(program, folder) | _unchanged(program, folder)
         return figures | _million(program, folder)
 
@@ -139,9 +145,34 @@ def measure(command: list[str], environment: dict[str, str]) -> Cost:
     return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
+@contextlib.contextmanager
+def serve_s3(folder: Path) -> Iterator[dict[str, str]]:
+    """Run versitygw, installed with Go if it is missing; yields the environment for its clients."""
+    program = shutil.which("versitygw") or str(folder / "versitygw")
+    if not os.path.exists(program):
+        subprocess.run(["go", "install", VERSITY], env=os.environ | {"GOBIN": folder}, check=True)
+    buckets, port = folder / "s3", free_port()
+    (buckets / "small").mkdir(parents=True)
+    options = ["--port", f"127.0.0.1:{port}", "--keep-alive", "--quiet"]
+    account = ["--access", KEY["AWS_ACCESS_KEY_ID"], "--secret", KEY["AWS_SECRET_ACCESS_KEY"]]
+    with subprocess.Popen(
+        [program, *options, *account, "posix", str(buckets)], stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            addresses = {"AWS_ENDPOINT_URL_S3": url, "S3_ENDPOINT_URL": url}
+            region = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_REGION": "us-east-1"}
+            shell = {k: v for k, v in os.environ.items() if k != "AWS_CA_BUNDLE"}
+            yield shell | addresses | region | KEY | {"RCLONE_CONFIG": os.devnull}
+        finally:
+            process.kill()
+            shutil.rmtree(buckets)
+
+
 def ours(bucket: str, target: Path, *flags: str) -> list[str]:
     """Our command."""
-    return [sys.executable, "-c", OURS, "sync", "-q", *flags, f"gs://{bucket}/ds", str(target)]
+    url = bucket if "://" in bucket else f"gs://{bucket}/ds"
+    return [sys.executable, "-c", OURS, "sync", "-q", *flags, url, str(target)]
 
 
 def rclone(endpoint: str, bucket: str, target: Path, *flags: str) -> list[str]:
@@ -186,6 +217,13 @@ def _rclone_small(endpoint: str, count: str, target: Path) -> list[str]:
 
 def _rclone_large(endpoint: str, target: Path) -> list[str]:
     return rclone(endpoint, "large", target)
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
 
 
 def _peers(*names: str) -> bool:
@@ -234,6 +272,35 @@ def _processor(program: Path, folder: Path) -> dict[str, float]:
     if "rclone 16" in found:
         figures["small_cpu_vs_rclone"] = found["rclone 16"].cpu / mine
     return figures
+
+
+def _s3(folder: Path) -> dict[str, float]:
+    if not _peers("rclone", "s5cmd", "go"):
+        return {}
+    files, source = 10_000, folder / "source"
+    for number in range(files):
+        file = source / f"class{number // 1000:03}" / f"img_{number:07}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(number.to_bytes(4, "big") + os.urandom(16) * 1250)
+    with serve_s3(folder) as environment:
+        upload = ["s5cmd", "--retry-count", "20", "cp", f"{source}/", "s3://small/ds/"]
+        subprocess.run(upload, env=environment, stdout=subprocess.DEVNULL, check=True)
+        shutil.rmtree(source)
+        store = ["--s3-env-auth", "--s3-endpoint", environment["S3_ENDPOINT_URL"]]
+        copy = ["rclone", "copy", "--use-server-modtime", *store, ":s3:small/ds"]
+        clients: dict[str, Callable[[Path], list[str]]] = {
+            "kfp-ddp sync": lambda target: ours("s3://small/ds", target),
+            "s5cmd": lambda target: ["s5cmd", "cp", "s3://small/ds/*", f"{target}/"],
+            "rclone 16": lambda target: [*copy, str(target), "--transfers=16", "--checkers=16"],
+            "rclone 64": lambda target: [*copy, str(target), "--transfers=64", "--checkers=64"],
+        }
+        found = compare(f"{files:,} x 20 KB, S3", folder, clients, environment)
+    mine = found["kfp-ddp sync"]
+    return {
+        "s3_small_vs_rclone_tuned": min(found[f"rclone {n}"].wall for n in (16, 64)) / mine.wall,
+        "s3_small_vs_s5cmd": found["s5cmd"].wall / mine.wall,
+        "s3_cpu_us_per_small_file": mine.cpu / files * 1e6,
+    }
 
 
 def _big(program: Path, folder: Path) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 from urllib.parse import urlsplit
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.client import HttpPool
@@ -357,7 +358,7 @@ class AzureObjects(HttpObjects):
         target = target_of(urlsplit(url))
         return Request(self._origin, target, entry.size, secret=lines.encode())
 
-    def _renew(self) -> None:
+    def _renew(self, refused: bool) -> None:
         from azure.core.exceptions import AzureError
 
         self._headers = {
@@ -430,7 +431,7 @@ def _is_folder(blob: Any) -> bool:
 
 def _line(error: BaseException) -> str:
     """Return an error's first line; the others identify the request."""
-    return " ".join((str(error).strip().splitlines() or [type(error).__name__])[0].split())[:200]
+    return one_line(str(error).strip().partition("\n")[0] or error, 200)
 
 
 def _only(tag: str) -> dict[str, Any]:

@@ -7,14 +7,13 @@ its folder, no link is followed that should not be, and a source reads no file b
 import contextlib
 import errno
 import fcntl
-import io
 import os
 import shutil
 import stat
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -25,10 +24,10 @@ import google_crc32c
 from kfp_ddp.core.errors import FULL, InputError, KfpDdpError, StorageError, UnavailableError
 from kfp_ddp.core.files import atomic_write, folder_below, open_below
 from kfp_ddp.core.text import printable
-from kfp_ddp.storage import store
+from kfp_ddp.storage import event_loop, store
 from kfp_ddp.storage.http.origin import display
 from kfp_ddp.storage.listing import Filter, Listing
-from kfp_ddp.storage.source import BlockingReader, Changed, Entry, SourceOptions
+from kfp_ddp.storage.source import Changed, Entry, SourceOptions, Transient
 from kfp_ddp.storage.store import BLOCK, CONFLICT, SMALL, BoundedWriter, Change, Store, sha256_of
 
 LOST_AND_FOUND = "lost+found"
@@ -273,14 +272,9 @@ class FolderSource:
             listing.add(name, 0, 0)
         return listing
 
-    def reader(self, threads: Executor) -> BlockingReader:
+    def reader(self, threads: Executor) -> "FolderReader":
         """Return a reader of the folder."""
-        return BlockingReader(self._open, threads)
-
-    def _open(self, entry: Entry, offset: int) -> "_FileStream":
-        stream = self._stream(entry.name, entry.generation)
-        stream.seek(offset)
-        return stream
+        return FolderReader(self, threads)
 
     def _walk(self) -> tuple[list[str], "array[int]", list[str]]:
         """Return the names of files, what pins each, and empty folders with a slash at the end."""
@@ -333,14 +327,13 @@ class FolderSource:
 
     def _checksum(self, name: str, pin: int) -> tuple[int, int]:
         size = crc = 0
-        with contextlib.closing(self._stream(name, pin)) as stream:
-            while chunk := stream.read(BLOCK):
-                crc = google_crc32c.extend(crc, chunk)
-                size += len(chunk)
+        for block in self.blocks(name, pin, 0):
+            crc = google_crc32c.extend(crc, block)
+            size += len(block)
         return size, crc
 
-    def _stream(self, name: str, pin: int) -> "_FileStream":
-        """Open a listed file.
+    def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
+        """Yield the content of a listed file from an offset on.
 
         Raises:
             Changed: something else has replaced it, or a folder above it.
@@ -349,12 +342,18 @@ class FolderSource:
         folder, _, last = name.rpartition("/")
         flags = _READ if self._symlinks == "follow" else _READ | os.O_NOFOLLOW
         with self._reading(name), self._folder(folder) as descriptor:
-            file = os.open(last, flags, dir_fd=descriptor)
-        status = os.fstat(file)
+            opened = os.open(last, flags, dir_fd=descriptor)
+        status = os.fstat(opened)
         if not stat.S_ISREG(status.st_mode) or (pin and pin != _pin(status)):
-            os.close(file)
+            os.close(opened)
             raise Changed(name)
-        return _FileStream(self.root / name, open(file, "rb", buffering=0))
+        with open(opened, "rb", buffering=0) as file:
+            try:
+                file.seek(offset)
+                while block := file.read(BLOCK):
+                    yield block
+            except OSError as error:
+                raise _unreadable(self.root / name, error) from error
 
     def _folder(self, name: str) -> contextlib.AbstractContextManager[int]:
         follows = self._symlinks == "follow"
@@ -370,19 +369,38 @@ class FolderSource:
             raise _unreadable(self.root / name, error) from error
 
 
-class _FileStream:
-    """An open file; see `Stream`."""
+class FolderReader:
+    """Reads files in threads, as a disk blocks; see `Reader`."""
 
-    def __init__(self, path: Path, file: io.FileIO) -> None:
-        self._path, self._file = path, file
-        self.seek, self.close = file.seek, file.close
+    def __init__(self, source: FolderSource, threads: Executor) -> None:
+        self._source, self._threads = source, threads
 
-    def read(self, size: int = -1, /) -> bytes:
-        """See `Stream.read`; a disk that fails is a `StorageError`."""
-        try:
-            return self._file.read(size)
-        except OSError as error:
-            raise _unreadable(self._path, error) from error
+    def prefetch(self, entry: Entry) -> None:
+        """Do nothing; see `Reader.prefetch`."""
+
+    async def read(self, entry: Entry) -> bytes:
+        """See `Reader.read`."""
+        body = bytearray()
+
+        def take(block: bytes) -> None:
+            body.extend(block)
+            if len(body) > entry.size:
+                raise Transient(f"{len(body)} bytes instead of {entry.size}")
+
+        await self.pour(entry, 0, take)
+        return bytes(body)
+
+    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        """See `Reader.pour`."""
+
+        def read() -> None:
+            for block in self._source.blocks(entry.name, entry.generation, offset):
+                take(block)
+
+        await event_loop.in_thread(self._threads, read)
+
+    def close(self) -> None:
+        """Do nothing: no file is open between two objects."""
 
 
 def _pin(status: os.stat_result) -> int:

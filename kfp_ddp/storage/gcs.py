@@ -15,15 +15,13 @@ from urllib.parse import quote, urlencode
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import event_loop, store
-from kfp_ddp.storage.gcs_access import GcsAccess, message_of
+from kfp_ddp.storage.gcs_objects import GcsObjects, message_of, problem
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
-from kfp_ddp.storage.http.origin import Request, quoted
-from kfp_ddp.storage.http.reader import MAX_ERROR, HttpObjects, HttpReader
+from kfp_ddp.storage.http.origin import Request
+from kfp_ddp.storage.http.reader import MAX_ERROR, HttpReader
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.source import (
-    Changed,
-    Entry,
     SourceOptions,
     Transient,
     bucket_and_prefix,
@@ -44,18 +42,6 @@ _NO_CRC = "AAAAAA=="
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 Row = tuple[str, int, int, int]
 """Name below the prefix, bytes, crc32c and generation of an object."""
-
-
-def problem(verb: str, uri: str, root: str, status: int | None, reason: str) -> KfpDdpError:
-    """Return the error for a response with an error status, None for a fault of the network."""
-    if status == HTTPStatus.NOT_FOUND:
-        return store.no_bucket(root)
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        role = "objectViewer" if verb in ("list", "read") else "objectUser"
-        advice = f"grant the step's service account roles/storage.{role} on the bucket"
-        return store.no_permission(verb, uri, reason, advice)
-    temporary = status is None or is_temporary(status)
-    return store.failed(verb, uri, reason, "check the network, then run again", temporary=temporary)
 
 
 class GcsStore(Bucket):
@@ -206,10 +192,9 @@ class GcsSource:
         self.max_workers = 1 << 16
         self._bucket, self._prefix = bucket_and_prefix(url)
         self._ahead = options.ahead
-        self._access = GcsAccess()
-        self.exposed = self._access.origin.exposed
-        self._objects = GcsObjects(self._access, self._bucket, self._prefix)
-        self._pool = HttpPool(self._access.origin, options.timeout)
+        self._objects = GcsObjects(self._bucket, self._prefix)
+        self.exposed = self._objects.origin.exposed
+        self._pool = HttpPool(self._objects.origin, options.timeout)
 
     def listing(self) -> Listing:
         """List the prefix, 1,000 objects a page; see `Source.listing`."""
@@ -229,7 +214,7 @@ class GcsSource:
                 if not token:
                     self._pool.open(min(self._ahead, self.max_workers, len(rows)))
                 token = following
-                if token and self._access.fresh:
+                if token and self._objects.authorised:
                     client.send(self._request(token))
                 for name, size, crc, generation in rows:
                     listing.add(name, size, crc, generation)
@@ -245,7 +230,7 @@ class GcsSource:
         if token:
             query["pageToken"] = token
         target = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
-        return Request(self._access.origin, target, MAX_PAGE, b"", self._access.headers)
+        return Request(self._objects.origin, target, MAX_PAGE, b"", self._objects.secret)
 
     async def _page(self, client: HttpClient, token: str) -> tuple[list[Row], str]:
         """Return the objects of a page, and the token of the next."""
@@ -254,7 +239,7 @@ class GcsSource:
             if attempt:
                 await asyncio.sleep(min(0.25 * 2**attempt, 10))
             try:
-                await self._access.freshen()
+                await self._objects.authorise()
                 request = self._request(token)
                 body = bytearray()
                 answer = await client.pour(request, body.extend)
@@ -266,7 +251,7 @@ class GcsSource:
                 message = message_of(b"".join(answer.take())[:MAX_ERROR])
                 reason = f"HTTP {answer.status} {message}"
                 if answer.status == HTTPStatus.UNAUTHORIZED and not renewed:
-                    await self._access.renew(request.secret)
+                    await self._objects.authorise(request.secret)
                     renewed = True
                     continue
             except (OSError, Transient) as error:
@@ -274,7 +259,7 @@ class GcsSource:
                 reason = f"{type(error).__name__}: {error}"
                 continue
             if not is_temporary(answer.status):
-                reason += f" as {self._access.account}"
+                reason += f" as {self._objects.account}"
                 raise problem("list", self.url, f"gs://{self._bucket}", answer.status, reason)
         raise UnavailableError(
             f"cannot list {self.url}: {reason}, {LIST_ATTEMPTS} times; try again later"
@@ -318,44 +303,3 @@ class GcsSource:
         if len(raw) != 4:
             raise ValueError("an invalid crc32c")
         return name[len(self._prefix) :], size, int.from_bytes(raw, "big"), generation
-
-
-class GcsObjects(HttpObjects):
-    """The objects of one prefix, stored bytes as they were listed; see `HttpObjects`."""
-
-    def __init__(self, access: GcsAccess, bucket: str, prefix: str) -> None:
-        self._access, self._bucket = access, bucket
-        self._base = f"/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(prefix, safe='')}"
-
-    @property
-    def authorised(self) -> bool:
-        """See `HttpObjects.authorised`."""
-        return self._access.fresh
-
-    async def authorise(self) -> None:
-        """See `HttpObjects.authorise`."""
-        await self._access.freshen()
-
-    def request(self, entry: Entry, offset: int) -> Request:
-        """Pin the request to the generation; see `HttpObjects.request`."""
-        target = f"{self._base}{quoted(entry.name).replace('/', '%2F')}?alt=media"
-        if entry.generation:
-            target += f"&generation={entry.generation}"
-        headers = b"Accept-Encoding: gzip\r\n"
-        if offset:
-            headers += b"Range: bytes=%d-\r\n" % offset
-        return Request(self._access.origin, target, entry.size, headers, self._access.headers)
-
-    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """See `HttpObjects.refusal`; a token that is refused is renewed."""
-        reason = f"HTTP {status} {message_of(body)}"
-        if status == HTTPStatus.UNAUTHORIZED:
-            await self._access.renew(secret)
-            return Transient(reason)
-        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.PRECONDITION_FAILED):
-            return Changed(entry.name)
-        if is_temporary(status) or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return Transient(reason)
-        root = f"gs://{self._bucket}"
-        reason += f" as {self._access.account}"
-        return problem("read", f"{entry.name!r} of {root}", root, status, reason)

@@ -155,20 +155,20 @@ class HubObjects(HttpObjects):
     def __init__(self, url: str, address: str) -> None:
         super().__init__()
         self._url, self._origin = url, Origin.of(address)
-        self._path, self._secret = target_of(urlsplit(address)), b""
+        self._path = target_of(urlsplit(address))
 
     def request(self, entry: Entry, offset: int) -> Request:
         """Ask for stored bytes, not for compressed ones; see `HttpObjects.request`."""
         target = self._path + quoted(entry.name)
         headers = b"Accept-Encoding: identity\r\n"
-        return Request(self._origin, target, entry.size, headers, self._secret)
+        return Request(self._origin, target, entry.size, headers, self.secret)
 
-    def _renew(self) -> None:
+    def _renew(self, refused: bool) -> None:
         from huggingface_hub import utils
 
         headers = utils.build_hf_headers()  # type: ignore[attr-defined]
         lines = (f"{name}: {value}\r\n" for name, value in headers.items())
-        self._secret = "".join(lines).encode()
+        self.secret = "".join(lines).encode()
 
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
         """See `HttpObjects.refusal`."""

@@ -48,7 +48,7 @@ class S3Objects(HttpObjects):
         """Pin the request to the ETag; see `HttpObjects.request`. An offset is not supported."""
         return (self._template or self._prepare(entry)).request(entry)
 
-    def _renew(self) -> None:
+    def _renew(self, refused: bool) -> None:
         template = self._prepare(_PROBE)
         self._template = template if template.exact else None
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.http.origin import display
 from kfp_ddp.storage.listing import Filter, Listing
 
@@ -18,7 +17,6 @@ MAX_OBJECTS = 1 << 25
 """Of one source: a listing of this size takes 5 GB of memory."""
 MAX_EMPTY_PAGES = 1000
 """Of a listing, where deleted objects leave some."""
-_BLOCK = 1 << 20
 
 
 class Entry(NamedTuple):
@@ -106,57 +104,6 @@ class Source(Protocol):
 
     def reader(self, threads: Executor) -> Reader:
         """Return a reader for one worker; blocking calls run in `threads`."""
-
-
-class Stream(Protocol):
-    """An open object."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return up to `size` bytes, b'' at the end.
-
-        Raises:
-            Transient: see `Reader.pour`.
-        """
-
-    def close(self) -> None:
-        """Close it before or after its end."""
-
-
-class BlockingReader:
-    """A `Reader` over a blocking library or a disk: opens and reads in threads."""
-
-    def __init__(self, open_stream: Callable[[Entry, int], Stream], threads: Executor) -> None:
-        self._open_stream, self._threads = open_stream, threads
-
-    def prefetch(self, entry: Entry) -> None:
-        """Do nothing: a library cannot send a request early."""
-
-    async def read(self, entry: Entry) -> bytes:
-        """See `Reader.read`."""
-        body = bytearray()
-
-        def take(block: bytes) -> None:
-            body.extend(block)
-            if len(body) > entry.size:
-                raise Transient(f"{len(body)} bytes instead of {entry.size}")
-
-        await self.pour(entry, 0, take)
-        return bytes(body)
-
-    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
-        """See `Reader.pour`."""
-        await event_loop.in_thread(self._threads, self._pour, entry, offset, take)
-
-    def close(self) -> None:
-        """Do nothing: no connection is open between two objects."""
-
-    def _pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
-        stream = self._open_stream(entry, offset)
-        try:
-            while block := stream.read(_BLOCK):
-                take(block)
-        finally:
-            stream.close()
 
 
 def is_text(name: str) -> bool:

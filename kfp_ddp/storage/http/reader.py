@@ -71,12 +71,16 @@ def base64_digest(value: bytes) -> bytes:
 
 
 class HttpObjects(ABC):
-    """Builds the requests for the objects of a source, and translates error responses."""
+    """Builds the requests for the objects of a source, and translates error responses.
+
+    `secret` are complete header lines that authorise a request.
+    """
 
     part = sys.maxsize
     """Maximum bytes of one request."""
 
     def __init__(self) -> None:
+        self.secret = b""
         self._lock = threading.Lock()
         self._trusted_until = 0.0
 
@@ -85,22 +89,26 @@ class HttpObjects(ABC):
         """Whether `request` can be called without `authorise`."""
         return time.monotonic() < self._trusted_until
 
-    async def authorise(self) -> None:
+    async def authorise(self, refused: bytes | None = None) -> None:
         """Get valid credentials, in a thread as SDKs block.
+
+        Args:
+            refused: The `secret` that the server refused; a new one is needed.
 
         Raises:
             Transient, InputError: there are none.
         """
-        await asyncio.to_thread(self._authorise)
+        if refused is not None or not self.authorised:
+            await asyncio.to_thread(self._authorise, refused)
 
-    def _authorise(self) -> None:
+    def _authorise(self, refused: bytes | None) -> None:
         with self._lock:
-            if not self.authorised:
-                self._renew()
+            if refused == self.secret or not (self.authorised or refused is not None):
+                self._renew(refused is not None)
                 self._trusted_until = time.monotonic() + TRUSTED_SECONDS
 
-    def _renew(self) -> None:
-        """Get valid credentials for `request`; see `authorise`."""
+    def _renew(self, refused: bool) -> None:
+        """Get credentials for `request`, others if they were `refused`; see `authorise`."""
         return
 
     @abstractmethod
@@ -201,8 +209,7 @@ class HttpReader:
         if ahead is not None and ahead[0] is entry and not offset:
             request = ahead[1]
         else:
-            if not objects.authorised:
-                await objects.authorise()
+            await objects.authorise()
             request = objects.request(entry, offset)
         try:
             answer = await client.get(request)
