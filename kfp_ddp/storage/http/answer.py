@@ -1,14 +1,13 @@
-"""An answer in HTTP/1, taken apart as its bytes arrive; nothing in it may be endless."""
+"""A response in HTTP/1, parsed as its bytes arrive; the size of every part is bounded."""
 
 import re
 
 BLOCK = 1 << 20
-"""Bytes of a body that gather at once; one that may be longer is big."""
+"""Bytes of a body that are buffered; a longer body is big."""
 MAX_HEAD = 1 << 16
 """Bytes of a head, or of all trailers."""
 LOWEST_SPEED = 1000
-"""Bytes a second, over any time of waiting as long as the longest silence. A GB takes 12 days at
-that speed, so a slower server only blocks a sync."""
+"""Bytes a second, averaged over the timeout. A GB takes 12 days at that speed."""
 _MAX_INTERIM = 16
 _MAX_LINE = 1 << 12
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5]\d\d)\b")
@@ -19,14 +18,13 @@ _BODILESS = frozenset({204, 304})
 
 
 class HttpError(OSError):
-    """The peer does not speak HTTP/1, says more than is good for us, or stopped in the middle."""
+    """The response is not HTTP/1, has too many bytes, or is incomplete."""
 
 
 class Pace:
-    """Counts the bytes that arrive while we wait, and raises where they are too slow.
+    """Counts the bytes of a response and raises where they are too slow over a `period` in seconds.
 
-    `period` is in seconds. It starts with the first byte of a response: how long a server may take
-    until then is limited by the longest silence. Our own pauses do not count.
+    The first period starts with the first byte; pauses of the client do not count.
     """
 
     def __init__(self, period: float) -> None:
@@ -35,7 +33,7 @@ class Pace:
         self._seconds = 0.0
 
     def restart(self) -> None:
-        """Start to wait for another response."""
+        """Start another response."""
         self.bytes, self._seconds = 0, 0.0
 
     def waited(self, seconds: float) -> None:
@@ -54,12 +52,15 @@ class Pace:
 
 
 class Answer:
-    """One answer: give it what arrives with `feed`, until it is `complete`.
+    """One response: `feed` it the bytes that arrive until it is `complete`.
 
-    `status` is 0 before the head is there; `length` is what the head says of the body, None where
-    only its end will tell; `left` bytes of it are sure to follow. The body gathers, `size` bytes
-    of it, until it is taken; a good one of more than `limit` bytes is no answer. A 1xx answer
-    before this one is passed over. `bodiless`: as to CONNECT, a body does not follow.
+    `status` is 0 before the head is complete; `length` is that of the body in bytes, None where it
+    is unknown; `left` bytes of it must follow. The body is buffered, `size` bytes of it, until
+    `take`. 1xx responses are skipped.
+
+    Args:
+        limit: Maximum bytes of a body with a status below 300.
+        bodiless: There is no body, as after CONNECT.
     """
 
     status = 0
@@ -78,20 +79,16 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """Bytes of the body that have gathered."""
+        """Bytes of the body in the buffer."""
         return sum(map(len, self._blocks))
 
     @property
     def big(self) -> bool:
-        """Whether more of the body is to come than should gather."""
+        """Whether the body is longer than the buffer should be."""
         return not self.complete and max(self.size, self.length or 0) > BLOCK
 
     def feed(self, data: bytes) -> None:
-        """Take apart what has arrived.
-
-        Raises:
-            HttpError: this is no answer, or not a good one.
-        """
+        """Parse the next bytes; raises HttpError."""
         if not self.status:
             data = self._read_head(data)
             if not self.status:
@@ -101,18 +98,14 @@ class Answer:
         elif self.left == _UNTIL_THE_END:
             self._gather(data)
         else:
-            if len(data) > self.left:  # more than was announced: not to be trusted any further
+            if len(data) > self.left:  # more than announced
                 data, self.keeps = data[: self.left], False
             self._gather(data)
             self.left -= len(data)
             self.complete = not self.left
 
     def finish(self) -> None:
-        """The connection has ended.
-
-        Raises:
-            HttpError: in the middle of the answer.
-        """
+        """End the response with its connection; raises HttpError where it is incomplete."""
         if not self.status:
             raise HttpError("connection closed without an answer")
         if not self.complete and (self._chunk or self.left != _UNTIL_THE_END):
@@ -120,15 +113,15 @@ class Answer:
         self.complete = True
 
     def take(self) -> list[bytes]:
-        """What has gathered of the body since the last call."""
+        """Return and empty the buffer."""
         blocks, self._blocks = self._blocks, []
         return blocks
 
     def field(self, name: bytes) -> bytes:
-        """The value of a header, its name in lower case; b'' if it is not there.
+        """Return the value of a header, b'' without it; raises HttpError if there are two.
 
-        Raises:
-            HttpError: it is there twice.
+        Args:
+            name: In lower case.
         """
         key = b"\n" + name + b":"
         start = self._lower.find(key)
@@ -141,7 +134,7 @@ class Answer:
         return self._head[start:end].strip()
 
     def _read_head(self, data: bytes) -> bytes:
-        """Read the head, if it is all there; what follows it."""
+        """Parse the head if it is complete; return the bytes after it."""
         data = self._rest + data
         while True:
             end = data.find(b"\r\n\r\n") + 4
@@ -167,7 +160,7 @@ class Answer:
         return data
 
     def _frame(self, status: int) -> None:
-        """Find out how long the body is."""
+        """Find the length of the body."""
         wish = self.field(b"connection").lower()
         self.keeps = wish != b"close" and (self.version == 11 or wish == b"keep-alive")
         coding, length = self.field(b"transfer-encoding"), self.field(b"content-length")
@@ -210,7 +203,7 @@ class Answer:
             self.keeps = False
 
     def _read_line(self, line: bytes) -> None:
-        """A line between the chunks, or after the last."""
+        """Parse a line between the chunks, or after the last."""
         if self._chunk == "size":
             match = _SIZE.fullmatch(line)
             if match is None:
@@ -234,6 +227,6 @@ class Answer:
         if self._room < 0 and self.status < 300:
             raise HttpError(f"more than {self._limit} bytes")
         if len(block) < _TINY and self._blocks and len(self._blocks[-1]) < _TINY:
-            self._blocks[-1] += block  # a million chunks of a byte are not a million objects
+            self._blocks[-1] += block  # not a million objects of a byte
         else:
             self._blocks.append(block)

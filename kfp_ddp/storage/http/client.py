@@ -1,4 +1,4 @@
-"""Requests of one worker over connections that it keeps, wherever they are redirected to."""
+"""Requests of one worker over connections that stay open, also to where it is redirected."""
 
 import asyncio
 from collections import deque
@@ -15,19 +15,18 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
 _KEPT = 2
 _SPACING = 0.001
-"""Seconds between connections that are opened ahead: what arrives meanwhile, as the next page of a
-listing, would wait for TLS with all of them."""
+"""Seconds between connections that are opened ahead, so that other responses are not delayed."""
 
 
 class HttpPool:
-    """Connections to one server that are opened before they are needed."""
+    """Connections to a server that are opened before they are needed."""
 
     def __init__(self, origin: Origin, timeout: float) -> None:
         self.origin, self.timeout = origin, timeout
         self._opening: deque[asyncio.Task[HttpConnection]] = deque()
 
     def open(self, count: int) -> None:
-        """Start to open so many; those that nobody takes are closed after `timeout`."""
+        """Open connections in the background; unused ones are closed after `timeout` seconds."""
         for number in range(count):
             self._opening.append(asyncio.create_task(self._opened(number * _SPACING)))
         if count:
@@ -38,11 +37,7 @@ class HttpPool:
         return await HttpConnection.open(self.origin, self.timeout)
 
     async def take(self, origin: Origin) -> HttpConnection:
-        """A connection to a server, opened now if none is there.
-
-        Raises:
-            OSError, InputError: see `HttpConnection.open`.
-        """
+        """Return a connection to a server; raises as `HttpConnection.open`."""
         while self._opening and origin == self.origin:
             connection = await self._opening.popleft()
             if connection.idle:
@@ -50,7 +45,7 @@ class HttpPool:
         return await HttpConnection.open(origin, self.timeout)
 
     def close(self) -> None:
-        """Close those that nobody took."""
+        """Close unused connections."""
         while self._opening:
             task = self._opening.popleft()
             task.cancel()
@@ -63,7 +58,7 @@ def _close(task: "asyncio.Task[HttpConnection]") -> None:
 
 
 class HttpClient:
-    """One request at a time, and one that is sent ahead."""
+    """Sends one request at a time, and one ahead."""
 
     def __init__(self, pool: HttpPool) -> None:
         self._pool = pool
@@ -72,18 +67,18 @@ class HttpClient:
         self._ahead: Request | None = None
 
     def send(self, request: Request) -> None:
-        """Ask for what `get` will be called for next, if a connection is there for it."""
+        """Send the request of the next `get` now, if a connection is open."""
         connection = self._connections.get(request.origin)
         if connection is not None and connection.idle:
             connection.send(request.encoded(), request.limit)
             self._ahead = request
 
     async def get(self, request: Request) -> Answer:
-        """The answer, with all of its body if that is not big; `rest` brings a big one.
+        """Return the response, with its body unless that is big: see `rest`.
 
         Raises:
             OSError: the connection failed; it is closed.
-            InputError: we are sent in circles, or where we do not go.
+            InputError: too many redirects, or one to an address that is not allowed.
         """
         for _ in range(1 + _MAX_REDIRECTS):
             ahead, self._ahead = self._ahead, None
@@ -108,11 +103,7 @@ class HttpClient:
         )
 
     async def rest(self, take: Callable[[bytes], None], threads: Executor | None = None) -> None:
-        """Hand all of a big answer's body to `take`, in a thread.
-
-        Raises:
-            OSError: the connection failed; it is closed.
-        """
+        """Pass the body of a big response to `take`, in a thread; raises OSError as `get`."""
         assert self._current is not None
         try:
             await self._current.rest(take, threads)
@@ -121,11 +112,10 @@ class HttpClient:
             raise
 
     async def pour(self, request: Request, take: Callable[[bytes], None]) -> Answer:
-        """Hand the whole body of an answer 200 to `take`, in a thread if it is big.
+        """Pass the body of a response 200 to `take`, in a thread if it is big.
 
         Raises:
-            OSError: the connection failed, or the body is longer than it may be.
-            InputError: see `get`; and what `take` raises.
+            OSError, InputError: see `get`; and what `take` raises.
         """
         answer = await self.get(request)
         if answer.status == HTTPStatus.OK:
@@ -143,7 +133,7 @@ class HttpClient:
         self._ahead = None
 
     async def _idle(self, origin: Origin) -> HttpConnection:
-        """A connection to a server that can be asked."""
+        """Return a connection that is ready for a request."""
         connection = self._connections.pop(origin, None)
         if connection is None or not connection.idle:
             if connection is not None:

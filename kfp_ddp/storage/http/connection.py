@@ -1,4 +1,4 @@
-"""One connection: small answers arrive in the event loop, the rest of a big one in a thread."""
+"""One connection: small responses arrive in the event loop, the rest of a big one in a thread."""
 
 import asyncio
 import io
@@ -26,18 +26,17 @@ _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _Address = tuple[int, int, int, str, Any]
 _BELIEVED = 1.0
 _addresses: dict[tuple[str, int], tuple[float, Sequence[_Address]]] = {}
-"""Of hosts that were looked up, each until when it is believed: a lookup takes a thread."""
+"""Until when, and what, was found for a host: a lookup takes a thread."""
 _MAX_HOSTS = 64
 _sessions: dict[tuple[ssl.SSLContext, Origin], ssl.SSLSession] = {}
-"""Of servers that we have spoken TLS with: to go on from one takes a third of the processor."""
+"""TLS sessions: to resume one takes a third of the processor time."""
 
 
 class HttpConnection:
-    """A connection to one server; when it is closed it stays so.
+    """A connection to one server.
 
-    `timeout` is the longest silence of the peer in seconds while an answer is waited for. The
-    sockets are used without asyncio's transports, whose TLS copies every byte twice more and
-    cannot be handed to a thread.
+    `timeout` is the longest time without a byte of a response, in seconds. asyncio's transports
+    are not used: their TLS copies every byte twice more and cannot be used by a thread.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -50,15 +49,15 @@ class HttpConnection:
         self._error: OSError | None = None
         self._silence, self._pace = 0, Pace(timeout)
         self._timer: asyncio.TimerHandle | None = None
-        self._server: tuple[ssl.SSLContext, Origin] | None = None  # whose session is to be kept
+        self._server: tuple[ssl.SSLContext, Origin] | None = None  # to store its session
 
     @classmethod
     async def open(cls, origin: Origin, timeout: float) -> Self:
-        """Connect, through the proxy of the environment if it names one.
+        """Connect, through the proxy of the environment if there is one.
 
         Raises:
-            OSError: nobody is there, or it is not who it should be.
-            InputError: the proxy does not let us through.
+            OSError: there is no such server, or its certificate is invalid.
+            InputError: the proxy refuses the connection.
         """
         connection = cls(timeout)
         try:
@@ -76,16 +75,19 @@ class HttpConnection:
 
     @property
     def idle(self) -> bool:
-        """Whether another request can be sent."""
+        """Whether a request can be sent."""
         answer = self._answer
         return self._socket is not None and (
             answer is None or (answer.complete and answer.keeps and not self._unsent)
         )
 
     def send(self, request: bytes, limit: int, bodiless: bool = False) -> None:
-        """Ask, on a connection that is idle; `answer` waits for what is said.
+        """Send a request on an idle connection; `answer` returns the response.
 
-        More than `limit` bytes are no good answer.
+        Args:
+            request: Its bytes.
+            limit: See `Answer`.
+            bodiless: See `Answer`.
         """
         self._answer, self._unsent = Answer(limit, bodiless), request
         self._pace.restart()
@@ -94,11 +96,7 @@ class HttpConnection:
             self._loop.add_writer(self._socket.fileno(), self._write_rest)
 
     async def answer(self) -> Answer:
-        """The answer, complete if it is not `big`: then `rest` brings what it lacks.
-
-        Raises:
-            OSError: the connection failed.
-        """
+        """Return the response, complete unless it is `big`; raises OSError."""
         answer = self._answer
         assert answer is not None
         if not answer.complete and not answer.big and self._socket is not None:
@@ -116,11 +114,7 @@ class HttpConnection:
         return answer
 
     async def rest(self, take: Callable[[bytes], None], threads: Executor | None) -> None:
-        """Hand all of a big answer's body to `take`, in a thread.
-
-        Raises:
-            OSError: the connection failed.
-        """
+        """Pass the body of a big response to `take`, in a thread; raises OSError."""
         sock, answer = self._socket, self._answer
         assert sock is not None
         assert answer is not None
@@ -135,7 +129,7 @@ class HttpConnection:
             self.close()
 
     def close(self) -> None:
-        """Close the connection; who waits for an answer is told."""
+        """Close the connection; `answer` raises."""
         self._fail(ConnectionAbortedError("closed"))
 
     async def _connect(self, origin: Origin) -> None:
@@ -157,7 +151,7 @@ class HttpConnection:
             await self._secure(origin)
 
     async def _dial(self, host: str, port: int) -> None:
-        """Connect to the first of the host's addresses that can be reached."""
+        """Connect to the first address of the host that responds."""
         problem = OSError(f"{host} has no address")
         for family, kind, protocol, _, address in await _found(host, port):
             self._socket = sock = socket.socket(family, kind, protocol)
@@ -174,7 +168,7 @@ class HttpConnection:
         raise problem
 
     async def _secure(self, origin: Origin) -> None:
-        """Speak TLS from here on."""
+        """Start TLS."""
         assert self._socket is not None
         server = tls(origin.authorities), origin
         sock = server[0].wrap_socket(
@@ -197,7 +191,7 @@ class HttpConnection:
         self._server = None if sock.session_reused else server
 
     def _keep_session(self, server: tuple[ssl.SSLContext, Origin]) -> None:
-        """Keep what the next connection goes on from; TLS 1.3 has it once an answer is there."""
+        """Store the session for the next connection; TLS 1.3 has it after the first response."""
         sock, self._server = self._socket, None
         if isinstance(sock, ssl.SSLSocket) and sock.session is not None:
             if len(_sessions) >= _MAX_HOSTS:
@@ -219,13 +213,13 @@ class HttpConnection:
             self._loop.remove_writer(self._socket.fileno())
 
     def _read(self) -> None:
-        """Take what has arrived."""
+        """Receive what has arrived."""
         answer, sock = self._answer, self._socket
         assert sock is not None
         try:
             while True:
                 data = sock.recv(_RECEIVE)
-                if answer is None or answer.complete:  # a peer that speaks without being asked
+                if answer is None or answer.complete:  # no request was sent
                     self.close()
                     return
                 self._silence = 0
@@ -250,7 +244,7 @@ class HttpConnection:
         self._wake()
 
     def _receive(self, sock: socket.socket, answer: Answer, take: Callable[[bytes], None]) -> None:
-        """Bring the rest of a body; in a thread, where waiting costs nobody else anything."""
+        """Receive the rest of a body, in a thread."""
         pace = Pace(self._timeout)
         receive = _receive_tls if isinstance(sock, ssl.SSLSocket) else _receive_plain
         more = receive(sock, self._timeout, pace)
@@ -270,7 +264,7 @@ class HttpConnection:
             self._waiter.set_result(None)
 
     def _check(self) -> None:
-        """Fail what is waited for if the peer has been silent, or slow, for too long."""
+        """Fail the response if the server has been silent, or slow, for too long."""
         self._timer = None
         if self._waiter is None:
             return
@@ -298,7 +292,7 @@ class HttpConnection:
 
 
 async def _found(host: str, port: int) -> Sequence[_Address]:
-    """The host's addresses, looked up once for connections that are opened together."""
+    """Return the addresses of a host, looked up once for connections that are opened together."""
     now, (until, addresses) = time.monotonic(), _addresses.get((host, port), (0.0, []))
     if now > until:
         loop = asyncio.get_running_loop()
@@ -310,7 +304,7 @@ async def _found(host: str, port: int) -> Sequence[_Address]:
 
 
 def _receive_plain(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[int], bytes]:
-    """So many bytes, which are sure to come, in one call; if none are, what is there."""
+    """Return a function that receives a number of bytes in one call, 0 for any number."""
     limit = struct.pack("ll", *divmod(int(timeout * 1e6), 1_000_000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     sock.setblocking(True)
@@ -329,7 +323,7 @@ def _receive_plain(sock: socket.socket, timeout: float, pace: Pace) -> Callable[
 
 
 def _receive_tls(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[int], bytes]:
-    """The same, put together from records of 16 KiB without another copy."""
+    """Return the same for TLS, from records of 16 KiB without another copy."""
     sock.settimeout(timeout)
     records = _Records(sock, timeout / _CHECKS, pace)
     file = io.BufferedReader(records, _RECORDS)
@@ -344,7 +338,7 @@ def _receive_tls(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[i
 
 
 class _Records(io.RawIOBase):
-    """What arrives over TLS, as a file; the pace is looked at every `period` seconds."""
+    """A TLS socket as a file that checks the pace every `period` seconds."""
 
     def __init__(self, sock: socket.socket, period: float, pace: Pace) -> None:
         self._sock, self._period, self._pace = sock, period, pace
@@ -361,7 +355,7 @@ class _Records(io.RawIOBase):
         return count
 
     def waited(self) -> None:
-        """Tell the pace how long was waited since `began`."""
+        """Add the time since `began` to the pace."""
         now = time.perf_counter()
         self._pace.waited(now - self.began)
         self.began = now

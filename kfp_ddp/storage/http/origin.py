@@ -1,4 +1,4 @@
-"""Where a server is, how to get there, and how a request to it reads."""
+"""Addresses of servers, requests to them, and their credentials."""
 
 import base64
 import functools
@@ -43,11 +43,7 @@ class Origin:
 
     @classmethod
     def of(cls, url: str, authorities: str = "") -> "Origin":
-        """Return the server of an address; `authorities` are those of `tls`.
-
-        Raises:
-            InputError: this is no address of http or https.
-        """
+        """Return the server of an address; raises InputError for an invalid one."""
         try:
             parts = urlsplit(url)
             secure = parts.scheme == "https"
@@ -62,19 +58,19 @@ class Origin:
 
     @functools.cached_property
     def authority(self) -> bytes:
-        """As the header Host has it: without the port that is meant anyway."""
+        """The value of the header Host, without a default port."""
         return _authority(self.host, 0 if self.port == (443 if self.secure else 80) else self.port)
 
     @property
     def exposed(self) -> bool:
-        """Whether others are on the way there, who can read and change what is said."""
+        """Whether the network can read and change the traffic."""
         return not self.secure and self.host != "localhost" and not _LOOPBACK.fullmatch(self.host)
 
     def tunnel(self) -> tuple[str, int, bytes]:
-        """Host and port of the proxy, and the request that makes it connect to this server.
+        """Return host and port of the proxy, and the request for a connection to this server.
 
         Raises:
-            InputError: the proxy cannot be used.
+            InputError: the proxy is not http.
         """
         parts = urlsplit(self.proxy if "//" in self.proxy else f"//{self.proxy}")
         if parts.scheme not in ("", "http"):
@@ -90,8 +86,8 @@ class Origin:
 class Request(NamedTuple):
     """A GET; `headers` and `secret` are complete lines, each with its CRLF.
 
-    `secret` authorises us: it goes to this server alone, wherever that sends us. A good answer has
-    at most `limit` bytes.
+    `secret` authorises the request and is not sent to another server. A body has at most `limit`
+    bytes.
     """
 
     origin: Origin
@@ -101,7 +97,7 @@ class Request(NamedTuple):
     secret: bytes = b""
 
     def encoded(self) -> bytes:
-        """The bytes to send."""
+        """Return the bytes to send."""
         return b"GET %b HTTP/1.1\r\nHost: %b\r\n%b%b\r\n" % (
             self.target.encode("ascii"),
             self.origin.authority,
@@ -110,10 +106,10 @@ class Request(NamedTuple):
         )
 
     def redirected(self, location: str) -> "Request":
-        """The same of another address, which may be relative.
+        """Return the request for another address, which may be relative.
 
         Raises:
-            InputError: it is none that may be followed.
+            InputError: it is invalid, or leaves https.
         """
         here = f"http{'s' * self.origin.secure}://{self.origin.authority.decode()}{self.target}"
         try:
@@ -124,14 +120,14 @@ class Request(NamedTuple):
         if self.origin.secure and not origin.secure:
             raise InputError(
                 f"{self.origin.host} redirects from https to http, to {origin.host}; "
-                "give the address of a server that keeps to https"
+                "give the address of a server that stays with https"
             )
         secret = self.secret if origin == self.origin else b""
         return self._replace(origin=origin, target=target_of(urlsplit(there)), secret=secret)
 
 
 def target_of(parts: SplitResult) -> str:
-    """What to GET of an address: path and query, with what is not allowed there quoted."""
+    """Return path and query of an address, quoted where necessary."""
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return target if _TARGET.fullmatch(target) else quote(target, safe=_UNQUOTED)
 
@@ -142,14 +138,14 @@ def quoted(name: str) -> str:
 
 
 def credentials(parts: SplitResult, header: bytes = b"Authorization") -> bytes:
-    """The header line for the user and password of an address; b'' without."""
+    """Return the header line for the user and password of an address; b'' without."""
     if parts.username is None and parts.password is None:
         return b""
     return _basic(header, unquote(parts.username or ""), unquote(parts.password or ""))
 
 
 def netrc_login(host: str) -> bytes:
-    """The header line for the login that the netrc file has for a host; b'' without.
+    """Return the header line for a host's login in the netrc file; b'' without.
 
     Raises:
         InputError: the file cannot be read.
@@ -164,13 +160,13 @@ def netrc_login(host: str) -> bytes:
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or f"line {getattr(error, 'lineno', '?')} is wrong"
         raise InputError(
-            f"cannot read the netrc file {path}: {why}; mend it, or unset NETRC"
+            f"cannot read the netrc file {path}: {why}; correct it, or unset NETRC"
         ) from None
     return _basic(b"Authorization", found[0], found[2]) if found else b""
 
 
 def display(url: str) -> str:
-    """The address as it may be stored and printed: without user, password, query and fragment."""
+    """Return the address without user, password, query and fragment, to store and print."""
     scheme, slashes, rest = url.partition("//") if "//" in url else ("", "", url)
     place, path, more = _PARTS.fullmatch(rest).groups()  # type: ignore[union-attr]
     port = place.rpartition(":")[2]
