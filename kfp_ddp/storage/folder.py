@@ -163,6 +163,8 @@ class Folder(Store):
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with folder_below(self.root, str(path.parent)) as folder:
             lock = os.open(f".{path.name}.lock", flags, 0o666, dir_fd=folder)
+        with contextlib.suppress(OSError):  # of another user, who may have done it
+            os.fchmod(lock, 0o666)  # steps run as other users than a person who promotes
         try:
             self._wait_for(lock, name)
             yield

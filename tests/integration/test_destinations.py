@@ -1,9 +1,12 @@
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.cloud import storage
 
+from kfp_ddp.core.errors import StorageError
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 from tests.destinations import Conditional, Contract, OfBuckets, put
@@ -29,6 +32,27 @@ class TestFolder(Conditional):
         where.delete("folder/x")
         where.delete("run/link")
         assert (outside / "x").read_text() == "x"
+
+    def test_any_user_may_lock_what_another_user_locked_first(
+        self, where: Store, tmp_path: Path
+    ) -> None:
+        before = os.umask(0o022)
+        try:
+            where.update("CHAMPION", lambda _: b"a")
+        finally:
+            os.umask(before)
+        (lock,) = (tmp_path / "results").glob(".*.lock")
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o666
+
+    def test_full_disk_of_the_reader_is_not_a_fault_of_the_source(
+        self, where: Store, tmp_path: Path
+    ) -> None:
+        put(where, tmp_path, "run/a")
+        with (
+            open("/dev/full", "wb", buffering=0) as full,
+            pytest.raises(StorageError, match="the copy of"),
+        ):
+            where.fetch("run/a", full, 99)
 
 
 class TestGoogle(OfBuckets, Contract):
