@@ -39,6 +39,8 @@ _PAGE = 1_000
 MAX_PAGE = 1 << 24
 """Bytes of a page: 1,000 paths of 2,048 characters, each six times as long when JSON escapes it."""
 _ATTRIBUTES = ".gitattributes"
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class HuggingFaceSource:
@@ -82,6 +84,13 @@ class HuggingFaceSource:
             listing = self._list()
         except (HfHubHTTPError, httpx2.HTTPError) as error:
             raise self._problem(error) from error
+        except InputError:
+            raise
+        except _MALFORMED as error:
+            raise InputError(
+                f"the listing of {self.url} is invalid ({one_line(error)}): check HF_ENDPOINT, or "
+                "look at its server"
+            ) from error
         check_not_empty(self.url, self._prefix, listing)
         return listing
 
@@ -112,6 +121,8 @@ class HuggingFaceSource:
         for number, item in enumerate(tree):
             if isinstance(item, RepoFile) and item.path != _ATTRIBUTES:
                 tag = item.lfs.sha256 if item.lfs else item.blob_id
+                if type(item.size) is not int or not _DIGEST.fullmatch(tag):
+                    raise ValueError(f"{item.path!r} has no valid size and digest")
                 listing.add(item.path[start:], item.size, 0, tag=tag)
             if number % _PAGE == 0:
                 check_end(self.url, number // _PAGE, listing)

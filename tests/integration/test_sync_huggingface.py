@@ -34,6 +34,8 @@ class Hub:
     wrong: set[str] = field(default_factory=set)
     """Those that are sent with another byte."""
     gated: bool = False
+    page: bytes = b""
+    """A page of the listing in place of the right one."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Paths, and what authorised them."""
 
@@ -79,7 +81,8 @@ def handler(hub: Hub, stored_at: list[str]) -> type[BaseHTTPRequestHandler]:
                 folder = rest.removeprefix(f"/tree/{COMMIT}").strip("/")
                 rows = [hub.described(name) for name in hub.files if name.startswith(folder)]
                 rows.append({"type": "directory", "path": "train", "oid": "0" * 40})
-                self.answer(200, json.dumps(rows).encode(), Content_Type="application/json")
+                body = hub.page or json.dumps(rows).encode()
+                self.answer(200, body, Content_Type="application/json")
             else:
                 self.send_file(rest.removeprefix(f"/resolve/{COMMIT}/").removeprefix("/stored/"))
 
@@ -163,3 +166,23 @@ def test_a_gated_dataset_says_what_to_do(hub: Hub) -> None:
     hub.gated = True
     with pytest.raises(InputError, match=r"is gated: accept its terms .* give HF_TOKEN"):
         open_source("hf://datasets/owner/pets").listing()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *(
+            json.dumps([{"type": "file", "path": "x", "oid": oid, "size": size}]).encode()
+            for oid, size in [("0" * 40, -5), ("0" * 40, 1e300), ("0" * 40, "5"), (7, 5), ("0", 5)]
+        ),
+        b'[{"type": "file", "path": "x"}]',
+        b'{"error": "x"}',
+        b"[" * 100_000,
+        b"<html>",
+    ],
+)
+def test_invalid_listing_of_the_hub_fails_with_one_line(hub: Hub, page: bytes) -> None:
+    hub.page = page
+    with pytest.raises(InputError, match="listing of hf://datasets/owner/pets is invalid") as told:
+        open_source("hf://datasets/owner/pets").listing()
+    assert "\n" not in str(told.value)
