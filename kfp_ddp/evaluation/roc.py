@@ -83,33 +83,30 @@ def areas(parts: Sequence[Array], truth: Sequence[Array], classes: int) -> Areas
 class _Rows:
     """Logits (N, C) and the terms of the log-odds of any class, in float64.
 
-    log(p / (1 - p)) has no cancellation for large logits.
+    log(p / (1 - p)) has no cancellation for large logits. The logits of a row are added in sorted
+    order, so that equal log-odds are equal numbers.
     """
 
     def __init__(self, logits: Array, targets: Array) -> None:
         self.logits, self.targets = logits, targets
-        rows = np.arange(len(targets))
-        self._at = logits.argmax(1)
-        self._first = logits[rows, self._at].astype(np.float64)
-        shifted = logits - self._first[:, None]
+        ordered = np.sort(logits, axis=1)
+        self._first = ordered[:, -1].astype(np.float64)
+        shifted = ordered - self._first[:, None]
         self._total = np.exp(shifted).sum(1)
         # The total without the likeliest class would be a rounding error.
-        shifted[rows, self._at] = -np.inf
-        second = shifted.max(1)
-        rest = np.exp(shifted - second[:, None]).sum(1)
+        second = shifted[:, -2]
+        rest = np.exp(shifted[:, :-1] - second[:, None]).sum(1)
         self._likeliest = -(second + np.log(rest))
-        own = logits[rows, targets] - self._first
-        self.positive = self._of(own, self._at == targets)
+        self.positive = self._odds(logits[np.arange(len(targets)), targets] - self._first)
 
-    def _of(self, shifted: Array, likeliest: Array) -> Array:
-        rest = self._total - np.exp(shifted)
-        odds: Array = shifted - np.log(np.where(likeliest, 1.0, rest))
-        return np.where(likeliest, self._likeliest, odds)
+    def _odds(self, shifted: Array) -> Array:
+        likeliest = shifted == 0
+        rest = np.where(likeliest, 1.0, self._total - np.exp(shifted))
+        return np.where(likeliest, self._likeliest, shifted - np.log(rest))
 
     def odds(self, columns: range) -> Array:
         """Return the log-odds of some classes, (K, N)."""
-        chosen = self.logits[:, columns.start : columns.stop].T
-        return self._of(chosen - self._first, self._at == np.array(columns)[:, None])
+        return self._odds(self.logits[:, columns.start : columns.stop].T - self._first)
 
     def negatives(self, columns: range) -> Iterator[Array]:
         """Yield the log-odds of each class for samples of other classes."""
