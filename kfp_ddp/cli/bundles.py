@@ -102,11 +102,7 @@ def verify(
 
 
 def _signer(key: Path | None, identity: str, issuer: str, trust: Path | None) -> "Signer | None":
-    """Return the required signer; None if there is none.
-
-    Raises:
-        InputError: the options exclude each other, or the key is invalid.
-    """
+    """Return the required signer; None if there is none."""
     from kfp_ddp.models.signature import by_identity, by_key, public_key
 
     if key is not None and (identity or issuer or trust):

@@ -150,11 +150,7 @@ def _run_locally(word: str, options: dict[str, Any]) -> None:
 
 
 def _compiled(word: str, options: dict[str, Any]) -> Path | None:
-    """Return the file of a pipeline to run locally; None for train_resnet.
-
-    Raises:
-        InputError: the pipeline is not built in, or two are given.
-    """
+    """Return the file of a pipeline to run locally; None for train_resnet."""
     from kfp_ddp.pipelines import NAMES
     from kfp_ddp.pipelines.document import is_file
     from kfp_ddp.pipelines.form import COMPILED
@@ -209,11 +205,7 @@ def _run_on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> N
 
 
 def _local_pipeline(word: str, options: dict[str, Any]) -> "Document | None":
-    """Return the pipeline of a file, or a built-in one; None for one of the server.
-
-    Raises:
-        InputError: the file is invalid, or two pipelines are given.
-    """
+    """Return the pipeline of a file, or a built-in one; None for one of the server."""
     from kfp_ddp.client import submission
     from kfp_ddp.pipelines.compiled import Images
     from kfp_ddp.pipelines.document import is_file, read
@@ -229,11 +221,7 @@ def _local_pipeline(word: str, options: dict[str, Any]) -> "Document | None":
 def _boxes(
     word: str, pipeline: "Document", options: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return what the options set: words that override the file, and defaults below it.
-
-    Raises:
-        InputError: the pipeline lacks such a parameter, or it is also set by --set.
-    """
+    """Return what the options set: words that override the file, and defaults below it."""
     from kfp_ddp.pipelines.document import is_file
 
     sources = {

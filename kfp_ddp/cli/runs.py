@@ -47,7 +47,7 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
     table = Table("", "id", "name", "state", "started", "duration", box=None, pad_edge=False)
     for run in rows:
         state = shown_state(run)
-        mark, colour = MARKS.get(state, MARKS["RUNNING"])
+        mark, colour, _ = MARKS.get(state, MARKS["RUNNING"])
         start = started(run)
         table.add_row(
             f"[{colour}]{mark}[/]",

@@ -282,11 +282,7 @@ def _switch(connection: Connection, word: str, method: str, as_json: bool) -> No
 
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a plan that the options set.
-
-    Raises:
-        InputError: one of them is invalid.
-    """
+    """Return the fields of a plan that the options set."""
     from kfp_ddp.client.scheduling import moment
 
     if options["latest"] and "@" in (options["pipeline"] or ""):

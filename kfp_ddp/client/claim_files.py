@@ -74,9 +74,6 @@ def open_claim(
     Args:
         image: An image with Python that the namespace can pull.
         account: Service account, for its image pull secrets.
-
-    Raises:
-        KfpDdpError: the PVC does not exist, or the pod does not start.
     """
     name = f"kfp-ddp-reads-{uuid.uuid4().hex[:8]}"
     path = core(api.namespace, "pods", name)
@@ -219,11 +216,7 @@ def _delete_old_pods(api: Api) -> None:
 
 
 def _node_of(api: Api, claim: str) -> str:
-    """Return the node that mounts a ReadWriteOnce PVC now; '' if any node will do.
-
-    Raises:
-        StorageError: the PVC does not exist.
-    """
+    """Return the node that mounts a ReadWriteOnce PVC now; '' if any node will do."""
     spec = _call(api, "GET", core(api.namespace, "persistentvolumeclaims", claim))["spec"]
     if {"ReadWriteMany", "ReadOnlyMany"} & set(spec["accessModes"]):
         return ""
@@ -276,11 +269,7 @@ def _manifest(name: str, claim: str, image: str, account: str, user: int, node: 
 
 
 def _wait_until_running(api: Api, path: str) -> None:
-    """Wait until the pod runs.
-
-    Raises:
-        JobError: it does not start, with the reason.
-    """
+    """Wait until the pod runs."""
     deadline, pod = time.monotonic() + START_SECONDS, None
     while time.monotonic() < deadline:
         pod = _call(api, "GET", path)

@@ -157,12 +157,7 @@ def _move_up(folder: Path) -> None:
 
 @contextmanager
 def _new_folder(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `output` on success, and is deleted otherwise.
-
-    Raises:
-        InputError: `output` is not empty.
-        StorageError: it cannot be created.
-    """
+    """Yield a temporary folder that becomes `output` on success, and is deleted otherwise."""
     target = Path(os.path.abspath(output))
     try:
         check_output(output)

@@ -30,28 +30,17 @@ POLL_SECONDS = 2.0
 SILENCE_SECONDS = 300.0
 """How long the server may fail to answer while a run is followed."""
 MARKS = {
-    "SUCCEEDED": ("✓", "green"),
-    "CACHED": ("✓", "green"),
-    "FAILED": ("✗", "red"),
-    "CANCELED": ("✗", "red"),
-    "RUNNING": ("●", "cyan"),
-    "PENDING": ("·", "dim"),
-    "SKIPPED": ("–", "dim"),
-    "OMITTED": ("–", "dim"),
-    "UNKNOWN": ("?", "dim"),
+    "SUCCEEDED": ("✓", "green", ""),
+    "CACHED": ("✓", "green", "cached"),
+    "FAILED": ("✗", "red", "failed"),
+    "CANCELED": ("✗", "red", "cancelled"),
+    "RUNNING": ("●", "cyan", "running"),
+    "PENDING": ("·", "dim", "pending"),
+    "SKIPPED": ("–", "dim", "skipped (condition is false)"),
+    "OMITTED": ("–", "dim", "not run"),
+    "UNKNOWN": ("?", "dim", "not known: KFP lost it, and its Workflow cannot be read"),
 }
-"""A mark and a colour for each state."""
-LABELS = {
-    "PENDING": "pending",
-    "RUNNING": "running",
-    "SUCCEEDED": "",
-    "CACHED": "cached",
-    "FAILED": "failed",
-    "CANCELED": "cancelled",
-    "SKIPPED": "skipped (condition is false)",
-    "OMITTED": "not run",
-    "UNKNOWN": "not known: KFP did not record it, and its Workflow cannot be read",
-}
+"""A mark, a colour and a text for each state."""
 ACTIVE = ("RUNNING", "PENDING")
 PROGRESS_LINE = re.compile(r"step \d+(/\d+)? · .*")
 PROGRESS_LINES = 40
@@ -121,10 +110,6 @@ def follow(
 
     Args:
         nodes: Returns the nodes of its Workflow; by default they cannot be read.
-
-    Raises:
-        ServerError: the server has not answered for minutes; the run may still go on.
-        RefusedError: the server refuses to describe it.
     """
     spec, silent_since = None, 0.0
     while True:
@@ -196,7 +181,7 @@ class LineView:
         for leaf in leaves(steps):
             step, title = leaf.step, leaf.title
             text = (self._progress(step) if step.state in ACTIVE else "") or _describe(step)
-            if self._written.get(title, LABELS["PENDING"]) != text:
+            if self._written.get(title, MARKS["PENDING"][2]) != text:
                 self._written[title] = text
                 mark = MARKS.get(step.state, MARKS["PENDING"])[0]
                 line = f"{datetime.now():%H:%M:%S}  {mark} {title:<15} {text}"
@@ -233,7 +218,7 @@ def tree(
     from rich.tree import Tree
 
     state = shown_state(run)
-    mark, colour = MARKS.get(state, MARKS["RUNNING"])
+    mark, colour, _ = MARKS.get(state, MARKS["RUNNING"])
     head = Text.assemble(
         (f"{mark} ", colour),
         (printable(run.display_name), "bold"),
@@ -248,7 +233,7 @@ def _add_branches(branch: "Tree", steps: Sequence[Step], progress: Callable[[Ste
     from rich.text import Text
 
     for step in steps:
-        mark, colour = MARKS.get(step.state, MARKS["PENDING"])
+        mark, colour, _ = MARKS.get(step.state, MARKS["PENDING"])
         line = progress(step) if step.state in ACTIVE and not step.steps else ""
         line = printable(line or _describe(step))
         text = Text.assemble((f"{mark} ", colour), printable(f"{step.title}  "), (line, "dim"))
@@ -261,7 +246,7 @@ def duration(start: datetime | None, end: datetime | None) -> str:
 
 
 def _describe(step: Step) -> str:
-    text = LABELS.get(step.state, step.state.lower())
+    text = MARKS[step.state][2] if step.state in MARKS else step.state.lower()
     if step.by_driver and step.state in ACTIVE:
         text = "starting"
     if step.by_driver and step.state == "FAILED":

@@ -114,11 +114,7 @@ def choose(connection: Connection, host: str) -> Login:
 
 
 def _secret(variable: str, path: str) -> str:
-    """Return the content of a file, or of an environment variable; '' if neither is set.
-
-    Raises:
-        InputError: the file cannot be read, or is empty.
-    """
+    """Return the content of a file, or of an environment variable; '' if neither is set."""
     if not path:
         return os.environ.get(variable, "")
     try:
@@ -132,13 +128,7 @@ def _secret(variable: str, path: str) -> str:
 
 
 def _dex_session(host: str, connection: Connection, password: str) -> str:
-    """Fill in the form of a Kubeflow platform's Dex, and return the cookie of the session.
-
-    Raises:
-        InputError: the host has no login form.
-        RefusedError: the user or the password is wrong.
-        ServerError: no answer.
-    """
+    """Fill in the form of a Kubeflow platform's Dex, and return the cookie of the session."""
     import requests
 
     check_private(host)
@@ -198,11 +188,7 @@ def _log_in(
 
 
 def _iap_token(client_id: str) -> str:
-    """Return an ID token of the configured Google account for this client.
-
-    Raises:
-        InputError: no account is configured.
-    """
+    """Return an ID token of the configured Google account for this client."""
     from google.auth import exceptions
     from kfp.client import auth
 

@@ -37,11 +37,7 @@ def select_steps(run: RunInfo, word: str) -> list[Leaf]:
 
 
 def lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api], every: bool = False) -> Iterator[str]:
-    """Yield a step's log, without the lines of KFP and Argo unless `every`; none before its start.
-
-    Raises:
-        KfpDdpError: the log was deleted, or cannot be read.
-    """
+    """Yield a step's log, with the lines of KFP and Argo if `every`; none before its start."""
     own = StepLines(every)
     return (line for line in _all_lines(run, leaf, api) if own.includes(line))
 
@@ -66,11 +62,7 @@ def _all_lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str
 
 
 def _stored_log(run: RunInfo, leaf: Leaf) -> Iterator[str]:
-    """Yield the log that KFP stores as an artifact, if the pipeline root is a bucket.
-
-    Raises:
-        KfpDdpError: it cannot be read.
-    """
+    """Yield the log that KFP stores as an artifact, if the pipeline root is a bucket."""
     deleted = f"the pod of {leaf.label} was deleted"
     see = f": its log is in the UI, {run.page}" if run.page else ""
     if not run.root.startswith(BUCKETS):
@@ -98,9 +90,6 @@ def follow(
     Args:
         word: Names the steps, as for `select_steps`.
         reload: Returns the run's current state.
-
-    Raises:
-        KfpDdpError: the server or the cluster does not answer.
     """
     printer = _StepPrinter(prefix, every)
     labels: dict[str, str] = {}
@@ -122,11 +111,7 @@ def follow(
 
 
 def print_logs(run: RunInfo, word: str, api: Callable[[], Api], every: bool = False) -> None:
-    """Print the current logs of steps, one step after the other.
-
-    Raises:
-        KfpDdpError: none of them can be read.
-    """
+    """Print the current logs of steps, one step after the other."""
     steps = select_steps(run, word)
     problems, printed = _print(run, steps, api, len(steps) > 1, every)
     if problems and not printed:

@@ -103,12 +103,12 @@ def warnings(api: Api, pods: Sequence[Object]) -> list[Event]:
     events: dict[tuple[str, str, str], Event] = {}
     for item in _get(api, path, query)["items"]:
         name = item["involvedObject"].get("name", "")
-        if name in names:
-            event = _event(name, item)
-            key = (name, event.reason, event.message)
-            before = events.get(key)
-            times = event.times + (before.times if before else 0)
-            events[key] = Event(*key, times, event.last)
+        if name not in names:
+            continue
+        key = name, str(item.get("reason", "")), one_line(str(item.get("message", "")))
+        times = int(item.get("count") or 1) + (events[key].times if key in events else 0)
+        last = item.get("lastTimestamp") or item.get("eventTime")
+        events[key] = Event(*key, times, datetime.fromisoformat(last) if last else None)
     return sorted(events.values(), key=lambda one: one.last.timestamp() if one.last else 0)
 
 
@@ -163,14 +163,3 @@ def _get(api: Api, path: str, query: dict[str, str]) -> Object:
 
 def _label(run_id: str) -> str:
     return f"{KFP_RUN}={run_id}"
-
-
-def _event(name: str, item: Object) -> Event:
-    last = item.get("lastTimestamp") or item.get("eventTime")
-    return Event(
-        name,
-        str(item.get("reason", "")),
-        one_line(str(item.get("message", ""))),
-        int(item.get("count") or 1),
-        datetime.fromisoformat(last) if last else None,
-    )

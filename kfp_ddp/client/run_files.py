@@ -17,19 +17,11 @@ class RunFiles(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Return the size of each file in bytes, by its name; empty if there are none.
-
-        Raises:
-            KfpDdpError: the files cannot be listed.
-        """
+        """Return the size of each file in bytes, by its name; empty if there are none."""
 
     @abstractmethod
     def fetch(self, names: Iterable[str], folder: Path) -> None:
-        """Copy files to a folder, each atomically; skip those that were deleted.
-
-        Raises:
-            KfpDdpError: the files cannot be read, or the disk is full.
-        """
+        """Copy files to a folder, each atomically; skip those that were deleted."""
 
 
 class StoredFiles(RunFiles):

@@ -102,11 +102,7 @@ class RunFinder:
         self._claims: dict[str, Callable[[str], RunFiles]] = {}
 
     def find(self, word: str) -> RunInfo:
-        """Return the run of a local folder, else that of the server (see `runs.find_run`).
-
-        Raises:
-            KfpDdpError: there is none, or the server does not answer.
-        """
+        """Return the run of a local folder, else that of the server (see `runs.find_run`)."""
         if Path(word).is_dir():
             return _local_run(Path(word))
         if os.sep in word:
@@ -179,11 +175,7 @@ def run_finder(connection: Connection) -> Iterator[RunFinder]:
 
 
 def _local_run(folder: Path) -> RunInfo:
-    """Return the run whose output a folder contains.
-
-    Raises:
-        InputError: it contains none.
-    """
+    """Return the run whose output a folder contains."""
     try:
         text = (folder / LOG).read_text(errors="replace")
         end = datetime.fromtimestamp((folder / LOG).stat().st_mtime, UTC)

@@ -72,9 +72,6 @@ def _check_first(client: "Client", new: "V2beta1RecurringRun", or_enabled: bool)
 
     Of two, at least one sees the other: each looks after it was created, paused, and again after
     it was enabled.
-
-    Raises:
-        InputError: there is an older one, or with `or_enabled` an enabled one.
     """
     for other in schedules.named(schedules.list_all(client), new.display_name):
         enabled = or_enabled and schedules.state(other) == schedules.ENABLED
@@ -119,9 +116,6 @@ def replace_by(
 
     Returns:
         The new one, and those of its name that remain, paused, because a run of theirs is active.
-
-    Raises:
-        KfpDdpError: the server refuses the new one; the old one is unchanged.
     """
     new = _send(client, replace(plan, enabled=False))
     try:

@@ -67,12 +67,7 @@ class Submission:
         }
 
     def send(self, client: "Client") -> "V2beta1Run":
-        """Submit the run.
-
-        Raises:
-            RefusedError: the server refuses it.
-            ServerError: no answer.
-        """
+        """Submit the run."""
         from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run, V2beta1RuntimeConfig
 
         experiment = client.create_experiment(self.experiment)

@@ -65,9 +65,6 @@ def read_trainings(files: RunFiles, folder: Path) -> tuple[Training, ...]:
 
     Args:
         folder: An empty folder to download files to.
-
-    Raises:
-        KfpDdpError: the files cannot be read.
     """
     names = [n for n in files.sizes() if any(fnmatch(n, f"*/{pattern}") for pattern in FILES)]
     files.fetch(names, folder)

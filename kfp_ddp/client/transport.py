@@ -58,12 +58,7 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         self._server, self._seconds, self._login = server, seconds, login
 
     def request(self, method: str, url: str, **more: Any) -> Any:
-        """Return the answer, whose body is a JSON object.
-
-        Raises:
-            RefusedError: the server refuses the request or the login.
-            ServerError: no answer, or one of a server fault.
-        """
+        """Return the answer, whose body is a JSON object."""
         limit = (min(self._seconds, CONNECT_SECONDS), self._seconds)
         more["_request_timeout"] = more.get("_request_timeout") or limit
         more["headers"] = {**more.get("headers", {}), **self._login.headers()}
