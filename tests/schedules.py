@@ -60,7 +60,7 @@ def refused(call: Call, *words: str) -> str:
     return str(done.exception)
 
 
-def kept(server: KfpServer) -> list[tuple[str, str, str]]:
+def stored(server: KfpServer) -> list[tuple[str, str, str]]:
     """The schedules of the server, oldest first: name, cron, status."""
     return [
         (one["display_name"], one["trigger"]["cron_schedule"]["cron"], one["status"])

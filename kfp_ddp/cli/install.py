@@ -74,7 +74,7 @@ def command(
     as_json: bool,
     bucket_secret: str,
     context: str,
-    **given: Any,
+    **fields: Any,
 ) -> None:
     """Create what runs need in a namespace: PVCs, permissions, a disruption budget.
 
@@ -85,11 +85,11 @@ def command(
     from kfp_ddp.install import Installation, manifests, owner
 
     for name in {"data", "work"} - {*CLAIMS[which]}:
-        given[f"{name}_claim"] = ""
+        fields[f"{name}_claim"] = ""
     if only_print:
         import yaml
 
-        target = Installation(**{**given, "namespace": given["namespace"] or "kubeflow"})
+        target = Installation(**{**fields, "namespace": fields["namespace"] or "kubeflow"})
         objects = manifests(target)
         if chown in ("root", "group") and target.claims:
             objects.append(owner(target, "root" if chown == "root" else "group"))
@@ -99,8 +99,8 @@ def command(
     from kfp_ddp.checks.finding import Cluster, Requirements
     from kfp_ddp.k8s.api import Api
 
-    api = Api.connect(given["namespace"], context)
-    target = Installation(**{**given, "namespace": api.namespace})
+    api = Api.connect(fields["namespace"], context)
+    target = Installation(**{**fields, "namespace": api.namespace})
     done = _install(api, target, chown, dry_run=dry_run, quiet=as_json)
     (credentials,) = secret(Cluster(api, Requirements(bucket_secret=bucket_secret), None))
     refused = [one for one in done if one.state == "refused"]
@@ -110,7 +110,7 @@ def command(
         objects = [one.to_json() for one in done]
         echo_json({**result, "objects": objects, "secret": credentials.to_json()})
         sys.exit(int(stopped))
-    if any(each.name.startswith("kfp-ddp-nodes") for each in refused):
+    if any(one.name.startswith("kfp-ddp-nodes") for one in refused):
         echo("  → without permission to read nodes, runs need gpus_per_node")
     mark = {"ok": "✓", "bad": "✗", "warn": "!"}[credentials.state]
     echo(f"{mark} {credentials.what} {credentials.message}")

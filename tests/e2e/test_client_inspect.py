@@ -125,19 +125,19 @@ def goes_on(server: KfpServer) -> Any:
 
 def readers(grounds: Grounds) -> list[str]:
     """Pods that read for somebody."""
-    found = grounds.core.list_namespaced_pod(grounds.namespace, label_selector="kfp-ddp/reads")
-    return [each.metadata.name for each in found.items]
+    document = grounds.core.list_namespaced_pod(grounds.namespace, label_selector="kfp-ddp/reads")
+    return [one.metadata.name for one in document.items]
 
 
 def test_a_failed_run_is_described_with_cause_checkpoint_and_next_command(
     grounds: Grounds, server: KfpServer
 ) -> None:
-    found = json.loads(called(grounds, server, "describe", "shapes-1", "--json").stdout)
-    assert found["step"] == "train"
-    assert found["cause"] == "master-0: rank 1: no room"
-    assert [each["checkpoint"] for each in found["trainings"]] == [40]
-    assert found["next"] == ["kfp-ddp logs 8fa2b9a1 train", "kfp-ddp retry 8fa2b9a1"]
-    assert found["notes"] == []
+    document = json.loads(called(grounds, server, "describe", "shapes-1", "--json").stdout)
+    assert document["step"] == "train"
+    assert document["cause"] == "master-0: rank 1: no room"
+    assert [one["checkpoint"] for one in document["trainings"]] == [40]
+    assert document["next"] == ["kfp-ddp logs 8fa2b9a1 train", "kfp-ddp retry 8fa2b9a1"]
+    assert document["notes"] == []
     assert readers(grounds) == []
 
 
@@ -164,19 +164,19 @@ def test_a_pod_that_does_not_start_is_told_with_its_warnings(
     name = pod(grounds, "teardown", "", image="No/Such:1")
     try:
 
-        def told() -> Any:
-            found = json.loads(
+        def shown() -> Any:
+            document = json.loads(
                 called(grounds, server, "describe", RUN, "--no-files", "--json").stdout
             )
-            return found if found["events"] and "pull" in str(found["waiting"]) else None
+            return document if document["events"] and "pull" in str(document["waiting"]) else None
 
-        found = until(told, "a warning, and why the pod waits")
+        document = until(shown, "a warning, and why the pod waits")
     finally:
         grounds.core.delete_namespaced_pod(name, grounds.namespace)
-    assert found["waiting"][0]["pod"] == name
-    assert "cannot pull No/Such:1" in found["waiting"][0]["reason"]
-    assert found["events"][0]["object"] == name
-    assert "kfp-ddp doctor" in found["next"]
+    assert document["waiting"][0]["pod"] == name
+    assert "cannot pull No/Such:1" in document["waiting"][0]["reason"]
+    assert document["events"][0]["object"] == name
+    assert "kfp-ddp doctor" in document["next"]
 
 
 def test_following_ends_with_the_run_and_misses_no_line(

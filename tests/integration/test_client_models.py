@@ -68,8 +68,8 @@ def test_models_and_versions_are_listed_with_their_lineage(
         "flowers": {"champion": line[2], "versions": sorted(line)},
     }
     assert f"flowers: champion {line[2]}, 3 version(s)" in call(where, "models").output
-    found = document(where, "models", "flowers")
-    version = next(one for one in found["versions"] if one["version"] == line[1])
+    models_document = document(where, "models", "flowers")
+    version = next(one for one in models_document["versions"] if one["version"] == line[1])
     assert version.pop("exported_at")
     assert version == {
         "version": line[1],
@@ -84,7 +84,7 @@ def test_models_and_versions_are_listed_with_their_lineage(
         "compared_with": line[0],
         "settings": {"epochs": 8},
     }
-    assert [one["version"] for one in found["champions"]] == line
+    assert [one["version"] for one in models_document["champions"]] == line
     shown = call(where, "models", "flowers").output
     assert f"{line[2]}  champion  accuracy 0.8833 of 60, resnet18, data dddddddddddd" in shown
     assert f"{line[2]} replaced {line[1]} by run-2" in shown
@@ -162,8 +162,8 @@ def test_the_registry_is_updated(
     where: Store, line: list[str], registry_server: RegistryServer
 ) -> None:
     def stages() -> dict[str, str]:
-        found = registry_server.store.versions
-        return {each["name"]: each["customProperties"]["stage"]["string_value"] for each in found}
+        versions = registry_server.store.versions
+        return {one["name"]: one["customProperties"]["stage"]["string_value"] for one in versions}
 
     for words in (["promote", "flowers", line[0]], ["rollback", "flowers"]):
         done = call(where, *words, "--model-registry", registry_server.url)

@@ -16,7 +16,7 @@ COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
 
 
 def _sent(server: KfpServer) -> dict[str, Any]:
-    (request,) = server.asked("create_run")
+    (request,) = server.requests_for("create_run")
     body = request.body
     assert isinstance(body, dict)
     return body
@@ -150,7 +150,7 @@ def test_an_uploaded_pipeline_is_run_in_its_newest_or_a_named_version(
     for name, version in (("mine", "second"), ("mine@mine", "mine")):
         done = call("run", "--pipeline", name, "--set", "rounds=1")
         assert done.exit_code == 0, done.output
-        sent = kfp_server.asked("create_run")[-1].body
+        sent = kfp_server.requests_for("create_run")[-1].body
         assert isinstance(sent, dict)
         chosen = kfp_server.store.versions[
             sent["pipeline_version_reference"]["pipeline_version_id"]

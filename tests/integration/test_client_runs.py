@@ -160,7 +160,7 @@ def test_a_run_is_cancelled_and_retried(call: Call, kfp_server: KfpServer) -> No
     assert (cancelled["run_id"], cancelled["state"]) == (run_id, "CANCELING")
     kfp_server.store.set_state(run_id, "FAILED")
     assert "flowers is already over (FAILED)" in str(call("cancel", "flowers").exception)
-    assert len(kfp_server.asked("terminate_run")) == 1
+    assert len(kfp_server.requests_for("terminate_run")) == 1
     assert call("retry", run_id[:8]).exit_code == 0
     assert kfp_server.store.runs[run_id]["state"] == "RUNNING"
 
@@ -209,4 +209,4 @@ def test_an_interrupt_or_a_silent_server_ends_the_following_only(
     monkeypatch.setattr(follow, "SILENCE_SECONDS", -1.0)
     with pytest.raises(ServerError, match="503"):
         follow.follow(client, run_id, follow.LineView(print, lambda _: ""))
-    assert not kfp_server.asked("terminate_run")
+    assert not kfp_server.requests_for("terminate_run")

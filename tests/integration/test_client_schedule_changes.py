@@ -10,7 +10,7 @@ from kfp_ddp.client import scheduling
 from kfp_ddp.core.errors import RefusedError, ServerError
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
-from tests.schedules import COMPILED, Call, create, kept, new_version, refused, uploaded
+from tests.schedules import COMPILED, Call, create, new_version, refused, stored, uploaded
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_replace_ends_no_run_and_the_next_one_cleans_up(
     done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
     assert done.exception is None, done.output
     assert f"({old['id'][:8]}) is paused and remains until its run is over" in done.stderr
-    assert kept(kfp_server) == [
+    assert stored(kfp_server) == [
         ("nightly", "0 0 3 * * *", "DISABLED"),
         ("nightly", "0 0 5 * * *", "ENABLED"),
     ]
@@ -63,7 +63,7 @@ def test_replace_ends_no_run_and_the_next_one_cleans_up(
     kfp_server.store.set_state(run["run_id"], "SUCCEEDED")
     begin = len(kfp_server.requests)
     assert call("schedule", "replace", "nightly", "--cron", "0 6 * * *").exception is None
-    assert kept(kfp_server) == [("nightly", "0 0 6 * * *", "ENABLED")]
+    assert stored(kfp_server) == [("nightly", "0 0 6 * * *", "ENABLED")]
     changes = [one for one in kfp_server.requests[begin:] if one.method != "GET"]
     names = ["create", "disable", "enable", "delete", "delete"]  # both are never enabled
     assert [one.operation for one in changes] == [f"{name}_recurring_run" for name in names]
@@ -78,7 +78,7 @@ def test_a_failed_replace_does_not_change_the_old_one(
     kfp_server.fail(step, faults.status(403, "no right"), 1)
     done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
     assert isinstance(done.exception, RefusedError)
-    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
+    assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
 
 
 def test_a_replace_that_fails_at_the_end_is_completed_by_resume(
@@ -92,48 +92,48 @@ def test_a_replace_that_fails_at_the_end_is_completed_by_resume(
     assert f"kfp-ddp schedule resume {new}" in str(done.exception)
     assert "names 2 paused schedules" in refused(call, "replace", "nightly", "--cron", "0 6 * * *")
     assert call("schedule", "resume", new).exception is None
-    assert [status for _, _, status in kept(kfp_server)] == ["DISABLED", "ENABLED"]
+    assert [status for _, _, status in stored(kfp_server)] == ["DISABLED", "ENABLED"]
 
 
 def test_a_paused_one_stays_paused_when_replaced_and_a_misread_one_needs_a_cron(
     call: Call, kfp_server: KfpServer, own: str
 ) -> None:
-    told = create(call, "nightly", "--paused")
+    created = create(call, "nightly", "--paused")
     assert call("schedule", "replace", "nightly", "--set", "rounds=4").exception is None
-    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
-    assert told["id"] not in kfp_server.store.recurring_runs
+    assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
+    assert created["id"] not in kfp_server.store.recurring_runs
     (schedule,) = kfp_server.store.recurring_runs.values()
     schedule["trigger"]["cron_schedule"]["cron"] = "0 3 * * *"
     assert "give --cron" in refused(call, "replace", "nightly", "--set", "rounds=4")
-    said = refused(call, "replace", "nightly", "--cron", "0 3 * * *", "--unset", "rat")
-    assert "--unset rat: the schedule does not set it" in said
+    message = refused(call, "replace", "nightly", "--cron", "0 3 * * *", "--unset", "rat")
+    assert "--unset rat: the schedule does not set it" in message
     assert call("schedule", "replace", "nightly", "--cron", "0 3 * * *").exception is None
-    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
+    assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
 
 
 def test_delete_ends_a_run_only_with_force(
     call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = create(call)
-    run = kfp_server.store.trigger(told["id"])
-    said = refused(call, "delete", "nightly")
-    assert f"run {run['run_id'][:8]} of nightly is active, and KFP would end it" in said
-    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
+    created = create(call)
+    run = kfp_server.store.trigger(created["id"])
+    message = refused(call, "delete", "nightly")
+    assert f"run {run['run_id'][:8]} of nightly is active, and KFP would end it" in message
+    assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
     assert "exclude each other" in refused(call, "delete", "nightly", "--wait", "--force")
 
     def while_it_waits(_: float) -> None:
-        assert kept(kfp_server)[0][2] == "DISABLED"
+        assert stored(kfp_server)[0][2] == "DISABLED"
         kfp_server.store.set_state(run["run_id"], "FAILED")
 
     monkeypatch.setattr(scheduling, "sleep", while_it_waits)
     assert call("schedule", "delete", "nightly", "--wait").exception is None
-    assert kept(kfp_server) == []
+    assert stored(kfp_server) == []
 
-    told = create(call)
-    kfp_server.store.trigger(told["id"])
+    created = create(call)
+    kfp_server.store.trigger(created["id"])
     done = call("schedule", "delete", "nightly", "--force", "--json")
-    assert json.loads(done.stdout) == {"deleted": told["id"], "name": "nightly"}
-    assert kept(kfp_server) == []
+    assert json.loads(done.stdout) == {"deleted": created["id"], "name": "nightly"}
+    assert stored(kfp_server) == []
 
 
 def test_a_replaced_schedule_keeps_the_settings_inside_a_mapping_too(
@@ -152,7 +152,7 @@ def test_a_replaced_schedule_keeps_the_settings_inside_a_mapping_too(
 def test_a_run_that_starts_during_delete_is_not_ended(
     call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = create(call)
+    created = create(call)
     disable = kfp_server.store.disable_recurring_run
 
     def disable_late(query: dict[str, str], recurring_run_id: str) -> dict[str, Any]:
@@ -160,8 +160,8 @@ def test_a_run_that_starts_during_delete_is_not_ended(
         return disable(query, recurring_run_id)
 
     monkeypatch.setattr(kfp_server.store, "disable_recurring_run", disable_late)
-    assert "is active, and KFP would end it" in refused(call, "delete", told["id"])
-    assert kept(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
+    assert "is active, and KFP would end it" in refused(call, "delete", created["id"])
+    assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
 
 
 def test_replace_drops_a_start_in_the_past(call: Call, kfp_server: KfpServer, own: str) -> None:
@@ -174,10 +174,10 @@ def test_replace_drops_a_start_in_the_past(call: Call, kfp_server: KfpServer, ow
 
 def test_no_time_after_the_end_is_listed(call: Call, kfp_server: KfpServer, own: str) -> None:
     end = datetime.now(UTC) + timedelta(hours=47)
-    told = create(call, "nightly", "--end", end.isoformat())
-    assert 1 <= len(told["next"]) <= 2
-    cron = kfp_server.store.recurring_runs[told["id"]]["trigger"]["cron_schedule"]
+    created = create(call, "nightly", "--end", end.isoformat())
+    assert 1 <= len(created["next"]) <= 2
+    cron = kfp_server.store.recurring_runs[created["id"]]["trigger"]["cron_schedule"]
     cron["end_time"] = "2020-01-01T00:00:00Z"
     assert "is ended" in call("schedule", "show", "nightly").output
-    said = refused(call, "replace", "nightly", "--set", "rounds=4")
-    assert "end=2020-01-01T00:00:00+00:00 is in the past" in said
+    message = refused(call, "replace", "nightly", "--set", "rounds=4")
+    assert "end=2020-01-01T00:00:00+00:00 is in the past" in message

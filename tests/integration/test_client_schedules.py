@@ -15,7 +15,7 @@ from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, ServerError
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer, serving
-from tests.schedules import COMPILED, Call, create, kept, new_version, refused, uploaded
+from tests.schedules import COMPILED, Call, create, new_version, refused, stored, uploaded
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_cron_of_five_fields_is_sent_as_six_and_described(
     version = schedule["pipeline_version_reference"]["pipeline_version_id"]
     assert kfp_server.store.versions[version]["name"] == "own"
     day = datetime.now(UTC) + timedelta(days=datetime.now(UTC).hour >= 3)
-    for said in (
+    for message in (
         "is enabled",
         "At 03:00, every day (0 0 3 * * *)",
         f"next          {day:%Y-%m-%d} 03:00, ",
@@ -46,13 +46,13 @@ def test_a_cron_of_five_fields_is_sent_as_six_and_described(
         "one run for all missed times",
         "rounds=3",
     ):
-        assert said in done.output
+        assert message in done.output
 
 
 def test_the_options_arrive(
     call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = create(
+    created = create(
         call,
         "weekly",
         *("--latest", "--paused", "--catchup", "--max-concurrency", "2"),
@@ -75,11 +75,11 @@ def test_the_options_arrive(
     monkeypatch.setenv("KFP_DDP_TIME_ZONE", "Europe/Vienna")
     resumed = json.loads(call("schedule", "resume", "weekly", "--json").stdout)
     assert resumed["next"][0] == "2098-01-01T03:00:00+01:00"
-    assert told["pipeline"] == "own, always the newest version"
+    assert created["pipeline"] == "own, always the newest version"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--cron", "0 3 * *"), "has 4 fields"),
         (("--cron", "0 3 31 2 *"), "never runs"),
@@ -102,10 +102,10 @@ def test_the_options_arrive(
     ],
 )
 def test_invalid_input_is_refused_in_one_line_and_creates_nothing(
-    call: Call, kfp_server: KfpServer, own: str, words: tuple[str, ...], said: str
+    call: Call, kfp_server: KfpServer, own: str, words: tuple[str, ...], message: str
 ) -> None:
     given = ("--pipeline", "own", "--cron", "0 3 * * *", "--set", "rounds=3")
-    assert said in refused(call, "create", "nightly", *given, *words)
+    assert message in refused(call, "create", "nightly", *given, *words)
     assert not kfp_server.store.recurring_runs
     assert len(kfp_server.store.experiments) == 1
 
@@ -115,8 +115,8 @@ def test_our_pipelines_are_checked_as_a_run_of_them_is(call: Call, kfp_server: K
     words = ("--pipeline", "train-resnet", "--cron", "0 3 * * *")
     assert "source is missing" in refused(call, "create", "nightly", *words)
     source = ("--set", "source=gs://photos/flowers")
-    said = refused(call, "create", "nightly", *words, *source, "--set", "nodes=1.5")
-    assert "nodes=1.5 cannot be used" in said
+    message = refused(call, "create", "nightly", *words, *source, "--set", "nodes=1.5")
+    assert "nodes=1.5 cannot be used" in message
     assert not kfp_server.store.recurring_runs
     Path("file.yaml").write_text("destination: gs://file/models\n")
     over = ("-f", "file.yaml", "--destination", "gs://photos/models")
@@ -144,9 +144,9 @@ def test_list_and_show_find_by_name_and_id_and_warn_of_five_fields(
             {},
         )
     run = kfp_server.store.trigger(first["id"])
-    told = json.loads(call("schedule", "list", "--json").stdout)
-    assert len(told) == 102
-    other = next(one for one in told if one["name"] == "made-in-the-ui-7")
+    created = json.loads(call("schedule", "list", "--json").stdout)
+    assert len(created) == 102
+    other = next(one for one in created if one["name"] == "made-in-the-ui-7")
     assert other["when"] == "Every 5 seconds, every minute, every hour, every day"
     assert "of which KFP reads the first as seconds" in other["warning"]
     shown = call("schedule", "list")
@@ -164,12 +164,12 @@ def test_list_and_show_find_by_name_and_id_and_warn_of_five_fields(
 def test_pause_and_resume_print_one_line(call: Call, kfp_server: KfpServer, own: str) -> None:
     name = f"nightly ({create(call)['id'][:8]})"
     assert call("schedule", "pause", "nightly").output == f"{name} is paused\n"
-    assert kept(kfp_server)[0][2] == "DISABLED"
+    assert stored(kfp_server)[0][2] == "DISABLED"
     assert json.loads(call("schedule", "show", "nightly", "--json").stdout)["next"] == []
     resumed = call("schedule", "resume", "nightly").output
     assert resumed.startswith(f"{name} is enabled; next 20")
     assert resumed.count("\n") == 1
-    assert kept(kfp_server)[0][2] == "ENABLED"
+    assert stored(kfp_server)[0][2] == "ENABLED"
 
 
 def test_of_two_clients_that_create_a_schedule_at_once_one_is_refused(
@@ -194,15 +194,15 @@ def test_of_two_clients_that_create_a_schedule_at_once_one_is_refused(
     monkeypatch.setattr(scheduling, "_send", send_together)
     with ThreadPoolExecutor(2) as pool:
         done = list(pool.map(attempt, range(2)))
-    assert sum(done) == len(kept(kfp_server)) <= 1
+    assert sum(done) == len(stored(kfp_server)) <= 1
 
 
 @pytest.mark.parametrize("latest", [True, False])
 def test_run_now_runs_what_the_schedule_would(
     call: Call, kfp_server: KfpServer, own: str, latest: bool
 ) -> None:
-    told = create(call, "nightly", *(["--latest"] if latest else []))
-    schedule = kfp_server.store.recurring_runs[told["id"]]
+    created = create(call, "nightly", *(["--latest"] if latest else []))
+    schedule = kfp_server.store.recurring_runs[created["id"]]
     newest = new_version(kfp_server, own, "own-2")
     done = call("schedule", "run-now", "nightly")
     assert done.exception is None, done.output
@@ -225,20 +225,20 @@ def test_schedules_of_the_same_name_are_refused_or_named_by_id(
     assert "matches 2 schedules" in refused(call, "pause", "nightly")
     assert call("schedule", "pause", second[:8]).exception is None
     assert "is paused" in call("schedule", "pause", "nightly").output
-    assert [status for _, _, status in kept(kfp_server)] == ["DISABLED", "DISABLED"]
+    assert [status for _, _, status in stored(kfp_server)] == ["DISABLED", "DISABLED"]
 
 
 def test_runs_older_than_a_schedule_are_not_requested(
     call: Call, kfp_server: KfpServer, own: str
 ) -> None:
-    told = create(call)
-    run = kfp_server.store.trigger(told["id"])
+    created = create(call)
+    run = kfp_server.store.trigger(created["id"])
     for number in range(250):
         old = {**run, "run_id": f"{number:08}-0000-4000-8000-000000000000"}
         old |= {"created_at": "2020-01-01T00:00:00Z", "recurring_run_id": "another"}
         kfp_server.store.runs[old["run_id"]] = old
     assert json.loads(call("schedule", "show", "nightly", "--json").stdout)["runs"]
-    assert len(kfp_server.asked("list_runs")) == 1
+    assert len(kfp_server.requests_for("list_runs")) == 1
 
 
 def test_a_schedule_on_a_multi_user_server_has_a_namespace(
@@ -248,13 +248,13 @@ def test_a_schedule_on_a_multi_user_server_has_a_namespace(
         uploaded(server)
         monkeypatch.setenv("KFP_DDP_HOST", server.url)
         monkeypatch.setenv("KFP_DDP_NAMESPACE", "kubeflow-user")
-        told = create(call)
+        created = create(call)
         (schedule,) = server.store.recurring_runs.values()
         assert schedule["namespace"] == "kubeflow-user"
         listed = json.loads(call("schedule", "list", "--json").stdout)
-        assert [one["id"] for one in listed] == [told["id"]]
+        assert [one["id"] for one in listed] == [created["id"]]
         assert call("schedule", "replace", "nightly", "--cron", "0 5 * * *").exception is None
-        assert kept(server) == [("nightly", "0 0 5 * * *", "ENABLED")]
+        assert stored(server) == [("nightly", "0 0 5 * * *", "ENABLED")]
         assert not server.violations
 
 

@@ -54,7 +54,7 @@ def test_the_same_content_is_uploaded_once(kfp_server: KfpServer, file: Path) ->
     again = json.loads(upload(str(file), "--json").stdout)
     assert again == first | {"new": False}
     assert upload(str(file)).stdout == (f"unchanged: mine already has version {first['version']}\n")
-    assert len(kfp_server.asked("upload_pipeline_version")) == 1
+    assert len(kfp_server.requests_for("upload_pipeline_version")) == 1
 
 
 def test_changed_content_is_a_new_version(kfp_server: KfpServer, file: Path) -> None:

@@ -90,7 +90,7 @@ def test_program_starts_a_run_and_waits_for_it(
     assert client.returncode == code
     assert f"state {state}" in output
     assert ("failed train" in output) == bool(code)
-    (request,) = kfp_server.asked("create_run")
+    (request,) = kfp_server.requests_for("create_run")
     parameters = request.body["runtime_config"]["parameters"]
     assert parameters["training"] == {"image_size": 64}
 

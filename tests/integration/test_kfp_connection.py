@@ -32,14 +32,14 @@ def test_version_and_mode_of_the_server_are_known(kfp_server: KfpServer) -> None
     with open_client(Connection(host=f"{kfp_server.url}/", namespace="mine")) as client:
         assert (client.version, client.multi_user) == ("2.17.0", False)
         client.list_runs()
-    assert kfp_server.asked("list_runs")[0].query.get("namespace", "") == ""
+    assert kfp_server.requests_for("list_runs")[0].query.get("namespace", "") == ""
 
 
 def test_a_multi_user_server_needs_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(multi_user=True) as server:
         with open_client(Connection(host=server.url, namespace="kubeflow-user")) as client:
             client.list_runs()
-        assert server.asked("list_runs")[0].query["namespace"] == "kubeflow-user"
+        assert server.requests_for("list_runs")[0].query["namespace"] == "kubeflow-user"
         with open_client(Connection(host=server.url, namespace="theirs")) as client:
             with pytest.raises(
                 RefusedError, match="check that --namespace is one of yours"
@@ -102,10 +102,10 @@ def test_creating_requests_are_not_repeated_and_print_nothing(
         kfp_server.fail("create_experiment", faults.gone, 1)
         with pytest.raises(ServerError, match="was cut off"):
             client.create_experiment("nightly")
-        assert len(kfp_server.asked("create_experiment")) == 1
+        assert len(kfp_server.requests_for("create_experiment")) == 1
         created = client.create_experiment("nightly")
         assert client.create_experiment("nightly").experiment_id == created.experiment_id
-    assert len(kfp_server.asked("create_experiment")) == 2
+    assert len(kfp_server.requests_for("create_experiment")) == 2
     assert capsys.readouterr().out == ""
 
 

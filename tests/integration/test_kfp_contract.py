@@ -40,10 +40,10 @@ def as_recorded(kfp_server: KfpServer) -> KfpServer:
     """A server with the state of the recorded one."""
     store: Store = kfp_server.store
     store.experiments.clear()
-    for each in recorded("experiments_list")["answer"]["experiments"]:
-        store.experiments[each["experiment_id"]] = each
-    for each in recorded("pipelines_list")["answer"]["pipelines"][::-1]:
-        store.pipelines[each["pipeline_id"]] = each
+    for one in recorded("experiments_list")["answer"]["experiments"]:
+        store.experiments[one["experiment_id"]] = one
+    for one in recorded("pipelines_list")["answer"]["pipelines"][::-1]:
+        store.pipelines[one["pipeline_id"]] = one
     inputs = {"source": {"parameterType": "STRING"}}
     optional = {"epochs": {"parameterType": "NUMBER_INTEGER", "isOptional": True}}
     spec = {"root": {"inputDefinitions": {"parameters": inputs | optional}}}
@@ -64,11 +64,11 @@ def ask(server: KfpServer, request: dict[str, Any], content: bytes) -> tuple[int
         head = b'--x\r\nContent-Disposition: form-data; name="uploadfile"; filename="a"\r\n\r\n'
         data, headers = head + content + b"\r\n--x--\r\n", {}
         headers["Content-Type"] = "multipart/form-data; boundary=x"
-    asked = urllib.request.Request(
+    record = urllib.request.Request(
         server.url + request["path"], data, headers, method=request["method"]
     )
     try:
-        with urllib.request.urlopen(asked) as answer:
+        with urllib.request.urlopen(record) as answer:
             return answer.status, json.load(answer)
     except HTTPError as error:
         with error:
@@ -77,37 +77,37 @@ def ask(server: KfpServer, request: dict[str, Any], content: bytes) -> tuple[int
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("_list")])
 def test_a_request_is_answered_as_it_was_recorded(as_recorded: KfpServer, name: str) -> None:
-    asked = recorded(name)
+    record = recorded(name)
     if name == "recurring_get_disabled":
         as_recorded.store.disable_recurring_run({}, RECURRING)
     content = b"pipelineInfo: {name: a}\n" if name == "upload_same_name" else b"a: 1\n"
-    status, answer = ask(as_recorded, asked["request"], content)
-    assert status == asked["status"], answer
-    assert form(answer) == form(asked["answer"])
+    status, answer = ask(as_recorded, record["request"], content)
+    assert status == record["status"], answer
+    assert form(answer) == form(record["answer"])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_list")])
 def test_a_list_holds_what_the_recorded_one_did(as_recorded: KfpServer, name: str) -> None:
-    asked = recorded(name)
-    status, answer = ask(as_recorded, asked["request"], b"")
+    record = recorded(name)
+    status, answer = ask(as_recorded, record["request"], b"")
     assert status == 200
     ((field, rows),) = form(answer).items()
-    assert set(form(asked["answer"])) == {field}
-    known = {key for row in form(asked["answer"])[field] for key in row}
+    assert set(form(record["answer"])) == {field}
+    known = {key for row in form(record["answer"])[field] for key in row}
     assert {key for row in rows for key in row} <= known | {"description", "service_account"}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_answer_is_of_the_contract(name: str) -> None:
-    asked = recorded(name)
-    path = asked["request"]["path"].partition("?")[0]
+    record = recorded(name)
+    path = record["request"]["path"].partition("?")[0]
     (operation,) = [
-        each
-        for each in contract.operations()
-        if each.method == asked["request"]["method"] and each.path.fullmatch(path)
+        one
+        for one in contract.operations()
+        if one.method == record["request"]["method"] and one.path.fullmatch(path)
     ][:1]
-    if asked["status"] == 200 and operation.name != "get_healthz":
-        assert contract.faults(asked["answer"], operation.answer, "answer") == []
+    if record["status"] == 200 and operation.name != "get_healthz":
+        assert contract.faults(record["answer"], operation.answer, "answer") == []
 
 
 def test_what_is_not_of_the_contract_is_refused_and_remembered(kfp_server: KfpServer) -> None:

@@ -33,27 +33,27 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     """What TensorBoard reads there."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(folder)).Reload()
-    return [(each.step, round(each.value, 3)) for each in found.Scalars(tag)]
+    events_of = EventAccumulator(str(folder)).Reload()
+    return [(one.step, round(one.value, 3)) for one in events_of.Scalars(tag)]
 
 
 def test_curves_grow_and_what_a_resume_does_again_counts_once(tmp_path: Path) -> None:
     run = events(tmp_path / "run", {"event": "start", "resumed_from_step": 0}, step(1, 3.0))
-    shown = LogDir(tmp_path / "shown")
-    shown.update("run", run)
-    assert scalars(tmp_path / "shown/run", "step/loss") == [(1, 3.0)]
+    process = LogDir(tmp_path / "process")
+    process.update("run", run)
+    assert scalars(tmp_path / "process/run", "step/loss") == [(1, 3.0)]
     events(run, step(2, 2.5), step(3, 2.0), step(4, None))
     half = (run / "metrics.jsonl").read_text() + '{"event": "step", "st'
     (run / "metrics.jsonl").write_text(half)
-    shown.update("run", run)
-    assert scalars(tmp_path / "shown/run", "step/loss") == [(1, 3.0), (2, 2.5), (3, 2.0)]
+    process.update("run", run)
+    assert scalars(tmp_path / "process/run", "step/loss") == [(1, 3.0), (2, 2.5), (3, 2.0)]
     whole = (run / "metrics.jsonl").read_text().rpartition("\n")[0] + "\n"
     (run / "metrics.jsonl").write_text(whole)
     events(run, {"event": "start", "resumed_from_step": 2}, step(3, 1.9))
     events(run, {"event": "eval", "step": 3, "epoch": 1, "accuracy": 0.9})
-    shown.update("run", run)
-    assert scalars(tmp_path / "shown/run", "step/loss") == [(1, 3.0), (2, 2.5), (3, 1.9)]
-    assert scalars(tmp_path / "shown/run", "eval/accuracy") == [(3, 0.9)]
+    process.update("run", run)
+    assert scalars(tmp_path / "process/run", "step/loss") == [(1, 3.0), (2, 2.5), (3, 1.9)]
+    assert scalars(tmp_path / "process/run", "eval/accuracy") == [(3, 0.9)]
 
 
 def test_of_a_run_come_its_metrics_and_the_events_of_scripts_of_ones_own(tmp_path: Path) -> None:
@@ -64,23 +64,23 @@ def test_of_a_run_come_its_metrics_and_the_events_of_scripts_of_ones_own(tmp_pat
         (run / task / "tensorboard/events.out.tfevents.1").write_bytes(b"")
         (run / task / "checkpoint.pt").write_bytes(b"large")
     fetch_metrics(StoredFiles(str(run)), tmp_path / "brought")
-    found = {p.relative_to(tmp_path / "brought") for p in (tmp_path / "brought").rglob("*.*")}
-    assert set(map(str, found)) == {
+    events_of = {p.relative_to(tmp_path / "brought") for p in (tmp_path / "brought").rglob("*.*")}
+    assert set(map(str, events_of)) == {
         "train/metrics.jsonl", "mine/tensorboard/events.out.tfevents.1"
     }  # fmt: skip
-    LogDir(tmp_path / "shown").update("1f0c", tmp_path / "brought")
-    assert (tmp_path / "shown/1f0c/mine-tensorboard").is_symlink()
+    LogDir(tmp_path / "process").update("1f0c", tmp_path / "brought")
+    assert (tmp_path / "process/1f0c/mine-tensorboard").is_symlink()
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (["{}"], "there are no metrics of a training in"),
-        (["{}/none"], "not found: give one of run --local"),
+        (["{}/none"], "not events_of: give one of run --local"),
     ],
 )
 def test_a_folder_that_is_no_run_is_refused(words: list[str], why: str, tmp_path: Path) -> None:
-    answer = CliRunner().invoke(app, ["tensorboard", *(each.format(tmp_path) for each in words)])
+    answer = CliRunner().invoke(app, ["tensorboard", *(one.format(tmp_path) for one in words)])
     assert why in str(answer.exception)
 
 
@@ -94,16 +94,16 @@ def test_a_folder_and_a_run_of_kfp_stand_side_by_side_until_ctrl_c(
     kfp_server.record("run_get_failed", runtime_config=given)
     words = [str(tmp_path / "photos"), "last", "--host", kfp_server.url]
     command = [sys.executable, "-m", "kfp_ddp", "tensorboard", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as shown:
-        assert shown.stdout is not None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stdout is not None
         try:
-            said = shown.stdout.readline()
-            address = re.match(r"(http://127\.0\.0\.1:\d+) ", said)
-            assert address, said
+            line = process.stdout.readline()
+            address = re.match(r"(http://127\.0\.0\.1:\d+) ", line)
+            assert address, line
             with urllib.request.urlopen(f"{address[1]}/data/runs", timeout=60) as answer:
                 assert sorted(json.load(answer)) == ["photos", "shapes-1 8fa2b9a1"]
         finally:
-            shown.send_signal(signal.SIGINT)
-        assert shown.wait(60) == 0
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(address[1], timeout=5)

@@ -45,7 +45,7 @@ class Catalog:
     def upload_pipeline(self, data: bytes, query: Query) -> Row:
         spec = self._uploaded(data)
         name = query.get("name") or spec.get("pipeline_spec", spec)["pipelineInfo"]["name"]
-        if any(each["name"] == name for each in self.pipelines.values()):
+        if any(one["name"] == name for one in self.pipelines.values()):
             raise upload(409, "Failed to create a pipeline and a pipeline version")
         pipeline = self.create_pipeline({**query, "name": name}, {})
         self._version(pipeline["pipeline_id"], name, spec, query)
@@ -54,7 +54,7 @@ class Catalog:
     def create_pipeline(self, body: Row, query: Query) -> Row:
         name = body.get("name") or body.get("display_name", "")
         namespace = self._shared(body.get("namespace", ""), "create a pipeline")
-        if any(each["name"] == name for each in self.pipelines.values()):
+        if any(one["name"] == name for one in self.pipelines.values()):
             raise gateway(
                 409,
                 "Failed to create a pipeline: Already exist error",
@@ -78,7 +78,7 @@ class Catalog:
         if pipeline_id not in self.pipelines:
             raise upload(400, "Failed to upload a pipeline version")
         name = query.get("name") or spec.get("pipeline_spec", spec)["pipelineInfo"]["name"]
-        if any(each["name"] == name for each in self._versions_of(pipeline_id)):
+        if any(one["name"] == name for one in self._versions_of(pipeline_id)):
             raise upload(409, "Failed to upload a pipeline version")
         return self._version(pipeline_id, name, spec, query)
 
@@ -88,14 +88,14 @@ class Catalog:
         return self.pipelines[pipeline_id]
 
     def get_pipeline_by_name(self, query: Query, name: str) -> Row:
-        found = [each for each in self.pipelines.values() if each["name"] == name]
-        if not found:
+        known = [one for one in self.pipelines.values() if one["name"] == name]
+        if not known:
             raise unknown("Pipeline", name)
-        return found[0]
+        return known[0]
 
     def list_pipelines(self, query: Query) -> Row:
         namespace = self._shared(query.get("namespace", ""), "list pipelines")
-        rows = [each for each in self.pipelines.values() if each.get("namespace", "") == namespace]
+        rows = [one for one in self.pipelines.values() if one.get("namespace", "") == namespace]
         return page("pipelines", rows, query, "list pipelines")
 
     def delete_pipeline(self, query: Query, pipeline_id: str) -> Row:
@@ -108,16 +108,16 @@ class Catalog:
                 f"Failed to delete pipeline {pipeline_id} as it has existing pipeline versions "
                 f"(count: {len(versions)})",
             )
-        for each in versions:
-            del self.versions[each["pipeline_version_id"]]
+        for one in versions:
+            del self.versions[one["pipeline_version_id"]]
         del self.pipelines[pipeline_id]
         return {}
 
     def get_pipeline_version(self, query: Query, pipeline_id: str, pipeline_version_id: str) -> Row:
-        found = self.versions.get(pipeline_version_id)
-        if not found or found["pipeline_id"] != pipeline_id:
+        known = self.versions.get(pipeline_version_id)
+        if not known or known["pipeline_id"] != pipeline_id:
             raise unknown("PipelineVersion", pipeline_version_id)
-        return found
+        return known
 
     def list_pipeline_versions(self, query: Query, pipeline_id: str) -> Row:
         self.get_pipeline(query, pipeline_id)
@@ -151,7 +151,7 @@ class Catalog:
         return version
 
     def _versions_of(self, pipeline_id: str) -> list[Row]:
-        return [each for each in self.versions.values() if each["pipeline_id"] == pipeline_id]
+        return [one for one in self.versions.values() if one["pipeline_id"] == pipeline_id]
 
     def create_experiment(self, body: Row, query: Query) -> Row:
         namespace = self._namespace(body.get("namespace", ""), "create a experiment")
@@ -162,8 +162,8 @@ class Catalog:
                 "Failed to create a experiment: Invalid input error",
                 "Experiment has an empty name",
             )
-        for each in self.experiments.values():
-            if each["display_name"] == name and each.get("namespace", "") == namespace:
+        for one in self.experiments.values():
+            if one["display_name"] == name and one.get("namespace", "") == namespace:
                 raise gateway(
                     409,
                     "Failed to create a experiment: Already exist error",

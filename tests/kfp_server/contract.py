@@ -33,12 +33,12 @@ class Operation:
 @functools.cache
 def operations() -> tuple[Operation, ...]:
     """All of them; those whose path has fewer values first."""
-    found = []
-    for service in (each for name, each in vars(api).items() if name.endswith("ServiceApi")):
+    methods = []
+    for service in (one for name, one in vars(api).items() if name.endswith("ServiceApi")):
         for name, method in vars(service).items():
             if name.endswith("_with_http_info"):
-                found.append(_operation(name.removesuffix("_with_http_info"), method))
-    return tuple(sorted(found, key=lambda each: each.path.groups))
+                methods.append(_operation(name.removesuffix("_with_http_info"), method))
+    return tuple(sorted(methods, key=lambda one: one.path.groups))
 
 
 def _operation(name: str, method: Any) -> Operation:
@@ -49,14 +49,12 @@ def _operation(name: str, method: Any) -> Operation:
     answer = re.search(r"response_type=(?:'(.+?)'|None)", source)
     assert called, name
     assert answer, name
-    pattern = re.sub(
-        r"\{([\w.]+)\}", lambda each: f"(?P<{each[1].split('.')[-1]}>[^/:]+)", called[1]
-    )
+    pattern = re.sub(r"\{([\w.]+)\}", lambda one: f"(?P<{one[1].split('.')[-1]}>[^/:]+)", called[1])
     kind = "file" if sent else ""
     if body:
-        told = re.search(rf":type {body[1]}: (\S+)", source)
-        assert told, name
-        kind = told[1]
+        typed = re.search(rf":type {body[1]}: (\S+)", source)
+        assert typed, name
+        kind = typed[1]
     return Operation(
         re.sub(r"^\w+?_service_", "", name),
         called[2],
@@ -99,10 +97,10 @@ def faults(value: Any, kind: str, at: str) -> list[str]:
         return [f"{at} should be an object of {kind}"]
     fields = {key: model.openapi_types[name] for name, key in model.attribute_map.items()}
     return [
-        each
-        for key, one in value.items()
-        for each in (
-            faults(one, fields[key], f"{at}.{key}")
+        fault
+        for key, inside in value.items()
+        for fault in (
+            faults(inside, fields[key], f"{at}.{key}")
             if key in fields
             else [f"{at}.{key} is no field of {kind}"]
         )

@@ -63,9 +63,9 @@ def _filtered(rows: list[Row], text: str, what: str) -> list[Row]:
         raise gateway(
             400, f"Failed to {what}: Invalid input error", "failed to parse valid filter"
         ) from None
-    for each in predicates:
-        key, wanted = each["key"], each.get("string_value", each.get("stringValue", ""))
-        match each["operation"]:
+    for one in predicates:
+        key, wanted = one["key"], one.get("string_value", one.get("stringValue", ""))
+        match one["operation"]:
             case "EQUALS" | 1:
                 rows = [row for row in rows if row.get(key, "") == wanted]
             case "NOT_EQUALS" | 2:
@@ -73,7 +73,7 @@ def _filtered(rows: list[Row], text: str, what: str) -> list[Row]:
             case "IS_SUBSTRING" | 9:
                 rows = [row for row in rows if wanted in row.get(key, "")]
             case "IN" | 8:
-                given = each.get("string_values", each.get("stringValues", {}))["values"]
+                given = one.get("string_values", one.get("stringValues", {}))["values"]
                 rows = [row for row in rows if row.get(key, "") in given]
             case other:
                 raise gateway(

@@ -98,8 +98,8 @@ class Store(Catalog):
         """The pipeline of a run, without its platform's part."""
         run = self.runs[run_id]
         reference = run.get("pipeline_version_reference")
-        found = self.versions[reference["pipeline_version_id"]] if reference else run
-        spec: Row = found["pipeline_spec"]
+        known = self.versions[reference["pipeline_version_id"]] if reference else run
+        spec: Row = known["pipeline_spec"]
         return dict(spec.get("pipeline_spec", spec))
 
     def set_state(self, run_id: str, state: str) -> None:
@@ -200,9 +200,9 @@ class Store(Catalog):
         asked = body.get("pipeline_version_reference") or {}
         wanted = asked.get("pipeline_version_id")
         rows = [
-            each
-            for each in self._versions_of(asked.get("pipeline_id", ""))
-            if wanted in (None, each["pipeline_version_id"])
+            one
+            for one in self._versions_of(asked.get("pipeline_id", ""))
+            if wanted in (None, one["pipeline_version_id"])
         ]
         if not rows:
             raise unknown("PipelineVersion", wanted or asked.get("pipeline_id", ""))
@@ -214,10 +214,10 @@ class Store(Catalog):
         given = body.get("experiment_id") or query.get("experiment_id")
         if given:
             return self.get_experiment({}, given)
-        found = [each for each in self.experiments.values() if each["display_name"] == "Default"]
-        if not found:
+        known = [one for one in self.experiments.values() if one["display_name"] == "Default"]
+        if not known:
             raise gateway(400, f"Failed to {doing}: Invalid input error", "Experiment is missing")
-        return found[0]
+        return known[0]
 
     def _asked(self, query: Query) -> str:
         """The namespace of a request, which may name an experiment instead."""
@@ -233,8 +233,8 @@ class Store(Catalog):
             if experiment_id
             else [
                 name
-                for name, each in self.experiments.items()
-                if each.get("namespace", "") == namespace
+                for name, one in self.experiments.items()
+                if one.get("namespace", "") == namespace
             ]
         )
-        return [each for each in rows.values() if each["experiment_id"] in wanted]
+        return [one for one in rows.values() if one["experiment_id"] in wanted]

@@ -55,9 +55,9 @@ class KfpServer:
     closing: threading.Event = field(default_factory=threading.Event)
     _faults: list[tuple[str, faults.Fault, int | None]] = field(default_factory=list)
 
-    def asked(self, operation: str) -> list[Request]:
+    def requests_for(self, operation: str) -> list[Request]:
         """The requests for an operation, such as create_run."""
-        return [each for each in self.requests if each.operation == operation]
+        return [one for one in self.requests if one.operation == operation]
 
     def fail(self, operation: str, fault: faults.Fault, times: int | None = None) -> None:
         """Let requests for an operation, or any for '*', meet a fault: `times`, or from now on."""
@@ -132,10 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         query = dict(parse_qsl(parts.query))
-        found = _find(self.command, parts.path)
-        name = found[0].name if found else ""
+        called = _find(self.command, parts.path)
+        name = called[0].name if called else ""
         body: Any = data
-        if found and found[0].body not in ("", "file"):
+        if called and called[0].body not in ("", "file"):
             body = json.loads(data) if data else {}
         headers = {key.lower(): value for key, value in self.headers.items()}
         request = Request(name, self.command, unquote(parts.path), query, body, headers)
@@ -145,10 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if fault:
                 if fault is faults.lost:
-                    self._called(found, request)
+                    self._called(called, request)
                 fault(self, self.kfp)
                 return
-            self._send(200, self._called(found, request))
+            self._send(200, self._called(called, request))
         except RefusalError as refusal:
             self._send(refusal.status, refusal.body)
         except _NoSessionError:
@@ -157,18 +157,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.kfp.closing.wait()  # as the real one, which never answered
             self.close_connection = True
 
-    def _called(self, found: Any, request: Request) -> Row:
+    def _called(self, called: Any, request: Request) -> Row:
         self._check_login(request)
-        if not found:
+        if not called:
             self.kfp.violations.append(f"{request.method} {request.path} is no operation of KFP")
             raise gateway(404, "Not Found", request.path)
-        operation, values = found
+        operation, values = called
         surplus = set(request.query) - operation.query
-        wrong = [f"query {each}" for each in sorted(surplus)]
+        wrong = [f"query {one}" for one in sorted(surplus)]
         if operation.body not in ("", "file"):
             wrong += contract.faults(request.body, operation.body, "body")
         if wrong:
-            self.kfp.violations += [f"{operation.name}: {each}" for each in wrong]
+            self.kfp.violations += [f"{operation.name}: {one}" for one in wrong]
             raise gateway(400, "Bad Request", wrong[0])
         method: Callable[..., Row] | None = getattr(self.kfp.store, operation.name, None)
         if method is None:
@@ -187,8 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
         return answer
 
     def _check_login(self, request: Request) -> None:
-        given, cookies = request.headers.get("authorization", ""), request.headers.get("cookie", "")
-        if self.kfp.token and given != f"Bearer {self.kfp.token}":
+        token, cookies = request.headers.get("authorization", ""), request.headers.get("cookie", "")
+        if self.kfp.token and token != f"Bearer {self.kfp.token}":
             raise gateway(
                 401,
                 "Failed to authenticate: Unauthenticated",
@@ -208,8 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _find(method: str, path: str) -> tuple[contract.Operation, dict[str, str]] | None:
     for operation in contract.operations():
-        if operation.method == method and (found := operation.path.fullmatch(path)):
-            return operation, {key: unquote(value) for key, value in found.groupdict().items()}
+        if operation.method == method and (match := operation.path.fullmatch(path)):
+            return operation, {key: unquote(value) for key, value in match.groupdict().items()}
     return None
 
 

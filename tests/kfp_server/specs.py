@@ -28,7 +28,7 @@ def read(data: bytes) -> Spec | None:
     """
     try:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        documents = [each for each in yaml.load_all(data.decode(), Loader=loader) if each]
+        documents = [one for one in yaml.load_all(data.decode(), Loader=loader) if one]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise NotYamlError from error
     if not documents or not isinstance(documents[0], dict) or "pipelineInfo" not in documents[0]:
@@ -54,8 +54,8 @@ def check_parameters(spec: Spec, given: dict[str, Any], doing: str) -> None:
     def refuse(why: str) -> None:
         raise gateway(400, before, why)
 
-    for name, told in inputs.items():
-        optional = told.get("isOptional") or "defaultValue" in told
+    for name, declared in inputs.items():
+        optional = declared.get("isOptional") or "defaultValue" in declared
         if name not in given and not optional:
             refuse(
                 f"parameter {name} is not optional, yet has neither default value nor user "

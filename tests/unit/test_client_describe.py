@@ -96,11 +96,11 @@ def test_a_successful_run_has_a_verdict_and_next_commands(tmp_path: Path) -> Non
 
 def test_lines_of_kfp_and_argo_are_left_out(tmp_path: Path) -> None:
     executor = "    [KFP Executor 2026-11-22 07:12:21,481 INFO]: "
-    said = [f"{executor}Got executor_input:", "    {", '        "inputs": {', "        }", "    }"]
-    said += ["    hello", "    }", f"{executor}Wrote executor output file to x."]
-    said += ["    I1123 08:20:37.123456      12 launcher_v2.go:185] publish success."]
-    said += ['    time=2026-11-23T08:20:37.1Z level=INFO msg="sub-process exited" argo=true']
-    run = run_output.make(tmp_path / "run", failed="gate", error="\n".join(said))
+    lines = [f"{executor}Got executor_input:", "    {", '        "inputs": {', "        }", "    }"]
+    lines += ["    hello", "    }", f"{executor}Wrote executor output file to x."]
+    lines += ["    I1123 08:20:37.123456      12 launcher_v2.go:185] publish success."]
+    lines += ['    time=2026-11-23T08:20:37.1Z level=INFO msg="sub-process exited" argo=true']
+    run = run_output.make(tmp_path / "run", failed="gate", error="\n".join(lines))
     assert CliRunner().invoke(app, ["logs", str(run), "gate"]).stdout == "hello\n}\n"
     assert len(CliRunner().invoke(app, ["logs", str(run), "--all"]).stdout.splitlines()) == 10
 
