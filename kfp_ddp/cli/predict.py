@@ -34,7 +34,7 @@ def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> 
 
     model = load(bundle)
     paths = [path for word in pictures for path in _pictures(Path(word))]
-    width = _width(paths)
+    width = min(max(len(str(path)) for path in paths), shutil.get_terminal_size().columns // 2)
     answers: list[dict[str, Any]] = []
     for start in range(0, len(paths), BATCH):
         answers += _answers(model, paths[start : start + BATCH], top)
@@ -78,11 +78,6 @@ def _answers(model: Any, paths: list[Path], top: int) -> list[dict[str, Any]]:
         }
         for path, row in zip(paths, probabilities, strict=True)
     ]
-
-
-def _width(paths: list[Path]) -> int:
-    """Return the columns for names: at most half of the terminal."""
-    return min(max(len(str(path)) for path in paths), shutil.get_terminal_size().columns // 2)
 
 
 def _print(answer: dict[str, Any], width: int) -> None:

@@ -60,7 +60,8 @@ def six_fields(text: str) -> str:
             f"{text!r} has six fields, so the first is the second, and {fields[0]} runs more than "
             f"once a minute: write {' '.join(['0', *fields[1:]])!r}"
         )
-    return " ".join(_field(word, *limits) for word, limits in zip(fields, _FIELDS, strict=True))
+    pairs = zip(fields, _FIELDS, strict=True)
+    return " ".join(",".join(_part(p, *limits) for p in word.split(",")) for word, limits in pairs)
 
 
 def as_read(text: str) -> str:
@@ -113,10 +114,6 @@ def zone(name: str) -> tzinfo:
         raise InputError(
             f"there is no time zone {name!r}{near or '; write one such as Europe/Vienna or UTC'}"
         ) from None
-
-
-def _field(word: str, name: str, lowest: int, highest: int) -> str:
-    return ",".join(_part(part, name, lowest, highest) for part in word.split(","))
 
 
 def _part(part: str, name: str, lowest: int, highest: int) -> str:

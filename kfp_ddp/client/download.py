@@ -75,7 +75,8 @@ def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list
         files.fetch(names, temporary)
         for task in tasks:
             _check_bundle(temporary / task, files)
-            _write_curves(temporary / task)
+            if training_curves(read_events(RunFolder(temporary / task).metrics)):
+                (temporary / task / LOSS_CURVE).write_text(training_page(temporary / task))
         if len(tasks) == 1:
             _move_up(temporary / tasks[0])
     single = len(tasks) == 1
@@ -123,11 +124,6 @@ def _check_bundle(folder: Path, files: RunFiles) -> None:
             f"the bundle of {folder.name} is damaged or incomplete ({files.where}): try again, or "
             "retry the run's export"
         )
-
-
-def _write_curves(folder: Path) -> None:
-    if training_curves(read_events(RunFolder(folder).metrics)):
-        (folder / LOSS_CURVE).write_text(training_page(folder))
 
 
 def _describe(task: str, folder: Path, size: int) -> Downloaded:

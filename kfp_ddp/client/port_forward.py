@@ -33,7 +33,11 @@ def service(name: str, namespace: str, port: int, context: str = "") -> Iterator
         raise InputError(f"{title} has no port {port}")
     selector = ",".join(f"{key}={value}" for key, value in spec["selector"].items())
     pods = _get(api, title, core(namespace, "pods"), {"labelSelector": selector})["items"]
-    ready = [pod for pod in pods if _is_ready(pod)]
+    ready = [
+        pod
+        for pod in pods
+        if condition(pod, "Ready") and not pod["metadata"].get("deletionTimestamp")
+    ]
     if not ready:
         raise ServerError(f"no pod of service {name} in namespace {namespace} is ready")
     with _forwarded(api, ready[0], targets[port]) as local:
@@ -91,10 +95,6 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
             target.sendall(block)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
-
-
-def _is_ready(pod: Object) -> bool:
-    return bool(condition(pod, "Ready")) and not pod["metadata"].get("deletionTimestamp")
 
 
 def _get(api: Api, title: str, path: str, query: dict[str, str]) -> Object:

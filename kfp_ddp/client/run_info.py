@@ -127,6 +127,7 @@ class RunFinder:
     def _remote_run(self, run: "V2beta1Run") -> RunInfo:
         spec = runs.spec_of(self.client, run)
         parameters = defaults_of(graph_of(spec).get("root", {})) | runs.parameters_of(run)
+        root = run.runtime_config and run.runtime_config.pipeline_root
         nodes: list[Object] = []
         with contextlib.suppress(KfpDdpError):
             nodes = list_nodes(self.api(), run.run_id)
@@ -141,7 +142,7 @@ class RunFinder:
             parameters=parameters,
             page=self.connection.run_page(run.run_id),
             pipeline=str(graph_of(spec).get("pipelineInfo", {}).get("name", "")),
-            root=_artifacts_uri(run).rstrip("/"),
+            root=str(root or config().pipeline_root).rstrip("/"),
             cancelled=runs.is_cancelled(run),
             error=(run.error and run.error.message) or "",
         )
@@ -211,11 +212,6 @@ def _local_start(folder: Path) -> datetime | None:
     matches = [ARTIFACTS_TIME.search(path.name) for path in (folder / "artifacts").glob("*")]
     stamps = sorted(match[0] for match in matches if match)
     return datetime.strptime(stamps[-1], "%Y-%m-%d-%H-%M-%S-%f").astimezone() if stamps else None
-
-
-def _artifacts_uri(run: "V2beta1Run") -> str:
-    root = run.runtime_config and run.runtime_config.pipeline_root
-    return str(root or config().pipeline_root)
 
 
 def _image(spec: Mapping[str, Any] | None) -> str:

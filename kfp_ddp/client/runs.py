@@ -125,7 +125,7 @@ def list_runs(
         except ValueError:  # kfp's, for an unknown name
             raise InputError(f"there is no experiment {experiment!r}{_where(client)}") from None
     runs = newest_runs(client, SEARCHED if state else most, experiment_id)
-    return [run for run in runs if not state or run.state == state][:most]
+    return [run for run in runs if state in ("", shown_state(run))][:most]
 
 
 def document(run: "V2beta1Run", connection: Connection) -> dict[str, Any]:
@@ -135,6 +135,7 @@ def document(run: "V2beta1Run", connection: Connection) -> dict[str, Any]:
         "run_id": run.run_id,
         "name": run.display_name,
         "state": run.state or "PENDING",
+        "cancelled": is_cancelled(run),
         "began": start and start.isoformat(),
         "ended": end and end.isoformat(),
         "page": connection.run_page(run.run_id),
@@ -174,7 +175,7 @@ def ended(run: "V2beta1Run") -> datetime | None:
 
 def is_cancelled(run: "V2beta1Run") -> bool:
     """Return whether a user cancelled a run, which KFP then calls FAILED."""
-    return any(entry.state == "CANCELING" for entry in run.state_history or [])
+    return any(entry.state == "CANCELING" for entry in (run.state_history or [])[-2:])
 
 
 def shown_state(run: "V2beta1Run") -> str:

@@ -159,10 +159,17 @@ def test_a_run_is_cancelled_and_retried(call: Call, kfp_server: KfpServer) -> No
     cancelled = json.loads(call("cancel", "flowers", "--json").stdout)
     assert (cancelled["run_id"], cancelled["state"]) == (run_id, "CANCELING")
     kfp_server.store.set_state(run_id, "FAILED")
+    assert "canceled" in call("runs").output
+    (row,) = json.loads(call("runs", "--state", "canceled", "--json").stdout)
+    assert (row["state"], row["cancelled"]) == ("FAILED", True)
+    assert json.loads(call("runs", "--state", "failed", "--json").stdout) == []
+    assert "CANCELED" in call("status", "flowers").output
     assert "flowers is already over (FAILED)" in str(call("cancel", "flowers").exception)
     assert len(kfp_server.requests_for("terminate_run")) == 1
     assert call("retry", run_id[:8]).exit_code == 0
     assert kfp_server.store.runs[run_id]["state"] == "RUNNING"
+    kfp_server.store.set_state(run_id, "FAILED")
+    assert "FAILED" in call("status", "flowers").output
 
 
 class _Terminal(io.StringIO):
