@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import io
 import json
 import os
 import shutil
@@ -144,8 +143,8 @@ def unpack(blocks: Iterator[bytes], names: Collection[str], folder: Path) -> Non
         OSError: the disk is full.
     """
     try:
-        stream = io.BufferedReader(_BlockReader(blocks), 1 << 20)
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
+        stream: Any = _Blocks(blocks)  # tarfile's type also has seek
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20) as archive:
             for member in archive:
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None or member.name not in names:
@@ -163,24 +162,18 @@ def unpack(blocks: Iterator[bytes], names: Collection[str], folder: Path) -> Non
         raise StorageError(f"the files were cut short ({error}); try again") from None
 
 
-class _BlockReader(io.RawIOBase):
-    """Blocks of bytes as a file."""
+class _Blocks:
+    """Blocks of bytes as a file for tarfile."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks, self._rest = blocks, b""
+        self._blocks, self._rest = blocks, bytearray()
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while not self._rest:
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
-            self._rest = block
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
+    def read(self, size: int) -> bytes:
+        while len(self._rest) < size and (block := next(self._blocks, b"")):
+            self._rest += block
+        content = bytes(self._rest[:size])
+        del self._rest[:size]
+        return content
 
 
 def _check_status(status: dict[str, str], errors: str) -> None:

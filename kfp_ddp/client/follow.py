@@ -3,11 +3,11 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from time import sleep
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from kfp_ddp.client import pods
 from kfp_ddp.client.runs import ended, shown_state, spec_of, started
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from kfp_ddp.client.compat import Client
 
 T = TypeVar("T")
+View = Callable[["V2beta1Run", Sequence[Step]], None]
+"""Shows a run each time that it is polled."""
 POLL_SECONDS = 2.0
 SILENCE_SECONDS = 300.0
 """How long the server may fail to answer while a run is followed."""
@@ -96,13 +98,6 @@ class Cluster:
         return ([""] + [match[0].strip() for match in lines if match])[-1]
 
 
-class View(Protocol):
-    """Shows a run each time that it is polled."""
-
-    def show(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
-        """Show what is new."""
-
-
 def follow(
     client: "Client", run_id: str, view: View, nodes: Callable[[], Sequence[Object]] = list
 ) -> "V2beta1Run":
@@ -123,7 +118,7 @@ def follow(
                 raise
             sleep(POLL_SECONDS)
             continue
-        view.show(run, steps_of(run, spec, nodes()))
+        view(run, steps_of(run, spec, nodes()))
         if run.state in OVER:
             return run
         sleep(POLL_SECONDS)
@@ -150,12 +145,12 @@ def until_over(
     stream = sys.stderr if to_stderr else sys.stdout
     try:
         if silent:
-            return follow(client, run_id, LineView(lambda _: None, lambda _: ""))
+            return follow(client, run_id, lambda run, steps: None)
         if stream.isatty():
-            with TreeView(cluster.progress, stream) as view:
+            with live_tree(cluster.progress, stream) as view:
                 return follow(client, run_id, view, cluster.nodes)
-        lines = LineView(lambda line: print(line, file=stream, flush=True), cluster.progress)
-        return follow(client, run_id, lines, cluster.nodes)
+        view = lines(lambda line: print(line, file=stream, flush=True), cluster.progress)
+        return follow(client, run_id, view, cluster.nodes)
     except KeyboardInterrupt:
         print(f"the run continues: kfp-ddp status {run_id[:8]} --follow", file=sys.stderr)
         raise SystemExit(130) from None
@@ -169,45 +164,31 @@ def check_success(run: "V2beta1Run") -> None:
         )
 
 
-class LineView:
-    """Writes a line for each step that changes, for a log."""
+def lines(write: Callable[[str], None], progress: Callable[[Step], str]) -> View:
+    """Return a view that writes a line for each step that changes, for a log."""
+    written: dict[str, str] = {}
 
-    def __init__(self, write: Callable[[str], None], progress: Callable[[Step], str]) -> None:
-        self._write, self._progress = write, progress
-        self._written: dict[str, str] = {}
-
-    def show(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
-        """Write what is new."""
+    def show(run: "V2beta1Run", steps: Sequence[Step]) -> None:
         for leaf in leaves(steps):
             step, title = leaf.step, leaf.title
-            text = (self._progress(step) if step.state in ACTIVE else "") or _describe(step)
-            if self._written.get(title, MARKS["PENDING"][2]) != text:
-                self._written[title] = text
+            text = (progress(step) if step.state in ACTIVE else "") or _describe(step)
+            if written.get(title, MARKS["PENDING"][2]) != text:
+                written[title] = text
                 mark = MARKS.get(step.state, MARKS["PENDING"])[0]
                 line = f"{datetime.now():%H:%M:%S}  {mark} {title:<15} {text}"
-                self._write(printable(line.rstrip()))
+                write(printable(line.rstrip()))
+
+    return show
 
 
-class TreeView(AbstractContextManager["TreeView"]):
-    """A tree that is redrawn in place on a terminal."""
+@contextmanager
+def live_tree(progress: Callable[[Step], str], stream: TextIO) -> Iterator[View]:
+    """Yield a view that redraws a tree in place on a terminal."""
+    from rich.console import Console
+    from rich.live import Live
 
-    def __init__(self, progress: Callable[[Step], str], stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._progress = progress
-        self._live = Live(console=Console(file=stream), auto_refresh=False)
-
-    def __enter__(self) -> "TreeView":
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
-
-    def show(self, run: "V2beta1Run", steps: Sequence[Step]) -> None:
-        """Draw the tree."""
-        self._live.update(tree(run, steps, self._progress), refresh=True)
+    with Live(console=Console(file=stream), auto_refresh=False) as live:
+        yield lambda run, steps: live.update(tree(run, steps, progress), refresh=True)
 
 
 def tree(

@@ -143,7 +143,7 @@ def test_a_run_is_followed_through_faults_of_the_server(
         yield
 
     steps = meanwhile()
-    view = follow.LineView(lines.append, progress)
+    view = follow.lines(lines.append, progress)
     monkeypatch.setattr(follow, "sleep", lambda _: next(steps))
     run = follow.follow(client, run_id, view)
     assert run.state == "SUCCEEDED"
@@ -188,7 +188,7 @@ def test_on_a_terminal_the_tree_is_redrawn_in_place(
 
     kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
     monkeypatch.setattr(follow, "sleep", end)
-    with follow.TreeView(lambda _: "step 3/9 · loss 0.5", terminal) as view:
+    with follow.live_tree(lambda _: "step 3/9 · loss 0.5", terminal) as view:
         follow.follow(client, run_id, view)
     running, over = terminal.getvalue().split("\x1b[2K", 1)
     assert "step 3/9 · loss 0.5" in running
@@ -215,5 +215,5 @@ def test_an_interrupt_or_a_silent_server_ends_the_following_only(
     kfp_server.fail("get_run", faults.status(503))
     monkeypatch.setattr(follow, "SILENCE_SECONDS", -1.0)
     with pytest.raises(ServerError, match="503"):
-        follow.follow(client, run_id, follow.LineView(print, lambda _: ""))
+        follow.follow(client, run_id, lambda run, steps: None)
     assert not kfp_server.requests_for("terminate_run")
