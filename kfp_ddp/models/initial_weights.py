@@ -4,14 +4,18 @@ import hashlib
 import os
 import re
 import shutil
-import urllib.request
-from collections.abc import Iterator
-from http.client import HTTPException
+from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.models import champion
+from kfp_ddp.storage import event_loop
+from kfp_ddp.storage.http.answer import TooLongError
+from kfp_ddp.storage.http.client import HttpClient, HttpPool
+from kfp_ddp.storage.http.origin import Origin, Request, target_of
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.manifest import MANIFEST, STATE
 
@@ -60,15 +64,18 @@ def brought(init_from: str, folder: Path) -> Path:
         InputError: the address does not exist, or its content is damaged.
         StorageError: it cannot be read, or not be written here.
     """
-    name = init_from.rstrip("/").rpartition("/")[2]
-    target = folder / name
+    address = init_from.rstrip("/")
+    name = address.rpartition("/")[2]
+    key = hashlib.sha256(address.encode()).hexdigest()[:12]  # two addresses may end with one name
+    target = folder / key / name
     if target.exists():
         return target
-    aside = folder / f".{target.name}.{os.getpid()}"
+    aside = folder / f".{key}.{os.getpid()}"
     try:
         aside.mkdir(parents=True, exist_ok=True)
-        _download(init_from.rstrip("/"), name, aside)
+        _download(address, name, aside)
         inner = aside / name if name.endswith(SUFFIXES) else aside
+        target.parent.mkdir(exist_ok=True)
         inner.rename(target)
     except OSError as error:
         raise StorageError(
@@ -107,12 +114,36 @@ def _fetch(where: str, name: str, folder: Path) -> None:
 
 
 def _download_https(url: str, target: Path) -> None:
-    """Download a file by https; a digest in its name, as torchvision has it, is checked."""
+    """Download a file, and print its SHA-256; a digest in its name, as of torchvision, is checked.
+
+    Redirects stay with https.
+    """
     digest = hashlib.sha256()
+    full: list[OSError] = []
+
     with target.open("wb") as file:
-        for block in _blocks(url):
+
+        def take(block: bytes) -> None:
             digest.update(block)
-            file.write(block)
+            try:
+                file.write(block)
+            except OSError as error:
+                full.append(error)
+                raise
+
+        try:
+            status = event_loop.run(_get(url, take))
+        except TooLongError as error:
+            raise InputError(
+                f"init_from={url} has {error}, which weights may have: correct the address"
+            ) from None
+        except OSError as error:
+            if full:
+                raise full[0] from None
+            raise _unreachable(url, error) from None
+        if status != HTTPStatus.OK:
+            raise _unreachable(url, f"HTTP {status}")
+    print(f"sha256 of {url}: {digest.hexdigest()}", flush=True)
     suffix = re.search(r"-([0-9a-f]{8,})\.", target.name)
     if suffix and not digest.hexdigest().startswith(suffix[1]):
         raise StorageError(
@@ -120,24 +151,14 @@ def _download_https(url: str, target: Path) -> None:
         )
 
 
-def _blocks(url: str) -> Iterator[bytes]:
-    """Yield the content of an https address; raises InputError if it is too large."""
-    size = 0
+async def _get(url: str, take: Callable[[bytes], None]) -> int:
+    """Pass the content of an address to `take`; return the status."""
+    origin = Origin.of(url)
+    client = HttpClient(HttpPool(origin, _SECONDS))
     try:
-        with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310  https only
-            length = int(answer.headers.get("Content-Length") or 0)
-            while max(size, length) <= _LARGEST and (block := answer.read(_BLOCK)):
-                size += len(block)
-                yield block
-    except (OSError, HTTPException, ValueError) as error:
-        raise _unreachable(url, error) from None
-    if max(size, length) > _LARGEST:
-        raise InputError(
-            f"init_from={url} has {max(size, length):,} bytes or more, over the {_LARGEST:,} that "
-            "weights may have: correct the address"
-        )
-    if size < length:
-        raise _unreachable(url, f"the connection was cut after {size:,} bytes")
+        return (await client.pour(Request(origin, target_of(urlsplit(url)), _LARGEST), take)).status
+    finally:
+        client.close()
 
 
 def _unreachable(url: str, why: object) -> StorageError:

@@ -21,6 +21,10 @@ class HttpError(OSError):
     """The response is not HTTP/1, has too many bytes, or is incomplete."""
 
 
+class TooLongError(HttpError):
+    """The body is longer than the limit."""
+
+
 class Pace:
     """Counts the bytes of a response and raises where they are too slow over a `period` in seconds.
 
@@ -177,7 +181,7 @@ class Answer:
             self.length = self.left = int(length)
             self.complete = not self.left
             if self.length > self._room and status < 300:
-                raise HttpError(f"more than {self._limit} bytes")
+                raise TooLongError(f"more than {self._limit:,} bytes")
         else:
             self.left, self.keeps = _UNTIL_THE_END, False
 
@@ -225,7 +229,7 @@ class Answer:
             return
         self._room -= len(block)
         if self._room < 0 and self.status < 300:
-            raise HttpError(f"more than {self._limit} bytes")
+            raise TooLongError(f"more than {self._limit:,} bytes")
         if len(block) < _TINY and self._blocks and len(self._blocks[-1]) < _TINY:
             self._blocks[-1] += block  # not a million objects of a byte
         else:
