@@ -8,6 +8,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import is_gpu
 from kfp_ddp.k8s import nodes as cluster_nodes
 from kfp_ddp.k8s.api import ApiError, Object
+from kfp_ddp.k8s.quantity import amount
 
 CHOOSE = "give gpus_per_node, 0 to train on CPUs"
 
@@ -63,16 +64,14 @@ def too_large(
         nodes: Nodes of the cluster, or the error of listing them.
         requests: Amount by resource, by name of the pod.
     """
-    from kubernetes.utils.quantity import parse_quantity
-
     if isinstance(nodes, ApiError) or not nodes:
         return []
     capacities = [node["status"].get("allocatable") or {} for node in nodes]
     warnings = []
     for pod, request in requests.items():
-        amounts = {name: parse_quantity(amount) for name, amount in request.items() if amount}
+        amounts = {name: amount(value) for name, value in request.items() if value}
         if not any(
-            all(parse_quantity(capacity.get(name, "0")) >= amounts[name] for name in amounts)
+            all(amount(capacity.get(name, "0")) >= amounts[name] for name in amounts)
             for capacity in capacities
         ):
             what = " and ".join(f"{request[name]} {name}" for name in amounts)
