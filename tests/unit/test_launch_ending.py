@@ -45,12 +45,13 @@ class Files:
 
     def __init__(self, *steps: int | None) -> None:
         self.steps = iter(steps)
+        self.left = False
 
     def newest_step(self) -> int | None:
         return next(self.steps)
 
     def leave(self) -> None:
-        """Save nothing."""
+        self.left = True
 
 
 def attending(cluster: Any, files: Any = None, *seen: Object) -> Ending:
@@ -74,10 +75,11 @@ def ended(
     monkeypatch: pytest.MonkeyPatch, cluster: Cluster, seen: list[Object], step: int | None
 ) -> None:
     """Send the signal to a launcher that has seen these objects."""
-    ending = attending(cluster, Files(step), *seen)
+    files = Files(step)
+    ending = attending(cluster, files, *seen)
 
     def leave(code: int) -> None:
-        assert code == 143
+        assert (code, files.left) == (143, True)
 
     monkeypatch.setattr(os, "_exit", leave)
     ending._on_signal(signal.SIGTERM, None)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
+from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow import follower as following
@@ -16,6 +18,7 @@ from kfp_ddp.jobs.follow.decisions import Limits, Look, Pods
 from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp, to_follow
 from kfp_ddp.jobs.follow.narrator import Narrator
+from kfp_ddp.jobs.follow.ranks import Stall, StallWatch
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, Object
@@ -119,6 +122,27 @@ def test_a_job_that_was_given_up_is_marked_so(ending: Ends) -> None:
     outcome = one.run(Limits(crashes=1))
     assert outcome.given_up
     assert outcome.pods == [crash]
+
+
+def test_a_stall_is_the_cause_and_its_node_is_avoided(
+    ending: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall = Stall(Failure(1, -1, "rank 1 is silent", retryable=True), "node-1")
+    monkeypatch.setattr(StallWatch, "look", lambda self, look, limit: stall)
+    job = with_condition("Running")
+    following_ranks = Follower(nowhere(), KINDS["pytorchjob"], JOB, ending, tmp_path, progress=True)
+    following_ranks.watches = follower(ending, job).watches
+    outcome = following_ranks.run(Limits(stall=1))
+    assert (outcome.failure, outcome.avoid) == (stall.failure, "node-1")
+    assert outcome.given_up
+
+
+def test_the_end_of_preempted_pods_is_marked_so(ending: Ends) -> None:
+    one = follower(ending, with_condition("Failed"))
+    worker: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Failed"}}
+    one.watches.pods.objects = {"a": worker}
+    one.pods = replace(one.pods, present={"a": worker}, preempted=frozenset({"a"}))
+    assert one.run(Limits()).preempted
 
 
 def test_a_job_that_takes_too_long_is_deleted(ending: Ends) -> None:

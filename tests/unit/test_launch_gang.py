@@ -1,5 +1,6 @@
 """Gang scheduling by Volcano and coscheduling, checked before a job and by its PodGroup."""
 
+import time
 from typing import Any
 
 import pytest
@@ -114,7 +115,8 @@ def test_a_missing_pod_group_counts_once_the_operator_has_handled_the_job(
     assert bool(api.deleted) == deleted
 
 
-def test_a_cancelled_run_waits_for_no_pod_group() -> None:
+def test_a_cancelled_run_waits_for_no_pod_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(time, "sleep")
     api = Server({PODS: {"items": []}})
     check_gang(api, spec("volcano"), JOB, stopped=lambda: True)
     assert api.deleted == []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import JobError, RunCancelledError
+from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets.access import using
 from kfp_ddp.jobs import check_job, run
@@ -222,7 +223,7 @@ class Cluster:
         self.deleted.append(path)
 
     def call(self, method: str, path: str, *options: Any, **more: Any) -> Object:
-        return {"items": []}
+        return {"items": [], "metadata": {}}
 
 
 @pytest.fixture
@@ -269,6 +270,29 @@ def test_the_operators_deadline_is_not_retried(
         "failed: it took longer than deadline_minutes=60 and was ended; its checkpoints are kept"
     )
     assert created == [0]
+
+
+def test_a_preemption_uses_no_retry_and_a_node_at_fault_is_avoided(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure, failed = Failure(1, -1, "stalled", retryable=True), State("failed")
+    outcomes = iter(
+        [
+            Outcome(failed, {}, failure=failure, preempted=True),
+            Outcome(failed, {}, failure=failure, avoid="b"),
+            Outcome(State("succeeded"), {}),
+        ]
+    )
+    attempts = []
+
+    def follow(jobs: Any, attempt: int, *_: Any) -> Outcome:
+        attempts.append((attempt, jobs.avoided))
+        return next(outcomes)
+
+    monkeypatch.setattr(run, "_follow", follow)
+    spec = LaunchSpec.create(image="a:1", command=["x"], retries=1)
+    assert run.launch(spec, "run", "train", "", api).attempts == 3
+    assert attempts == [(0, frozenset()), (1, frozenset()), (2, frozenset({"b"}))]
 
 
 def test_a_terminated_run_loses_its_job_and_its_lease_without_an_exit_handler(

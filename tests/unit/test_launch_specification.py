@@ -186,7 +186,7 @@ def test_gpus_set_on_the_task_give_a_process_each_and_an_mpijobs_launcher_none(g
     options = {"limits": {gpu: "8", "cpu": "64"}, "requests": {"cpu": "64"}}
     jobs = {
         kind: KINDS[kind].manifest(
-            LaunchSpec.create(**SPEC, kind=kind, nodes=2, resources=options),
+            LaunchSpec.create(**SPEC, args=["--x"], kind=kind, nodes=2, resources=options),
             {"name": "job", "labels": {}},
         )["spec"]
         for kind in ("pytorchjob", "trainjob", "mpijob")
@@ -194,10 +194,13 @@ def test_gpus_set_on_the_task_give_a_process_each_and_an_mpijobs_launcher_none(g
     assert jobs["pytorchjob"]["nprocPerNode"] == "8"
     assert jobs["trainjob"]["trainer"]["numProcPerNode"] == 8
     assert jobs["mpijob"]["slotsPerWorker"] == 8
-    limits = {
-        role: replica["template"]["spec"]["containers"][0]["resources"]["limits"]
+    containers = {
+        role: replica["template"]["spec"]["containers"][0]
         for role, replica in jobs["mpijob"]["mpiReplicaSpecs"].items()
     }
+    limits = {role: container["resources"]["limits"] for role, container in containers.items()}
+    assert containers["Launcher"]["args"] == ["--x"]
+    assert "args" not in containers["Worker"]
     assert limits["Worker"][gpu] == "8"
     assert gpu not in limits["Launcher"]
     assert limits["Launcher"]["cpu"] == "1"
