@@ -313,3 +313,5 @@ class Split:
     cache: Cache | None
     digest: str = ""
     """Digest of the paths and sizes of the images."""
+    contents: str = ""
+    """Digest of their names and checksums, if the dataset is a version."""

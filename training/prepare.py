@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
-from kfp_ddp.training import batches, model, own_model, resume
+from kfp_ddp.training import batches, model, own_model, resume, shards
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Split
@@ -39,8 +39,13 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     world.from_first(lambda: try_out(config, train.classes))
     caches = _built_or_examined(config, world, train, val)
     world.from_first(lambda: _begin(config, launches))
-    digest = digest_of(train, world)
-    return config, Split(train, caches[0], digest), Split(val, caches[1])
+    contents = world.from_first(lambda: contents_of(Path(config.data), train, val))
+    digests = [digest_of(index, world) for index in (train, val)]
+    return (
+        config,
+        Split(train, caches[0], digests[0], contents[0]),
+        Split(val, caches[1], digests[1], contents[1]),
+    )
 
 
 def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
@@ -90,6 +95,19 @@ def _about(index: Index, start: int) -> bytes:
         if index.slices is not None:  # the order depends on it
             digest.update(f"{Path(where.file).name}\0{where.offset}\0".encode())
     return digest.digest()
+
+
+def contents_of(data: Path, *splits: Index) -> list[str]:
+    """Return a digest of the names and checksums of each split; '' if data is not a version."""
+    sums = shards.checksums(data)
+    digests = []
+    for index in splits:
+        digest = hashlib.sha256()
+        for path in index.paths:
+            name = path.removeprefix(f"{data}/")
+            digest.update(f"{name}\0{sums.get(name)}\0".encode())
+        digests.append(digest.hexdigest() if sums else "")
+    return digests
 
 
 def resolve(

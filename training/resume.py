@@ -16,7 +16,12 @@ from kfp_ddp.training.strategies import FORMS, form_of
 
 
 def choose(
-    directory: Path, config: TrainConfig, training: Index, form: str, digest: str = ""
+    directory: Path,
+    config: TrainConfig,
+    training: Index,
+    form: str,
+    digest: str = "",
+    contents: str = "",
 ) -> Path | None:
     """Return the checkpoint to resume from, or None; invalid checkpoints are set aside.
 
@@ -27,7 +32,8 @@ def choose(
         config: The current configuration.
         training: The current training images.
         form: Form of the state that the current strategy reads, a key of `FORMS`.
-        digest: Digest of the training images.
+        digest: Digest of the paths and sizes of the training images.
+        contents: Digest of their names and checksums.
 
     Raises:
         InputError: it belongs to another model, other classes or another order of the data.
@@ -69,9 +75,12 @@ def choose(
         pairs[f"class {number}"] = (repr(names[0]), repr(names[1]))
     if training.slices is not None and "shuffle_buffer_mb" in saved:  # the order depends on it
         pairs["shuffle_buffer_mb"] = (config.shuffle_buffer_mb, saved["shuffle_buffer_mb"])
-    if digest and was.get("images"):  # checkpoints of early versions have none
-        name = "the digest of paths and sizes of the training images"
-        pairs[name] = (digest[:12], was["images"][:12])
+    for field, now, what in (
+        ("images", digest, "paths and sizes"),
+        ("contents", contents, "contents"),
+    ):
+        if now and was.get(field):  # checkpoints of early versions have none
+            pairs[f"the digest of {what} of the training images"] = (now[:12], was[field][:12])
     for name, (now, then) in pairs.items():
         if now != then:
             raise InputError(

@@ -69,8 +69,11 @@ class Best:
 class Saving:
     """The checkpoints of a run on `split`, its training images."""
 
-    def __init__(self, config: TrainConfig, world: World, split: Split, learner: Learner) -> None:
+    def __init__(
+        self, config: TrainConfig, world: World, split: Split, val_split: Split, learner: Learner
+    ) -> None:
         self.config, self.world, self.split, self.learner = config, world, split, learner
+        self._validation = val_split.contents or val_split.digest
         folder = RunFolder(config.output_dir).checkpoints
         self.writer = checkpoint.Writer(folder, config.keep_checkpoints)
         self.latest: dict[str, float] = {}
@@ -138,6 +141,8 @@ class Saving:
             world_size=self.world.size,
             samples=len(self.split.index),
             images=self.split.digest,
+            contents=self.split.contents,
+            validation=self._validation,
             metrics=self.latest,
             form=self.learner.strategy.form,
             best=dataclasses.asdict(self.best) if self.best else None,
@@ -156,7 +161,12 @@ class Saving:
         split, strategy = self.split, self.learner.strategy
         path = self.world.from_first(
             lambda: resume.choose(
-                self.writer.directory, self.config, split.index, strategy.form, split.digest
+                self.writer.directory,
+                self.config,
+                split.index,
+                strategy.form,
+                split.digest,
+                split.contents,
             )
         )
         if path is None:
@@ -167,8 +177,11 @@ class Saving:
         self.learner.restore(valid.state())
         self.saved_step = valid.step
         self.latest = valid.manifest["metrics"]
-        best = valid.manifest.get("best")
-        self.best = Best(**best) if best else None
+        best, validation = (valid.manifest.get(name) for name in ("best", "validation"))
+        same = not (validation and self._validation) or validation == self._validation
+        self.best = Best(**best) if best and same else None
         if self.world.first:
             print(f"resumed from {valid.path}", flush=True)
+        if self.world.first and not same:
+            print("the validation images changed: the best accuracy starts again", flush=True)
         return valid.step

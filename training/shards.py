@@ -197,6 +197,18 @@ def _is_version(root: Path) -> bool:
     return isinstance(first, dict) and first.get("pack") == "tar"
 
 
+def checksums(root: Path) -> dict[str, str]:
+    """Return the crc32c of each file of a version, by name; {} for another folder."""
+    sums: dict[str, str] = {}
+    damage = (OSError, ValueError, TypeError, LookupError, RecursionError)
+    with contextlib.suppress(*damage), open_below(root, MANIFEST) as file:
+        file.readline(_LINE)
+        while line := file.readline(_LINE):
+            fields = json.loads(line)
+            sums[str(fields[0])] = str(fields[3])
+    return sums
+
+
 Row = tuple[str, str, int, int]
 """Name, archive, offset, size."""
 

@@ -191,7 +191,7 @@ class Trainer:
         self.loss = Loss(config, train_split.index, world.device)
         self.divergence = Divergence(config, world, train_split.index)
         self.validation = Validation(config, world, val_split)
-        self.saving = Saving(config, world, train_split, self.learner)
+        self.saving = Saving(config, world, train_split, val_split, self.learner)
         self.report = Report(config, world, len(classes), self.sampler.steps, self.steps_total)
         self.progress = progress or Progress(RunFolder(config.output_dir).ranks, world.rank)
         self.step = self.skipped = 0

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.checkpoint import Writer, newest_valid, verify
 from kfp_ddp.training.learner import Learner
@@ -109,6 +111,34 @@ def test_run_does_not_resume_with_other_images(
     with pytest.raises(InputError, match="paths and sizes of the training images") as caught:
         groups(data, tmp_path / "run")
     assert "resume=never" in str(caught.value)
+
+
+def test_run_does_not_resume_with_other_images_of_equal_size(data: Path, tmp_path: Path) -> None:
+    """A version records the checksum of each file."""
+    first, *_, second = sorted((data / "train").rglob("*.png"))
+    second.write_bytes(first.read_bytes())
+    version = sync(str(data), tmp_path / "claim", Options()).path
+    train(version, tmp_path / "run")
+    content = bytearray(first.read_bytes())
+    content[-1] ^= 1
+    second.write_bytes(content)
+    changed = sync(str(data), tmp_path / "claim", Options()).path
+    assert changed != version
+    groups(version, tmp_path / "run")
+    with pytest.raises(InputError, match="contents of the training images"):
+        groups(changed, tmp_path / "run")
+
+
+def test_best_accuracy_starts_again_with_other_validation_images(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(data, tmp_path / "run", keep_best=True)
+    assert resumed(data, tmp_path / "run").saving.best is not None
+    image = next((data / "val" / "class1").iterdir())
+    image.write_bytes(image.read_bytes() + b"more")
+    loop = resumed(data, tmp_path / "run")
+    assert loop.saving.best is None
+    assert "the validation images changed" in capsys.readouterr().out
 
 
 def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
