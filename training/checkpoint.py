@@ -282,7 +282,13 @@ class Writer:
     ) -> None:
         try:
             self._fill_later()
-            _refuse_not_finite(step, state)
+            for part in ("model", "ema"):
+                if name := models.not_finite(state.get(part) or {}):  # no run could resume
+                    raise JobError(
+                        f"after step {step} {name} is NaN or infinite, so it was not saved: "
+                        "lower learning_rate or lengthen warmup_epochs and start again to resume "
+                        "from the checkpoint before"
+                    )
             write(self.directory, step, state, manifest)
             for old in steps(self.directory)[self.keep :]:
                 if step_of(old) not in spared:
@@ -297,17 +303,6 @@ class Writer:
         finally:
             self._later.clear()
             self.copied.set()
-
-
-def _refuse_not_finite(step: int, state: Mapping[str, Any]) -> None:
-    """Raise JobError if weights or averages are not finite: no run could resume from them."""
-    for part in ("model", "ema"):
-        if name := models.not_finite(state.get(part) or {}):
-            raise JobError(
-                f"after step {step} {name} is NaN or infinite, so it was not saved: "
-                "lower learning_rate or lengthen warmup_epochs and start again to resume "
-                "from the checkpoint before"
-            )
 
 
 def _reason(error: BaseException) -> str:

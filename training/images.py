@@ -75,7 +75,7 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
     if by == 1 and not swapped and not mirrored:
         image = _above(data, frame, rows + _BELOW)
     if image is None:
-        image = _divided(data, frame, by)
+        image = _sized(data, -(-frame.height // by), -(-frame.width // by), strict=True)
     if image is None:
         return None
     if swapped:
@@ -94,10 +94,6 @@ def _above(data: bytes, frame: Frame, rows: int) -> Tensor | None:
     shortened = bytearray(data)
     struct.pack_into(">H", shortened, frame.at, rows)
     return _sized(bytes(shortened), rows, frame.width, strict=False)
-
-
-def _divided(data: bytes, frame: Frame, by: int) -> Tensor | None:
-    return _sized(data, -(-frame.height // by), -(-frame.width // by), strict=True)
 
 
 def _sized(data: bytes, height: int, width: int, *, strict: bool) -> Tensor | None:
@@ -174,8 +170,7 @@ def _decode(
     pixels = pixels_of(data)
     if pixels > max_pixels:
         raise ValueError(f"its {pixels} pixels are more than max_pixels={max_pixels}")
-    part = decode_part(data, needed) if needed else None
-    if part:
+    if needed and (part := decode_part(data, needed)):
         return part
     # A separate tensor: from bytes, torchcodec changes the warning filters each time.
     image: Tensor = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=mode)

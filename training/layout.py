@@ -132,8 +132,9 @@ def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
                 f"{len(train.loose):,} images are in no class folder: put them in "
                 f"{folder}<class>/, or {use_a_table(tops)}"
             )
+        existing = " and ".join(f"{top}/" for top in sorted(tops) if top) or "a table of labels"
         raise InputError(
-            f"{_listed(tops)} found, but no train/ with images: put the training images in "
+            f"{existing} found, but no train/ with images: put the training images in "
             "train/<class>/"
         )
     empty = sorted(name for name, members in train.classes.items() if not members)
@@ -150,10 +151,6 @@ def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
             shown = ", ".join(inner[:_SHOWN])
             hint = f"; if {shown} are the classes, use {folder}{only}/ as the source"
         raise InputError(f"there is one class only ({only}): a classifier needs two or more{hint}")
-
-
-def _listed(tops: dict[str, list[str]]) -> str:
-    return " and ".join(f"{top}/" for top in sorted(tops) if top) or "a table of labels"
 
 
 def _by_name(train: Side, val_fraction: float, must: bool) -> Side:

@@ -10,19 +10,12 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, model_file
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Split
 from kfp_ddp.training.learner import has_separate_body
-from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import FORMS, form_of
 
 
-def choose(
-    directory: Path,
-    config: TrainConfig,
-    training: Index,
-    form: str,
-    digest: str = "",
-    contents: str = "",
-) -> Path | None:
+def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Path | None:
     """Return the checkpoint to resume from, or None; invalid checkpoints are set aside.
 
     With resume=never, `begin` has moved earlier ones away.
@@ -30,10 +23,8 @@ def choose(
     Args:
         directory: The run's `checkpoints` folder.
         config: The current configuration.
-        training: The current training images.
+        split: The current training images.
         form: Form of the state that the current strategy reads, a key of `FORMS`.
-        digest: Digest of the paths and sizes of the training images.
-        contents: Digest of their names and checksums.
 
     Raises:
         InputError: it belongs to another model, other classes or another order of the data.
@@ -49,7 +40,7 @@ def choose(
         print(f"warning: {path} is invalid and was set aside", flush=True)
     if newest is None:
         return None
-    was = newest.manifest
+    was, training = newest.manifest, split.index
     saved: Mapping[str, Any] = was["config"]
     pairs = {
         "model": (config.model, was["model"]),
@@ -76,8 +67,8 @@ def choose(
     if training.slices is not None and "shuffle_buffer_mb" in saved:  # the order depends on it
         pairs["shuffle_buffer_mb"] = (config.shuffle_buffer_mb, saved["shuffle_buffer_mb"])
     for field, now, what in (
-        ("images", digest, "paths and sizes"),
-        ("contents", contents, "contents"),
+        ("images", split.digest, "paths and sizes"),
+        ("contents", split.contents, "contents"),
     ):
         if now and was.get(field):  # checkpoints of early versions have none
             pairs[f"the digest of {what} of the training images"] = (now[:12], was[field][:12])

@@ -158,16 +158,9 @@ class Saving:
 
     def resume(self) -> int:
         """Restore the newest valid checkpoint, the same on all ranks; return its step or 0."""
-        split, strategy = self.split, self.learner.strategy
+        strategy = self.learner.strategy
         path = self.world.from_first(
-            lambda: resume.choose(
-                self.writer.directory,
-                self.config,
-                split.index,
-                strategy.form,
-                split.digest,
-                split.contents,
-            )
+            lambda: resume.choose(self.writer.directory, self.config, self.split, strategy.form)
         )
         if path is None:
             return 0

@@ -110,11 +110,7 @@ def _roles(tops: dict[str, list[str]]) -> dict[str, str]:
 def _others(tops: dict[str, list[str]], roles: dict[str, str]) -> list[str]:
     """Return the top-level folders with images that are not a split."""
     sides = {"", *roles.values()}
-    return [top for top in sorted(tops) if top not in sides and _holds_images(tops[top])]
-
-
-def _holds_images(names: Iterable[str]) -> bool:
-    return any(map(is_image, names))
+    return [top for top in sorted(tops) if top not in sides and any(map(is_image, tops[top]))]
 
 
 def by_folders(tops: dict[str, list[str]]) -> Assignment:
@@ -124,7 +120,7 @@ def by_folders(tops: dict[str, list[str]]) -> Assignment:
         InputError: there is no image, no training folder, or a validation folder without classes.
     """
     roles = _roles(tops)
-    if not any(map(_holds_images, tops.values())):
+    if not any(is_image(name) for names in tops.values() for name in names):
         raise InputError(
             f"there are no images ({', '.join(SUFFIXES)}): put them in <class>/, or in "
             "train/<class>/ and val/<class>/"

@@ -300,11 +300,8 @@ class WandbRun:
         """Log the numbers of events, and how the run ended."""
         for event in events:
             if event.name in ("step", "eval"):
-                numbers = {
-                    f"{event.name}/{name}": value
-                    for name, value in event.fields.items()
-                    if isinstance(value, int | float) and name != "step"
-                }
+                figures = _figures(event.fields).items()
+                numbers = {f"{event.name}/{name}": value for name, value in figures}
                 self._run.log(numbers, step=event.fields["step"])
             elif event.name == "end":
                 self._run.finish(exit_code=int(event.fields["status"] != "done"))

@@ -23,6 +23,7 @@ from kfp_ddp.runs.train.outputs import newest_checkpoint
 from kfp_ddp.training import checkpoint, resume
 from kfp_ddp.training.checkpoint import Checkpoint, Writer, load_model, newest_valid, steps, verify
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Split
 from kfp_ddp.training.manifest import (
     DIGEST,
     MANIFEST,
@@ -136,13 +137,13 @@ def test_failing_volume_is_not_damage(
             moved.rename(state)
 
     monkeypatch.setattr(time, "sleep", pause)
-    index = Index(tmp_path, ("a", "\N{SNOWMAN}"), ("x",) * 4, (0, 1, 0, 1))
+    split = Split(Index(tmp_path, ("a", "\N{SNOWMAN}"), ("x",) * 4, (0, 1, 0, 1)), None)
     if recovers:
-        assert resume.choose(directory, run(tmp_path), index, Ddp.form) == step_dir(directory, 20)
+        assert resume.choose(directory, run(tmp_path), split, Ddp.form) == step_dir(directory, 20)
         assert len(pauses) == 1
         return
     with pytest.raises(checkpoint.UnreadableError, match="Too many levels") as caught:
-        resume.choose(directory, run(tmp_path), index, Ddp.form)
+        resume.choose(directory, run(tmp_path), split, Ddp.form)
     assert "\n" not in str(caught.value)
     assert caught.value.retryable
     assert pauses

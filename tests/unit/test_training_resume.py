@@ -12,6 +12,7 @@ from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training import checkpoint, model_file, resume
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Split
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.manifest import DIGEST
 from kfp_ddp.training.model import build
@@ -52,7 +53,8 @@ def choose(
 ) -> Path | None:
     slices = Slices("/d", ("/d/a.tar",), array("I"), array("Q"), array("Q")) if packed else None
     index = Index(output, classes, ("x",) * count, (0, 1) * (count // 2), slices)
-    return resume.choose(output / "checkpoints", run(output, **fields), index, form, digest)
+    split = Split(index, None, digest)
+    return resume.choose(output / "checkpoints", run(output, **fields), split, form)
 
 
 def test_newest_valid_checkpoint_is_chosen(
@@ -174,12 +176,12 @@ def test_manifest_of_commit_4f70e37_is_read_and_resumed(tmp_path: Path) -> None:
     path = checkpoint.write(directory, about.pop("step"), state, about)
     _, info = checkpoint.load_model(path)
     assert (info.step, info.classes) == (36, ("class0", "class1", "class2"))
-    index = Index(tmp_path, info.classes, ("x",) * 96, (0, 1, 2) * 32)
+    split = Split(Index(tmp_path, info.classes, ("x",) * 96, (0, 1, 2) * 32), None)
     config = TrainConfig.create(**{**about["config"], "output_dir": str(tmp_path)})
-    assert resume.choose(directory, config, index, Ddp.form) == path
+    assert resume.choose(directory, config, split, Ddp.form) == path
     unset = run(tmp_path, image_size=8, epochs=3)
     resolved = resolve(unset, World(0, 2, 0, 2, torch.device("cpu")), 96)
-    assert resume.choose(directory, resolved, index, Ddp.form) == path
+    assert resume.choose(directory, resolved, split, Ddp.form) == path
     batches = (resolved.batch_size, resolved.micro_batch_size, resolved.warmup_epochs)
     assert batches == (8, 4, 1.0)
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from kfp_ddp.core.settings import Settings
+from kfp_ddp.core.settings import Settings, Stored
 
 
 class NetworkCheck(Settings):
@@ -35,11 +35,7 @@ SLOW = 0.5
 SLOW_NAME_MS = 500.0
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Node(_Frozen):
+class Node(Stored):
     """A node as its first rank sees it; 0, '' and [] where the kernel has no value."""
 
     name: str
@@ -57,7 +53,7 @@ class Node(_Frozen):
         return self.name if self.name == self.host else f"{self.name} ({self.host})"
 
 
-class Size(_Frozen):
+class Size(Stored):
     """An all-reduce among all ranks.
 
     Bus bandwidth is 2 (n - 1) / n of the message size divided by the time, as in nccl-tests, so it
@@ -77,7 +73,7 @@ class Link(NamedTuple):
     gbit_s: float
 
 
-class Network(_Frozen):
+class Network(Stored):
     """Result of a network check."""
 
     ranks: int
@@ -88,7 +84,7 @@ class Network(_Frozen):
     sizes: list[Size]
     rates: list[list[float]]
     """Gigabits a second from each node to each other, by position; 0 where not measured."""
-    transports: list[str] = []
+    transports: list[str] = Field(default_factory=list)
     """Transports that NCCL logged."""
 
     @property
