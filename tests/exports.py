@@ -1,4 +1,4 @@
-"""Bundles as export leaves them, but for the weights, which nobody looks into."""
+"""Bundles as of export, with weights that cannot be loaded."""
 
 import json
 from pathlib import Path
@@ -14,8 +14,8 @@ SAMPLES = 60
 
 
 def evaluated(folder: Path, name: str, wrong: int) -> Path:
-    """An evaluation with its predictions, of which the first so many are wrong."""
-    folder.mkdir(parents=True)
+    """Write an evaluation with its predictions, of which the first `wrong` are wrong."""
+    folder.mkdir(parents=True, exist_ok=True)
     correct = SAMPLES - wrong
     low, high = wilson(correct, SAMPLES)
     record = Evaluation(
@@ -36,7 +36,7 @@ def evaluated(folder: Path, name: str, wrong: int) -> Path:
 
 
 def exported(where: Store, name: str, folder: Path, wrong: int, lineage: Lineage) -> str:
-    """Upload a bundle of a model; its version. The champion stays whichever it is."""
+    """Upload a bundle of a model; return its version. The champion does not change."""
     evaluated(folder, "metrics.json", wrong)
     (folder / "config.json").write_text(json.dumps({"training": {"epochs": wrong}}))
     (folder / LINEAGE).write_text(json.dumps(lineage.record("d" * 64)))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ADVICE = "do not use it: publish it again"
 PASSWORD = "KFP_DDP_SIGN_PASSWORD"  # noqa: S105
+KEY = click.option("--key", type=FILE, help="Public key in PEM of the required signer.")
 
 
 @click.command("sign")
@@ -51,7 +52,7 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
 
 @click.command("verify")
 @click.argument("bundle")
-@click.option("--key", type=FILE, help="Public key in PEM of the required signer.")
+@KEY
 @text_option("--identity", help="Required signer by Sigstore, such as an e-mail address.")
 @text_option("--issuer", help="OpenID Connect issuer of --identity.")
 @click.option("--trust-root", type=FILE, help="trusted_root.json of a private Sigstore.")
@@ -79,7 +80,7 @@ def verify(
     from kfp_ddp.models.champion import open_bundle
     from kfp_ddp.models.signature import check
 
-    signer = _signer(key, identity, issuer, trust_root)
+    signer = find_signer(key, identity, issuer, trust_root)
     if signature is not None and signer is None:
         raise InputError("--signature needs its signer: give --key, or --identity")
     opened = open_bundle(bundle, ADVICE)
@@ -87,7 +88,7 @@ def verify(
         check(opened, signer, _content(signature) if signature is not None else None)
     count, size = len(opened.listed or ()), opened.verify()
     by = signer.name if signer is not None else ""
-    signed = opened.signature() is not None
+    signed = opened.signature is not None
     if as_json:
         facts = {"uri": opened.uri, "version": opened.version, "files": count, "size": size}
         echo_json({**facts, "signed": signed, "by": by})
@@ -101,8 +102,14 @@ def verify(
         echo("not signed")
 
 
-def _signer(key: Path | None, identity: str, issuer: str, trust: Path | None) -> "Signer | None":
-    """Return the required signer; None if there is none."""
+def find_signer(
+    key: Path | None, identity: str = "", issuer: str = "", trust: Path | None = None
+) -> "Signer | None":
+    """Return the required signer; None if there is none.
+
+    Raises:
+        InputError: the options exclude each other, or the key is invalid.
+    """
     from kfp_ddp.models.signature import by_identity, by_key, public_key
 
     if key is not None and (identity or issuer or trust):

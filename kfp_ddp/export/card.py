@@ -1,12 +1,18 @@
-"""A bundle in words: the model card, and the summary in the KFP UI."""
+"""The description of a bundle: metadata of the artifact, model card, and summary in the KFP UI."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.text import cell
+from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.variants import FILE, FILES, Record
 from kfp_ddp.report.summary import figures
+
+if TYPE_CHECKING:
+    from kfp import dsl
 
 _FILES = {
     "model.safetensors": "weights, for `build` and `load_state_dict`; normalisation not included",
@@ -14,20 +20,20 @@ _FILES = {
     "model.onnx": "ONNX opset 18, IR 8, normalisation included",
     "model.fp16.onnx": "the same in float16",
     "model.int8.onnx": "the same in int8",
-    "model.resize.onnx": "the same for whole images: resizing and cutting included",
+    "model.resize.onnx": "the same for images of any size, resizing and cropping included",
     "serving/": "model repository for Triton, KServe and OpenVINO Model Server",
     "network.py": "the file that `build`s the network; it is in `model.safetensors` too",
     "classes.json": "class names in the order of the logits",
     "signature.json": "names, shapes and types of input and output, preprocessing",
     "config.json": "configuration of training and export",
     "metrics.json": "the evaluation",
-    "predictions.csv": "the evaluation sample by sample, to compare a challenger with",
+    "predictions.csv": "the prediction for each sample, to compare a challenger with",
     "parity.json": "agreement of each format with the checkpoint",
-    "variants.json": "the further forms of the model on the whole split, and those left out",
-    "provenance.json": "checkpoint, data, code, image and packages, in the form of CycloneDX",
-    "latency.json": "milliseconds a call, where the bundle was made",
-    "infra.json": "each ONNX file in a process with its runtime alone: answers, time, memory",
-    "sample/": "a v2 request, and what a server of this bundle answers",
+    "variants.json": "the further forms, evaluated on the complete split, and those left out",
+    "provenance.json": "checkpoint, data, code, image and packages, as a CycloneDX document",
+    "latency.json": "milliseconds per call on the exporting machine",
+    "infra.json": "each ONNX file in a process with its runtime only: results, time, memory",
+    "sample/": "a v2 request, and the expected response",
     "MANIFEST.sha256": "digests of all files: `sha256sum -c MANIFEST.sha256`",
 }
 _ONNX = "model.onnx"
@@ -46,9 +52,36 @@ _TORCH_ALONE = (
     'With torch alone: `torch.export.load("model.pt2").module()(torch.from_numpy(images))`.'
 )
 _KSERVE = """\
-Behind HTTP: `kfp-ddp serve` with this folder, and `curl -d @sample/request.json` to it. With
+Over HTTP: `kfp-ddp serve` with this folder, and `curl -d @sample/request.json` to it. With
 KServe: an InferenceService, which `kfp-ddp serve ADDRESS --manifest kserve-tritonserver` prints."""
 _TORCH_CALL = "logits = model(torch.from_numpy(images)).detach().numpy()"
+
+
+def metadata(folder: Path, name: str, uri: str) -> dict[str, Any]:
+    """Return the metadata of the artifact of a bundle."""
+    result = Evaluation.read(folder / bundle.METRICS)
+    models = sorted(path.name for path in folder.glob("model.*"))
+    return {
+        "name": name,
+        "uri": uri,
+        "digest": bundle.digest(folder),
+        "checkpoint_digest": result.checkpoint_digest,
+        "dataset_digest": result.dataset_digest,
+        "framework": "PyTorch",
+        "architecture": result.model,
+        "formats": ", ".join(file for file in models if file != bundle.SIGNATURE),
+        "classes": len(result.classes),
+        "image_size": result.image_size,
+        "accuracy": round(result.accuracy, 6),
+        "samples": result.samples,
+    }
+
+
+def fill(model: "dsl.Model", facts: Mapping[str, Any]) -> None:
+    """Fill the artifact of a bundle; its file has the metadata, as KFP sets its URI."""
+    model.metadata.update(facts)
+    Path(model.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(model.path).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def readme(
@@ -59,19 +92,21 @@ def readme(
     record: Record,
     config: Mapping[str, Any],
 ) -> str:
-    """The model card, without times: of the same ingredients it is the same."""
+    """Return the model card, without times, so that the same inputs give the same text."""
     left_out = parity.get("left_out", {})
-    own = config.get("model_sha256", "")
+    code_digest = config.get("model_sha256", "")
     size, short = result.image_size, signature["preprocessing"]["short_side"]
     before = signature["preprocessing"]["before"]
-    without = {*left_out, *(["serving/", "sample/"] if _ONNX in left_out else [])}
-    without |= set() if own else {"network.py"}
-    without |= set(FILES.values()) - {one.file for one in record.variants}
-    without |= set() if record.asked else {FILE}
-    files = "\n".join(f"| `{f}` | {what} |" for f, what in _FILES.items() if f not in without)
+    missing = {*left_out, *(["serving/", "sample/"] if _ONNX in left_out else [])}
+    missing |= set() if code_digest else {"network.py"}
+    missing |= set(FILES.values()) - {one.file for one in record.variants}
+    missing |= set() if record.requested else {FILE}
+    files = "\n".join(f"| `{f}` | {text} |" for f, text in _FILES.items() if f not in missing)
     table = "\n".join(figures(result))
     worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:3]
     weak = ", ".join(f"{cell(c.name)} ({c.recall:.3f})" for c in worst)
+    ways = {"model.pt2": _TORCH_ALONE, _ONNX: _KSERVE}
+    other_ways = "\n".join(way for file, way in ways.items() if file not in left_out)
     return f"""# {name}
 
 {result.model} for images of {size} x {size} pixels in {len(result.classes)} classes, trained to
@@ -79,11 +114,11 @@ step {result.step} with PyTorch DDP and exported by kfp-ddp.
 
 ## Evaluation
 
-On all {result.samples} samples of the split `{result.split}` that can be read, each counted once:
+On all {result.samples} readable samples of the split `{result.split}`, each counted once:
 
 {table}
 
-Lowest recall: {weak}. Nothing is known beyond this split.
+Lowest recall: {weak}. Other data were not evaluated.
 
 ## Use
 
@@ -101,103 +136,83 @@ images = numpy.asarray(image, dtype=numpy.uint8).transpose(2, 0, 1)[None]
 print(classes[logits[0].argmax()])
 ```
 
-{_other_ways(left_out)}
+{other_ways}
 
 ## Files
 
-| file | what |
-|---|---|
-{files}
+{_table("file | content", files)}
 
 {_agreement(parity, record)}
-## Where it comes from
+## Provenance
 
 | | |
 |---|---|
 | checkpoint sha256 | `{result.checkpoint_digest}` |
 | dataset digest | `{result.dataset_digest or "not recorded"}` |
 | samples digest | `{result.samples_digest}` |
-{f"| network.py sha256 | `{own}` |" if own else ""}"""
+{f"| network.py sha256 | `{code_digest}` |" if code_digest else ""}"""
 
 
 def markdown(
     name: str,
-    facts: Sequence[str],
+    fact: str,
     sizes: Mapping[str, int],
     parity: Mapping[str, Any],
     latency: Mapping[str, Any],
     record: Record,
 ) -> str:
-    """The summary of the export: what there is to say of it, what is in it, how it compares."""
-    said = "\n\n".join(cell(fact) for fact in facts if fact)
+    """Return the summary of the export: a fact, sizes in bytes, agreement and latency."""
     rows = "\n".join(f"| `{file}` | {size / 1e6:.2f} |" for file, size in sorted(sizes.items()))
+    times = "\n".join(
+        f"| `{runtime}` | {one['batch_1']['median_ms']:.3g} | {one['batch_8']['median_ms']:.3g} |"
+        for runtime, one in latency["runtimes"].items()
+    )
     return f"""## {name}
 
-{said}
+{cell(fact)}
 
-| file | MB |
-|---|---|
-{rows}
+{_table("file | MB", rows)}
 
 {_agreement(parity, record)}
-{_speed(latency)}"""
+## Latency
+
+Milliseconds per call, median, {latency["machine"]}, {latency["threads"]} threads:
+
+{_table("runtime | batch 1 | batch 8", times)}
+"""
 
 
-def _other_ways(left_out: Mapping[str, str]) -> str:
-    """How else the model is used."""
-    ways = {"model.pt2": _TORCH_ALONE, _ONNX: _KSERVE}
-    return "\n".join(way for needed, way in ways.items() if needed not in left_out)
+def _table(head: str, rows: str) -> str:
+    return f"| {head} |\n|{'---|' * (head.count('|') + 1)}\n{rows}"
 
 
 def _agreement(parity: Mapping[str, Any], record: Record) -> str:
-    agree = "\n".join(
-        f"| `{name}` | {found['max_abs_difference']:.2g} | {found['same_top1']:.0%} |"
-        for name, found in parity["formats"].items()
+    rows = "\n".join(
+        f"| `{name}` | {one['max_abs_difference']:.2g} | {one['same_top1']:.0%} |"
+        for name, one in parity["formats"].items()
     )
-    missing = "".join(
+    left_out = "".join(
         f"\n\n`{name}` is left out, as the model cannot be written in it: {cell(why)}"
         for name, why in parity.get("left_out", {}).items()
     )
     return f"""## Parity
 
-Logits against the checkpoint's, on {parity["samples"]} validation samples:
+Logits compared with those of the checkpoint, on {parity["samples"]} validation samples:
 
-| format | largest difference | same top 1 |
-|---|---|---|
-{agree}{missing}
-{_further(record)}"""
+{_table("format | largest difference | same top 1", rows)}{left_out}
+{_further_forms(record) if record.requested else ""}"""
 
 
-def _further(record: Record) -> str:
-    """The further forms, on all samples; nothing where none was asked for."""
-    if not record.asked:
-        return ""
+def _further_forms(record: Record) -> str:
     rows = "".join(
         f"| `{one.file}` | {one.size / 1e6:.2f} | {one.evaluation.accuracy:.4f} | {one.gain:+.4f} "
         f"({one.low:+.4f} to {one.high:+.4f}) | {one.agreement:.2%} |\n"
         for one in record.variants
     )
-    head = (
-        "| form | MB | accuracy | against the model (95 %) | same class |\n|---|---|---|---|---|\n"
-    )
-    missing = "".join(
+    left_out = "".join(
         f"`{name}` is left out: {cell(why)}\n\n" for name, why in record.left_out.items()
     )
+    head = "form | MB | accuracy | difference to the model (95 %) | same class"
     samples = record.variants[0].evaluation.samples if rows else 0
-    table = f"On all {samples} samples:\n\n{head}{rows}\n" if rows else ""
-    return f"\n## Further forms\n\n{table}{missing}"
-
-
-def _speed(latency: Mapping[str, Any]) -> str:
-    fast = "\n".join(
-        f"| `{name}` | {found['batch_1']['median_ms']:.3g} | {found['batch_8']['median_ms']:.3g} |"
-        for name, found in latency["runtimes"].items()
-    )
-    return f"""## Latency
-
-Milliseconds a call, median, {latency["machine"]}, {latency["threads"]} threads:
-
-| runtime | batch 1 | batch 8 |
-|---|---|---|
-{fast}
-"""
+    table = f"On all {samples} samples:\n\n{_table(head, rows)}\n" if rows else ""
+    return f"\n## Further forms\n\n{table}{left_out}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from kfp_ddp.core.files import link_or_copy
 from kfp_ddp.export import card, formats, infra, prove, provenance, variants
+from kfp_ddp.export.engine import key
 from kfp_ddp.export.formats import INPUT, MAX_BATCH, OUTPUT
 from kfp_ddp.models import bundle
 from kfp_ddp.models import variants as further_forms
@@ -28,22 +29,13 @@ def write(
     split: Path,
     evaluation: Path,
     model_name: str,
-    asked: Variants,
-    made_of: dict[str, Any],
+    requested: Variants,
+    inputs: dict[str, Any],
 ) -> None:
-    """Write all of them into a new folder.
-
-    Args:
-        folder: The bundle.
-        checkpoint: Its step folder.
-        split: `<dataset>/<name>`, whose images the formats are compared on.
-        evaluation: `evaluation.json` of the checkpoint on it.
-        model_name: The model's.
-        asked: Which further forms of the model there shall be.
-        made_of: What the bundle is known by.
+    """Write all of them into a new folder; arguments as for `engine.make`.
 
     Raises:
-        KfpDdpError: for input that cannot be used; a `ParityError` if a format does not agree.
+        KfpDdpError: invalid input; a `ParityError` if a format does not agree.
     """
     model, info = load_model(checkpoint)
     result = Evaluation.read(evaluation)
@@ -52,27 +44,27 @@ def write(
     reference, loaded = formats.from_checkpoint(checkpoint), formats.from_bundle(folder)
     parity = prove.parity(reference, loaded, images)
     source = variants.Source(folder, info, split, evaluation, result)
-    record, further = variants.add(source, asked)
+    record, further = variants.add(source, requested)
     # Loaded from safetensors it is the eager model again.
     timed = {"eager": reference, **loaded, **further}
     del timed[bundle.WEIGHTS]
-    signature, config = describe_signature(info), describe_config(info, made_of)
+    signature, config = describe_signature(info), describe_config(info, inputs)
     if left_out:
         parity["left_out"] = signature["left_out"] = left_out
     onnx = folder / formats.ONNX
     if onnx.exists():
         write_repository(folder / "serving", onnx, model_name, info.classes, info.image_size)
-    told: dict[str, Any] = {
+    documents: dict[str, Any] = {
         "classes.json": list(info.classes),
         "signature.json": signature,
-        "config.json": config,
+        bundle.CONFIG: config,
         "parity.json": parity,
         "latency.json": prove.latency(timed, info.image_size),
         provenance.FILE: provenance.record(folder, model_name, result),
     }
-    if asked.variants:
-        told[further_forms.FILE] = record.model_dump(mode="json")
-    for name, content in told.items():
+    if requested.variants:
+        documents[further_forms.FILE] = record.model_dump(mode="json")
+    for name, content in documents.items():
         bundle.write_json(folder / name, content)
     infra.try_out(folder, reference, images, parity["allowed_abs_difference"], model_name)
     shutil.copyfile(evaluation, folder / bundle.METRICS)
@@ -82,7 +74,7 @@ def write(
 
 
 def describe_signature(info: ModelInfo) -> dict[str, Any]:
-    """Input and output of the graphs, and what has to happen to an image before and after."""
+    """Return input and output of the graphs, preprocessing and postprocessing."""
     size, short = info.image_size, short_side(info.image_size)
     return {
         "inputs": [
@@ -95,15 +87,13 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
                 "range": [0, 255],
             }
         ],
-        "outputs": [
-            {"name": OUTPUT, "dtype": "float32", "shape": ["batch", len(info.classes)]},
-        ],
+        "outputs": [{"name": OUTPUT, "dtype": "float32", "shape": ["batch", len(info.classes)]}],
         "dynamic": {"batch": {"min": 1, "max": MAX_BATCH}},
         "preprocessing": {
             "before": [
-                "decode to RGB, turned as EXIF says",
+                "decode to RGB, rotated by EXIF data",
                 f"resize the shorter side to {short}, bilinear with antialiasing",
-                f"cut out the centre, {size} x {size}",
+                f"crop the centre, {size} x {size}",
             ],
             "short_side": short,
             "in_graph": {"scale": 1 / 255, "mean": list(info.mean), "std": list(info.std)},
@@ -112,43 +102,43 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def describe_config(info: ModelInfo, made_of: dict[str, Any]) -> dict[str, Any]:
-    """How the model was trained and exported."""
-    own = {"model_sha256": model_file.digest(info.model_code)} if info.model_code else {}
+def describe_config(info: ModelInfo, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return how the model was trained and exported."""
+    code = {"model_sha256": model_file.digest(info.model_code)} if info.model_code else {}
     return {
         "model": info.model,
-        **own,
+        **code,
         "image_size": info.image_size,
         "classes": len(info.classes),
         "step": info.step,
         "training": info.config,
-        "export": {"made_of": made_of, "key": bundle.key(made_of), "versions": versions()},
+        "export": {"made_of": inputs, "key": key(inputs), "versions": versions()},
     }
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages that shape a bundle."""
-    found = {}
+    """Return the installed versions of the packages that write a bundle."""
+    installed = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version_of(name)
-    return found
+            installed[name] = version_of(name)
+    return installed
 
 
 def write_repository(
     folder: Path, onnx: Path, name: str, classes: tuple[str, ...], image_size: int
 ) -> None:
-    """Write the repository to `folder`; the model is a hard link where the file system has them."""
+    """Write the model repository to `folder`; the model is a hard link if possible."""
     version = folder / name / "1"
     version.mkdir(parents=True)
     link_or_copy(onnx, version / "model.onnx")
-    labels = [" ".join(line.split()) for line in classes]  # a line each, whatever a name holds
+    labels = [" ".join(line.split()) for line in classes]  # names may have line feeds
     (folder / name / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
     (folder / name / "config.pbtxt").write_text(triton_config(name, len(classes), image_size))
 
 
 def triton_config(name: str, classes: int, image_size: int) -> str:
-    """Triton's model configuration; the batch dimension is implied by max_batch_size."""
+    """Return Triton's model configuration; max_batch_size implies the batch dimension."""
     return f"""name: "{name}"
 backend: "onnxruntime"
 max_batch_size: {TRITON_BATCH}

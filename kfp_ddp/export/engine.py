@@ -1,5 +1,6 @@
-"""The export step: checkpoint and evaluation in, a proven bundle out."""
+"""The export step: make a bundle from a checkpoint and its evaluation."""
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.models.release import Variants, part_of
+from kfp_ddp.models.release import Variants, check_model_name, part_of
 from kfp_ddp.models.variants import Record
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.store import sha256
@@ -22,7 +23,7 @@ from kfp_ddp.training.manifest import read_manifest
 if TYPE_CHECKING:
     from kfp import dsl
 
-_FORMAT = 2  # of the bundle; a new one makes existing bundles be made again
+_FORMAT = 2  # of the bundle; existing bundles of another format are not reused
 
 
 @step
@@ -38,68 +39,79 @@ def run(
     exported_model: "dsl.Model",
     export_summary: "dsl.Markdown",
 ) -> str:
-    """Make the bundle and fill the artifacts; its folder."""
+    """Make the bundle and fill the artifacts; return its folder."""
     started = time.monotonic()
-    bundle.check_model_name(model_name)
-    asked = part_of(release, Variants)
+    check_model_name(model_name)
+    requested = part_of(release, Variants)
     with (
         open_workspace(run_dir, "export") as task,
         local_dataset(dataset_path, task.path) as data,
         using("export", run_dir, data),
     ):
         task.download_below(f"{bundle.NAME}/")
-        made_of = (
+        folder = make(
             task.download(checkpoint),
             task.path,
             data / split,
             task.download_file(evaluation),
+            model_name,
+            requested,
         )
-        folder = make(*made_of, model_name, asked)
-        found = task.to_uri(folder)
-        _fill(folder, found, model_name, exported_model, export_summary)
-    print(f"exported {model_name} to {found} in {time.monotonic() - started:.1f} s")
-    return found
+        uri = task.to_uri(folder)
+        _report(folder, uri, model_name, exported_model, export_summary)
+    print(f"exported {model_name} to {uri} in {time.monotonic() - started:.1f} s")
+    return uri
 
 
 def make(
     checkpoint: Path,
     run_dir: Path,
-    samples: Path,
+    split: Path,
     evaluation: Path,
     model_name: str,
-    asked: Variants = Variants(),  # noqa: B008
+    requested: Variants = Variants(),  # noqa: B008
 ) -> Path:
-    """Make `<run_dir>/bundle`, unless it is there already, intact and of the same ingredients.
+    """Make `<run_dir>/bundle`, unless an intact one of the same inputs exists; return it.
 
-    `samples` is the split whose images the formats are compared on, `evaluation` the
-    `evaluation.json` of this checkpoint, `model_name` the name in the serving layout, `asked` which
-    further forms of the model there shall be.
+    Args:
+        checkpoint: Its step folder.
+        run_dir: Folder of the run.
+        split: `<dataset>/<name>`, on whose images the formats are compared.
+        evaluation: `evaluation.json` of this checkpoint.
+        model_name: Name in the serving layout.
+        requested: Further forms of the model.
 
     Raises:
-        KfpDdpError: for input that cannot be used; a `ParityError` if a format does not agree.
+        KfpDdpError: invalid input; a `ParityError` if a format does not agree.
     """
-    result = _evaluation_of(evaluation, checkpoint)
-    ingredients: dict[str, Any] = {
+    result = _read_evaluation(evaluation, checkpoint)
+    inputs: dict[str, Any] = {
         "format": _FORMAT,
         "checkpoint": result.checkpoint_digest,
         "evaluation": sha256(evaluation),
         "model_name": model_name,
         "torch": version("torch"),
-        **asked.given(),
+        **requested.given(),
     }
     target = run_dir / bundle.NAME
-    if _made_of(target) == bundle.key(ingredients) and bundle.intact(target):
+    bundle.clean_up(run_dir)
+    if _key_of(target) == key(inputs) and bundle.intact(target):
         return target
-    # From here on torch is needed, which takes seconds to import.
+    # The import of torch takes seconds.
     from kfp_ddp.export import contents
 
     with bundle.replacing(run_dir) as folder:
-        contents.write(folder, checkpoint, samples, evaluation, model_name, asked, ingredients)
+        contents.write(folder, checkpoint, split, evaluation, model_name, requested, inputs)
     return target
 
 
-def _evaluation_of(evaluation: Path, checkpoint: Path) -> Evaluation:
-    """The evaluation, if it is whole and of this checkpoint."""
+def key(inputs: Mapping[str, Any]) -> str:
+    """Return a digest of a bundle's inputs; if it is unchanged, the bundle is reused."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def _read_evaluation(evaluation: Path, checkpoint: Path) -> Evaluation:
+    """Return the evaluation, if it is complete and of this checkpoint."""
     if not checkpoint.is_dir():
         raise InputError(
             f"there is no checkpoint {checkpoint}: give the step folder that train returned"
@@ -124,51 +136,28 @@ def _evaluation_of(evaluation: Path, checkpoint: Path) -> Evaluation:
     return result
 
 
-def _made_of(target: Path) -> str:
-    """The key of what an existing bundle was made from, '' if there is none."""
+def _key_of(target: Path) -> str:
+    """Return the key of an existing bundle, '' for none."""
     try:
-        config = json.loads(read_below(target, "config.json", bundle.LARGEST_CONFIG))
+        config = json.loads(read_below(target, bundle.CONFIG, bundle.LARGEST_CONFIG))
         return str(config["export"]["key"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _fill(
-    folder: Path,
-    place: str,
-    model_name: str,
-    model: "dsl.Model",
-    summary: "dsl.Markdown",
+def _report(
+    folder: Path, uri: str, model_name: str, model: "dsl.Model", summary: "dsl.Markdown"
 ) -> None:
-    """Fill the artifacts from the bundle alone, so that a reused one says the same."""
+    """Fill the artifacts from the files of the bundle, which may be a reused one."""
     from kfp_ddp.export import card
 
-    content: dict[str, Any] = {
-        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("config", "parity", "latency", "signature", "classes")
-    }
-    result = Evaluation.read(folder / bundle.METRICS)
-    digest = bundle.digest(folder)
-    weights = {p.name: p.stat().st_size for p in sorted(folder.glob("model.*"))}
-    described = {
-        "name": model_name,
-        "uri": place,
-        "digest": digest,
-        "checkpoint_digest": result.checkpoint_digest,
-        "dataset_digest": result.dataset_digest,
-        "framework": "PyTorch",
-        "architecture": result.model,
-        "formats": ", ".join(weights),
-        "classes": len(content["classes"]),
-        "image_size": result.image_size,
-        "accuracy": round(result.accuracy, 6),
-        "samples": result.samples,
-    }
-    model.metadata.update(described)
-    # The artifact's own object points to the bundle: its URI is KFP's to give.
-    Path(model.path).parent.mkdir(parents=True, exist_ok=True)
-    Path(model.path).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    where = f"{place}, digest {digest}"
-    measured = (content["parity"], content["latency"], Record.read(folder))
-    text = card.markdown(model_name, [where], weights, *measured)
+    facts = card.metadata(folder, model_name, uri)
+    card.fill(model, facts)
+    sizes = {name: (folder / name).stat().st_size for name in facts["formats"].split(", ")}
+    parity, latency = (
+        json.loads((folder / name).read_text(encoding="utf-8"))
+        for name in ("parity.json", "latency.json")
+    )
+    fact, record = f"{uri}, digest {facts['digest']}", Record.read(folder)
+    text = card.markdown(model_name, fact, sizes, parity, latency, record)
     Path(summary.path).write_text(text, encoding="utf-8")

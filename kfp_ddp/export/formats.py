@@ -22,7 +22,7 @@ from kfp_ddp.training.model import logits, normalise
 PROGRAM, ONNX = "model.pt2", "model.onnx"
 IN_OPENVINO = f"{ONNX} in OpenVINO"
 CODE = "network.py"
-"""The file of a network of somebody's own, for people to read."""
+"""The source file of a custom network, for information."""
 INPUT, OUTPUT = "images", "logits"
 MAX_BATCH = 1024
 # What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
@@ -33,7 +33,7 @@ Predict = Callable[[Tensor], Tensor]
 
 
 class Servable(nn.Module):
-    """The model with its normalisation: uint8 images (N, 3, S, S) to float32 logits (N, C)."""
+    """A model with its normalisation: uint8 images (N, 3, S, S) to float32 logits (N, C)."""
 
     def __init__(self, model: nn.Module, info: ModelInfo) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Servable(nn.Module):
         self.test_time_flip = info.test_time_flip
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of `images`."""
+        """Return the logits."""
         return logits(self.model, normalise(images, self.mean, self.std), self.test_time_flip)
 
 
@@ -50,19 +50,19 @@ class HalfServable(Servable):
     """The same with a network in float16; normalisation and logits stay in float32."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of `images`."""
+        """Return the logits."""
         pixels = normalise(images, self.mean, self.std).half()
         return logits(self.model, pixels, self.test_time_flip).float()
 
 
 def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]:
-    """Write `WEIGHTS`, `PROGRAM` and `ONNX`; `model` and `info` are as `load_model` gives them.
+    """Write `WEIGHTS`, `PROGRAM` and `ONNX` of a model of `load_model`.
 
     Returns:
-        The formats that the model cannot be written in, each with why.
+        The formats that do not support the model, each with the reason.
 
     Raises:
-        InputError: no format is left that serves without Python; one line.
+        InputError: neither `PROGRAM` nor `ONNX` supports it.
     """
     if any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode: batch norm would be traced as in training")
@@ -72,7 +72,7 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]
     try:
         program = trace(Servable(model, info).eval(), info.image_size)
     except Exception as error:
-        raise _nothing_left(info, f"torch.export does not trace it: {reason(error)}") from error
+        raise _unsupported(info, f"torch.export does not trace it: {reason(error)}") from error
     left_out: dict[str, str] = {}
     writers: dict[str, Callable[[Path], None]] = {
         PROGRAM: lambda path: torch.export.save(program, path),
@@ -84,16 +84,16 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]
             write(path)
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # noqa: BLE001  an exporter fails in many ways
+        except Exception as error:  # noqa: BLE001  exporters raise many errors
             path.unlink(missing_ok=True)
             left_out[path.name] = reason(error)
             print(f"warning: {path.name} is left out: {left_out[path.name]}", flush=True)
     if len(left_out) == 2:
-        raise _nothing_left(info, "; ".join(f"{name}: {why}" for name, why in left_out.items()))
+        raise _unsupported(info, "; ".join(f"{name}: {why}" for name, why in left_out.items()))
     return left_out
 
 
-def _nothing_left(info: ModelInfo, why: str) -> InputError:
+def _unsupported(info: ModelInfo, why: str) -> InputError:
     return InputError(
         f"{info.model} can be written neither as {PROGRAM} nor as {ONNX}: {why}; change the "
         "network, as branches on values to torch.where"
@@ -101,7 +101,7 @@ def _nothing_left(info: ModelInfo, why: str) -> InputError:
 
 
 def reason(error: BaseException) -> str:
-    """What an exporter says at the root, in a line: its own lines are advice to its authors."""
+    """Return the first cause of an exporter's error in one line, without its advice."""
     if isinstance(error, KfpDdpError):
         return str(error)
     while error.__cause__ is not None:
@@ -111,8 +111,8 @@ def reason(error: BaseException) -> str:
 
 
 def trace(servable: Servable, image_size: int) -> Any:
-    """A `torch.export` program for batches of 1 to `MAX_BATCH`."""
-    # With an example of one image torch.export takes the batch for a constant.
+    """Return a `torch.export` program for batches of 1 to `MAX_BATCH`."""
+    # With an example of one image torch.export makes the batch a constant.
     example = torch.zeros(2, 3, image_size, image_size, dtype=torch.uint8)
     shapes = {INPUT: {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}}
     with torch.no_grad():
@@ -120,11 +120,11 @@ def trace(servable: Servable, image_size: int) -> Any:
 
 
 def write_onnx(program: Any, info: ModelInfo, path: Path) -> None:
-    """The program as ONNX, without the local file paths that the exporter leaves in it."""
+    """Write a program as ONNX, without the local file paths that the exporter adds."""
     import onnx
 
     with warnings.catch_warnings():
-        # The exporter's own use of what torch and its libraries are about to retire.
+        # The exporter uses deprecated functions.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
         converted = torch.onnx.export(
@@ -162,7 +162,7 @@ def write_onnx(program: Any, info: ModelInfo, path: Path) -> None:
 
 
 def save_onnx(proto: Any, path: Path) -> None:
-    """Write a model, checked, for the runtimes that are to read it; always the same bytes."""
+    """Check a model and write it for the supported runtimes, always as the same bytes."""
     import onnx
 
     proto.ir_version = IR_VERSION
@@ -171,28 +171,25 @@ def save_onnx(proto: Any, path: Path) -> None:
 
 
 def from_checkpoint(checkpoint: Path) -> Predict:
-    """The checkpoint itself in eager torch: what all others are held against."""
+    """Return the checkpoint in eager torch, the reference for all formats."""
     return eager(Servable(*load_model(checkpoint)))
 
 
 def from_bundle(folder: Path) -> Mapping[str, Predict]:
-    """A function for each file of weights in `folder`, by the file's name.
-
-    Where OpenVINO is installed, the ONNX file is a second time there, computed by other code.
-    """
-    found = {WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, step=0)))}
+    """Return a function for each model file in `folder`, by name; for ONNX also in OpenVINO."""
+    functions = {WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, step=0)))}
     if (folder / PROGRAM).exists():
-        found[PROGRAM] = eager(torch.export.load(folder / PROGRAM).module())
+        functions[PROGRAM] = eager(torch.export.load(folder / PROGRAM).module())
     if (folder / ONNX).exists():
-        found[ONNX] = onnx_predict(folder / ONNX)
+        functions[ONNX] = onnx_predict(folder / ONNX)
         if find_spec(OPENVINO):
-            with suppress(InputError):  # it lacks an operator, and is not what the bundle is for
-                found[IN_OPENVINO] = onnx_predict(folder / ONNX, OPENVINO)
-    return found
+            with suppress(InputError):  # it does not support all operators
+                functions[IN_OPENVINO] = onnx_predict(folder / ONNX, OPENVINO)
+    return functions
 
 
 def eager(module: Callable[[Tensor], Tensor]) -> Predict:
-    """A torch module, without gradients."""
+    """Return a torch module as a function without gradients."""
 
     def predict(images: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -202,7 +199,7 @@ def eager(module: Callable[[Tensor], Tensor]) -> Predict:
 
 
 def onnx_predict(path: Path, runtime: str = ONNXRUNTIME) -> Predict:
-    """An ONNX file in a runtime on the CPU, with as many threads as torch has."""
+    """Return an ONNX file as a function, in a runtime on the CPU with the threads of torch."""
     loaded = load(path.read_bytes(), runtime, torch.get_num_threads())
 
     def predict(images: Tensor) -> Tensor:

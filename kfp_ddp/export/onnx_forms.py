@@ -22,7 +22,7 @@ from kfp_ddp.training.transforms import short_side
 
 BATCH = 8
 _SQUARE = "square"
-# What computes in int8, and what only hands numbers on, so that they need not become float32.
+# Operators that compute in int8, and ones that only pass on numbers.
 _QUANTISED = (
     *("Conv", "Gemm", "MatMul", "Add", "Relu", "Clip", "Concat"),
     *("MaxPool", "AveragePool", "GlobalAveragePool"),
@@ -32,10 +32,10 @@ _PREPARED = "onnx.infer"
 
 
 def calibration(dataset: Path, info: ModelInfo, count: int) -> Iterator[Tensor]:
-    """Up to `count` training images, evenly chosen, as the evaluation sees them.
+    """Yield up to `count` training images in batches, evenly spaced, as for evaluation.
 
     Raises:
-        InputError: there are none that can be read.
+        InputError: none can be read.
     """
     index, _ = sides_of(dataset, TRAIN, info.classes, info.config)
     count = min(count, len(index))
@@ -46,10 +46,10 @@ def calibration(dataset: Path, info: ModelInfo, count: int) -> Iterator[Tensor]:
 
 
 def write_int8(source: Path, target: Path, images: Iterable[Tensor]) -> int:
-    """Write the int8 form of an ONNX file; how many images it was calibrated on.
+    """Write the int8 form of an ONNX file; return the number of calibration images.
 
     Raises:
-        InputError: there was none.
+        InputError: there are none.
     """
     import onnx
     from onnxruntime.quantization import (
@@ -69,11 +69,11 @@ def write_int8(source: Path, target: Path, images: Iterable[Tensor]) -> int:
             return None if batch is None else {INPUT: batch.numpy()}
 
     model: Any = onnx.load(source)
-    kinds = [node.op_type in _WEIGHTED for node in model.graph.node]
-    first = kinds.index(True) if True in kinds else len(kinds)
+    weighted = [node.op_type in _WEIGHTED for node in model.graph.node]
+    first = weighted.index(True) if True in weighted else len(weighted)
     normalisation = [node.name for node in model.graph.node[:first]]
-    told = list(model.metadata_props)
-    # The exporter has folded what ONNX Runtime's preparation would, and warns that nobody did.
+    properties = list(model.metadata_props)
+    # ONNX Runtime warns without this; its preparation has no effect after the exporter's.
     onnx.helper.set_model_props(model, {_PREPARED: "onnxruntime.quant"})
     reader = Reader()
     try:
@@ -94,12 +94,12 @@ def write_int8(source: Path, target: Path, images: Iterable[Tensor]) -> int:
         raise
     quantised: Any = onnx.load(target)
     del quantised.metadata_props[:]
-    quantised.metadata_props.extend(told)
+    quantised.metadata_props.extend(properties)
     save_onnx(quantised, target)
     return reader.count
 
 
-def write_whole(source: Path, target: Path, image_size: int) -> None:
+def write_resize(source: Path, target: Path, image_size: int) -> None:
     """Write the form of `source` whose input is uint8 [batch, 3, height, width]."""
     import onnx
 
@@ -107,17 +107,17 @@ def write_whole(source: Path, target: Path, image_size: int) -> None:
     graph = model.graph
     for node in graph.node:
         node.input[:] = [_SQUARE if name == INPUT else name for name in node.input]
-    computed = list(graph.node)
+    nodes = list(graph.node)
     del graph.node[:]
-    graph.node.extend([*_nodes(), *computed])
+    graph.node.extend([*_resize_nodes(), *nodes])
     graph.initializer.extend(_constants(image_size))
     for axis, name in ((2, "height"), (3, "width")):
         graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
     save_onnx(model, target)
 
 
-def _nodes() -> list[Any]:
-    """From `INPUT` to `_SQUARE`, as `transforms.evaluate`; sizes in float64, as Python has them."""
+def _resize_nodes() -> list[Any]:
+    """Return the graph from `INPUT` to `_SQUARE`, as `transforms.evaluate`; sizes in float64."""
     from onnx import TensorProto, helper
 
     def node(kind: str, inputs: str, output: str, **more: Any) -> Any:
@@ -125,12 +125,12 @@ def _nodes() -> list[Any]:
         return helper.make_node(kind, names, [output], name=output, **more)
 
     return [
-        node("Shape", INPUT, "given", start=2, end=4),
-        node("ReduceMin", "given", "given_short", keepdims=1),
-        node("Cast", "given", "given_f", to=TensorProto.DOUBLE),
-        node("Cast", "given_short", "given_short_f", to=TensorProto.DOUBLE),
-        node("Div", "short_f given_short_f", "scale"),
-        node("Mul", "given_f scale", "scaled"),
+        node("Shape", INPUT, "input_sides", start=2, end=4),
+        node("ReduceMin", "input_sides", "input_short", keepdims=1),
+        node("Cast", "input_sides", "input_f", to=TensorProto.DOUBLE),
+        node("Cast", "input_short", "input_short_f", to=TensorProto.DOUBLE),
+        node("Div", "short_f input_short_f", "scale"),
+        node("Mul", "input_f scale", "scaled"),
         node("Round", "scaled", "rounded"),
         node("Cast", "rounded", "rounded_i", to=TensorProto.INT64),
         node("Max", "rounded_i short", "sides"),
@@ -144,8 +144,8 @@ def _nodes() -> list[Any]:
             axes=[2, 3],
             coordinate_transformation_mode="half_pixel",
         ),
-        node("Sub", "sides size", "left_over"),
-        node("Div", "left_over two", "begin"),
+        node("Sub", "sides size", "margin"),
+        node("Div", "margin two", "begin"),
         node("Add", "begin size", "end"),
         node("Slice", "resized begin end crop_axes", _SQUARE),
     ]
@@ -155,8 +155,8 @@ def _constants(image_size: int) -> list[Any]:
     from onnx import TensorProto, helper
 
     short = short_side(image_size)
-    whole = {"short": [short], "size": [image_size] * 2, "two": [2], "crop_axes": [2, 3]}
+    values = {"short": [short], "size": [image_size] * 2, "two": [2], "crop_axes": [2, 3]}
     return [
         helper.make_tensor("short_f", TensorProto.DOUBLE, [1], [float(short)]),
-        *(helper.make_tensor(n, TensorProto.INT64, [len(v)], v) for n, v in whole.items()),
+        *(helper.make_tensor(n, TensorProto.INT64, [len(v)], v) for n, v in values.items()),
     ]

@@ -1,4 +1,4 @@
-"""What is measured of a bundle: that each format agrees with the checkpoint, and how fast it is."""
+"""Agreement of the formats of a bundle with the checkpoint, and their latency."""
 
 import os
 import platform
@@ -18,23 +18,23 @@ from kfp_ddp.training.data import evaluation_batches
 from kfp_ddp.training.splits import sides_of
 
 SAMPLES = 16
-# Of the largest logit. Reordered float32 sums differ by some 1e-6, a wrong graph by 1 and more.
+# Of the largest logit. Reordered float32 sums differ by about 1e-6, a wrong graph by 1 or more.
 TOLERANCE = 1e-4
 LATENCY_BATCHES = (1, 8)
 _SECONDS_EACH = 0.15
 
 
 class ParityError(KfpDdpError):
-    """An exported file that does not say what the checkpoint says."""
+    """An exported file does not agree with the checkpoint."""
 
 
 def real_samples(split: Path, info: ModelInfo) -> Tensor:
-    """Up to `SAMPLES` images of a split, `<dataset>/<name>`, evenly chosen: uint8 (N, 3, S, S).
+    """Return up to `SAMPLES` images of a split, evenly spaced: uint8 (N, 3, S, S).
 
-    What the training skipped is left out here too.
+    `split` is `<dataset>/<name>`. Images that the training skipped are left out.
 
     Raises:
-        InputError: if the split cannot be used.
+        InputError: the split is missing, or none of its images can be read.
     """
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
     count = min(SAMPLES, len(index))
@@ -50,11 +50,10 @@ def parity(reference: Predict, others: Mapping[str, Predict], images: Tensor) ->
 
     Returns:
         For each of `others` the largest and mean absolute difference, and the share of samples
-        with the same likeliest class.
+        with the same most likely class.
 
     Raises:
-        ParityError: if one differs by more than `TOLERANCE` of the largest logit; so it names
-            another class only where the checkpoint hardly prefers its own.
+        ParityError: one differs by more than `TOLERANCE` of the largest logit.
     """
     parts = [images[:1], images if len(images) > 1 else images.repeat(2, 1, 1, 1)]
     expected = torch.cat([reference(part) for part in parts])
@@ -62,14 +61,14 @@ def parity(reference: Predict, others: Mapping[str, Predict], images: Tensor) ->
     top1 = expected.argmax(1)
     results: dict[str, Any] = {}
     for name, predict in others.items():
-        found = torch.cat([predict(part) for part in parts])
-        if found.shape != expected.shape:
+        logits = torch.cat([predict(part) for part in parts])
+        if logits.shape != expected.shape:
             raise ParityError(
-                f"{name} gives logits of shape {list(found.shape)}, the checkpoint "
+                f"{name} gives logits of shape {list(logits.shape)}, the checkpoint "
                 f"{list(expected.shape)}: do not serve it; report the model and the torch version"
             )
-        difference = (found - expected).abs().nan_to_num(float("inf"))
-        same = found.argmax(1) == top1
+        difference = (logits - expected).abs().nan_to_num(float("inf"))
+        same = logits.argmax(1) == top1
         worst = float(difference.max())
         if worst > bound:
             raise ParityError(
@@ -91,7 +90,7 @@ def parity(reference: Predict, others: Mapping[str, Predict], images: Tensor) ->
 
 
 def latency(runtimes: Mapping[str, Predict], image_size: int) -> dict[str, Any]:
-    """Milliseconds a call on this machine, runtimes in turn; for orientation, not a benchmark."""
+    """Return milliseconds per call on this machine; a rough measurement, not a benchmark."""
     torch.manual_seed(0)
     results: dict[str, dict[str, Any]] = {name: {} for name in runtimes}
     for size in LATENCY_BATCHES:

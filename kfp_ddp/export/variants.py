@@ -1,22 +1,61 @@
 """Further forms of a model: write them, evaluate them on the complete split, drop weak ones."""
 
-from collections.abc import Callable, Mapping
+import csv
+import io
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import read_below
+from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.comparison import newcombe
+from kfp_ddp.evaluation.measure import Tally
+from kfp_ddp.evaluation.predict import Predictions
 from kfp_ddp.export import formats, onnx_forms
-from kfp_ddp.export.formats import ONNX, Predict
-from kfp_ddp.export.whole_split import Form, FormResult, measure, predictions_of
+from kfp_ddp.export.formats import ONNX, Predict, reason
 from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import WEIGHTS
-from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import FILES, Measured, Record
+from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.data import channels_last
+from kfp_ddp.training.images import read
+from kfp_ddp.training.splits import Index, sides_of
 
+BATCH = 32
 Details = dict[str, str | int]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form as a function; one for images of any size gets them one by one, as decoded."""
+
+    predict: Predict
+    takes_any_size: bool = False
+
+
+@dataclass
+class _Batch:
+    positions: list[int]
+    squares: Tensor
+    decoded: list[Tensor]
+
+
+@dataclass(frozen=True)
+class FormResult:
+    """The evaluation of a form, and the predicted class of each sample by path."""
+
+    evaluation: Evaluation
+    predicted: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -45,22 +84,15 @@ def _int8(source: Source, settings: Variants, target: Path) -> Details:
     return {"weights": "int8 a channel", "activations": "uint8", "calibration_images": count}
 
 
-def _whole(source: Source, settings: Variants, target: Path) -> Details:
-    onnx_forms.write_whole(_needed(source, ONNX), target, source.info.image_size)
+def _resize(source: Source, settings: Variants, target: Path) -> Details:
+    onnx_forms.write_resize(_needed(source, ONNX), target, source.info.image_size)
     return {"input": "uint8 [batch, 3, height, width], as decoded"}
 
 
-@dataclass(frozen=True)
-class _Kind:
-    write: Callable[[Source, Variants, Path], Details]
-    load: Callable[[Path], Predict]
-    takes_any_size: bool = False
-
-
-_KINDS: Mapping[str, _Kind] = {
-    "fp16": _Kind(_half, formats.onnx_predict),
-    "int8": _Kind(_int8, formats.onnx_predict),
-    "resize": _Kind(_whole, formats.onnx_predict, takes_any_size=True),
+_WRITERS: Mapping[str, Callable[[Source, Variants, Path], Details]] = {
+    "fp16": _half,
+    "int8": _int8,
+    "resize": _resize,
 }
 
 
@@ -68,10 +100,6 @@ def add(source: Source, settings: Variants) -> tuple[Record, dict[str, Predict]]
     """Add the requested forms to a bundle.
 
     A form that cannot be written, does not run or loses more than allowed leaves no file.
-
-    Args:
-        source: Their inputs.
-        settings: The requested forms, and the allowed loss.
 
     Returns:
         The record of all, and the remaining ones as functions by file.
@@ -83,19 +111,20 @@ def add(source: Source, settings: Variants) -> tuple[Record, dict[str, Predict]]
     forms: dict[str, Form] = {}
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(settings.variants):
-        kind = _KINDS[name]
+        path = source.folder / FILES[name]
         try:
-            details[name] = kind.write(source, settings, source.folder / FILES[name])
-            forms[name] = Form(kind.load(source.folder / FILES[name]), kind.takes_any_size)
+            details[name] = _WRITERS[name](source, settings, path)
+            forms[name] = Form(formats.onnx_predict(path), takes_any_size=name == "resize")
         except (OSError, MemoryError):
             raise
-        except Exception as error:  # noqa: BLE001  exporters and compilers fail in many ways
-            left_out[name] = formats.reason(error)
-    results, failed = (
-        measure(forms, source.split, source.info, source.result) if forms else ({}, {})
-    )
-    before = predictions_of(source.evaluation, source.result) if results else {}
-    measured = [_measured(name, results[name], before, source, details[name]) for name in results]
+        except Exception as error:  # noqa: BLE001  exporters raise many errors
+            left_out[name] = reason(error)
+    measured_forms, failed = measure(forms, source) if forms else ({}, {})
+    before = _predictions(source) if measured_forms else {}
+    measured = [
+        _measured(name, form, before, source, details[name])
+        for name, form in measured_forms.items()
+    ]
     left_out |= failed
     for one in measured:
         if -one.gain > settings.max_variant_drop:
@@ -143,3 +172,114 @@ def _measured(
         lost=lost,
         made=details,
     )
+
+
+def measure(
+    forms: Mapping[str, Form], source: Source
+) -> tuple[dict[str, FormResult], dict[str, str]]:
+    """Run all forms, by name, over the split in one pass, in which an image is decoded once.
+
+    Returns:
+        The results by form, and the errors of the other forms.
+
+    Raises:
+        InputError: an image cannot be read, or the samples are not those of the evaluation.
+    """
+    split, info = source.split, source.info
+    index, _ = sides_of(split.parent, split.name, info.classes, info.config)
+    seen = {name: Tally(len(info.classes)) for name in forms}
+    failed: dict[str, str] = {}
+    readable: list[int] = []
+    for batch in _decoded(index, info, any(form.takes_any_size for form in forms.values())):
+        readable += batch.positions
+        targets = torch.tensor([index.targets[at] for at in batch.positions])
+        for name in [name for name in forms if name not in failed]:
+            try:
+                logits = _logits(forms[name], batch)
+            except Exception as error:  # noqa: BLE001  runtimes raise many errors
+                failed[name] = reason(error)
+                continue
+            odd = (~logits.isfinite().all(1)).nonzero()
+            if len(odd):
+                path = index.paths[batch.positions[int(odd[0])]]
+                failed[name] = f"it gives NaN or infinity for {Path(path).name}"
+                continue
+            seen[name].update(logits, targets)
+    read_ones, skipped = index.only(readable), len(index) - len(readable)
+    results_by_form = {
+        name: _result(seen[name], read_ones, skipped, source)
+        for name in forms
+        if name not in failed
+    }
+    return results_by_form, failed
+
+
+def _predictions(source: Source) -> dict[str, tuple[str, str]]:
+    """Return the true class and the prediction of the checkpoint for each sample, by path."""
+    name = source.result.predictions
+    content = read_below(source.evaluation.parent, name, LARGEST_PREDICTIONS)
+    rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
+    return {row["path"]: (row["target"], row["predicted"]) for row in rows}
+
+
+def _logits(form: Form, batch: _Batch) -> Tensor:
+    if not form.takes_any_size:
+        return form.predict(batch.squares)
+    return torch.cat([form.predict(image[None].contiguous()) for image in batch.decoded])
+
+
+def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
+    """Yield all readable images in order; the next batch is decoded in the background."""
+
+    def decoded(position: int) -> tuple[int, Tensor, Tensor | None] | None:
+        try:
+            image = read(index.where(position), max_pixels=info.max_pixels)
+        except InputError:
+            if info.on_bad_image == "fail":
+                raise
+            return None
+        square = transforms.evaluate(image, info.image_size)
+        return position, square, image if keep else None
+
+    def batch(coming: list[Future[tuple[int, Tensor, Tensor | None] | None]]) -> _Batch:
+        images = [image for future in coming if (image := future.result()) is not None]
+        squares = channels_last(len(images), info.image_size).contiguous()
+        for row, (_, square, _) in enumerate(images):
+            squares[row] = square
+        decoded_images = [image for _, _, image in images if image is not None]
+        return _Batch([at for at, _, _ in images], squares, decoded_images)
+
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, BATCH)) as pool:
+        before: list[Future[tuple[int, Tensor, Tensor | None] | None]] = []
+        for start in [*range(0, len(index), BATCH), len(index)]:
+            coming = [
+                pool.submit(decoded, at) for at in range(start, min(start + BATCH, len(index)))
+            ]
+            if before and (ready := batch(before)).positions:
+                yield ready
+            before = coming
+
+
+def _result(tally: Tally, index: Index, skipped: int, source: Source) -> FormResult:
+    info, split, result = source.info, source.split, source.result
+    predictions = Predictions(index, ("",) * skipped, tally)
+    evaluation = results.summarise(
+        predictions,
+        info,
+        dataset=split.parent,
+        split=split.name,
+        checkpoint=result.checkpoint,
+        checkpoint_digest=result.checkpoint_digest,
+        device="cpu",
+        started=time.monotonic(),
+        skipped=skipped,
+    )
+    if evaluation.samples_digest != result.samples_digest:
+        raise InputError(
+            f"{split} has other samples now than when it was evaluated: evaluate the model again"
+        )
+    # The same inputs must give the same bytes.
+    same = {"seconds": 0.0, "written": result.written, "confusion": None, "hardware": ""}
+    names = [info.classes[at] for at in predictions.predicted.tolist()]
+    paths = [predictions.relative(at) for at in range(len(index))]
+    return FormResult(evaluation.model_copy(update=same), dict(zip(paths, names, strict=True)))

@@ -16,42 +16,46 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.files import fsync, open_below, read_below
+from pydantic import BaseModel, ValidationError
+
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.files import fsync
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.core.settings import mapping_in
-from kfp_ddp.storage.store import Store, sha256, sha256_of
+from kfp_ddp.core.settings import first_fault, mapping_in
+from kfp_ddp.storage.folder import Folder
+from kfp_ddp.storage.store import Store, sha256
 
 NAME = RunFolder.BUNDLE
 WEIGHTS = "model.safetensors"
-METRICS = "metrics.json"
-"""The evaluation."""
-CONFIG = "config.json"
+METRICS, CONFIG = "metrics.json", "config.json"
 LINEAGE = "lineage.json"
-"""Where a published bundle comes from; older bundles have it in `CONFIG`, as `lineage`."""
+"""The run of a published bundle; older bundles have it in `CONFIG`, as `lineage`."""
 REQUEST, RESPONSE = "sample/request.json", "sample/response.json"
 """A request of the v2 protocol, and the expected answer."""
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
 SIGNATURE = "model.sig"
 """Signs all files and the two above, so no manifest lists it."""
-LARGEST_SIGNATURE = 4 << 20
-"""Limit in bytes; a signature names each file."""
 _UNLISTED = (MANIFEST, SUCCESS, SIGNATURE)
-LARGEST_MANIFEST, LARGEST_SUCCESS = 1 << 20, 100
-"""Limits in bytes; a manifest has a line for each of about twenty files."""
+LARGEST_MANIFEST, LARGEST_SUCCESS, LARGEST_SIGNATURE = 1 << 20, 100, 4 << 20
 LARGEST_CONFIG = 16 << 20
-"""Limit in bytes for the config and other JSON files."""
+"""Limits in bytes, the last for the config and other JSON files."""
 _LARGEST_FILE = 1 << 40
 _ASIDE = f".{NAME}-"
 _LOCK = "lock"
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")  # of `atomic_write`
+M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle in a folder or a bucket; each file that is read is checked against the manifest."""
+    """A bundle in a folder or a bucket; each file that is read is checked against the manifest.
+
+    Manifest, `_SUCCESS` and signature are read once, so that all uses are of the same bytes.
+    """
 
     where: Store
     folder: str
@@ -60,10 +64,9 @@ class Bundle:
     """What error messages call it, such as "the champion"."""
     advice: str
     """What to do if it is damaged, for error messages."""
-    listed: Mapping[str, str] | None
-    """SHA-256 of each file by name; None without a manifest: there is no bundle."""
-    digest: str
-    """SHA-256 of the manifest; '' without one."""
+    manifest: bytes | None
+    """Content of the manifest; None for no bundle."""
+    success: bytes | None
 
     @classmethod
     def at(
@@ -78,18 +81,47 @@ class Bundle:
         Raises:
             InputError: it cannot be read, or manifest and `_SUCCESS` do not match.
         """
-        empty = cls(where, folder, title, advice, None, "")
+        bundle = cls._read(where, folder, title, advice)
+        bundle._check_seal()
+        return bundle
+
+    @classmethod
+    def _read(cls, where: Store, folder: str = "", title: str = "", advice: str = "") -> "Bundle":
         manifest = where.read(folder + MANIFEST, LARGEST_MANIFEST)
         success = where.read(folder + SUCCESS, LARGEST_SUCCESS)
-        if manifest is None:
-            if success is not None:
-                raise empty.damaged(f"{MANIFEST} is missing")
-            return empty
-        digest = hashlib.sha256(manifest).hexdigest()
-        if (success or b"").decode(errors="replace").strip() != digest:
-            raise empty.damaged(f"{SUCCESS} is not the digest of {MANIFEST}")
-        listed = listed_in(manifest.decode(errors="replace"))
-        return cls(where, folder, title, advice, listed, digest)
+        return cls(where, folder, title, advice, manifest, success)
+
+    def _check_seal(self) -> None:
+        if self.manifest is None and self.success is not None:
+            raise self.damaged(f"{MANIFEST} is missing")
+        if (self.success or b"").decode(errors="replace").strip() != self.digest:
+            raise self.damaged(f"{SUCCESS} is not the digest of {MANIFEST}")
+
+    @cached_property
+    def listed(self) -> Mapping[str, str] | None:
+        """SHA-256 of each file by name; None without a manifest."""
+        if self.manifest is None:
+            return None
+        lines = self.manifest.decode(errors="replace").splitlines()
+        parts = (line.partition("  ") for line in lines)
+        return {name: sha for sha, _, name in parts}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the manifest; '' without one."""
+        return "" if self.manifest is None else hashlib.sha256(self.manifest).hexdigest()
+
+    @cached_property
+    def signature(self) -> bytes | None:
+        """Content of `SIGNATURE`; None if the bundle is not signed."""
+        return self.where.read(self.folder + SIGNATURE, LARGEST_SIGNATURE)
+
+    @property
+    def signed_files(self) -> dict[str, str]:
+        """SHA-256 of each file that a signature covers."""
+        own = {MANIFEST: self.manifest or b"", SUCCESS: self.success or b""}
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in own.items()}
+        return {**(self.listed or {}), **digests}
 
     @property
     def version(self) -> str:
@@ -110,12 +142,9 @@ class Bundle:
     def read(self, name: str, limit: int) -> bytes | None:
         """Return the content of a file; None if it does not exist and is not listed.
 
-        Args:
-            name: File name in the bundle.
-            limit: Largest size in bytes.
-
         Raises:
-            InputError: it cannot be read, is larger, or differs from the manifest.
+            InputError: it cannot be read, has more than `limit` bytes, or differs from the
+                manifest.
         """
         content = self.where.read(self.folder + name, limit)
         if content is not None:
@@ -124,16 +153,20 @@ class Bundle:
             raise self.damaged(f"{name} is missing")
         return content
 
-    def signature(self) -> bytes | None:
-        """Return the content of `SIGNATURE`; None if the bundle is not signed."""
-        return self.where.read(self.folder + SIGNATURE, LARGEST_SIGNATURE)
-
-    def lineage(self) -> Mapping[str, Any]:
-        """Return where it comes from, empty if it was not published.
+    def record(self, name: str, model: type[M], limit: int = LARGEST_CONFIG) -> M | None:
+        """Return a JSON file as a record; None if it does not exist.
 
         Raises:
-            InputError: as for `read`.
+            InputError: as for `read`, or the content is invalid.
         """
+        content = self.read(name, limit)
+        try:
+            return None if content is None else model.model_validate_json(content)
+        except ValidationError as error:
+            raise self.damaged(f"{name} is invalid: {first_fault(error)}") from None
+
+    def lineage(self) -> Mapping[str, Any]:
+        """Return its lineage, empty if it was not published; raise as `read`."""
         lineage = mapping_in(self.read(LINEAGE, LARGEST_CONFIG))
         return lineage or mapping_in(self.read(CONFIG, LARGEST_CONFIG)).get("lineage") or {}
 
@@ -146,19 +179,20 @@ class Bundle:
         if self.listed is not None and self.listed.get(name) != digest:
             raise self.damaged(f"{name} is not what {MANIFEST} lists")
 
-    def verify(self) -> int:
-        """Read all files and check each; return their size in bytes.
+    def verify(self, but: Collection[str] = ()) -> int:
+        """Read all files but some, and check each; return their size in bytes.
 
         Raises:
-            InputError: a file is missing, differs, or is not listed.
+            InputError: a file is missing or differs, or there is any other entry, such as a link.
         """
+        if self.listed is None:
+            raise self.damaged(f"{MANIFEST} is missing")
         start = len(self.folder)
-        listed = self.listed or {}
-        existing = {name[start:] for name, _ in self.where.list(self.folder)}
-        if unlisted := existing - listed.keys() - set(_UNLISTED):
+        existing = {name[start:] for name in self.where.entries(self.folder)}
+        if unlisted := existing - self.listed.keys() - {*_UNLISTED, *but}:
             raise self.damaged(f"{min(unlisted)} is not in {MANIFEST}")
         size = 0
-        for name in listed:
+        for name in self.listed.keys() - set(but):
             file: Any = _Digest()
             if name not in existing or not self.where.fetch(
                 self.folder + name, file, _LARGEST_FILE
@@ -177,7 +211,7 @@ class _Digest:
     """The methods of a binary file that `fetch` uses: hashes the content and keeps none of it."""
 
     def __init__(self) -> None:
-        self._reset()
+        self.seek(0)
 
     def write(self, block: bytes) -> int:
         self.digest.update(block)
@@ -185,52 +219,35 @@ class _Digest:
         return len(block)
 
     def seek(self, start: int) -> int:
-        self._reset()  # a new attempt starts at 0
+        self.digest, self.size = hashlib.sha256(), 0  # a new attempt starts at 0
         return start
 
     def truncate(self) -> int:
         return 0
 
-    def _reset(self) -> None:
-        self.digest = hashlib.sha256()
-        self.size = 0
 
-
-def check_model_name(model_name: str) -> None:
-    """Refuse a name that cannot be a folder of a model server.
-
-    Raises:
-        InputError: the name is invalid.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", model_name):
-        raise InputError(
-            f"model_name is {model_name!r}: it becomes a folder, so use 1 to 63 letters, digits, "
-            "dots, dashes and underscores, a letter or digit first"
-        )
+def in_folder(folder: Path) -> Bundle:
+    """Return the bundle in a local folder; raises as `Bundle.at`."""
+    return Bundle.at(Folder(folder, str(folder)))
 
 
 def digest(folder: Path) -> str:
     """Return the digest in `_SUCCESS`: SHA-256 of the manifest; '' if incomplete."""
     try:
-        text = read_below(folder, SUCCESS, LARGEST_SUCCESS).decode(errors="replace").strip()
-        manifest = read_below(folder, MANIFEST, LARGEST_MANIFEST)
-        return text if text == hashlib.sha256(manifest).hexdigest() else ""
-    except (OSError, InputError):
+        return in_folder(folder).digest
+    except KfpDdpError:
         return ""
 
 
 def version(folder: Path) -> str:
-    """Return the version under which a complete bundle is uploaded."""
+    """Return the version of a complete bundle."""
     return digest(folder)[:12]
 
 
 def files(folder: Path) -> list[str]:
     """Return the names of all files and links below `folder`, sorted, with forward slashes."""
-    return sorted(
-        Path(root, name).relative_to(folder).as_posix()
-        for root, folders, names in os.walk(folder)
-        for name in (*names, *(one for one in folders if os.path.islink(os.path.join(root, one))))
-    )
+    entries = (name for name in Folder(folder, str(folder)).entries("") if name[-1] != "/")
+    return sorted(entries)
 
 
 def intact(folder: Path, but: Collection[str] = ()) -> bool:
@@ -238,60 +255,46 @@ def intact(folder: Path, but: Collection[str] = ()) -> bool:
 
     `but` are files that are being replaced: they and `_SUCCESS` are not checked.
     """
-    if not but and not digest(folder):
-        return False
     try:
-        manifest = listed_in(read_below(folder, MANIFEST, LARGEST_MANIFEST).decode())
-        listed = {name: sha for name, sha in manifest.items() if name not in but}
-        existing = [name for name in files(folder) if name not in (*_UNLISTED, *but)]
-        return existing == sorted(listed) and all(
-            _sha256_below(folder, name) == sha for name, sha in listed.items()
-        )
-    except (OSError, ValueError):
+        bundle = Bundle._read(Folder(folder, str(folder)))
+        if not but:
+            bundle._check_seal()
+        bundle.verify(but)
+    except KfpDdpError:
         return False
-
-
-def _sha256_below(folder: Path, name: str) -> str:
-    with open_below(folder, name) as file:
-        return sha256_of(file)
-
-
-def listed_in(manifest: str) -> dict[str, str]:
-    """Return the SHA-256 of each file in the text of a manifest, by name."""
-    parts = (line.partition("  ") for line in manifest.splitlines())
-    return {name: sha for sha, _, name in parts}
+    return True
 
 
 @contextmanager
 def replacing(run_dir: Path) -> Iterator[Path]:
     """Yield a new folder that becomes `<run_dir>/bundle` when the block succeeds.
 
-    Manifest and `_SUCCESS` are written last, after all files are synced to disk. Folders that a
-    killed step left behind are removed; those that another step works on are locked and remain.
+    Manifest and `_SUCCESS` are written last, after all files are synced to disk. It is locked, so
+    that `clean_up` by another step does not remove it.
 
     Raises:
         InputError: the folder cannot be written.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        for left in run_dir.glob(f"{_ASIDE}*"):
-            _remove_unused(left)
+        clean_up(run_dir)
         aside, lock = _locked_folder(run_dir)
+        try:
+            folder = aside / NAME
+            folder.mkdir()
+            yield folder
+            seal(folder)
+            folder.chmod(0o755)
+            _put_in_place(folder, run_dir / NAME)
+            fsync(run_dir)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+            os.close(lock)
     except OSError as error:
-        raise _unwritable(run_dir, error) from None
-    try:
-        folder = aside / NAME
-        folder.mkdir()
-        yield folder
-        seal(folder)
-        folder.chmod(0o755)
-        _put_in_place(folder, run_dir / NAME)
-        fsync(run_dir)
-    except OSError as error:
-        raise _unwritable(run_dir, error) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        os.close(lock)
+        raise InputError(
+            f"the bundle cannot be written to {run_dir}: {error.strerror or error}; "
+            "make run_dir writable and give it room for three times the weights"
+        ) from None
 
 
 def _locked_folder(run_dir: Path) -> tuple[Path, int]:
@@ -309,16 +312,20 @@ def _locked_folder(run_dir: Path) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _remove_unused(left: Path) -> None:
-    """Remove a folder that is not locked; one that cannot be read remains."""
-    with suppress(OSError):
-        if not stat.S_ISDIR(left.lstat().st_mode):
-            return
-        lock = _lock(left)
-        try:
-            shutil.rmtree(left, ignore_errors=True)
-        finally:
-            os.close(lock)
+def clean_up(run_dir: Path) -> None:
+    """Remove the folders of killed steps; a bundle that one of them had moved aside returns."""
+    for aside in run_dir.glob(f"{_ASIDE}*"):
+        with suppress(OSError):  # another step works on it, or removed it
+            if not stat.S_ISDIR(aside.lstat().st_mode):
+                continue
+            lock = _lock(aside)
+            try:
+                earlier = max(aside.glob("old-*"), default=None)
+                if earlier is not None and not os.path.lexists(run_dir / NAME):
+                    earlier.rename(run_dir / NAME)
+                shutil.rmtree(aside, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _lock(aside: Path) -> int:
@@ -368,15 +375,19 @@ def seal(folder: Path) -> str:
 def upload(folder: Path, name: str, where: Store) -> str:
     """Copy a bundle to `<where>/<name>/<version>/`, `_SUCCESS` last; return that URI.
 
-    The version is a digest of the content, so a second upload changes nothing.
+    A second upload changes nothing. Temporary files of a killed upload are deleted.
 
     Raises:
         InputError: a file cannot be written or arrives different.
     """
     target = f"{name}/{version(folder)}"
     names = [n for n in files(folder) if n not in (MANIFEST, SUCCESS)]
-    for file in (*names, MANIFEST, SUCCESS):
+    for file in (*names, MANIFEST):
         where.put(folder / file, f"{target}/{file}")
+    for entry in where.entries(f"{target}/"):
+        if _TEMPORARY.fullmatch(entry.rpartition("/")[2]):
+            where.delete(entry)
+    where.put(folder / SUCCESS, f"{target}/{SUCCESS}")
     return f"{where.uri}/{target}"
 
 
@@ -384,15 +395,3 @@ def write_json(path: Path, content: Mapping[str, Any] | list[str]) -> None:
     """Write indented JSON; refuse numbers that are not finite."""
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
-
-
-def key(content: Mapping[str, Any]) -> str:
-    """Return a digest of a bundle's inputs; if it is unchanged, the bundle is reused."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _unwritable(run_dir: Path, error: OSError) -> InputError:
-    return InputError(
-        f"the bundle cannot be written to {run_dir}: {error.strerror or error}; "
-        "make run_dir writable and give it room for three times the weights"
-    )

@@ -1,10 +1,12 @@
 """Settings of a release, which the steps after the gate share."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
 from kfp_ddp.jobs.launch_spec import IN_WORDS
@@ -105,6 +107,19 @@ class Deployment(Settings):
                 "serve"
             )
         return self
+
+
+def check_model_name(model_name: str) -> None:
+    """Refuse a name that cannot be a folder of a model server.
+
+    Raises:
+        InputError: the name is invalid.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", model_name):
+        raise InputError(
+            f"model_name is {model_name!r}: it becomes a folder, so use 1 to 63 letters, digits, "
+            "dots, dashes and underscores, a letter or digit first"
+        )
 
 
 M = TypeVar("M", bound=Settings)

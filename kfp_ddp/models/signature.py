@@ -11,20 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.core.files import atomic_write, read_below
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.step import needed_secret
 from kfp_ddp.core.text import one_line
-from kfp_ddp.models.bundle import (
-    LARGEST_MANIFEST,
-    LARGEST_SIGNATURE,
-    LARGEST_SUCCESS,
-    MANIFEST,
-    SIGNATURE,
-    SUCCESS,
-    Bundle,
-    listed_in,
-)
+from kfp_ddp.models.bundle import SIGNATURE, Bundle, in_folder
 from kfp_ddp.models.release import Signing
 
 if TYPE_CHECKING:
@@ -49,38 +39,20 @@ class Signer(NamedTuple):
 def sign(folder: Path, key: "PrivateKeyTypes") -> None:
     """Write the signature of a sealed bundle, unless it has a valid one by this key.
 
-    Args:
-        folder: The bundle.
-        key: From `private_key`.
-
     Raises:
         InputError: the bundle cannot be read.
         StorageError: its folder cannot be written.
     """
-    files = _digests(
-        read_below(folder, MANIFEST, LARGEST_MANIFEST), read_below(folder, SUCCESS, LARGEST_SUCCESS)
-    )
+    bundle = in_folder(folder)
     try:
-        signature = read_below(folder, SIGNATURE, LARGEST_SIGNATURE)
-        _compare(by_key(key.public_key()).open(signature), files)
-    except (OSError, ValueError):
-        content = _sign(_statement(folder.name, files), key)
-        try:
-            with atomic_write(folder / SIGNATURE) as file:
-                file.write(content)
-        except OSError as error:
-            raise StorageError(
-                f"{folder / SIGNATURE} cannot be written: {error.strerror}; free some space"
-            ) from None
+        _compare(by_key(key.public_key()).open(bundle.signature or b""), bundle.signed_files)
+    except ValueError:
+        bundle.where.write(SIGNATURE, make(bundle, key))
 
 
 def make(bundle: Bundle, key: "PrivateKeyTypes") -> bytes:
-    """Return a signature of a bundle in any store.
-
-    Raises:
-        InputError: it cannot be read.
-    """
-    return _sign(_statement(bundle.version, _digests_of(bundle)), key)
+    """Return a signature of a bundle by a key of `private_key`."""
+    return _sign(_statement(bundle.model_name, bundle.signed_files), key)
 
 
 def check_fits(bundle: Bundle, content: bytes) -> None:
@@ -97,7 +69,7 @@ def check_fits(bundle: Bundle, content: bytes) -> None:
             "model_signing sign"
         ) from None
     try:
-        _compare(payload, _digests_of(bundle))
+        _compare(payload, bundle.signed_files)
     except ValueError as error:
         raise InputError(f"this is not a signature of {bundle.uri}: {error}") from None
 
@@ -105,23 +77,19 @@ def check_fits(bundle: Bundle, content: bytes) -> None:
 def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
     """Refuse a bundle that the signer has not signed as its manifest lists it.
 
-    Args:
-        bundle: The bundle.
-        signer: From `by_key` or `by_identity`.
-        content: A signature from elsewhere; None for the one in the bundle.
+    `content` is a signature from elsewhere; None for the one in the bundle.
 
     Raises:
         InputError: it is not signed, or the signature is invalid.
     """
-    content = bundle.signature() if content is None else content
+    content = bundle.signature if content is None else content
     if content is None:
         raise InputError(
             f"{bundle.title} {bundle.uri} is not signed: it has no {SIGNATURE}; publish it with "
             "sign_key, or sign it with kfp-ddp sign"
         )
-    files = _digests_of(bundle)
     try:
-        _compare(signer.open(content), files)
+        _compare(signer.open(content), bundle.signed_files)
     except ValueError as error:
         raise InputError(
             f"{bundle.title} {bundle.uri} has no valid signature of {signer.name}: {error}; do not "
@@ -144,12 +112,7 @@ def key_of(signing: Signing) -> "PrivateKeyTypes | None":
 
 
 def private_key(pem: bytes, password: str, title: str) -> "PrivateKeyTypes":
-    """Return a key to sign with.
-
-    Args:
-        pem: Its text.
-        password: '' for none.
-        title: What error messages call it.
+    """Return a key to sign with; `title` is what error messages call it.
 
     Raises:
         InputError: it is invalid, or of an unsupported kind.
@@ -224,10 +187,7 @@ def by_key(key: "PublicKeyTypes") -> Signer:
 def by_identity(identity: str, issuer: str, trust: Path | None = None) -> Signer:
     """Return the signer with an identity at an OpenID Connect issuer, verified by Sigstore.
 
-    Args:
-        identity: Such as an e-mail address, or a workflow's URI.
-        issuer: Such as https://accounts.google.com.
-        trust: A trusted_root.json of another Sigstore than the public one.
+    `trust` is a trusted_root.json of another Sigstore than the public one.
 
     Raises:
         InputError: sigstore is not installed, or the root of trust cannot be read.
@@ -268,19 +228,6 @@ def fingerprint(key: "PublicKeyTypes") -> str:
 
     pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(pem).hexdigest()
-
-
-def _digests_of(bundle: Bundle) -> dict[str, str]:
-    manifest = bundle.where.read(bundle.folder + MANIFEST, LARGEST_MANIFEST)
-    success = bundle.where.read(bundle.folder + SUCCESS, LARGEST_SUCCESS)
-    return _digests(manifest or b"", success or b"")
-
-
-def _digests(manifest: bytes, success: bytes) -> dict[str, str]:
-    """Return the SHA-256 of each signed file by name."""
-    ends = {MANIFEST: manifest, SUCCESS: success}
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in ends.items()}
-    return listed_in(manifest.decode(errors="replace")) | digests
 
 
 def _statement(name: str, files: Mapping[str, str]) -> bytes:

@@ -51,7 +51,7 @@ class Record(Stored):
     left_out: dict[str, str] = Field(default_factory=dict)
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether any form was requested."""
         return bool(self.variants or self.left_out)
 

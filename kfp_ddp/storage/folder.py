@@ -85,6 +85,21 @@ class Folder(Store):
         except (FileNotFoundError, NotADirectoryError):
             return
 
+    def entries(self, prefix: str) -> Iterator[str]:
+        """Yield files, links, pipes, and empty folders with a slash; `prefix` is a folder."""
+        above = prefix.rpartition("/")[0]
+        try:
+            with self._translating("list"), folder_below(self.root, above) as top:
+                walk = os.fwalk(".", onerror=_unless_missing, dir_fd=top)
+                for folder, folders, files, here in walk:
+                    links = [name for name in folders if _is_link(name, here)]
+                    for name in (*files, *links):
+                        yield str(PurePosixPath(above, folder, name))
+                    if folder != "." and not (folders or files):
+                        yield f"{PurePosixPath(above, folder)}/"
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
     def has_files(self, prefix: str = "") -> bool:
         """Stop at the first file; see `Store.has_files`."""
         return any(True for _ in self.list(prefix))
@@ -219,6 +234,10 @@ def _size(file: str, folder: int) -> int | None:
     except FileNotFoundError:
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def _is_link(name: str, folder: int) -> bool:
+    return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 
 def _unless_missing(error: OSError) -> None:

@@ -55,6 +55,10 @@ class Store(ABC):
         Pages of a listing are requested as they are needed.
         """
 
+    def entries(self, prefix: str) -> Iterator[str]:
+        """Yield every name that starts with `prefix`, also those that `list` leaves out."""
+        return (name for name, _ in self.list(prefix))
+
     @abstractmethod
     def has_files(self, prefix: str = "") -> bool:
         """Return whether any name starts with `prefix`; asks the store for one name only."""

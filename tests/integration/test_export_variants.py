@@ -1,6 +1,7 @@
 """Further forms of a trained model: what they are, and what is told of them on the whole split."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ from kfp_ddp.components.export.component import export
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.ranks import evaluate
-from kfp_ddp.export import card, prove, variants, whole_split
+from kfp_ddp.export import card, formats, prove, variants
 from kfp_ddp.export.engine import make
 from kfp_ddp.export.formats import Predict, from_checkpoint
 from kfp_ddp.models import bundle
@@ -215,8 +216,11 @@ def test_a_form_that_loses_too_much_or_does_not_run_leaves_no_file(
         target.write_bytes(b"form")
         return {}
 
-    kind = variants._Kind(write, lambda path: predict)
-    monkeypatch.setattr(variants, "_KINDS", {**variants._KINDS, "fp16": kind})
+    load = formats.onnx_predict
+    monkeypatch.setattr(variants, "_WRITERS", {**variants._WRITERS, "fp16": write})
+    monkeypatch.setattr(
+        formats, "onnx_predict", lambda path: predict if "fp16" in path.name else load(path)
+    )
     asked = Variants(variants=("fp16", "resize"), max_variant_drop=0.05)
     told, functions = variants.add(source, asked)
     assert list(told.left_out) == ["fp16"]
@@ -225,7 +229,7 @@ def test_a_form_that_loses_too_much_or_does_not_run_leaves_no_file(
     assert list(functions) == ["model.resize.onnx"]
     assert not (source.folder / "model.fp16.onnx").exists()
     parity, latency = {"samples": 1, "formats": {}}, {"runtimes": {}, "machine": "", "threads": 1}
-    summary = card.markdown("squares", [], {}, parity, latency, told)
+    summary = card.markdown("squares", "", {}, parity, latency, told)
     assert "`fp16` is left out: " in summary
 
 
@@ -234,9 +238,9 @@ def test_a_split_that_changed_since_the_evaluation_is_refused(
 ) -> None:
     changed = Path(shutil.copytree(trained_dataset, tmp_path / "data"))
     next((changed / "val" / "red").iterdir()).unlink()
-    forms = {"x": whole_split.Form(_only_red)}
+    forms = {"x": variants.Form(_only_red)}
     with pytest.raises(InputError, match="has other samples now than when it was evaluated"):
-        whole_split.measure(forms, changed / "val", source.info, source.result)
+        variants.measure(forms, dataclasses.replace(source, split=changed / "val"))
 
 
 def test_without_training_images_int8_is_left_out(

@@ -1,7 +1,8 @@
-"""Is a bundle what was published, and who vouches for it: `kfp-ddp sign` and `kfp-ddp verify`."""
+"""`kfp-ddp sign` and `kfp-ddp verify`: the files of a bundle, and its signature."""
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def call(*words: object) -> Result:
 
 
 def refused(*words: object) -> str:
-    """The one line of a call that ends with exit code 2."""
+    """Return the error of a call, one line, with exit code 2."""
     done = call(*words)
     assert isinstance(done.exception, InputError), done.output
     assert done.exception.exit_code == 2
@@ -53,23 +54,23 @@ def test_a_published_bundle_is_signed_and_verified(where: Store, tmp_path: Path)
     exports = f"{where.uri}/flowers"
     version = bundle.version(tmp_path / "made")
     count = len(bundle.files(tmp_path / "made")) - 2
-    said = call("verify", exports).output
-    assert said == f"{exports}/{version}: complete, {count} files, 0.0 MB\nnot signed\n"
+    output = call("verify", exports).output
+    assert output == f"{exports}/{version}: complete, {count} files, 0.0 MB\nnot signed\n"
     assert "is not signed: it has no model.sig" in refused(
         "verify", exports, "--key", tmp_path / "key.pub"
     )
     done = call("sign", exports, "--key", tmp_path / "key.pem")
     assert done.exception is None, done.output
     assert f"{exports}/{version}: signed by the key " in done.output
-    found = json.loads(call("verify", exports, "--key", tmp_path / "key.pub", "--json").output)
-    assert (found["version"], found["files"], found["signed"]) == (version, count, True)
-    assert found["by"] in done.output
+    facts = json.loads(call("verify", exports, "--key", tmp_path / "key.pub", "--json").output)
+    assert (facts["version"], facts["files"], facts["signed"]) == (version, count, True)
+    assert facts["by"] in done.output
     assert "signed, not checked" in call("verify", f"{exports}/{version}").output
     assert "was made by another key" in refused("verify", exports, "--key", tmp_path / "other.pub")
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
-def test_the_folder_of_a_run_stands_for_its_bundle(where: Store, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_is_accepted(where: Store, tmp_path: Path) -> None:
     (tmp_path / "made").rename(tmp_path / "exports" / "bundle")
     done = call("sign", where.uri, "--key", tmp_path / "key.pem")
     assert done.output.startswith(f"{where.uri}/bundle: signed by the key "), done.exception
@@ -87,9 +88,15 @@ def test_the_folder_of_a_run_stands_for_its_bundle(where: Store, tmp_path: Path)
         ("outside", "is damaged: ../other is missing; do not use it"),
         ("unsealed", "is damaged: _SUCCESS is not the digest of MANIFEST.sha256"),
         ("pointer", "is damaged: MANIFEST.sha256 is that of "),
+        ("link", "is damaged: serving/m/2 is not in MANIFEST.sha256"),
+        ("pipe", "is damaged: pipe is not in MANIFEST.sha256"),
+        ("hidden", "is damaged: .x.tmp is not in MANIFEST.sha256"),
+        ("lock", "is damaged: .x.lock is not in MANIFEST.sha256"),
+        ("empty", "is damaged: serving/m/3/ is not in MANIFEST.sha256"),
+        ("linked", "cannot read"),
     ],
 )
-def test_what_was_changed_is_told_signed_or_not(
+def test_any_change_of_a_bundle_is_found(
     where: Store, tmp_path: Path, change: str, words: str
 ) -> None:
     folder = tmp_path / "exports" / "flowers" / bundle.version(tmp_path / "made")
@@ -112,6 +119,20 @@ def test_what_was_changed_is_told_signed_or_not(
         case "unsealed":
             with (folder / bundle.MANIFEST).open("a") as file:
                 file.write("0" * 64 + "  other\n")
+        case "link":
+            (folder / "serving" / "m").mkdir(parents=True)
+            (folder / "serving" / "m" / "2").symlink_to(tmp_path)
+        case "pipe":
+            os.mkfifo(folder / "pipe")
+        case "hidden":
+            (folder / ".x.tmp").write_text("")
+        case "lock":
+            (folder / ".x.lock").write_text("")
+        case "empty":
+            (folder / "serving" / "m" / "3").mkdir(parents=True)
+        case "linked":
+            (folder / "model.safetensors").rename(tmp_path / "weights")
+            (folder / "model.safetensors").symlink_to(tmp_path / "weights")
         case "pointer":
             folder.rename(folder.with_name("0" * 12))
             (folder.parent / "CHAMPION").write_text("0" * 12)
@@ -122,9 +143,7 @@ def test_what_was_changed_is_told_signed_or_not(
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
-def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
-    where: Store, tmp_path: Path
-) -> None:
+def test_a_signature_from_elsewhere_is_added_to_its_bundle(where: Store, tmp_path: Path) -> None:
     exports = f"{where.uri}/flowers"
     call("sign", tmp_path / "made", "--key", tmp_path / "key.pem")
     signature = tmp_path / "made" / bundle.SIGNATURE
@@ -133,10 +152,10 @@ def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
     assert call("sign", exports, "--signature", signature).exception is None
     assert call("verify", exports, "--key", tmp_path / "key.pub").exception is None
     other = exported(where, "flowers", tmp_path / "second", 5, Lineage("run-2"))
-    said = refused("sign", f"{exports}/{other}", "--signature", signature)
-    assert f"this is not a signature of {exports}/{other}: MANIFEST.sha256 differs" in said
-    said = refused("sign", exports, "--signature", tmp_path / "key.pub")
-    assert "not a signature in the format of OpenSSF Model Signing" in said
+    error = refused("sign", f"{exports}/{other}", "--signature", signature)
+    assert f"this is not a signature of {exports}/{other}: MANIFEST.sha256 differs" in error
+    error = refused("sign", exports, "--signature", tmp_path / "key.pub")
+    assert "not a signature in the format of OpenSSF Model Signing" in error
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
@@ -157,7 +176,7 @@ def test_a_signature_made_elsewhere_is_put_into_the_bundle_it_is_of(
         (["sign", "EXPORTS", "--key", "key.pub"], "--key key.pub is not a private key"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_invalid_input_fails_with_one_line_error(
     where: Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -27,7 +27,7 @@ def session(folder: Path, size: int) -> Callable[[Any], Any]:
     )
     opset = helper.make_opsetid("", formats.OPSET)
     formats.save_onnx(helper.make_model(graph, opset_imports=[opset]), folder / "square.onnx")
-    onnx_forms.write_whole(folder / "square.onnx", folder / "whole.onnx", size)
+    onnx_forms.write_resize(folder / "square.onnx", folder / "whole.onnx", size)
     ready = onnxruntime.InferenceSession(folder / "whole.onnx", providers=["CPUExecutionProvider"])
     return lambda images: ready.run(None, {"images": images})[0]
 

@@ -212,7 +212,7 @@ def test_what_the_key_signed_of_other_files_vouches_for_no_bundle(
 ) -> None:
     folder = made(tmp_path)
     sealed = Bundle.at(open_store(str(folder)), "", "the bundle", "")
-    files = signature._digests_of(sealed) | change
+    files = sealed.signed_files | change
     payload = signature._statement("x", {name: each for name, each in files.items() if each})
     (folder / bundle.SIGNATURE).write_bytes(signature._sign(payload, KEY))
     with pytest.raises(InputError, match=words):

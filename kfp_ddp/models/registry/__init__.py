@@ -5,10 +5,9 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.step import step
-from kfp_ddp.models.bundle import check_model_name
 from kfp_ddp.models.champion import read_pointer
 from kfp_ddp.models.registry.client import Registry, registry_of
-from kfp_ddp.models.release import Registering, part_of
+from kfp_ddp.models.release import Registering, check_model_name, part_of
 from kfp_ddp.storage.kinds import open_store
 
 __all__ = ["Registry", "registry_of", "run"]

@@ -61,7 +61,7 @@ def record_of(where: Store, name: str, version: str) -> Record:
     properties = {
         BUNDLE: bundle.uri,
         "digest": bundle.digest,
-        "signed": bundle.signature() is not None,
+        "signed": bundle.signature is not None,
         "run_id": lineage.get("run_id"),
         "dataset_digest": result.dataset_digest,
         "checkpoint_digest": result.checkpoint_digest,
