@@ -120,7 +120,9 @@ def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
             if name in bucket.objects and query.get("alt") == ["media"]:
                 self.send(name, query.get("ifGenerationMatch", [""])[0])
             elif not name:
-                self.answer(200, {"items": []})
+                prefix = query.get("prefix", [""])[0]
+                names = sorted(one for one in bucket.objects if one.startswith(prefix))
+                self.answer(200, {"items": [bucket.describe(one) for one in names]})
             elif name in bucket.objects:
                 self.answer(200, bucket.describe(name))
             else:

@@ -18,7 +18,8 @@ from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell, printable
 from kfp_ddp.models import champion as champions
-from kfp_ddp.models.bundle import LARGEST_SUCCESS, SUCCESS, check_model_name
+from kfp_ddp.models.bundle import LARGEST_SUCCESS, SUCCESS
+from kfp_ddp.models.release import check_model_name
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 
@@ -175,20 +176,13 @@ def prune(where: Store, keep: int, spared: Collection[str] = ()) -> list[str]:
     remaining = {*spared, current, champions.replaced_by(champions.history(where), current)}
     remaining |= {attempt.champion for _, attempt in exported if attempt.version == current}
     remaining |= {attempt.version for _, attempt in exported[:keep]}
-    old = [one for one in exported if one[1].version not in remaining]
-    deleted = list(dict.fromkeys(attempt.version for _, attempt in old))
-    for version in deleted:
-        _delete(where, version)
-    for file, _ in [*old, *[one for one in records if not one[1].version][keep:]]:
+    old = dict.fromkeys(one.version for _, one in exported if one.version not in remaining)
+    deleted = [version for version in old if champions.delete(where, version)]
+    for file, _ in [one for one in exported if one[1].version in deleted]:
+        where.delete(file)
+    for file, _ in [one for one in records if not one[1].version][keep:]:
         where.delete(file)
     return deleted
-
-
-def _delete(where: Store, version: str) -> None:
-    """Delete a bundle, `_SUCCESS` first, so that no reader takes the rest for complete."""
-    names = [name for name, _ in where.list(f"{version}/")]
-    for name in sorted(names, key=lambda name: not name.endswith(f"/{SUCCESS}")):
-        where.delete(name)
 
 
 def _file(name: str) -> str:

@@ -1,22 +1,26 @@
 """The champion of a model: the version that the next one has to beat.
 
-`CHAMPION` beside the versions names it, `CHAMPIONS` has the history of moves.
+`CHAMPION` beside the versions names it. `CHAMPIONS` lists the moves of it.
 """
 
 import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
-from kfp_ddp.models.bundle import MANIFEST, METRICS, NAME, SUCCESS, WEIGHTS, Bundle
+from kfp_ddp.models.bundle import LARGEST_SUCCESS, MANIFEST, METRICS, NAME, SUCCESS, WEIGHTS, Bundle
 from kfp_ddp.models.evaluation import FILE, LARGEST, LARGEST_PREDICTIONS, Evaluation, Prediction
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import check_address, open_store
 from kfp_ddp.storage.store import Store, sha256_of
+
+if TYPE_CHECKING:
+    from kfp_ddp.models.signature import Signer
 
 CHAMPION, CHAMPIONS = "CHAMPION", "CHAMPIONS"
 ROLLBACK = "rollback"
@@ -147,9 +151,7 @@ def find(champion: str) -> Champion | None:
 def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
     """Return the versions of complete bundles at a destination of exports, by model name.
 
-    Args:
-        where: The destination.
-        name: Only this model; '' for all.
+    `name` is for one model only.
 
     Raises:
         InputError: the destination cannot be listed.
@@ -162,17 +164,29 @@ def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
     return {model: sorted(versions[model]) for model in sorted(versions)}
 
 
-def open_bundle(address: str, advice: str = "export it again") -> Bundle:
+def open_bundle(
+    address: str, advice: str = "export it again", signer: "Signer | None" = None
+) -> Bundle:
     """Return the bundle at an address; it is complete, its files are checked when they are read.
 
     Args:
         address: Folder or URI of a bundle, of a run's results, or of a model's exports, where the
             champion is opened.
         advice: What to do if it is damaged.
+        signer: The required signer; None for any, and for none.
 
     Raises:
-        InputError: there is no bundle, or its manifest is damaged.
+        InputError: there is no bundle, its manifest is damaged, or the signer has not signed it.
     """
+    bundle = _open_bundle(address, advice)
+    if signer is not None:
+        from kfp_ddp.models.signature import check as check_signature  # needs cryptography
+
+        check_signature(bundle, signer)
+    return bundle
+
+
+def _open_bundle(address: str, advice: str) -> Bundle:
     check_address("bundle", address)
     where = open_store(address)
     for folder in ("", f"{NAME}/"):
@@ -198,9 +212,7 @@ def open_bundle(address: str, advice: str = "export it again") -> Bundle:
 def read_pointer(where: Store, name: str = "") -> str:
     """Return the version that CHAMPION names; '' if the file does not exist.
 
-    Args:
-        where: The destination of exports, or without a name the folder of one model's.
-        name: Of the model.
+    `where` is the destination of exports, or without a name the folder of one model's.
 
     Raises:
         InputError: it cannot be read, or does not name a version.
@@ -211,6 +223,8 @@ def read_pointer(where: Store, name: str = "") -> str:
 
 def move(where: Store, name: str, version: str, expected: str, by: str = "") -> str:
     """Make CHAMPION name `version` if it names `expected` now; '' is for no champion.
+
+    CHAMPIONS is written first: an entry that CHAMPION did not follow has no effect.
 
     Args:
         where: The destination of exports.
@@ -223,21 +237,56 @@ def move(where: Store, name: str, version: str, expected: str, by: str = "") -> 
         The version that CHAMPION names afterwards.
 
     Raises:
-        InputError: it cannot be read or written.
+        InputError: it cannot be read or written, or the version does not exist.
         StorageError: other writers always came first, or there are no locks.
     """
     file, current = f"{name}/{CHAMPION}", ""
+    if read_pointer(where, name) == expected != version:
+        _add_to_history(where, name, version, expected, by)
 
     def change(content: bytes | None) -> bytes | None:
         nonlocal current
         before = _parse_pointer(content, f"{where.uri}/{file}")
         current = version if before == expected else before
-        return None if before == current else f"{version}\n".encode()
+        if before == current:
+            return None
+        if not where.exists(f"{name}/{version}/{SUCCESS}"):
+            raise InputError(
+                f"{where.uri}/{name}/{version} cannot be the champion: it is not complete, or was "
+                "deleted; publish it again"
+            )
+        return f"{version}\n".encode()
 
     where.update(file, change)
-    if current == version:
-        add_to_history(where, name, version, expected, by)
     return current
+
+
+def delete(where: Store, version: str) -> bool:
+    """Delete a bundle in the folder of a model's exports, unless it is the champion.
+
+    Its `_SUCCESS` is deleted, or restored, under the compare-and-set of CHAMPION, which gets
+    another line feed. So a move to the version at the same time fails, or is seen here.
+
+    Returns:
+        Whether it was deleted; it was not without any champion.
+    """
+    success, deleted = where.read(f"{version}/{SUCCESS}", LARGEST_SUCCESS), False
+
+    def change(content: bytes | None) -> bytes | None:
+        nonlocal deleted
+        pointer = _parse_pointer(content, f"{where.uri}/{CHAMPION}")
+        deleted = pointer not in ("", version)
+        if deleted:
+            where.delete(f"{version}/{SUCCESS}")
+            return f"{pointer}\n".encode() + b"\n" * ((content or b"").count(b"\n") % 64)
+        if success is not None:
+            where.write(f"{version}/{SUCCESS}", success)
+        return None
+
+    where.update(CHAMPION, change)
+    for name in [name for name, _ in where.list(f"{version}/")] if deleted else ():
+        where.delete(name)
+    return deleted
 
 
 def compared_with(champion: str, champion_version: str, where: Store, name: str) -> str:
@@ -255,31 +304,21 @@ def compared_with(champion: str, champion_version: str, where: Store, name: str)
     Raises:
         InputError: CHAMPION cannot be read, or does not name a version.
     """
-    current = read_pointer(where, name)
     location = f"{open_store(champion).place}/" if champion else ""
-    return champion_version if location.startswith(f"{where.place}/{name}/") else current
+    own = location.startswith(f"{where.place}/{name}/")
+    current = read_pointer(where, name)
+    return champion_version if own else current
 
 
-def add_to_history(where: Store, name: str, version: str, replaced: str, by: str) -> None:
-    """Append a change to CHAMPIONS, unless the newest one has this version.
-
-    Args:
-        where: The destination of exports.
-        name: Of the model.
-        version: The champion.
-        replaced: The one before; '' for none.
-        by: As in `Change`.
-
-    Raises:
-        KfpDdpError: it cannot be written.
-    """
+def _add_to_history(where: Store, name: str, version: str, replaced: str, by: str) -> None:
+    """Append a change to CHAMPIONS, unless it is the newest one."""
     author = re.sub(r"[^\w.:-]", "", by, flags=re.ASCII)[:64]  # keeps the file small
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     newest = Change(version=version, replaced=replaced, by=author, at=at)
 
     def change(content: bytes | None) -> bytes | None:
         known = _parse_history(content)
-        if known and known[-1].version == version:
+        if known and (known[-1].version, known[-1].replaced) == (version, replaced):
             return None
         lines = [one.model_dump_json() for one in [*known[1 - _LONGEST_HISTORY :], newest]]
         return "".join(f"{line}\n" for line in lines).encode()
@@ -288,11 +327,7 @@ def add_to_history(where: Store, name: str, version: str, replaced: str, by: str
 
 
 def history(where: Store, name: str = "") -> list[Change]:
-    """Return the known moves of CHAMPION, the newest last.
-
-    Args:
-        where: The destination of exports, or without a name the folder of one model's.
-        name: Of the model.
+    """Return the moves of CHAMPION, the newest last, with ones that failed; see `read_pointer`.
 
     Raises:
         InputError: the file cannot be read.

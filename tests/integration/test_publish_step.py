@@ -1,4 +1,4 @@
-"""A blessed bundle on its way out: sealed with its verdict, uploaded, champion."""
+"""The publish step: seal a blessed bundle with its verdict, upload it, make it the champion."""
 
 import contextlib
 import itertools
@@ -19,9 +19,11 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.run_folder import EXPORTED, VERDICT
 from kfp_ddp.export import publish as publishing
 from kfp_ddp.models import attempts, bundle, signature
-from kfp_ddp.models.bundle import LINEAGE, Bundle
+from kfp_ddp.models.bundle import LINEAGE
+from kfp_ddp.models.champion import history, move, replaced_by
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Change
 from tests.exports import evaluated
 from tests.registry_server import server as registry
 from tests.registry_server.server import RegistryServer
@@ -34,17 +36,14 @@ def run_dir(tmp_path: Path) -> Path:
     """A run with an evaluation, a verdict, a report and a bundle."""
     run_dir = tmp_path / "run"
     evaluated(run_dir / "evaluation", "evaluation.json", wrong=3)
-    said = {"blessed": True, "reason": "blessed: all of it", "champion": A}
-    (run_dir / "evaluation" / VERDICT).write_text(json.dumps(said))
+    verdict = {"blessed": True, "reason": "blessed: all of it", "champion": A}
+    (run_dir / "evaluation" / VERDICT).write_text(json.dumps(verdict))
     (run_dir / "evaluation" / "report.html").write_text("<p>the verdict</p>")
-    with bundle.replacing(run_dir) as made:
-        evaluated(made / "inside", "metrics.json", wrong=3)
-        for name in ("metrics.json", "predictions.csv"):
-            (made / "inside" / name).rename(made / name)
-        (made / "inside").rmdir()
-        (made / "model.onnx").write_bytes(bytes(100))
-        (made / "serving" / "m").mkdir(parents=True)
-        (made / "serving" / "m" / "labels.txt").write_text("cat\n")
+    with bundle.replacing(run_dir) as folder:
+        evaluated(folder, "metrics.json", wrong=3)
+        (folder / "model.onnx").write_bytes(bytes(100))
+        (folder / "serving" / "m").mkdir(parents=True)
+        (folder / "serving" / "m" / "labels.txt").write_text("cat\n")
     return run_dir
 
 
@@ -62,13 +61,11 @@ def arguments(run_dir: Path, out: Path, **changed: Any) -> dict[str, Any]:
 
 
 def state(folder: Path) -> dict[Path, tuple[int, int]]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in found}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
-def test_what_is_published_carries_verdict_report_and_lineage(
-    run_dir: Path, tmp_path: Path
-) -> None:
+def test_a_published_bundle_has_verdict_report_and_lineage(run_dir: Path, tmp_path: Path) -> None:
     before = bundle.version(run_dir / "bundle")
     exports = (tmp_path / "models" / "squares").as_uri()
     given = arguments(
@@ -81,14 +78,14 @@ def test_what_is_published_carries_verdict_report_and_lineage(
     uri, version = publish.python_func(**given)
     assert uri == f"{given['destination']}/squares/{version}"
     assert version != before
-    there = tmp_path / "models" / "squares" / version
-    assert bundle.intact(there)
-    assert bundle.files(there) == bundle.files(run_dir / "bundle")
-    assert (there / VERDICT).read_bytes() == (run_dir / "evaluation" / VERDICT).read_bytes()
-    assert (there / "report.html").read_text() == "<p>the verdict</p>"
-    told = json.loads((there / LINEAGE).read_text())
-    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", told.pop("exported_at"))
-    assert told == {
+    target = tmp_path / "models" / "squares" / version
+    assert bundle.intact(target)
+    assert bundle.files(target) == bundle.files(run_dir / "bundle")
+    assert (target / VERDICT).read_bytes() == (run_dir / "evaluation" / VERDICT).read_bytes()
+    assert (target / "report.html").read_text() == "<p>the verdict</p>"
+    lineage = json.loads((target / LINEAGE).read_text())
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", lineage.pop("exported_at"))
+    assert lineage == {
         "run_id": "run-1",
         "champion": exports,
         "champion_version": "",
@@ -101,7 +98,7 @@ def test_what_is_published_carries_verdict_report_and_lineage(
     assert version in (tmp_path / "summary").read_text()
 
 
-def test_a_bundle_that_lost_its_champion_says_so_everywhere(
+def test_a_bundle_that_is_not_the_champion_is_reported_everywhere(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exports = tmp_path / "models" / "squares"
@@ -109,16 +106,13 @@ def test_a_bundle_that_lost_its_champion_says_so_everywhere(
     (exports / "CHAMPION").write_text(B)
     given = arguments(run_dir, tmp_path, champion=str(exports), champion_version=A)
     uri, version = publish.python_func(**given)
-    said = (
-        f"{version} was uploaded, but {A}, which it was compared with, is not the champion "
-        f"any more: CHAMPION names {B} and stays; run the gate again"
-    )
+    reason = given["published_model"].metadata["champion_stays"]
+    assert f"CHAMPION names {B}" in reason
     assert bundle.intact(Path(uri))
     assert (exports / "CHAMPION").read_text() == B
     assert given["published_model"].metadata["champion"] is False
-    assert given["published_model"].metadata["champion_stays"] == said
-    assert said in capsys.readouterr().out.splitlines()
-    assert said in (tmp_path / "summary").read_text()
+    assert reason in capsys.readouterr().out.splitlines()
+    assert reason in (tmp_path / "summary").read_text()
 
     given = arguments(run_dir, tmp_path, champion=str(exports), champion_version=B)
     for _ in range(2):
@@ -127,7 +121,7 @@ def test_a_bundle_that_lost_its_champion_says_so_everywhere(
         assert given["published_model"].metadata["champion"] is True
 
 
-def test_without_a_champion_of_the_gate_it_takes_the_place_that_it_found(
+def test_without_a_champion_of_the_gate_the_current_one_is_replaced(
     run_dir: Path, tmp_path: Path
 ) -> None:
     exports = tmp_path / "models" / "squares"
@@ -137,7 +131,7 @@ def test_without_a_champion_of_the_gate_it_takes_the_place_that_it_found(
     assert (exports / "CHAMPION").read_text() == f"{version}\n"
 
 
-def test_a_second_run_writes_nothing_again(run_dir: Path, tmp_path: Path) -> None:
+def test_a_repeated_step_writes_nothing(run_dir: Path, tmp_path: Path) -> None:
     given = arguments(run_dir, tmp_path)
     first = publish.python_func(**given)
     before = state(tmp_path / "models"), state(run_dir / "bundle")
@@ -145,7 +139,7 @@ def test_a_second_run_writes_nothing_again(run_dir: Path, tmp_path: Path) -> Non
     assert (state(tmp_path / "models"), state(run_dir / "bundle")) == before
 
 
-def test_no_bundle_is_deleted_where_it_cannot_be_seen_what_a_service_answers_with(
+def test_no_bundle_is_deleted_if_the_versions_in_service_are_unknown(
     run_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,15 +156,15 @@ def test_no_bundle_is_deleted_where_it_cannot_be_seen_what_a_service_answers_wit
     assert "no bundle was deleted: no Kubernetes cluster is configured" in capsys.readouterr().out
     assert old.exists()
     publish.python_func(**given)
-    assert not old.exists(), "where none is named, nobody is asked"
+    assert not old.exists(), "without a service"
 
 
-class Killed(BaseException):
+class KilledError(BaseException):
     """The end of a pod."""
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 6])
-def test_one_that_ends_while_it_keeps_the_bundle_in_a_bucket_is_run_again_to_the_same_end(
+def test_a_step_killed_while_it_uploads_to_the_run_is_completed_by_the_next(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "scratch"))
@@ -191,13 +185,13 @@ def test_one_that_ends_while_it_keeps_the_bundle_in_a_bucket_is_run_again_to_the
         if self.root == run_dir and not name.startswith("."):
             left[0] -= 1
             if left[0] < 0:
-                raise Killed
+                raise KilledError
         return put(self, file, name)
 
     times = itertools.count()
     clock = SimpleNamespace(gmtime=lambda: None, strftime=lambda *_: f"at {next(times)}")
     monkeypatch.setattr(publishing, "time", clock)
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+    with monkeypatch.context() as patch, contextlib.suppress(KilledError):
         patch.setattr(Folder, "put", until_killed)
         publish.python_func(**given)
     uri, version = publish.python_func(**given)
@@ -208,9 +202,36 @@ def test_one_that_ends_while_it_keeps_the_bundle_in_a_bucket_is_run_again_to_the
     assert bundle.version(run_dir / "bundle") == version
 
 
-def test_without_a_destination_the_sealed_bundle_stays_with_the_run(
-    run_dir: Path, tmp_path: Path
+@pytest.mark.parametrize("file", ["CHAMPIONS", "CHAMPION", "tried/new.json"])
+def test_a_step_killed_while_it_moves_the_champion_keeps_the_way_back(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
+    where = open_store(str(tmp_path / "models" / "squares"))
+    for number, version in enumerate((A, B)):
+        where.write(f"{version}/_SUCCESS", b"x")
+        monkeypatch.setattr("time.time", lambda number=number: float(number))
+        move(open_store(str(tmp_path / "models")), "squares", version, (["", A])[number])
+        attempts.note(where, version, version=version, champion="", reason="blessed")
+    given = arguments(run_dir, tmp_path, attempt="new", keep=1)
+    monkeypatch.setattr("time.time", lambda: 9.0)
+    update = Folder.update
+
+    def killed_after(self: Folder, name: str, change: Change) -> None:
+        update(self, name, change)
+        if f"{self.root}/{name}".endswith(f"/squares/{file}"):
+            raise KilledError
+
+    with monkeypatch.context() as patch, contextlib.suppress(KilledError):
+        patch.setattr(Folder, "update", killed_after)
+        publish.python_func(**given)
+    _, version = publish.python_func(**given)
+    assert replaced_by(history(where), version) == B
+    assert {name.split("/")[0] for name, _ in where.list("") if "_SUCCESS" in name} == {B, version}
+    record = json.loads(where.read("tried/new.json", 9999) or b"")
+    assert (record["version"], record["champion"]) == (version, B)
+
+
+def test_without_a_destination_the_bundle_remains_in_the_run(run_dir: Path, tmp_path: Path) -> None:
     given = arguments(run_dir, tmp_path, destination="")
     uri, version = publish.python_func(**given)
     assert (uri, version) == ("", bundle.version(run_dir / "bundle"))
@@ -219,7 +240,7 @@ def test_without_a_destination_the_sealed_bundle_stays_with_the_run(
 
 
 @pytest.mark.parametrize(
-    ("verdict", "says"),
+    ("verdict", "text"),
     [
         (None, "run gate before publish"),
         ("{", "run gate before publish"),
@@ -227,15 +248,15 @@ def test_without_a_destination_the_sealed_bundle_stays_with_the_run(
         ('{"blessed": true, "reason": "", "evaluation_sha256": "00"}', "of another evaluation"),
     ],
 )
-def test_what_the_gate_did_not_let_out_stays_in(
-    verdict: str | None, says: str, run_dir: Path, tmp_path: Path
+def test_a_model_that_is_not_blessed_is_not_published(
+    verdict: str | None, text: str, run_dir: Path, tmp_path: Path
 ) -> None:
     path = run_dir / "evaluation" / VERDICT
     path.unlink()
     if verdict is not None:
         path.write_text(verdict)
     before = state(run_dir / "bundle")
-    with pytest.raises(SystemExit, match=says) as caught:
+    with pytest.raises(SystemExit, match=text) as caught:
         publish.python_func(**arguments(run_dir, tmp_path))
     assert "\n" not in str(caught.value)
     assert state(run_dir / "bundle") == before
@@ -243,7 +264,7 @@ def test_what_the_gate_did_not_let_out_stays_in(
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "text"),
     [
         ({"model_name": "../up"}, "model_name is '../up'"),
         ({"destination": "ftp://models"}, "cannot store files at ftp://models"),
@@ -253,50 +274,49 @@ def test_what_the_gate_did_not_let_out_stays_in(
         ({"release": {"sigm": 1}}, "release has no setting 'sigm'"),
     ],
 )
-def test_bad_input_is_one_line_before_any_work(
-    changed: dict[str, Any], says: str, run_dir: Path, tmp_path: Path
+def test_invalid_input_fails_before_any_work(
+    changed: dict[str, Any], text: str, run_dir: Path, tmp_path: Path
 ) -> None:
     before = state(run_dir)
-    with pytest.raises(SystemExit, match=re.escape(says)) as caught:
+    with pytest.raises(SystemExit, match=re.escape(text)) as caught:
         publish.python_func(**arguments(run_dir, tmp_path, **changed))
     assert "\n" not in str(caught.value)
     assert state(run_dir) == before
 
 
-def test_a_bundle_that_is_not_whole_is_not_published(run_dir: Path, tmp_path: Path) -> None:
+def test_a_damaged_bundle_is_not_published(run_dir: Path, tmp_path: Path) -> None:
     (run_dir / "bundle" / "model.onnx").write_bytes(b"torn")
-    with pytest.raises(SystemExit, match="no whole bundle"):
+    with pytest.raises(SystemExit, match="no complete bundle"):
         publish.python_func(**arguments(run_dir, tmp_path))
     shutil.rmtree(run_dir / "bundle")
-    with pytest.raises(SystemExit, match="no whole bundle"):
+    with pytest.raises(SystemExit, match="no complete bundle"):
         publish.python_func(**arguments(run_dir, tmp_path))
     assert not list((tmp_path / "models").rglob("*"))
 
 
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> ec.EllipticCurvePublicKey:
-    """The public half of the key that the bucket's secret holds as signing.pem."""
-    found = ec.generate_private_key(ec.SECP256R1())
-    text = found.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    """The public key of signing.pem in the bucket's secret."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     monkeypatch.setenv("signing.pem", text.decode())
-    return found.public_key()
+    return key.public_key()
 
 
-def test_a_release_is_signed_registered_and_the_same_when_it_is_done_again(
+def test_a_release_is_signed_and_registered_once(
     run_dir: Path, tmp_path: Path, registry_server: RegistryServer, key: ec.EllipticCurvePublicKey
 ) -> None:
     release = {"sign_key": "signing.pem", "registry": registry_server.url}
     given = arguments(run_dir, tmp_path, release=release)
     uri, version = publish.python_func(**given)
-    there = Bundle.at(open_store(uri), "", "the bundle", "")
-    signature.check(there, signature.by_key(key))
+    signature.check(bundle.in_folder(Path(uri)), signature.by_key(key))
     assert given["published_model"].metadata["signed_by"] == signature.fingerprint(key)
     assert given["published_model"].metadata["registry"] == registry_server.url
-    (said,) = registry_server.store.versions
-    assert said["name"] == version
-    assert said["customProperties"]["stage"]["string_value"] == "champion"
-    assert said["customProperties"]["signed"]["bool_value"] is True
-    assert said["customProperties"]["verdict"]["string_value"] == "blessed: all of it"
+    (row,) = registry_server.store.versions
+    assert row["name"] == version
+    assert row["customProperties"]["stage"]["string_value"] == "champion"
+    assert row["customProperties"]["signed"]["bool_value"] is True
+    assert row["customProperties"]["verdict"]["string_value"] == "blessed: all of it"
     (model,) = registry_server.store.models
     assert model["customProperties"]["champion"]["string_value"] == version
     (artifact,) = registry_server.store.artifacts
@@ -307,7 +327,7 @@ def test_a_release_is_signed_registered_and_the_same_when_it_is_done_again(
     assert registry_server.changes() == asked
 
 
-def test_a_registry_that_refuses_moves_no_champion_and_loses_nothing(
+def test_a_registry_that_refuses_does_not_move_the_champion(
     run_dir: Path, tmp_path: Path, registry_server: RegistryServer
 ) -> None:
     given = arguments(run_dir, tmp_path, release={"registry": registry_server.url})
@@ -323,9 +343,7 @@ def test_a_registry_that_refuses_moves_no_champion_and_loses_nothing(
     assert bundle.intact(Path(uri))
 
 
-def test_a_key_that_the_secret_lacks_is_told_before_anything_is_uploaded(
-    run_dir: Path, tmp_path: Path
-) -> None:
+def test_a_missing_key_fails_before_anything_is_uploaded(run_dir: Path, tmp_path: Path) -> None:
     given = arguments(run_dir, tmp_path, release={"sign_key": "signing.pem"})
     with pytest.raises(
         SystemExit, match=r"^error: sign_key names the key signing\.pem, which the bucket's"

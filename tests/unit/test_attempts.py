@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.models import attempts
-from kfp_ddp.models import champion as champions
 from kfp_ddp.models.attempts import fingerprint, note, prune, unchanged
+from kfp_ddp.models.champion import move
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 
@@ -117,9 +117,9 @@ def test_what_a_service_answers_with_stays(models: Store, tmp_path: Path) -> Non
 def test_whose_place_a_promoted_bundle_took_stays(models: Store, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         exported(models, tmp_path, number)
-    models.update("CHAMPION", lambda _: f"{version(2)}\n".encode())
     above = open_store(str(tmp_path / "models"))
-    champions.add_to_history(above, "cats", version(2), replaced=version(1), by="promote")
+    move(above, "cats", version(1), version(3))
+    move(above, "cats", version(2), version(1), "promote")
     assert prune(models, 1) == []
 
 
