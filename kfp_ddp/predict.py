@@ -7,29 +7,30 @@ Prerequisite: the `predict` extra, and ONNX Runtime (or torch).
     probabilities = load("bundle")(["picture.jpg"])
 """
 
-import io
-import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.models import onnx_runtimes
+from kfp_ddp.core.text import one_line
+from kfp_ddp.models import onnx_runtimes, programs
 from kfp_ddp.models.champion import open_bundle
+from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.training.config import MAX_PIXELS
 
+if TYPE_CHECKING:
+    from kfp_ddp.models.signature import Signer
+
 Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
-_MAX_JSON_BYTES = 1 << 20
 _MAX_MODEL_BYTES = 16 << 30
 
 
@@ -51,64 +52,54 @@ class Model:
         """Return the probability of each class for each picture: float64 [pictures, classes].
 
         Raises:
-            InputError: A picture cannot be read.
+            InputError: A picture cannot be read, or the model does not fit its description.
         """
         squares = [square(Path(picture), self.short_side, self.size) for picture in pictures]
-        logits = self.logits(np.stack(squares)).astype(np.float64)
+        try:
+            logits = self.logits(np.stack(squares)).astype(np.float64)
+        except Exception as error:
+            raise InputError(
+                f"{self.runtime} cannot compute pictures of {self.size} pixels: "
+                f"{one_line(error)}; export the model again"
+            ) from error
+        if logits.shape != (len(squares), len(self.classes)):
+            raise InputError(
+                f"the model gives logits of shape {list(logits.shape)} for {len(squares)} "
+                f"picture(s) and {len(self.classes)} classes: export it again"
+            )
         powers = np.exp(logits - logits.max(1, keepdims=True))
         probabilities: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
         return probabilities
 
 
-def load(bundle: str) -> Model:
+def load(bundle: str, signer: "Signer | None" = None) -> Model:
     """Return the model of a bundle; each file that is read is verified by the manifest.
 
     Args:
         bundle: Folder or URI of a bundle, of a run's results, or of a model's exports (then the
             champion).
+        signer: The required signer, of `kfp_ddp.models.signature`; None for any.
 
     Raises:
-        InputError: The bundle is missing or incomplete, or no runtime for it is installed.
+        InputError: The bundle is missing, incomplete or not signed by the signer, or no runtime for
+            it is installed.
     """
-    sealed = open_bundle(bundle)
-
-    def read(name: str, limit: int) -> bytes:
-        content = sealed.read(name, limit)
-        if content is None:
-            raise sealed.damaged(f"{name} is missing")
-        return content
-
-    classes = json.loads(read("classes.json", _MAX_JSON_BYTES))
-    signature: dict[str, Any] = json.loads(read("signature.json", _MAX_JSON_BYTES))
+    sealed = open_bundle(bundle, signer=signer)
+    classes, short, size = read_interface(sealed)
     loaders: dict[str, tuple[str, Callable[[bytes], Logits]]] = {
         "model.onnx": (ONNXRUNTIME, onnx_runtimes.load),
-        "model.pt2": ("torch", _load_program),
+        "model.pt2": ("torch", programs.load),
     }
     usable = {name: loader for name, loader in loaders.items() if name in (sealed.listed or ())}
     for name, (runtime, loader) in usable.items():
         if find_spec(runtime):
-            short = signature["preprocessing"]["short_side"]
-            size = signature["inputs"][0]["shape"][2]
-            logits = loader(read(name, _MAX_MODEL_BYTES))
-            return Model(tuple(classes), short, size, runtime, logits)
+            logits = loader(sealed.read(name, _MAX_MODEL_BYTES) or b"")
+            return Model(classes, short, size, runtime, logits)
     raise InputError(
         f"{bundle} needs {' or '.join(one for one, _ in usable.values())}: pip install onnxruntime"
         if usable
         else f"{bundle} has neither {' nor '.join(loaders)}, so it cannot be computed here"
     )
-
-
-def _load_program(content: bytes) -> Logits:
-    import torch
-
-    module = torch.export.load(io.BytesIO(content)).module()
-
-    def logits(images: NDArray[np.uint8]) -> Floats:
-        with torch.inference_mode():
-            result: Floats = module(torch.from_numpy(images)).numpy()
-        return result
-
-    return logits
 
 
 def square(path: Path, short_side: int, size: int) -> Bytes:

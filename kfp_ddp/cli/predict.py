@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kfp_ddp.cli.bundles import KEY, find_signer
 from kfp_ddp.cli.options import AS_JSON, echo, echo_json
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
@@ -18,8 +19,11 @@ BATCH = 8
 @click.argument("bundle")
 @click.argument("pictures", nargs=-1, required=True, metavar="PICTURE...")
 @click.option("--top", type=click.IntRange(1), default=3, help="Number of classes to print.")
+@KEY
 @AS_JSON
-def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> None:
+def command(
+    bundle: str, pictures: tuple[str, ...], top: int, key: Path | None, as_json: bool
+) -> None:
     """Classify each PICTURE, a file or a folder of files, with probabilities.
 
     BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
@@ -32,7 +36,7 @@ def command(bundle: str, pictures: tuple[str, ...], top: int, as_json: bool) -> 
     require("predict")
     from kfp_ddp.predict import load
 
-    model = load(bundle)
+    model = load(bundle, find_signer(key))
     paths = [path for word in pictures for path in _pictures(Path(word))]
     width = min(max(len(str(path)) for path in paths), shutil.get_terminal_size().columns // 2)
     answers: list[dict[str, Any]] = []

@@ -2,10 +2,12 @@
 
 import socket
 from contextlib import closing
+from pathlib import Path
 
 import click
 import yaml
 
+from kfp_ddp.cli.bundles import KEY, find_signer
 from kfp_ddp.cli.options import echo, text_option
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.serving.inference_service import RUNTIMES
@@ -42,6 +44,7 @@ from kfp_ddp.models.serving.inference_service import RUNTIMES
     default=1024,
     help="Maximum number of waiting images; further requests are refused (503).",
 )
+@KEY
 @click.option(
     "--manifest",
     type=click.Choice(RUNTIMES),
@@ -58,6 +61,7 @@ def command(
     threads: int,
     max_batch: int,
     max_waiting: int,
+    key: Path | None,
     manifest: str | None,
     image: str,
 ) -> None:
@@ -84,7 +88,7 @@ def command(
 
     for number in filter(None, (port, grpc_port)):
         _check_free(number)
-    model = ready(bundle, variant, runtime or "", threads)
+    model = ready(bundle, variant, runtime or "", threads, find_signer(key))
     name = name or model.name
     echo(f"{model.uri} ({model.version}), {model.file} in {model.loaded.runtime}", err=True)
     echo(f"serving at http://localhost:{port}/v2/models/{name}/infer", err=True)

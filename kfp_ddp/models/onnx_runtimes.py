@@ -39,8 +39,15 @@ def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
         threads: Threads of one call; 0 for the runtime's default.
 
     Raises:
-        InputError: the runtime is not installed, or refuses the model.
+        InputError: the runtime is not installed or refuses the model, or the model has weights in
+            other files, which runtimes would read from the current folder.
     """
+    try:
+        external = _is_external("model", memoryview(model))
+    except (LookupError, ValueError, RecursionError):
+        raise InputError("the ONNX model is damaged: export it again") from None
+    if external:
+        raise InputError("the ONNX model has weights in other files: save it with all its weights")
     names = [runtime] if runtime else list(_LOADERS)
     name = next((one for one in names if find_spec(one)), "")
     if not name:
@@ -104,6 +111,54 @@ def _openvino(model: bytes, threads: int) -> Loaded:
 
 def _fixed(shape: list[int | str]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else -1 for size in shape)
+
+
+_PARTS: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+"""Fields of the messages of onnx.proto that contain a tensor, by number."""
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+
+
+def _is_external(kind: str, message: memoryview) -> bool:
+    """Return whether a protobuf message has a tensor whose data are in another file.
+
+    Raises:
+        LookupError: it is no such message.
+    """
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        field, wire_type = tag >> 3, tag & 7
+        if kind == "tensor" and field in (_EXTERNAL_DATA, _DATA_LOCATION):
+            return True  # exporters leave out the default location
+        if wire_type == 0:
+            _, at = _varint(message, at)
+            continue
+        sizes = {1: 8, 5: 4}
+        size, at = _varint(message, at) if wire_type == 2 else (sizes[wire_type], at)
+        part = message[at : at + size]
+        at += size
+        inner = _PARTS[kind].get(field) if wire_type == 2 else None
+        if inner is not None and _is_external(inner, part):
+            return True
+    return False
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """Return an integer and the position after it."""
+    value = shift = 0
+    while message[at] & 0x80:
+        value |= (message[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return value | message[at] << shift, at + 1
 
 
 _LOADERS = {ONNXRUNTIME: _onnxruntime, OPENVINO: _openvino}

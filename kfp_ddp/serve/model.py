@@ -1,19 +1,23 @@
 """Load the model of a bundle, verify it, and test it with the bundle's sample."""
 
-import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.models import variants
-from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
+from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.champion import open_bundle
+from kfp_ddp.models.interface import read_classes, read_sample
 from kfp_ddp.models.onnx_runtimes import Loaded, load
+
+if TYPE_CHECKING:
+    from kfp_ddp.models.signature import Signer
 
 MODEL = "model.onnx"
 _LARGEST_MODEL = 16 << 30
-_LARGEST_JSON = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,13 @@ class Ready:
     loaded: Loaded
 
 
-def ready(bundle: str, variant: str = "", runtime: str = "", threads: int = 0) -> Ready:
+def ready(
+    bundle: str,
+    variant: str = "",
+    runtime: str = "",
+    threads: int = 0,
+    signer: "Signer | None" = None,
+) -> Ready:
     """Load a model of a bundle; each file that is read is verified by the manifest.
 
     Args:
@@ -38,27 +48,28 @@ def ready(bundle: str, variant: str = "", runtime: str = "", threads: int = 0) -
         variant: Further format of the model, such as int8; empty for the model itself.
         runtime: Name of the runtime; empty for the installed one.
         threads: Threads of one call; 0 for the default of the runtime.
+        signer: The required signer of the bundle; None for any.
 
     Raises:
-        InputError: The bundle is incomplete, the format is missing, or the test fails.
+        InputError: The bundle is incomplete or not signed by the signer, the format is missing, or
+            the test fails.
     """
-    sealed = open_bundle(bundle)
+    sealed = open_bundle(bundle, signer=signer)
     file = _file(sealed, variant)
     content = sealed.read(file, _LARGEST_MODEL)
     if content is None:
         raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
     loaded = load(content, runtime, threads)
-    classes = json.loads(sealed.read("classes.json", _LARGEST_JSON) or b"[]")
+    classes = read_classes(sealed)
     _test(sealed, loaded, exact=not variant)
-    return Ready(sealed.model_name, sealed.version, sealed.uri, file, tuple(classes), loaded)
+    return Ready(sealed.model_name, sealed.version, sealed.uri, file, classes, loaded)
 
 
 def _file(sealed: Bundle, variant: str) -> str:
     """Return the file of a format of the model."""
     if not variant:
         return MODEL
-    content = sealed.read(variants.FILE, variants.LARGEST)
-    record = variants.Record.model_validate_json(content) if content else variants.Record()
+    record = sealed.record(variants.FILE, variants.Record, variants.LARGEST) or variants.Record()
     files = {one.name: one.file for one in record.variants if one.file.endswith(".onnx")}
     if variant not in files:
         why = record.left_out.get(variant, "")
@@ -72,18 +83,19 @@ def _file(sealed: Bundle, variant: str) -> str:
 
 def _test(sealed: Bundle, loaded: Loaded, exact: bool) -> None:
     """Compare the answer to the bundle's sample; older bundles have no sample."""
-    request = sealed.read(REQUEST, _LARGEST_JSON)
-    response = sealed.read(RESPONSE, _LARGEST_JSON)
-    shape = [max(size, 1) for size in loaded.entry[1]]
-    if request is None or response is None:
-        loaded(np.zeros(shape, np.uint8))
-        return
-    (sample,), answer = json.loads(request)["inputs"], json.loads(response)
-    logits = loaded(np.array(sample["data"], np.uint8).reshape(sample["shape"]))
-    (output,) = answer["outputs"]
-    expected = np.array(output["data"], np.float32).reshape(output["shape"])
-    allowed = answer["parameters"]["allowed_abs_difference"] if exact else np.inf
-    if logits.shape != expected.shape or not np.abs(logits - expected).max() <= allowed:
+    sample = read_sample(sealed)
+    try:
+        if sample is None:
+            loaded(np.zeros([max(size, 1) for size in loaded.entry[1]], np.uint8))
+            return
+        logits = loaded(np.array(sample.image.data, np.uint8).reshape(sample.image.shape))
+    except Exception as error:
+        raise sealed.damaged(
+            f"{loaded.runtime} cannot compute its sample ({one_line(error)})"
+        ) from error
+    expected = np.array(sample.output.data, np.float32)
+    allowed = sample.allowed if exact else np.inf
+    if logits.size != expected.size or not np.abs(logits.ravel() - expected).max() <= allowed:
         raise InputError(
             f"{loaded.runtime} does not answer the sample of {sealed.uri} as the bundle does: "
             "try another runtime, and report both versions"

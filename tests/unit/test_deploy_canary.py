@@ -1,4 +1,4 @@
-"""The sample that a service is tried with: which answers of a real server count."""
+"""The test of a service with the sample of its bundle."""
 
 import http.server
 import json
@@ -15,7 +15,6 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.serving import canary
 from kfp_ddp.models.serving.canary import Sample, address, ask, try_out
-from kfp_ddp.storage.kinds import open_store
 from tests.serving import serving
 
 LOGITS = (2.0, -50.0, 3.0)
@@ -29,7 +28,7 @@ def answer(*logits: float, name: str = "logits") -> bytes:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Answer]], str]]:
-    """Starts a server with such answers, the last one for good; its address."""
+    """Start a server with these answers, the last of which repeats; return its URL."""
     monkeypatch.setattr(canary, "_PAUSE", 0.0)
     running: list[http.server.ThreadingHTTPServer] = []
 
@@ -45,19 +44,19 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Answer]],
             def log_message(self, *_: Any) -> None:
                 pass
 
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-        running.append(made)
-        return f"http://127.0.0.1:{made.server_port}"
+        started = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=started.serve_forever, args=(0.01,), daemon=True).start()
+        running.append(started)
+        return f"http://127.0.0.1:{started.server_port}"
 
     yield start
-    for each in running:
-        each.shutdown()
-        each.server_close()
+    for one in running:
+        one.shutdown()
+        one.server_close()
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "problem"),
     [
         (answer(*LOGITS), ""),
         (answer(2.4, -50.4, 2.6), ""),
@@ -72,13 +71,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Answer]],
         (b"\xff<html>", "it is not a v2 answer with logits: "),
     ],
 )
-def test_an_answer_is_right_within_what_is_allowed(content: bytes, said: str) -> None:
-    found = SAMPLE.difference(content)
-    assert found.startswith(said)
-    assert bool(found) == bool(said)
+def test_logits_may_differ_within_the_limit(content: bytes, problem: str) -> None:
+    result = SAMPLE.difference(content)
+    assert result.startswith(problem)
+    assert bool(result) == bool(problem)
 
 
-def test_it_has_to_answer_rightly_so_often_in_a_row(
+def test_answers_must_be_correct_several_times_in_a_row(
     server: Callable[[list[Answer]], str],
 ) -> None:
     right, wrong = (200, answer(*LOGITS)), (200, answer(0, 0, 0))
@@ -87,21 +86,22 @@ def test_it_has_to_answer_rightly_so_often_in_a_row(
     assert len(answers) == 1
 
 
-def test_what_goes_on_for_too_long_ends_it(
+def test_a_lasting_problem_ends_the_test(
     server: Callable[[list[Answer]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(canary, "SILENT_SECONDS", 0.0)
     monkeypatch.setattr(canary, "WRONG_SECONDS", 0.0)
     url = server([(200, answer(0, 0, 0))])
-    with pytest.raises(JobError, match=r"/v2/models/flowers/infer answers wrongly: its logits"):
-        try_out(url, "flowers", SAMPLE, 1, 5)
-    with pytest.raises(JobError, match=r"/v2/models/other/infer answers 404: "):
-        try_out(url, "other", SAMPLE, 1, 5)
-    with pytest.raises(JobError, match=r"http://127\.0\.0\.1:1/v2/models/flowers/infer does not"):
-        try_out("http://127.0.0.1:1", "flowers", SAMPLE, 1, 5)
+    for address_, model, text in (
+        (url, "flowers", "answers wrongly: its logits"),
+        (url, "other", "answers 404: "),
+        ("http://127.0.0.1:1", "flowers", "does not"),
+    ):
+        with pytest.raises(JobError, match=f"/v2/models/{model}/infer {text}"):
+            try_out(address_, model, SAMPLE, 1, 5)
 
 
-def test_a_run_that_is_cancelled_asks_no_more(server: Callable[[list[Answer]], str]) -> None:
+def test_a_cancelled_run_sends_no_requests(server: Callable[[list[Answer]], str]) -> None:
     def cancelled() -> None:
         raise KeyboardInterrupt
 
@@ -109,81 +109,72 @@ def test_a_run_that_is_cancelled_asks_no_more(server: Callable[[list[Answer]], s
         try_out(server([(503, b"")]), "flowers", SAMPLE, 1, 5, cancelled)
 
 
-def test_a_server_that_is_late_is_told_as_late(server: Callable[[list[Answer]], str]) -> None:
-    import socket
-
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        said, _ = ask(f"http://127.0.0.1:{silent.getsockname()[1]}", "flowers", SAMPLE, 0.1)
-    assert said.endswith("/v2/models/flowers/infer did not answer within 0.1 s")
-
-
-def test_a_server_that_never_comes_to_an_end_is_late() -> None:
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_slow_server_times_out(drips: bool) -> None:
     over = threading.Event()
 
-    class Drip(http.server.BaseHTTPRequestHandler):
+    class Slow(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.send_response(200)
-            self.end_headers()
+            if drips:
+                self.send_response(200)
+                self.end_headers()
             while not over.wait(0.02):
-                self.wfile.write(b" ")
+                if drips:
+                    self.wfile.write(b" ")
 
         def log_message(self, *_: Any) -> None:
             pass
 
-    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Drip)) as url:
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)) as url:
         try:
-            said, _ = ask(url, "flowers", SAMPLE, 0.5)
+            problem, _ = ask(url, "flowers", SAMPLE, 0.3)
         finally:
             over.set()
-    assert said.endswith("/v2/models/flowers/infer did not answer within 0.5 s")
+    assert problem.endswith("/v2/models/flowers/infer did not answer within 0.3 s")
 
 
-def test_a_sample_without_a_number_for_each_logit_is_none(tmp_path: Path) -> None:
-    for place, logit, allowed in (("a", math.nan, 1e-3), ("b", 1.0, math.inf)):
-        outputs = [{"name": "logits", "data": [logit]}]
-        said = {"outputs": outputs, "parameters": {"allowed_abs_difference": allowed}}
-        with pytest.raises(InputError, match="a number in it is not finite"):
-            Sample.of(sealed(tmp_path / place, json.dumps(said)))
-
-
-def sealed(folder: Path, response: str) -> Bundle:
+def sealed(folder: Path, logits: list[float], **changed: Any) -> Bundle:
+    """A bundle with a sample."""
     (folder / "sample").mkdir(parents=True)
-    (folder / "sample/request.json").write_text('{"inputs": []}')
-    (folder / "sample/response.json").write_text(response)
+    image = {"name": "images", "shape": [1, 1, 1, 1], "data": [7]}
+    response = {
+        "outputs": [{"name": "logits", "data": logits}],
+        "parameters": {"allowed_abs_difference": 1e-3},
+        **changed,
+    }
+    (folder / bundle.REQUEST).write_text(json.dumps({"inputs": [image]}))
+    (folder / bundle.RESPONSE).write_text(json.dumps(response))
     bundle.seal(folder)
-    return Bundle.at(open_store(str(folder)), "", "the bundle", "publish it again")
+    return bundle.in_folder(folder)
 
 
-def test_the_sample_is_the_bundle_s_and_believed_only_where_it_is_listed(tmp_path: Path) -> None:
-    parameters = {"allowed_abs_difference": 1e-3}
-    output = {"name": "logits", "data": LOGITS}
-    response = json.dumps({"outputs": [output], "parameters": parameters})
-    found = Sample.of(sealed(tmp_path / "a", response))
-    assert (found.logits, found.output, found.allowed) == (LOGITS, "logits", 0.5)
-    strict = {**output, "data": [0.001]}
-    response = json.dumps({"outputs": [strict], "parameters": parameters})
-    assert Sample.of(sealed(tmp_path / "b", response)).allowed == 1e-3
-    with pytest.raises(InputError, match=r"the bundle .* is damaged: sample/response\.json holds"):
-        Sample.of(sealed(tmp_path / "c", '{"outputs": []}'))
-    changed = sealed(tmp_path / "d", response)
-    (tmp_path / "d/sample/response.json").write_text("{}")
+def test_the_sample_is_read_from_the_bundle(tmp_path: Path) -> None:
+    sample = Sample.of(sealed(tmp_path / "a", list(LOGITS)))
+    assert (sample.logits, sample.output, sample.allowed) == (LOGITS, "logits", 0.5)
+    assert Sample.of(sealed(tmp_path / "b", [0.001])).allowed == 1e-3
+    for name, invalid in (
+        ("c", sealed(tmp_path / "c", [math.nan])),
+        ("d", sealed(tmp_path / "d", [1.0], parameters={"allowed_abs_difference": math.inf})),
+        ("e", sealed(tmp_path / "e", [1.0], outputs=[])),
+    ):
+        with pytest.raises(InputError, match=r"is damaged: sample/response\.json"):
+            Sample.of(invalid)
+        assert (tmp_path / name).is_dir()
+    changed = sealed(tmp_path / "f", [1.0])
+    (tmp_path / "f" / bundle.RESPONSE).write_text("{}")
     with pytest.raises(InputError, match="is not what MANIFEST"):
         Sample.of(changed)
-    bare = tmp_path / "e"
-    bare.mkdir()
-    bundle.seal(bare)
-    old = Bundle.at(open_store(str(bare)), "", "the bundle", "publish it again")
-    with pytest.raises(InputError, match=r"has no sample/request\.json to try a service with"):
-        Sample.of(old)
+    (tmp_path / "g").mkdir()
+    bundle.seal(tmp_path / "g")
+    with pytest.raises(InputError, match=r"has no sample/request\.json"):
+        Sample.of(bundle.in_folder(tmp_path / "g"))
 
 
 HOST = "http://shop-predictor.here.svc.cluster.local"
 
 
 @pytest.mark.parametrize(
-    ("status", "all_of_it", "newest"),
+    ("status", "url", "newest"),
     [
         ({"address": {"url": HOST}}, HOST, HOST),
         (
@@ -199,13 +190,13 @@ HOST = "http://shop-predictor.here.svc.cluster.local"
         ({"url": "http://shop.example.com"}, *["http://shop.example.com"] * 2),
     ],
 )
-def test_the_newest_predictor_has_an_address_of_its_own_with_knative(
-    status: dict[str, Any], all_of_it: str, newest: str
+def test_with_knative_the_newest_predictor_has_its_own_address(
+    status: dict[str, Any], url: str, newest: str
 ) -> None:
     service = {"metadata": {"name": "shop"}, "status": status}
-    assert (address(service), address(service, newest=True)) == (all_of_it, newest)
+    assert (address(service), address(service, newest=True)) == (url, newest)
 
 
-def test_a_service_without_address_is_one_line() -> None:
+def test_a_service_without_an_address_is_an_error() -> None:
     with pytest.raises(JobError, match="KServe reports no address of InferenceService shop"):
         address({"metadata": {"name": "shop"}})

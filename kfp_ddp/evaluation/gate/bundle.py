@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.settings import Stored, first_fault
+from kfp_ddp.core.settings import Stored
 from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model_checks
 from kfp_ddp.models import variants
 from kfp_ddp.models.bundle import METRICS
@@ -71,9 +71,6 @@ class Bundle(NamedTuple):
             yield Path(folder)
 
 
-M = TypeVar("M", bound=Stored)
-
-
 def read(bundle: str, evaluation: Path) -> Bundle:
     """Read the bundle of an evaluation, by its folder or URI.
 
@@ -92,21 +89,11 @@ def read(bundle: str, evaluation: Path) -> Bundle:
     return Bundle(
         sealed=sealed,
         size=sum(size for _, size in store.list("")),
-        infra=_parse(sealed, INFRA, _LARGEST, _Infra),
-        latency=_parse(sealed, LATENCY, _LARGEST, _Latency) or _Latency(),
-        variants=_parse(sealed, variants.FILE, variants.LARGEST, variants.Record)
+        infra=sealed.record(INFRA, _Infra, _LARGEST),
+        latency=sealed.record(LATENCY, _Latency, _LARGEST) or _Latency(),
+        variants=sealed.record(variants.FILE, variants.Record, variants.LARGEST)
         or variants.Record(),
     )
-
-
-def _parse(sealed: StoredBundle, name: str, limit: int, model: type[M]) -> M | None:
-    content = sealed.read(name, limit)
-    try:
-        return None if content is None else model.model_validate_json(content)
-    except ValidationError as error:
-        raise InputError(
-            f"{sealed.uri}/{name} is invalid: {first_fault(error)}; {sealed.advice}"
-        ) from None
 
 
 def bundle_checks(rules: Rules, bundle: Bundle) -> list[Check]:

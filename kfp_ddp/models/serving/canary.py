@@ -14,6 +14,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
+from kfp_ddp.models.interface import read_sample
 from kfp_ddp.models.serving.wait import component
 
 # Of the largest logit: half precision, the default of some runtimes, differs by 0.2 %.
@@ -43,24 +44,16 @@ class Sample:
         Raises:
             InputError: the bundle has none, or is damaged.
         """
-        request, answer = bundle.read(REQUEST, _LARGEST), bundle.read(RESPONSE, _LARGEST)
-        if request is None or answer is None:
+        request, sample = bundle.read(REQUEST, _LARGEST), read_sample(bundle)
+        if request is None or sample is None:
             raise InputError(
                 f"the bundle {bundle.uri} has no {REQUEST} to try a service with: export it again"
             )
-        try:
-            json.loads(request)
-            response = json.loads(answer)
-            (output,) = response["outputs"]
-            logits = tuple(map(float, output["data"]))
-            bound = float(response["parameters"]["allowed_abs_difference"])
-            name = str(output["name"])
-            if not all(map(math.isfinite, (*logits, bound))):
-                raise ValueError("a number in it is not finite")
-        except (ValueError, KeyError, TypeError) as error:
-            raise bundle.damaged(f"{RESPONSE} holds no answer ({error!r})") from None
-        allowed = max(bound, TOLERANCE * max(map(abs, logits), default=0.0))
-        return cls(request, name, logits, allowed)
+        logits = sample.output.data
+        if not all(map(math.isfinite, (*logits, sample.allowed))):
+            raise bundle.damaged(f"{RESPONSE} has a number that is not finite")
+        allowed = max(sample.allowed, TOLERANCE * max(map(abs, logits), default=0.0))
+        return cls(request, sample.output.name, logits, allowed)
 
     def difference(self, answer: bytes) -> str:
         """Return what is wrong with an answer, as text; '' if it is correct."""

@@ -1,0 +1,114 @@
+"""The input and output of a bundle's model, and its sample, as records of the bundle."""
+
+import math
+from typing import Annotated, NamedTuple, Self
+
+from pydantic import ConfigDict, Field, RootModel, model_validator
+
+from kfp_ddp.core.settings import Stored
+from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
+
+LARGEST_SIDE = 16384
+_LARGEST = 64 << 20
+_Side = Annotated[int, Field(ge=1, le=LARGEST_SIDE)]
+
+
+class _Classes(RootModel[Annotated[tuple[str, ...], Field(min_length=1)]]):
+    """The content of classes.json."""
+
+
+class _Input(Stored):
+    shape: tuple[str | int, int, _Side, _Side]
+
+
+class _Preprocessing(Stored):
+    short_side: _Side
+
+
+class _Signature(Stored):
+    """The content of signature.json."""
+
+    inputs: Annotated[tuple[_Input, ...], Field(min_length=1, max_length=1)]
+    preprocessing: _Preprocessing
+
+    @model_validator(mode="after")
+    def _is_square(self) -> Self:
+        if not self.inputs[0].shape[2] == self.inputs[0].shape[3] <= self.preprocessing.short_side:
+            raise ValueError("images are not squares of at most short_side pixels")
+        return self
+
+
+class _Tensor(Stored):
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    name: str
+    shape: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    data: tuple[float, ...]
+
+
+class _Image(_Tensor):
+    data: tuple[Annotated[int, Field(ge=0, le=255)], ...]
+
+    @model_validator(mode="after")
+    def _is_full(self) -> Self:
+        if math.prod(self.shape) != len(self.data):
+            raise ValueError("data are not of the shape")
+        return self
+
+
+class _Request(Stored):
+    inputs: Annotated[tuple[_Image, ...], Field(min_length=1, max_length=1)]
+
+
+class _Parameters(Stored):
+    allowed_abs_difference: float = Field(ge=0)
+
+
+class _Response(Stored):
+    outputs: Annotated[tuple[_Tensor, ...], Field(min_length=1, max_length=1)]
+    parameters: _Parameters
+
+
+class Interface(NamedTuple):
+    """How to prepare a picture, and what the logits mean; sizes in pixels."""
+
+    classes: tuple[str, ...]
+    short_side: int
+    size: int
+
+
+class Sample(NamedTuple):
+    """A request and the expected output; a logit may differ by at most `allowed`."""
+
+    image: _Image
+    output: _Tensor
+    allowed: float
+
+
+def read_classes(bundle: Bundle) -> tuple[str, ...]:
+    """Return the classes in the order of the logits; raise InputError if there are none."""
+    name = "classes.json"
+    record = bundle.record(name, _Classes)
+    if record is None:
+        raise bundle.damaged(f"{name} is missing")
+    return record.root
+
+
+def read_interface(bundle: Bundle) -> Interface:
+    """Return the interface of a bundle; raise InputError if it is missing or invalid."""
+    name = "signature.json"
+    signature = bundle.record(name, _Signature)
+    if signature is None:
+        raise bundle.damaged(f"{name} is missing")
+    size, short = signature.inputs[0].shape[2], signature.preprocessing.short_side
+    return Interface(read_classes(bundle), short, size)
+
+
+def read_sample(bundle: Bundle) -> Sample | None:
+    """Return the sample of a bundle, None for none; raise InputError if it is invalid."""
+    request = bundle.record(REQUEST, _Request, _LARGEST)
+    response = bundle.record(RESPONSE, _Response, _LARGEST)
+    if request is None or response is None:
+        return None
+    allowed = response.parameters.allowed_abs_difference
+    return Sample(request.inputs[0], response.outputs[0], allowed)
