@@ -1,15 +1,17 @@
-"""What is read of a champion is damaged, forged or endless: one line, or the same verdict."""
+"""A damaged, forged or endless champion: one line, or the same verdict."""
 
 import json
 import os
-import random
 import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kfp import dsl
 
 from kfp_ddp.components.gate.component import gate
@@ -22,60 +24,58 @@ from tests.generations import Bucket, handler
 from tests.serving import serving
 
 FILES = ("MANIFEST.sha256", "_SUCCESS", "metrics.json", "predictions.csv")
+GENERATED = settings(max_examples=50, derandomize=True, deadline=None)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of exports whose champion has 50 of 60 right, and a challenger with 52."""
-    root = tmp_path_factory.mktemp("whole")
-    made = evaluated(root / "exports" / "made", "metrics.json", 10).parent
-    (made / "model.safetensors").write_bytes(bytes(1000))
-    made.rename(made.with_name(bundle.seal(made)[:12]))
-    pointer = next((root / "exports").iterdir()).name
-    (root / "exports" / "CHAMPION").write_text(f"{pointer}\n")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of exports whose champion has 50 of 60 correct, and a challenger with 52."""
+    root = tmp_path_factory.mktemp("intact")
+    folder = evaluated(root / "exports" / "new", "metrics.json", 10).parent
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    version = bundle.seal(folder)[:12]
+    folder.rename(folder.with_name(version))
+    (root / "exports" / "CHAMPION").write_text(f"{version}\n")
     evaluated(root / "run", "evaluation.json", 8)
     return root
 
 
-def verdict(root: Path, place: str) -> str:
-    """What the gate says: its reason, or the line that it ends with."""
-    said = dsl.Markdown(name="verdict", uri=str(root / "verdict.md"))
+def version_of(root: Path) -> str:
+    return (root / "exports" / "CHAMPION").read_text().strip()
+
+
+def verdict(root: Path, address: str) -> str:
+    """Return the reason of the gate, or its error."""
+    artifact = dsl.Markdown(name="verdict", uri=str(root / "verdict.md"))
     try:
         gate.python_func(
             accuracy=52 / 60,
             evaluation=str(root / "run" / "evaluation.json"),
-            champion=place,
-            gate_verdict=said,
+            champion=address,
+            gate_verdict=artifact,
             gate_report=dsl.HTML(name="report", uri=str(root / "report.html")),
             rules={"max_p_value": 1 - 1e-9},
         )
     except SystemExit as ended:
-        found = str(ended)
+        text = str(ended)
     else:
-        found = str(said.metadata["reason"])
-        assert not found.startswith("error: ")
-    assert "\n" not in found
-    return found
+        text = str(artifact.metadata["reason"])
+        assert not text.startswith("error: ")
+    assert "\n" not in text
+    return text
 
 
-def flipped(content: bytes, draw: random.Random) -> bytes:
-    at = draw.randrange(len(content))
-    return content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :]
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Other content of a file."""
+    at = draw(st.integers(0, len(content) - 1))
+    flipped = content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
+    other = (content[:at], content + b"x" * (at + 1), content * 2, content.replace(b"\n", b"\0"))
+    swapped = content.replace(b"cat", b"dog", 1 + at % 90)
+    return draw(st.one_of(st.sampled_from([flipped, *other, swapped]), st.binary(max_size=300)))
 
 
-DAMAGE: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "flip": flipped,
-    "cut": lambda content, draw: content[: draw.randrange(len(content))],
-    "more": lambda content, draw: content + draw.randbytes(draw.randrange(1, 200)),
-    "other": lambda content, draw: draw.randbytes(draw.randrange(300)),
-    "swap": lambda content, draw: content.replace(b"cat", b"dog", draw.randrange(1, 90)),
-    "twice": lambda content, _: content * 2,
-    "nul": lambda content, _: content.replace(b"\n", b"\0"),
-}
-
-
-def damage(path: Path, draw: random.Random) -> str:
-    kind = draw.choice([*DAMAGE, *DAMAGE, "gone", "link", "folder", "pipe"])
+def damage(path: Path, kind: str, data: st.DataObject) -> None:
     content = path.read_bytes()
     path.unlink()
     match kind:
@@ -86,146 +86,135 @@ def damage(path: Path, draw: random.Random) -> str:
             path.mkdir()
         case "pipe":
             os.mkfifo(path)
-        case "gone":
-            pass
-        case _:
-            path.write_bytes(DAMAGE[kind](content, draw))
-    return kind
+        case "content":
+            path.write_bytes(data.draw(damaged(content)))
 
 
-@pytest.mark.parametrize("by", ["pointer", "version"])
-@pytest.mark.parametrize("seed", range(10))
-def test_a_damaged_bundle_gives_one_line_or_the_same_verdict(
-    whole: Path, tmp_path: Path, by: str, seed: int
+@GENERATED
+@given(
+    by_pointer=st.booleans(),
+    name=st.sampled_from(["CHAMPION", *FILES]),
+    kind=st.sampled_from(["content", "content", "gone", "link", "folder", "pipe"]),
+    data=st.data(),
+)
+def test_a_damaged_champion_fails_or_gives_the_same_verdict(
+    intact: Path, by_pointer: bool, name: str, kind: str, data: st.DataObject
 ) -> None:
-    draw = random.Random(seed)
-    exports = whole / "exports"
-    version = (exports / "CHAMPION").read_text().strip()
-    expected = verdict(whole, str(exports))
+    expected = verdict(intact, str(intact / "exports"))
     assert "McNemar" in expected
-    for number in range(40):
-        root = tmp_path / str(number)
-        shutil.copytree(whole, root)
-        bundled = root / "exports" / version
-        place = root / "exports" if by == "pointer" else bundled
-        if by == "pointer" and draw.random() < 0.25:
-            what = "CHAMPION " + damage(root / "exports" / "CHAMPION", draw)
-        else:
-            name = draw.choice(FILES)
-            what = f"{name} {damage(bundled / name, draw)}"
-        said = verdict(root, str(place))
-        # A pointer that is gone is no pointer: then there is no champion yet.
-        absent = what == "CHAMPION gone" and "there is no champion" in said
-        # Without manifest and digest it is no bundle, but an evaluation that anybody may write.
-        assert said == expected or said.startswith("error: ") or absent, what
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(shutil.copytree(intact, Path(folder, "copy")))
+        version = version_of(root)
+        pointer = name == "CHAMPION"
+        damage(root / "exports" / (name if pointer else f"{version}/{name}"), kind, data)
+        address = root / "exports" / ("" if by_pointer or pointer else version)
+        result = verdict(root, str(address))
+    # Without CHAMPION there is no champion yet.
+    missing = pointer and kind == "gone" and "there is no champion" in result
+    assert result == expected or result.startswith("error: ") or missing
 
 
-FORGED: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "worse": lambda record: record | {"correct": 1, "accuracy": 1 / SAMPLES},
-    "other samples": lambda record: record | {"samples_digest": "0" * 64},
-    "other file": lambda record: record | {"predictions": "_SUCCESS"},
-}
-
-
-@pytest.mark.parametrize("forged", list(FORGED))
 @pytest.mark.parametrize("sealed", ["no", "manifest", "all", "manifest gone", "both gone"])
-def test_a_forged_evaluation_is_not_believed(
-    whole: Path, tmp_path: Path, forged: str, sealed: str
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"correct": 1, "accuracy": 1 / SAMPLES},
+        {"samples_digest": "0" * 64},
+        {"predictions": "_SUCCESS"},
+    ],
+    ids=["worse", "samples", "file"],
+)
+def test_a_forged_evaluation_is_refused(
+    intact: Path, tmp_path: Path, forged: dict[str, Any], sealed: str
 ) -> None:
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "exports" / (tmp_path / "exports" / "CHAMPION").read_text().strip()
-    record = FORGED[forged](json.loads((folder / "metrics.json").read_text()))
+    shutil.copytree(intact, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "exports" / version_of(tmp_path)
+    record = json.loads((folder / "metrics.json").read_text()) | forged
     (folder / "metrics.json").write_text(json.dumps(record))
     success = (folder / "_SUCCESS").read_bytes()
     for own in ("MANIFEST.sha256", "_SUCCESS"):
         (folder / own).unlink()
     if sealed in ("manifest", "all"):
         bundle.seal(folder)
-    if sealed != "all" and sealed != "both gone":
+    if sealed not in ("all", "both gone"):
         (folder / "_SUCCESS").write_bytes(success)
-    said = verdict(tmp_path, str(tmp_path / "exports"))
-    assert said.startswith("error: ")
-    assert "is damaged" in said or "does not exist" in said
+    result = verdict(tmp_path, str(tmp_path / "exports"))
+    assert result.startswith("error: ")
+    assert "is damaged" in result or "does not exist" in result
 
 
-@pytest.mark.parametrize("seed", range(10))
+JUNK: list[Any] = [
+    *(None, True, -1, 0, 10**400, 1e308, -0.0, "", "\ud800", "x" * 10_000, [], {}, [[]]),
+    *("../../etc/passwd", "/etc/passwd", "CHAMPION", "\x1b[2J", {"name": 1}, [None] * 100),
+]
+
+
+@GENERATED
+@given(data=st.data(), large=st.sampled_from(["1e999", "NaN", "5"]))
 def test_an_evaluation_of_any_content_gives_one_line_or_a_verdict(
-    whole: Path, tmp_path: Path, seed: int
+    intact: Path, data: st.DataObject, large: str
 ) -> None:
-    draw = random.Random(seed)
-    junk: list[Any] = [
-        *(None, True, -1, 0, 10**400, 1e308, -0.0, "", "\ud800", "x" * 10_000, [], {}, [[]]),
-        *("../../etc/passwd", "/etc/passwd", "CHAMPION", "\x1b[2J", {"name": 1}, [None] * 100),
-    ]
-    source = (whole / "run" / "evaluation.json").read_text()
-    target = tmp_path / "evaluation.json"
-    for _ in range(40):
-        record = json.loads(source)
-        for _ in range(draw.randrange(1, 3)):
-            name = draw.choice(list(record))
-            record[name] = draw.choice(junk)
-        target.write_text(json.dumps(record).replace("1e+308", draw.choice(["1e999", "NaN", "5"])))
-        if draw.random() < 0.2:
-            target.write_bytes(flipped(target.read_bytes(), draw))
-        verdict(whole, str(target))
-    target.write_text("[" * 100_000)
-    assert verdict(whole, str(target)).startswith("error: ")
+    record = json.loads((intact / "run" / "evaluation.json").read_text())
+    for _ in range(data.draw(st.integers(1, 2))):
+        record[data.draw(st.sampled_from(sorted(record)))] = data.draw(st.sampled_from(JUNK))
+    content = json.dumps(record).replace("1e+308", large).encode()
+    if data.draw(st.booleans()):
+        content = data.draw(damaged(content))
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "evaluation.json")
+        target.write_bytes(content)
+        verdict(intact, str(target))
 
 
-def test_files_that_are_too_large_are_refused(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_files_that_are_too_large_or_too_deep_are_refused(
+    intact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(champion, "LARGEST", 1 << 20)
     monkeypatch.setattr(champion, "LARGEST_PREDICTIONS", 1 << 20)
     for name in FILES:
         root = tmp_path / name
-        shutil.copytree(whole, root)
-        file = root / "exports" / (root / "exports" / "CHAMPION").read_text().strip() / name
-        with file.open("r+b") as opened:
-            opened.truncate(1 << 40)
+        shutil.copytree(intact, root)
+        os.truncate(root / "exports" / version_of(root) / name, 1 << 40)
         assert "bytes, so it is not what export writes" in verdict(root, str(root / "exports"))
-    with (whole / "run" / "evaluation.json").open("rb") as content:
-        big = tmp_path / "big.json"
-        big.write_bytes(content.read())
-    os.truncate(big, 1 << 40)
+    large = tmp_path / "evaluation.json"
+    large.write_text("[" * 100_000)
+    assert verdict(intact, str(large)).startswith("error: ")
+    os.truncate(large, 1 << 40)
     with pytest.raises(InputError, match="more than"):
-        Evaluation.read(big)
+        Evaluation.read(large)
 
 
 @pytest.fixture
-def served(whole: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+def served(intact: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """The exports in a bucket."""
-    made = Bucket()
-    for path in (whole / "exports").rglob("*"):
+    bucket = Bucket()
+    for path in (intact / "exports").rglob("*"):
         if path.is_file():
-            made.put(path.relative_to(whole).as_posix(), path.read_bytes())
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler(made))) as url:
+            bucket.put(path.relative_to(intact).as_posix(), path.read_bytes())
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        yield made
+        yield bucket
 
 
-def test_a_bucket_gives_the_verdict_of_the_folder(whole: Path, served: Bucket) -> None:
-    assert verdict(whole, "gs://models/exports") == verdict(whole, str(whole / "exports"))
-
-
-@pytest.mark.parametrize("told", ["its size", "a small size", "none"])
+@pytest.mark.parametrize("size", ["", "its size", "a small size", "none"])
 @pytest.mark.parametrize("name", ["CHAMPION", *FILES])
-def test_a_server_that_sends_more_than_there_can_be_is_cut_off(
-    whole: Path, served: Bucket, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+def test_an_endless_download_is_cut_off(
+    intact: Path, served: Bucket, monkeypatch: pytest.MonkeyPatch, name: str, size: str
 ) -> None:
     monkeypatch.setattr(champion, "LARGEST", 1 << 20)
     monkeypatch.setattr(champion, "LARGEST_PREDICTIONS", 1 << 20)
-    (served.endless,) = (one for one in served.objects if one.endswith(f"/{name}"))
-    served.endless_told = told
-    said = verdict(whole, "gs://models/exports")
-    if told == "a small size":  # the client reads no further than that
-        assert said == verdict(whole, str(whole / "exports"))
+    if size:
+        (served.endless,) = (one for one in served.objects if one.endswith(f"/{name}"))
+        served.endless_told = size
+    result = verdict(intact, "gs://models/exports")
+    if size in ("", "a small size"):  # the client reads no more than that
+        assert result == verdict(intact, str(intact / "exports"))
     else:
-        assert "bytes, so it is not what export writes" in said
+        assert "bytes, so it is not what export writes" in result
     assert served.sent < 1 << 24
 
 
-def test_a_transfer_that_is_damaged_is_not_believed(whole: Path, served: Bucket) -> None:
+def test_a_damaged_transfer_is_refused(served: Bucket) -> None:
     (served.garbled,) = (one for one in served.objects if one.endswith("/CHAMPION"))
     with pytest.raises(StorageError, match="damaged"):
         find("gs://models/exports")

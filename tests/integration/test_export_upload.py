@@ -78,7 +78,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
     publish(sealed, "squares", open_store("gs://models"), "")
     last = [name.rpartition("/")[2] for name in strict.order[-4:]]
-    assert last == ["MANIFEST.sha256", "_SUCCESS", "CHAMPION", "CHAMPIONS"]
+    assert last == ["MANIFEST.sha256", "_SUCCESS", "CHAMPIONS", "CHAMPION"]
     assert len(strict.order) == len(bundle.files(sealed)) + 2
 
 

@@ -1,4 +1,4 @@
-"""The step `deploy` where there is nothing to roll out, or what there is cannot be used."""
+"""The step `deploy` without a valid bundle to roll out."""
 
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from kfp_ddp.models import bundle
 
 
 def run(tmp_path: Path, address: str, **release: Any) -> tuple[tuple[str, str], str]:
-    """What the step returns, and its report."""
+    """Run the step; return its outputs and its report."""
     report = dsl.Markdown(uri=str(tmp_path / "report.md"))
-    found = deploy.python_func(bundle=address, deploy_report=report, release=release)
-    return tuple(found), Path(report.path).read_text()
+    outputs = deploy.python_func(bundle=address, deploy_report=report, release=release)
+    return tuple(outputs), Path(report.path).read_text()
 
 
 def bare(folder: Path) -> str:
-    """A whole bundle in a folder named by its version, without a sample; its path."""
+    """Write a bundle without a sample to a folder named by its version; return its path."""
     (folder / "new").mkdir(parents=True)
     bundle.seal(folder / "new")
     version = bundle.version(folder / "new")
@@ -27,22 +27,18 @@ def bare(folder: Path) -> str:
     return str(folder / version)
 
 
-def test_without_a_service_or_an_upload_nothing_is_done(tmp_path: Path) -> None:
-    nothing = ("", "")
-    found, said = run(tmp_path, "gs://models/exports/flowers/0123456789ab")
-    assert (found, "no service is named" in said) == (nothing, True)
-    found, said = run(tmp_path, "", service="shop")
-    assert (found, "nothing was uploaded" in said) == (nothing, True)
-
-
-def test_what_is_not_the_champion_any_more_stays_where_it_is(tmp_path: Path) -> None:
+def test_without_a_service_an_upload_or_a_champion_nothing_is_done(tmp_path: Path) -> None:
+    outputs, report = run(tmp_path, "gs://models/exports/flowers/0123456789ab")
+    assert (outputs, "no service is named" in report) == (("", ""), True)
+    outputs, report = run(tmp_path, "", service="shop")
+    assert (outputs, "nothing was uploaded" in report) == (("", ""), True)
     address = bare(tmp_path / "flowers")
     (tmp_path / "flowers/CHAMPION").write_text("ba9876543210\n")
-    found, said = run(tmp_path, address, service="shop")
-    assert (found, "ba9876543210 is the champion now" in said) == (("", ""), True)
+    outputs, report = run(tmp_path, address, service="shop")
+    assert (outputs, "ba9876543210 is the champion now" in report) == (("", ""), True)
 
 
-def test_a_bundle_that_cannot_be_tried_ends_the_step_in_one_line(
+def test_invalid_input_fails_with_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Api, "connect", lambda: Api(None, "here"))

@@ -1,4 +1,4 @@
-"""When a service is ready with a model, and what stands against it, by status and pods alone."""
+"""When a service is ready, and what blocks it, by its status and pods."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ def condition(name: str, status: str, reason: str = "", message: str = "") -> di
 
 
 def service(*conditions: dict[str, str], **status: Any) -> dict[str, Any]:
-    told = list(conditions) or [condition("Ready", "True")]
-    return {"metadata": {"name": "shop"}, "status": {"conditions": told, **status}}
+    listed = list(conditions) or [condition("Ready", "True")]
+    return {"metadata": {"name": "shop"}, "status": {"conditions": listed, **status}}
 
 
 def knative(percent: int, created: str = "2", latest: str = "2") -> dict[str, Any]:
@@ -46,12 +46,12 @@ LEAVING = pod(OLD, metadata={"deletionTimestamp": "2026-11-22T00:00:00Z"})
 
 
 @pytest.mark.parametrize(
-    ("found", "pods", "answer"),
+    ("status", "pods", "answer"),
     [
         (service(), [pod(NEW)], True),
         (service(), [pod(NEW, answers=False)], False),
         (service(), [], False),
-        (service(), [pod(OLD)], False),  # Ready is that of what was before
+        (service(), [pod(OLD)], False),  # Ready is of the previous model
         (service(), [pod(NEW), pod(OLD)], False),
         (service(), [pod(NEW), LEAVING], True),
         (service(), [pod(NEW), pod(OLD, phase="Failed")], True),
@@ -66,22 +66,22 @@ LEAVING = pod(OLD, metadata={"deletionTimestamp": "2026-11-22T00:00:00Z"})
     ],
 )
 def test_it_is_ready_when_requests_reach_the_new_model(
-    found: dict[str, Any], pods: list[dict[str, Any]], answer: bool
+    status: dict[str, Any], pods: list[dict[str, Any]], answer: bool
 ) -> None:
-    assert ready(found, pods, NEW, 10) == answer
+    assert ready(status, pods, NEW, 10) == answer
 
 
-def of(where: str, restarts: int, code: int = 1) -> dict[str, Any]:
+def restarted(where: str, restarts: int, code: int = 1) -> dict[str, Any]:
     ended = {"terminated": {"exitCode": code}}
     return {where: [{"name": "kserve-container", "restartCount": restarts, "lastState": ended}]}
 
 
 @pytest.mark.parametrize("where", ["containerStatuses", "initContainerStatuses"])
-def test_a_container_that_ends_again_and_again_is_seen(where: str) -> None:
-    calm = pod(NEW, **of(where, CRASHES - 1))
-    assert crashed([calm]) is None
-    found = crashed([calm, pod(OLD, **of(where, CRASHES, 137))])
-    assert found == ("pod-old", "kserve-container", 137)
+def test_a_container_that_exits_repeatedly_is_found(where: str) -> None:
+    once = pod(NEW, **restarted(where, CRASHES - 1))
+    assert crashed([once]) is None
+    crash = crashed([once, pod(OLD, **restarted(where, CRASHES, 137))])
+    assert crash == ("pod-old", "kserve-container", 137)
 
 
 def test_only_pods_of_the_new_model_count() -> None:
@@ -92,7 +92,7 @@ BAD_URI = {"reason": "InvalidPredictorSpec", "message": "StorageURI not supporte
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("status", "text"),
     [
         (service(), ""),
         (
@@ -110,22 +110,20 @@ BAD_URI = {"reason": "InvalidPredictorSpec", "message": "StorageURI not supporte
         (service(condition("IngressReady", "False", "NotReconciled", "x")), ""),
     ],
 )
-def test_what_kserve_has_against_it_is_told(found: dict[str, Any], said: str) -> None:
-    told = reasons(found, [pod(NEW)])
-    assert [(who, why.kind, why.text) for who, why in told.items()] == (
-        [("KServe", REFUSED, said)] if said else []
-    )
+def test_a_refusal_by_kserve_is_a_reason(status: dict[str, Any], text: str) -> None:
+    result = [(who, why.kind, why.text) for who, why in reasons(status, [pod(NEW)]).items()]
+    assert result == ([("KServe", REFUSED, text)] if text else [])
 
 
-def test_a_pod_that_cannot_start_says_more_than_kserve() -> None:
+def test_the_reason_of_a_pod_replaces_that_of_kserve() -> None:
     waiting = {"reason": "ImagePullBackOff", "message": "not found"}
-    held = pod(NEW, containerStatuses=[{"image": "x:1", "state": {"waiting": waiting}}])
+    blocked = pod(NEW, containerStatuses=[{"image": "x:1", "state": {"waiting": waiting}}])
     status = service(condition("PredictorReady", "False", "RevisionFailed", "x"))
-    (found,) = reasons(status, [held]).items()
-    assert (found[0], found[1].kind) == ("pod-new", "image refused")
+    ((name, reason),) = reasons(status, [blocked]).items()
+    assert (name, reason.kind) == ("pod-new", "image refused")
 
 
-def test_what_it_waits_for_is_in_words() -> None:
+def test_waits_are_described() -> None:
     assert waits_for(service(), []) == "KServe to make its pods"
     assert waits_for(service(), [pod(NEW)]) == "its pods"
     starts = service(condition("PredictorReady", "False", "", "no pod yet"))

@@ -1,4 +1,4 @@
-"""A bundle's model is loaded in a process that has its runtime and nothing else."""
+"""A bundle's model is loaded in a process with its runtime only."""
 
 import json
 from pathlib import Path
@@ -14,9 +14,9 @@ from kfp_ddp.models import bundle
 IMAGES = np.arange(3 * 3 * 4 * 4, dtype=np.uint8).reshape(3, 3, 4, 4)
 SUMS = IMAGES.astype(np.float32).sum((2, 3))
 
-THERE = """
+IMPORTABLE = """
 import importlib
-def there(name):
+def importable(name):
     try:
         return bool(importlib.import_module(name))
     except ModuleNotFoundError:
@@ -36,8 +36,8 @@ def write(path: Path, *nodes: Any, classes: int = 3) -> None:
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])],
         [helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])],
     )  # fmt: skip
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    path.write_bytes(made.SerializeToString())
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    path.write_bytes(proto.SerializeToString())
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +45,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(infra, "SECONDS_EACH", 0.0)
 
 
-def test_what_answers_right_passes_with_what_it_took(tmp_path: Path) -> None:
+def test_correct_models_pass_with_time_and_memory(tmp_path: Path) -> None:
     write(tmp_path / "model.onnx")
     write(tmp_path / "model.int8.onnx")
-    found = infra.validate(tmp_path, IMAGES, SUMS, 1e-4)
-    assert (found["passed"], found["reason"], found["samples"]) == (True, "", 3)
-    assert list(found["files"]) == ["model.onnx", "model.int8.onnx"]
-    took = found["files"]["model.onnx"]
+    result = infra.validate(tmp_path, IMAGES, SUMS, 1e-4)
+    assert (result["passed"], result["reason"], result["samples"]) == (True, "", 3)
+    assert list(result["files"]) == ["model.onnx", "model.int8.onnx"]
+    took = result["files"]["model.onnx"]
     assert took["max_abs_difference"] == 0
     assert took["same_top1"] == 1
     assert took["runtime"].startswith("onnxruntime ")
@@ -60,35 +60,33 @@ def test_what_answers_right_passes_with_what_it_took(tmp_path: Path) -> None:
     one = took["latency"]["batch_1"]
     assert 0 < one["median_ms"] <= one["p95_ms"]
     assert one["calls"] >= 5
-    json.dumps(found, allow_nan=False)
+    json.dumps(result, allow_nan=False)
 
 
-def test_nothing_but_the_runtime_can_be_imported_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the same program, which tries to import instead of asking."""
+def test_only_the_runtime_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same program, which imports some packages instead of running the model."""
     tried = ["torch", "onnx", "kfp_ddp", "PIL", "pip", "onnxruntime", "numpy", "json"]
-    asks, here = Path(infra_process.__file__).read_text(), "    import numpy\n"
-    assert here in asks
-    tries = "    return json.dump({name: there(name) for name in request['tried']}, sys.stdout)\n"
+    source, line = Path(infra_process.__file__).read_text(), "    import numpy\n"
+    assert line in source
+    tries = "    return json.dump({x: importable(x) for x in request['tried']}, sys.stdout)\n"
     program = tmp_path / "program.py"
-    program.write_text(THERE + asks.replace(here, tries + here, 1))
+    program.write_text(IMPORTABLE + source.replace(line, tries + line, 1))
     monkeypatch.setattr(infra_process, "__file__", str(program))
-    found, why = infra._run({"tried": tried})
-    assert not why
-    assert [name for name in tried if found[name]] == ["onnxruntime", "numpy", "json"]
+    answer, error = infra._run({"tried": tried})
+    assert not error
+    assert [name for name in tried if answer[name]] == ["onnxruntime", "numpy", "json"]
 
 
 def refused(folder: Path, expected: Any = SUMS) -> str:
-    found = infra.validate(folder, IMAGES, expected, 1e-4)
-    assert found["passed"] is False
-    json.dumps(found, allow_nan=False)
-    reason: str = found["reason"]
+    result = infra.validate(folder, IMAGES, expected, 1e-4)
+    assert result["passed"] is False
+    json.dumps(result, allow_nan=False)
+    reason: str = result["reason"]
     assert "\n" not in reason
     return reason
 
 
-def test_what_answers_wrong_does_not_pass(tmp_path: Path) -> None:
+def test_a_wrong_model_does_not_pass(tmp_path: Path) -> None:
     write(tmp_path / "model.onnx")
     off = SUMS + np.float32(1)
     assert refused(tmp_path, off) == (
@@ -98,7 +96,7 @@ def test_what_answers_wrong_does_not_pass(tmp_path: Path) -> None:
     assert "by 1e+38" in refused(tmp_path, SUMS * np.float32("nan"))
 
 
-def test_what_cannot_be_loaded_does_not_pass(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_loaded_does_not_pass(tmp_path: Path) -> None:
     assert refused(tmp_path) == "there is no ONNX file to load"
     (tmp_path / "model.onnx").write_bytes(b"torn")
     assert refused(tmp_path).startswith(
@@ -109,7 +107,7 @@ def test_what_cannot_be_loaded_does_not_pass(tmp_path: Path) -> None:
     assert refused(tmp_path).startswith("model.int8.onnx: fails")
 
 
-def test_what_never_answers_or_is_killed_does_not_pass(
+def test_a_process_that_hangs_or_is_killed_does_not_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "model.onnx")
@@ -122,7 +120,7 @@ def test_what_never_answers_or_is_killed_does_not_pass(
     assert refused(tmp_path) == "model.onnx: has not answered within 0 s"
 
 
-def test_a_sample_is_a_request_of_the_protocol_with_its_answer(tmp_path: Path) -> None:
+def test_the_sample_is_a_v2_request_with_its_answer(tmp_path: Path) -> None:
     image = infra.pattern(32)
     assert image.shape == (3, 32, 32)
     assert image.dtype == np.uint8
