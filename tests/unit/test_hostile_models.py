@@ -181,7 +181,7 @@ DOCUMENTS: dict[str, Any] = {
         "parameters": {"allowed_abs_difference": 0.1},
     },
 }
-JUNK = st.sampled_from(
+JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, -1, 0, 1.5, 10**7, 10**400, "", "x", [], {}, [[]], [None], {"a": 1}, "\ud800"]
 )
 
