@@ -5,6 +5,7 @@ import binascii
 import json
 
 from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, Requirements
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
@@ -53,61 +54,48 @@ def service_rights(service: str) -> tuple[Right, ...]:
 
 
 def rights(cluster: Cluster) -> list[Finding]:
-    """Check the rights on each resource that a launch uses."""
+    """Check the rights on each resource that a launch and dataset_volume use."""
     api, run = cluster.api, cluster.run
     try:
         queues = KUEUE_RIGHTS if kueue.group_version(api) else ()
     except ApiError:
         queues = ()
     optional = (*gang_rights(run.scheduler), *queues, *service_rights(run.service))
-    required = (*job_rights(run.backend), *RIGHTS, *optional)
-    remedy = f"kubectl apply -n {api.namespace} -k deploy/rbac"
-    findings = _check_rights(api, run, required, "rights on", remedy)
-    if run.gpus_per_node >= 0 or run.backend == "local":
-        return findings
-    # Nodes have no namespace.
-    cluster_api = Api(api.client, "")
-    remedy = f"set namespace: {api.namespace} in deploy/rbac/nodes and kubectl apply -k it"
-    nodes = ("", "nodes", "list", True)
-    return findings + _check_rights(cluster_api, run, (nodes,), "rights on", remedy, api.namespace)
-
-
-def copy_rights(cluster: Cluster) -> list[Finding]:
-    """Check the rights of dataset_volume; required unless publish is in-place."""
-    api = cluster.api
-    required = cluster.run.publish not in ("in-place", "none", "auto")
-    remedy = f"set namespace: {api.namespace} in deploy/storage and kubectl apply -k it"
-    right = ("", "persistentvolumeclaims", COPY_VERBS, required)
-    return _check_rights(api, cluster.run, (right,), "rights to copy", remedy)
-
-
-def _check_rights(
-    api: Api,
-    run: Requirements,
-    rights: tuple[Right, ...],
-    title: str,
-    remedy: str,
-    namespace: str = "",
-) -> list[Finding]:
-    account = run.service_account
-    user = f"system:serviceaccount:{namespace or api.namespace}:{account}" if account else ""
-    findings = []
-    for group, resource, verbs, required in rights:
-        plural, _, sub = resource.partition("/")
-        try:
-            missing = [v for v in verbs.split() if not review(api, v, group, plural, sub, user)]
-        except ApiError as error:
-            message = f"cannot be checked: {' '.join(error.message.split())}"
-            remedy = "run it with an account that may create subjectaccessreviews"
-            return [Finding("warn", "rights", message, remedy)]
-        what = f"{title} {resource}"
-        if not missing:
-            findings.append(Finding("ok", what, verbs.replace(" ", ", ")))
-            continue
-        where = f" in {api.namespace}" if api.namespace else ""
-        message = f"no right to {', '.join(missing)}{where}"
-        findings.append(Finding("bad" if required else "warn", what, message, remedy))
+    namespaced = f"kubectl apply -n {api.namespace} -k deploy/rbac"
+    kustomize = f"set namespace: {api.namespace} in deploy/{{}} and kubectl apply -k it"
+    copied = run.publish not in ("in-place", "none", "auto")
+    copies = ("", "persistentvolumeclaims", COPY_VERBS, copied)
+    try:
+        findings = [
+            _right(api, run, right, "rights on", namespaced)
+            for right in (*job_rights(run.backend), *RIGHTS, *optional)
+        ]
+        if run.gpus_per_node < 0 and run.backend != "local":
+            nodes = ("", "nodes", "list", True)
+            findings.append(_right(api, run, nodes, "rights on", kustomize.format("rbac/nodes")))
+        findings.append(_right(api, run, copies, "rights to copy", kustomize.format("storage")))
+    except ApiError as error:
+        message = f"cannot be checked: {one_line(error.message)}"
+        remedy = "run it with an account that may create subjectaccessreviews"
+        return [Finding("warn", "rights", message, remedy)]
     return findings
+
+
+def _right(api: Api, run: Requirements, right: Right, title: str, remedy: str) -> Finding:
+    """Return the finding about a right; raises ApiError if it cannot be checked."""
+    group, resource, verbs, required = right
+    account = run.service_account
+    user = f"system:serviceaccount:{api.namespace}:{account}" if account else ""
+    # Nodes have no namespace.
+    scope = Api(api.client, "") if resource == "nodes" else api
+    plural, _, sub = resource.partition("/")
+    missing = [v for v in verbs.split() if not review(scope, v, group, plural, sub, user)]
+    what = f"{title} {resource}"
+    if not missing:
+        return Finding("ok", what, verbs.replace(" ", ", "))
+    where = f" in {scope.namespace}" if scope.namespace else ""
+    message = f"no right to {', '.join(missing)}{where}"
+    return Finding("bad" if required else "warn", what, message, remedy)
 
 
 def secret(cluster: Cluster) -> list[Finding]:

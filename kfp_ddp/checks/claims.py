@@ -18,11 +18,7 @@ DEFAULT = "storageclass.kubernetes.io/is-default-class"
 def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> list[str]:
     """Return the PVCs that the launching step and the workers mount at the same time.
 
-    Args:
-        spec: The job; it may mount further PVCs.
-        work: PVC of checkpoints; '' for none.
-        data: PVC of the dataset's versions; '' for none.
-        publish: How workers get the data; a copy is mounted in place of `data`.
+    These are `work`, those of the job, and `data` unless a copy replaces it; '' is no PVC.
     """
     own = {*spec.claims.values(), *by_volume(spec.volumes).values()}
     names = {work, *(name.removesuffix(":ro") for name in own)}
@@ -38,11 +34,8 @@ def check_modes(
         api: API of the cluster; PVCs that may not be read are skipped.
         claims: Result of `mounted_at_once`.
         instead: Alternative to a ReadWriteMany PVC, by name of the PVC.
-        nodes: Nodes of the cluster; None if they cannot be listed.
-        pods: Pods of the job.
-
-    Returns:
-        A warning for each PVC of one node, where the number of nodes is not known.
+        nodes: Number of nodes; None if not known, then a PVC of one node is a warning.
+        pods: Number of pods of the job.
 
     Raises:
         InputError: A PVC cannot be mounted by all pods.
@@ -69,12 +62,7 @@ def check_modes(
 
 
 def single_node_mode(claim: Object, nodes: int | None) -> str:
-    """Return the access mode that limits pods to one node; '' if that is not a problem.
-
-    Args:
-        claim: The PVC.
-        nodes: Nodes of the cluster; None if unknown.
-    """
+    """Return the access mode that limits pods to one of `nodes`; '' if it is no problem."""
     modes = _modes(claim["spec"]) | _modes(claim.get("status") or {})
     if modes & ON_MANY_NODES or not modes:
         return ""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from http.client import HTTPException
 from urllib.parse import urlsplit
 
-from kfp_ddp.checks.access import copy_rights, rights, secret
+from kfp_ddp.checks.access import rights, secret
 from kfp_ddp.checks.admission import admitted
 from kfp_ddp.checks.claims import claims, storage
 from kfp_ddp.checks.finding import Cluster, Finding, Requirements
@@ -26,8 +26,7 @@ _MAX_BYTES = 1 << 20
 
 
 CHECKS: tuple[Callable[[Cluster], list[Finding]], ...] = (
-    *(operators, gangs, kserve, rights, copy_rights, claims, storage, secret, admitted),
-    *(room, gpus, queues),
+    *(operators, gangs, kserve, rights, claims, storage, secret, admitted, room, gpus, queues),
 )
 
 

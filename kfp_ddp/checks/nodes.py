@@ -18,13 +18,8 @@ def gpus_per_node(nodes: Sequence[Object] | ApiError, resource: str, pods: int) 
 
     With fewer GPU nodes than pods, the number of the largest node.
 
-    Args:
-        nodes: Nodes of the cluster, or the error of listing them.
-        resource: Name of a GPU resource, such as nvidia.com/gpu.
-        pods: Pods of the job.
-
     Raises:
-        InputError: No node has a GPU, or nodes cannot be listed.
+        InputError: No node has a GPU, or `nodes` is the error of listing them.
     """
     if isinstance(nodes, ApiError):
         raise InputError(
@@ -58,12 +53,7 @@ def cpu_warning(nodes: Sequence[Object] | ApiError, resource: str) -> str:
 def too_large(
     nodes: Sequence[Object] | ApiError, requests: Mapping[str, Mapping[str, str]]
 ) -> list[str]:
-    """Return a warning for each pod that fits on no node and would wait for ever.
-
-    Args:
-        nodes: Nodes of the cluster, or the error of listing them.
-        requests: Amount by resource, by name of the pod.
-    """
+    """Return a warning for each pod that fits on no node: `requests` are amounts by resource."""
     if isinstance(nodes, ApiError) or not nodes:
         return []
     capacities = [node["status"].get("allocatable") or {} for node in nodes]

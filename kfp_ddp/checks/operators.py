@@ -132,13 +132,9 @@ def kserve(cluster: Cluster) -> list[Finding]:
 def check_service(release: Mapping[str, Any], destination: str) -> str:
     """Return the name of the service for the roll-out, '' for none, after checking it.
 
-    Args:
-        release: Settings of the release by name.
-        destination: URI that bundles are uploaded to.
-
     Raises:
-        InputError: KServe is missing or could not read the bundle, a right is missing, or the
-            service is not ours.
+        InputError: KServe is missing or cannot read a bundle at `destination`, a right is missing,
+            or the service is not ours.
     """
     name = part_of(release, Deployment).service
     if not name:

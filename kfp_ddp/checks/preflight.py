@@ -2,9 +2,10 @@
 
 import importlib.util
 import json
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.checks.claims import check_modes, mounted_at_once
 from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, StepResources
@@ -41,44 +42,10 @@ TRAINING_SIZE = frozenset(
 """Settings that size the training job; the others also apply to the evaluation job."""
 
 
-class Plan(NamedTuple):
-    """Outputs of preflight: the checked settings of the later steps, only those that are set."""
-
-    training: dict[str, Any]
-    job: dict[str, Any]
-    sync: dict[str, Any]
-    gate: dict[str, Any]
-    measuring: dict[str, Any]
-    """Optional measurements of the evaluation."""
-    release: dict[str, Any]
-    service: str
-    """InferenceService for the roll-out; empty for none."""
-    layout: dict[str, Any]
-    """Settings of the training that define classes and splits, for the sync."""
-    dataset: str
-    data_claim: str
-    publish: str
-    champion: str
-    sync_cpu: str
-    sync_memory: str
-    train_cpu: str
-    train_memory: str
-    evaluate_cpu: str
-    evaluate_memory: str
-    evaluate_gpus: str
-    """Empty for none: KFP's driver then omits GPUs, but it fails for an empty CPU."""
-    evaluate_backend: str
-    evaluate_job: dict[str, Any]
-    """Settings of the evaluation job, if there is one."""
-    gpu_resource: str
-    trials: list[dict[str, Any]]
-    """Settings of the training of each trial of a sweep."""
-
-
 @step
 @notify_of_refusal
-def run(inputs: dict[str, Any]) -> Plan:
-    """Check all settings, write a summary, and return the plan.
+def run(inputs: dict[str, Any]) -> Any:
+    """Check all settings, write a summary, and return the outputs as a named tuple.
 
     Args:
         inputs: Inputs of the component by name, with `plan_summary`.
@@ -90,17 +57,22 @@ def run(inputs: dict[str, Any]) -> Plan:
     warnings = [warning for check in CHECKS for warning in check(settings)]
     plan = _plan(settings)
     _write_summary(inputs["plan_summary"], _title(settings), warnings, plan)
-    return plan
+    return namedtuple("Plan", plan)(**plan)
 
 
-def _plan(run: Run) -> Plan:
+def _plan(run: Run) -> dict[str, Any]:
+    """Return the outputs: the checked settings of the later steps, only those that are set.
+
+    Resources are text. evaluate_gpus is empty for none: KFP's driver then omits GPUs, but it fails
+    for an empty CPU.
+    """
     gate = dict(run.gate)
     if run.champion and run.champion != run.parameters.exports:
         gate["champion_must_exist"] = True  # every model beats a champion with a mistyped URI
     # A launcher needs little, unless it runs the ranks.
     limits = resources(run.spec).get("limits", {}) if run.parameters.backend == "local" else {}
     names = ("sync_cpu", "sync_memory", "evaluate_cpu", "evaluate_memory")
-    return Plan(
+    return dict(
         training=_training(run.config),
         job={n: v for n, v in run.spec.given().items() if n not in JOB_OWN} | run.supervision,
         sync=run.sync,
@@ -129,12 +101,7 @@ def _training(config: TrainConfig) -> dict[str, Any]:
 
 
 def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
-    """Return backend, job settings and GPUs of the evaluation.
-
-    Args:
-        steps: Settings of the steps.
-        spec: The training job.
-    """
+    """Return backend, job settings and GPUs of the evaluation; `spec` is the training job."""
     backend, gpus = steps.evaluate_backend, steps.evaluate_gpus
     if backend == "local":
         return {"evaluate_backend": backend, "evaluate_job": {}, "evaluate_gpus": str(gpus or "")}
@@ -200,12 +167,8 @@ def check_destination(run: Run) -> list[str]:
 def check_release(release: Mapping[str, Any], destination: str) -> None:
     """Check the signing key, and the access to the model registry.
 
-    Args:
-        release: Settings of the release by name.
-        destination: URI that bundles are uploaded to.
-
     Raises:
-        InputError: A key or token is missing or invalid, or there is no destination.
+        InputError: A key or token is missing or invalid, or there is no `destination`.
         StorageError: The registry does not answer.
     """
     key_of(part_of(release, Signing))
@@ -319,14 +282,16 @@ def _title(run: Run) -> str:
     return f"{config.model} at {config.image_size} px, {config.epochs} epochs, {batch}, {where}"
 
 
-def _write_summary(summary: "dsl.Markdown", title: str, warnings: list[str], plan: Plan) -> None:
+def _write_summary(
+    summary: "dsl.Markdown", title: str, warnings: list[str], plan: Mapping[str, Any]
+) -> None:
     """Print and write what will run, with all settings."""
     for warning in warnings:
         print(f"warning: {warning}", flush=True)
     print(title, flush=True)
     lines = [f"**{title}**", "", *(f"- warning: {warning}" for warning in warnings), ""]
     lines += ["| | Set to |", "|---|---|"]
-    for subject, value in plan._asdict().items():
+    for subject, value in plan.items():
         settings = value.items() if isinstance(value, dict) else [("", value)]
         lines += [
             f"| {subject}{name and '.'}{name} | `{json.dumps(setting)}` |"
