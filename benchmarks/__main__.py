@@ -13,9 +13,9 @@ from pathlib import Path
 from benchmarks.rounds import machine
 
 NAMES = sorted(
-    found.name
-    for found in pkgutil.iter_modules([str(Path(__file__).parent)])
-    if not found.ispkg and found.name not in ("__main__", "rounds")
+    module.name
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)])
+    if not module.ispkg and module.name not in ("__main__", "rounds")
 )
 
 

@@ -254,9 +254,9 @@ def _slow_requests() -> Iterator[None]:
 def _is_cached(file: str, length: int, offset: int) -> bool:
     with open(file, "rb") as opened:
         try:
-            found = os.preadv(opened.fileno(), [bytearray(length)], offset, os.RWF_NOWAIT)
+            size = os.preadv(opened.fileno(), [bytearray(length)], offset, os.RWF_NOWAIT)
         except OSError as error:
             if error.errno != errno.EAGAIN:
                 raise
             return False
-        return found == min(length, os.fstat(opened.fileno()).st_size - offset)
+        return size == min(length, os.fstat(opened.fileno()).st_size - offset)

@@ -59,20 +59,20 @@ class Measurement:
         self.fields: dict[str, Any] = {"device": "auto", "precision": "bf16", "cache_gb": 0}
 
     def all(self, batch: int, images: int) -> dict[str, float]:
-        """The figures of the parts that there were time and GPUs for."""
+        """Return the figures of all parts for which time and GPUs suffice."""
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        there = torch.cuda.device_count()
+        gpus = torch.cuda.device_count()
         with tempfile.TemporaryDirectory() as folder:
             root = photographs(Path(folder) / "data", images)
-            asked = self.fields | {"batch_size": batch}
-            fits = in_a_process(loops.fitting, str(root), self.name, self.size, asked)
+            fields = self.fields | {"batch_size": batch}
+            fits = in_a_process(loops.fitting, str(root), self.name, self.size, fields)
             self.fields |= {"batch_size": fits}
             figures, rates = {"batch": float(fits)}, self.loops(root)
             figures |= compared(rates) | self.mfu(rates.get(JPEG, 0.0))
-            if there < ranks.WORLD:
-                print(f"{there} GPUs: nccl and fsdp over two ranks are not measured")
+            if gpus < ranks.WORLD:
+                print(f"{gpus} GPUs: nccl and fsdp over two ranks are not measured")
             elif SAME in rates:
                 figures |= self.part("two ranks", 120, self.two_ranks, root, rates[SAME])
             small = (single.recording, self.name, self.size, device)
@@ -86,7 +86,7 @@ class Measurement:
     def part(
         self, what: str, seconds: float, measure: Callable[..., Mapping[str, float]], *of: Any
     ) -> dict[str, float]:
-        """The figures of a part that takes about so long; none, in words, where it cannot be."""
+        """Return the figures of a part; {} if no time is left, or if it fails."""
         if time.perf_counter() + seconds > self.until:
             print(f"{what}: left out, no time is left")
             return {}
@@ -97,7 +97,7 @@ class Measurement:
             return {}
 
     def loops(self, root: Path) -> dict[str, float]:
-        """Images a second of each loop: the mean of both turns."""
+        """Return images per second of each loop: the mean of both turns."""
         batch, cores = self.fields["batch_size"], os.cpu_count() or 1
         where, loaded = (root, self.name, self.size, loops.STEPS), self.fields | {"workers": cores}
         sides: dict[str, tuple[Any, ...]] = {
@@ -106,16 +106,16 @@ class Measurement:
             SAME: (steps_of_ours, *where, self.fields, True),
             THEIRS: (loops.torchvision_reference, root, self.name, self.size, batch, cores),
         }
-        found: dict[str, list[float]] = {}
+        measured: dict[str, list[float]] = {}
         for side in [*sides, *reversed(sides)]:
             for name, rate in self.part(
                 side, 3 * self.turn, self.turn_of, side, sides[side]
             ).items():
-                found.setdefault(name, []).append(rate)
+                measured.setdefault(name, []).append(rate)
         print(f"\n{self.name} at {self.size} px, batch {batch}")
-        for side, rates in found.items():
+        for side, rates in measured.items():
             print(f"  {side:44} {', '.join(f'{rate:,.0f}' for rate in rates)} images/s")
-        return {side: sum(rates) / len(rates) for side, rates in found.items()}
+        return {side: sum(rates) / len(rates) for side, rates in measured.items()}
 
     def turn_of(self, side: str, made_of: tuple[Any, ...]) -> dict[str, float]:
         """Images a second of one loop."""

@@ -18,7 +18,7 @@ run nothing, on nodes that are stood in for; API server, scheduler and operator 
 workers N/50 are replaced, all run for a while, and N/20 fail, one before the others.
 
 - `decision_N_s`: seconds from when a watch of its own shows the job to have failed until our launch
-  has told its first cause and ended.
+  has printed the first cause and ended.
 - `cpu_N`, `busiest_cpu_N`: of one core, over all of it and in its busiest 5 s.
 - `rss_N_mb`: the most memory of the launch's process.
 - `sockets_N`, `requests_N`: the most connections that were open at once, and all requests.
@@ -59,16 +59,16 @@ def run() -> dict[str, float]:
         rounds.append(measured)
         mine, sdk = measured["finish_latency_s"], measured["sdk_wait_s"]
         print(f"{seconds:12d} s {mine:6.2f} s {sdk:16.2f} s", flush=True)
-    found = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-    return found | _curve(api)
+    figures = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    return figures | _curve(api)
 
 
 def _curve(api: Api) -> dict[str, float]:
-    """One job of each size, in a namespace of its own."""
-    found: dict[str, float] = {}
+    """Measure one job of each size, in a new namespace."""
+    figures: dict[str, float] = {}
     if why := stand_in.impossible(api):
         print(f"no curve over pods: {why}")
-        return found
+        return figures
     print(f"\n{'pods':>6} {'decision':>10} {'CPU':>6} {'busiest':>8} {'RSS':>8} sockets requests")
     for count in map(int, filter(None, PODS.split(","))):
         name = f"benchmark-{uuid.uuid4().hex[:8]}"
@@ -86,7 +86,7 @@ def _curve(api: Api) -> dict[str, float]:
             f"{used.rss_mb:5.0f} MB {used.sockets:7d} {used.requests:8d}",
             flush=True,
         )
-        found |= {
+        figures |= {
             f"decision_{count}_s": decision,
             f"cpu_{count}": used.cpu_share,
             f"busiest_cpu_{count}": used.busiest_share,
@@ -94,11 +94,11 @@ def _curve(api: Api) -> dict[str, float]:
             f"sockets_{count}": used.sockets,
             f"requests_{count}": used.requests,
         }
-    return found
+    return figures
 
 
 def _round(api: Api, seconds: int) -> dict[str, float]:
-    """One job: how long after its last line and its success each of the two returned."""
+    """Return the seconds from the last line and the success of a job until both returned."""
     code = f"import time; time.sleep({seconds}); print('done', time.time())"
     spec = LaunchSpec.create(
         image=IMAGE,
@@ -124,7 +124,7 @@ def _round(api: Api, seconds: int) -> dict[str, float]:
     for thread in threads:
         thread.join()
     api.call("DELETE", path)
-    line = next(each for each in log.getvalue().splitlines() if "] done " in each)
+    line = next(one for one in log.getvalue().splitlines() if "] done " in one)
     last = float(line.rpartition(" ")[2])
     return {
         "finish_latency_s": times["ours"] - times["succeeded"],
@@ -145,7 +145,7 @@ def _observe(api: Api, name: str, times: dict[str, float]) -> None:
 
 
 def _sdk(api: Api, name: str, times: dict[str, float]) -> None:
-    """The SDK's wait, from when the job is there."""
+    """Wait by the SDK, from the creation of the job."""
     from kubeflow.training import TrainingClient
 
     client = TrainingClient(namespace=api.namespace)

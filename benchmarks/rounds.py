@@ -63,20 +63,20 @@ def apart(
     Where peers share a process they share an allocator's settings and its free memory.
     """
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(there, clock, make, arguments))
+    parent, child = context.Pipe()
+    process = context.Process(target=_serve, args=(child, clock, make, arguments))
     process.start()
-    there.close()
+    child.close()
 
     def ask() -> float:
-        here.send(True)
-        took: float = here.recv()
+        parent.send(True)
+        took: float = parent.recv()
         return took
 
     try:
         yield ask
     finally:
-        here.close()
+        parent.close()
         process.join()
 
 

@@ -29,8 +29,8 @@ def together(root: str, name: str, size: int, fields: dict[str, Any]) -> dict[st
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer"
-        given = (str(answer), port, root, name, size, fields)
-        ranks = [context.Process(target=_rank, args=(i, *given)) for i in range(WORLD)]
+        arguments = (str(answer), port, root, name, size, fields)
+        ranks = [context.Process(target=_rank, args=(i, *arguments)) for i in range(WORLD)]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -40,11 +40,11 @@ def together(root: str, name: str, size: int, fields: dict[str, Any]) -> dict[st
         return _read(answer)
 
 
-def _rank(number: int, answer: str, port: int, *given: Any) -> None:
+def _rank(number: int, answer: str, port: int, *arguments: Any) -> None:
     os.environ.update(RANK=str(number), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1")
     os.environ.update(LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(WORLD), MASTER_PORT=str(port))
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-        figures = of_rank(*given)
+        figures = of_rank(*arguments)
     if number == 0:
         Path(answer).write_text("\n".join(f"{key} {value}" for key, value in figures.items()))
 

@@ -61,9 +61,9 @@ def recording(name: str, size: int, device: str) -> dict[str, float]:
     return {"graph_vs_eager_small_batch": ratio(seconds, "recorded", "launched")}
 
 
-def _waited(made: object) -> object:
+def _waited(result: object) -> object:
     import torch
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return made
+    return result
