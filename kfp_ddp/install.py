@@ -302,14 +302,29 @@ def lacks_limits(api: Api, namespace: str) -> bool:
     return limited and not items(api, core(namespace, "limitranges"))
 
 
+def replace(api: Api, job: Object, seconds: float = 60) -> list[Done]:
+    """Create a job in place of an existing one of its name, which may have failed.
+
+    Raises:
+        JobError: The existing job is not deleted in time.
+    """
+    name, end = job["metadata"]["name"], time.monotonic() + seconds
+    api.delete(path(job, name))
+    while _get(api, job) is not None:
+        if time.monotonic() > end:
+            raise JobError(f"{name} of an earlier install is not deleted after {seconds:g} s")
+        time.sleep(1)
+    return apply(api, [job])
+
+
 def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
     """Wait for a job; yield the reason why it waits whenever that changes.
 
     Raises:
-        JobError: The job fails or takes longer.
+        JobError: The job fails or takes longer, or its image cannot be pulled twice.
     """
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    end, last = time.monotonic() + seconds, ""
+    end, last, pulls = time.monotonic() + seconds, "", 0
     describe = f"kubectl describe -n {namespace} job/{name} shows why"
     while time.monotonic() < end:
         now = api.call("GET", path(job, name), retry=True)
@@ -322,5 +337,8 @@ def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
         if waiting and waiting != last:
             last = waiting
             yield waiting
+            pulls += "ImagePullBackOff" in waiting
+            if pulls == 2:
+                raise JobError(f"{name} cannot start; give --image, one that nodes can pull")
         time.sleep(1)
     raise JobError(f"{name} is not finished after {seconds:g} s{last and f' ({last})'}; {describe}")

@@ -61,19 +61,18 @@ def rights(cluster: Cluster) -> list[Finding]:
     except ApiError:
         queues = ()
     optional = (*gang_rights(run.scheduler), *queues, *service_rights(run.service))
-    namespaced = f"kubectl apply -n {api.namespace} -k deploy/rbac"
-    kustomize = f"set namespace: {api.namespace} in deploy/{{}} and kubectl apply -k it"
+    install = f"kfp-ddp install -n {api.namespace}"
     copied = run.publish not in ("in-place", "none", "auto")
     copies = ("", "persistentvolumeclaims", COPY_VERBS, copied)
     try:
         findings = [
-            _right(api, run, right, "rights on", namespaced)
+            _right(api, run, right, "rights on", install)
             for right in (*job_rights(run.backend), *RIGHTS, *optional)
         ]
         if run.gpus_per_node < 0 and run.backend != "local":
             nodes = ("", "nodes", "list", True)
-            findings.append(_right(api, run, nodes, "rights on", kustomize.format("rbac/nodes")))
-        findings.append(_right(api, run, copies, "rights to copy", kustomize.format("storage")))
+            findings.append(_right(api, run, nodes, "rights on", install))
+        findings.append(_right(api, run, copies, "rights to copy", f"{install} --copies"))
     except ApiError as error:
         message = f"cannot be checked: {one_line(error.message)}"
         remedy = "run it with an account that may create subjectaccessreviews"

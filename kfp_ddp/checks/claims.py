@@ -1,17 +1,18 @@
 """Check PVCs and storage classes: existing, bound, and mountable by all pods of a run at once."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
-from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, items
+from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, Requirements, items
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import by_volume
-from kfp_ddp.k8s.api import Api, ApiError, Object, core
-from kfp_ddp.k8s.objects import annotation, phase
+from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
+from kfp_ddp.k8s.objects import annotation, condition, phase
 
 ON_MANY_NODES = {"ReadWriteMany", "ReadOnlyMany"}
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
+OWNER_JOBS = ("kfp-ddp-chown", "kfp-ddp-fsgroup")
+"""Jobs that make new volumes writable for steps."""
 DEFAULT = "storageclass.kubernetes.io/is-default-class"
 
 
@@ -91,7 +92,7 @@ def claims(cluster: Cluster) -> list[Finding]:
             if error.status != 404:
                 findings.append(Finding("warn", what, "may not be read", ASK_ADMIN))
             else:
-                remedy = _create_command(api.namespace, run.claims_file, classes)
+                remedy = _install_command(cluster, classes)
                 findings.append(Finding("bad", what, "does not exist", remedy))
             continue
         problem, remedy = _problem(api.namespace, claim, classes)
@@ -100,6 +101,10 @@ def claims(cluster: Cluster) -> list[Finding]:
         modes = ", ".join(claim["spec"].get("accessModes") or [])
         message = problem or f"{phase(claim)}, {modes}"
         findings.append(Finding("bad" if problem else "ok", what, message, remedy))
+    if job := unfinished_owner(api):
+        message = f"steps may not be able to write: job {job} is not complete"
+        remedy = f"kfp-ddp install -n {api.namespace}, with an --image that nodes can pull"
+        findings.append(Finding("bad", "owner of volumes", message, remedy))
     return findings
 
 
@@ -135,27 +140,31 @@ def _mode_problem(claim: Object, nodes: int | None, copied: bool) -> tuple[str, 
     return message, f"{remedy}, or give --publish clone" if copied else remedy
 
 
-def _create_command(namespace: str, file: Path, classes: Sequence[Object] | None) -> str:
-    """Return how to create the PVCs with an existing storage class."""
-    apply = f"kubectl apply -n {namespace} -f {file}"
-    name = _class_of(file)
-    if classes is None or not name or name in {item["metadata"]["name"] for item in classes}:
-        return apply
+def _install_command(cluster: Cluster, classes: Sequence[Object] | None) -> str:
+    """Return the command that creates the PVCs, with an existing storage class."""
+    run, default = cluster.run, Requirements()
+    command = f"kfp-ddp install -n {cluster.api.namespace}"
+    if run.data_claim != default.data_claim:
+        command += f" --data-claim {run.data_claim}"
+    if run.work_claim != default.work_claim:
+        command += f" --work-claim {run.work_claim}"
+    if classes is None or any(map(is_default, classes)):
+        return command
     if not classes:
-        return f"install a CSI driver whose volumes many nodes can mount, then {apply}"
-    return f"set storageClassName in {file}, now {name}, to one of {_names(classes)}, then {apply}"
+        return f"install a CSI driver whose volumes many nodes can mount, then {command}"
+    return f"{command} --storage-class CLASS, one of {_names(classes)}"
 
 
-def _class_of(file: Path) -> str:
-    """Return the storage class in a file of PVCs; '' if the file cannot be read."""
-    import yaml
-
-    try:
-        documents = list(yaml.safe_load_all(file.read_text()))
-    except (OSError, yaml.YAMLError):
-        return ""
-    names = (document["spec"].get("storageClassName") for document in documents if document)
-    return str(next(filter(None, names), ""))
+def unfinished_owner(api: Api) -> str:
+    """Return the name of a job for volumes that exists and is not complete; '' for none."""
+    for name in OWNER_JOBS:
+        try:
+            job = api.call("GET", custom("batch/v1", api.namespace, "jobs", name))
+        except ApiError:
+            continue
+        if not condition(job, "Complete"):
+            return name
+    return ""
 
 
 def storage(cluster: Cluster) -> list[Finding]:

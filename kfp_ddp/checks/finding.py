@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from kfp_ddp.k8s.api import Api, ApiError, Object
@@ -53,8 +52,6 @@ class Requirements:
     bucket_secret: str = "kfp-ddp-bucket"  # noqa: S105
     service: str = ""
     """InferenceService for the roll-out; empty for none."""
-    claims_file: Path = Path("deploy/storage/claims.yaml")
-    """PVCs to create where they are missing."""
 
 
 class Cluster(NamedTuple):

@@ -1,12 +1,11 @@
 """`kfp-ddp doctor`: check that a cluster and namespace have what a run needs."""
 
 import sys
-from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, configured, echo, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
 
@@ -14,12 +13,11 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 
 
 @click.command("doctor")
-@configured("namespace", "context")
+@configured("namespace", "context", "host")
 @text_option(
     "--service-account",
     help="Check the permissions of this account of the namespace instead of yours.",
 )
-@text_option("--host", help="URL of the KFP API server, to check its version.")
 @click.option(
     "--backend",
     type=click.Choice(get_args(Backend)),
@@ -55,9 +53,9 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 @text_option("--service", help="InferenceService to roll models out to.")
 @click.option(
     "--claims-file",
-    type=FILE,
-    default=Path("deploy/storage/claims.yaml"),
-    help="Manifests of the PVCs to create if missing.",
+    hidden=True,
+    expose_value=False,
+    help="No effect: kfp-ddp install creates missing PVCs.",
 )
 @AS_JSON
 def command(as_json: bool, **requirements: Any) -> None:

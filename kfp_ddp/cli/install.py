@@ -17,7 +17,7 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 
 
 @click.command("install")
-@configured("namespace", "context")
+@configured("namespace", "context", "registry", "launcher_image")
 @text_option("--storage-class", help="Storage class of the PVCs.  [default: the cluster's]")
 @click.option(
     "--access-mode",
@@ -39,10 +39,11 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
     "--chown",
     type=click.Choice(["auto", "root", "group", "no"]),
     default="auto",
-    help="Job that makes uid 1000 the owner of new volumes: auto for PVCs that are created now, as "
-    "root, or by group if PodSecurity is restricted. --print includes it with root or group.",
+    help="Job that makes uid 1000 the owner of new volumes: auto for PVCs that are created now, or "
+    "if an earlier job did not complete, as root, or by group if PodSecurity is restricted. "
+    "--print includes it with root or group.",
 )
-@text_option("--image", help="Image of that job, with sh and chown.")
+@text_option("--image", help="Image of that job, with sh and chown.  [default: the launcher]")
 @click.option(
     "--see-nodes/--no-see-nodes",
     default=True,
@@ -74,6 +75,8 @@ def command(
     as_json: bool,
     bucket_secret: str,
     context: str,
+    registry: str,
+    launcher_image: str,
     **fields: Any,
 ) -> None:
     """Create what runs need in a namespace: PVCs, permissions, a disruption budget.
@@ -82,8 +85,11 @@ def command(
     are validated by the server first; if it refuses one, nothing is created. A namespace with a
     quota and no LimitRange also gets one.
     """
+    from kfp_ddp import __version__
     from kfp_ddp.install import Installation, manifests, owner
 
+    launcher = launcher_image or f"{registry.rstrip('/')}/launcher:{__version__}"
+    fields["image"] = fields["image"] or launcher
     for name in {"data", "work"} - {*CLAIMS[which]}:
         fields[f"{name}_claim"] = ""
     if only_print:
@@ -127,6 +133,7 @@ def _install(
 ) -> "list[Done]":
     from kfp_ddp import install
     from kfp_ddp.checks.admission import enforced
+    from kfp_ddp.checks.claims import unfinished_owner
     from kfp_ddp.install import limits, manifests, owner
 
     install.check(api, target)
@@ -136,13 +143,13 @@ def _install(
     done = install.apply(api, objects, dry_run=dry_run)
     fresh = any(one.kind == "PersistentVolumeClaim" and one.state == "made" for one in done)
     how: Owner | None = None
-    if chown == "auto" and fresh:
+    if chown == "auto" and target.claims and (fresh or unfinished_owner(api)):
         how = "group" if enforced(api) == "restricted" else "root"
     elif chown in ("root", "group") and target.claims:
         how = "root" if chown == "root" else "group"
     job = owner(target, how) if how else None
     if job and not dry_run:
-        done += install.apply(api, [job])
+        done += install.replace(api, job)
     if not quiet:
         for one in done:
             _print(one, dry_run)

@@ -198,6 +198,14 @@ def test_output_has_columns_and_a_line_for_each_remedy() -> None:
         assert line.index("→") == len("✗ API server  ")
 
 
+def test_configured_host_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(healthz(SDK)) as url:
+        monkeypatch.setenv("KFP_DDP_HOST", url)
+        output = CliRunner().invoke(app, ["doctor", "--json"]).output
+    (kfp,) = (item for item in json.loads(output)["findings"] if item["what"] == "KFP")
+    assert kfp["said"] == f"SDK {SDK}, API server {SDK}"
+
+
 def test_configured_context_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config").write_text(
         json.dumps(

@@ -19,7 +19,7 @@ from kfp_ddp.checks.access import (
     secret,
     service_rights,
 )
-from kfp_ddp.checks.claims import CLASSES, claims
+from kfp_ddp.checks.claims import CLASSES, DEFAULT, claims
 from kfp_ddp.checks.finding import Cluster, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import kserve, operators
@@ -101,23 +101,38 @@ def test_pvc_that_cannot_be_mounted_is_bad(phase: str, spec: Object, message: st
 
 
 @pytest.mark.parametrize(
-    ("classes", "remedy"),
+    ("classes", "default", "remedy"),
     [
-        (["gold"], "kubectl apply -n here -f {file}"),
-        (["a", "b"], "set storageClassName in {file}, now gold, to one of a, b, then kubectl"),
-        ([], "install a CSI driver whose volumes many nodes can mount, then kubectl apply -n here"),
+        (["gold"], "gold", "kfp-ddp install -n here --work-claim mine"),
+        (["a", "b"], "", "kfp-ddp install -n here --work-claim mine --storage-class CLASS, one of"),
+        ([], "", "install a CSI driver whose volumes many nodes can mount, then kfp-ddp install"),
     ],
 )
-def test_remedy_of_missing_pvcs_names_an_existing_class(
-    classes: list[str], remedy: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "claims.yaml"
-    file.write_text("spec: {storageClassName: gold}\n---\nspec: {storageClassName: gold}\n")
-    listed = [{**CLASS, "metadata": {"name": name}} for name in classes]
+def test_remedy_of_missing_pvcs_is_install(classes: list[str], default: str, remedy: str) -> None:
+    listed = [
+        {
+            **CLASS,
+            "metadata": {"name": name, "annotations": {DEFAULT: str(name == default).lower()}},
+        }
+        for name in classes
+    ]
     api = Answers({CLASSES: {"items": listed}})
-    findings = claims(cluster(api, NODES, claims_file=file))
+    findings = claims(cluster(api, NODES, work_claim="mine"))
     assert {finding.state for finding in findings} == {"bad"}
-    assert all(finding.remedy.startswith(remedy.format(file=file)) for finding in findings)
+    assert all(finding.remedy.startswith(remedy) for finding in findings)
+
+
+@pytest.mark.parametrize(("condition", "bad"), [("Failed", 1), ("", 1), ("Complete", 0)])
+def test_volumes_whose_job_did_not_complete_are_bad(condition: str, bad: int) -> None:
+    names = ("kfp-ddp-data", "kfp-ddp-work")
+    objects: dict[str, Object] = {PVCS + name: claim(name) for name in names}
+    conditions = [{"type": condition, "status": "True"}] if condition else []
+    job = {"status": {"conditions": conditions}}
+    objects["/apis/batch/v1/namespaces/here/jobs/kfp-ddp-chown"] = job
+    findings = claims(cluster(Answers(objects)))
+    assert [finding.what for finding in findings if finding.state == "bad"] == (
+        ["owner of volumes"] * bad
+    )
 
 
 def served(**fields: Object) -> Answers:

@@ -6,10 +6,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from kfp_ddp.checks.claims import CLASSES
+from kfp_ddp import __version__
+from kfp_ddp.checks.claims import CLASSES, unfinished_owner
 from kfp_ddp.cli import app
-from kfp_ddp.core.errors import InputError
-from kfp_ddp.install import Installation, check, manifests, owner, path
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.install import Installation, check, manifests, owner, path, replace, wait
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
 
@@ -115,6 +116,64 @@ def test_invalid_installation_is_an_error(target: Installation, message: str) ->
 )
 def test_valid_installation_passes(target: Installation) -> None:
     check(Answers(disk="ebs.csi.aws.com"), target)
+
+
+class Pulls(Answers):
+    """A server whose nodes cannot pull the image of an earlier job, but `image`."""
+
+    def __init__(self, image: str) -> None:
+        super().__init__(nfs="nfs.csi.k8s.io")
+        self.image, self.looks = image, 0
+        self.jobs: list[Object] = [OWNER]
+
+    def call(self, method: str, path: str, body: Any = None, *more: Any, **named: Any) -> Object:
+        if method == "DELETE":
+            self.jobs.clear()
+            return {}
+        if method == "POST":
+            if not more or more[0] != {"dryRun": "All"}:
+                self.jobs.append(body)
+            return dict(body)
+        if path.endswith("/pods"):
+            self.looks += 1
+            reason = "ImagePullBackOff" if self.looks % 2 == 0 else "ErrImagePull"
+            waiting = {"image": "busybox", "state": {"waiting": {"reason": reason}}}
+            return {"items": [{"status": {"phase": "Pending", "containerStatuses": [waiting]}}]}
+        if path.endswith("/jobs/kfp-ddp-chown") and self.jobs:
+            container = self.jobs[0]["spec"]["template"]["spec"]["containers"][0]
+            pulled = container["image"] == self.image
+            status = {"conditions": [{"type": "Complete", "status": "True"}] if pulled else []}
+            return {**self.jobs[0], "status": status}
+        return super().call(method, path)
+
+
+OWNER = owner(Installation("here", image="old:1"), "root")
+
+
+def test_second_install_replaces_a_job_that_did_not_complete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    api = Pulls("new:1")
+    with pytest.raises(JobError, match="give --image") as error:
+        list(wait(api, OWNER))
+    assert "\n" not in str(error.value)
+    assert api.looks == 4, "after the second ImagePullBackOff"
+    assert unfinished_owner(api) == "kfp-ddp-chown"
+    job = owner(Installation("here", image="new:1"), "root")
+    assert [item.state for item in replace(api, job)] == ["made"]
+    assert list(wait(api, job)) == []
+    assert unfinished_owner(api) == ""
+
+
+def test_job_for_volumes_has_the_image_of_the_launcher() -> None:
+    for options, image in (
+        (("--registry", "me.example.com/ml/"), f"me.example.com/ml/launcher:{__version__}"),
+        (("--launcher-image", "me.example.com/mine:2"), "me.example.com/mine:2"),
+        (("--image", "busybox:1"), "busybox:1"),
+    ):
+        (job,) = (item for item in printed("--chown", "root", *options) if item["kind"] == "Job")
+        assert job["spec"]["template"]["spec"]["containers"][0]["image"] == image
 
 
 def test_paths_of_all_kinds() -> None:
