@@ -60,7 +60,7 @@ def test_each_missing_right_is_a_finding_with_a_remedy(cluster: client.ApiClient
     assert {item["state"] for item in missing} == {"warn"}
     for item in missing:
         assert "\n" not in item["said"]
-        assert "deploy/rbac" in item["remedy"]
+        assert "kfp-ddp install" in item["remedy"]
     (job,) = (item for item in trainjob if item["what"] == "rights on trainjobs")
     assert job["state"] == "bad"
 
@@ -85,7 +85,7 @@ STOPS: dict[str, tuple[dict[str, Any] | None, tuple[str, ...], str, str, str]] =
         ("--work-claim", "other"),
         "claim other",
         "does not exist",
-        "kubectl apply",
+        "kfp-ddp install",
     ),
     "missing storage class": (
         _claim("classless", storageClassName="gold"),
@@ -145,7 +145,7 @@ def test_open_number_of_gpus_needs_gpu_nodes_and_the_right_to_list_them(fit: Gro
         _, findings = _examine(fit.namespace)
     bad = {item["what"]: item["remedy"] for item in findings if item["state"] == "bad"}
     assert set(bad) == {"rights on nodes", "GPUs"}
-    assert "deploy/rbac/nodes" in bad["rights on nodes"]
+    assert "kfp-ddp install" in bad["rights on nodes"]
     assert bad["GPUs"].startswith("give gpus_per_node: as many as an autoscaler's nodes will have")
 
 
