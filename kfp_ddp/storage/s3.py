@@ -10,7 +10,6 @@ download goes into the manifest, for later checks of the files.
 import base64
 import contextlib
 import hashlib
-import re
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any, BinaryIO, ClassVar
@@ -24,9 +23,10 @@ from kfp_ddp.storage.http.client import HttpPool
 from kfp_ddp.storage.http.reader import HttpReader
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.s3_client import S3Client, code_of, is_forbidden, problem, s3_client
-from kfp_ddp.storage.s3_objects import S3Objects
+from kfp_ddp.storage.s3_objects import S3Objects, checksum_of
 from kfp_ddp.storage.source import (
     SourceOptions,
+    Transient,
     bucket_and_prefix,
     check_end,
     check_not_empty,
@@ -47,7 +47,6 @@ PART = 64 << 20
 _CONNECT, _READ = 10.0, 300.0  # seconds to connect, and between two responses
 _ATTEMPTS = 8
 _CONNECTIONS = 256
-_MD5 = re.compile("[0-9a-f]{32}")
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _CONFLICT = frozenset(
     {"412", "PreconditionFailed", "409", "ConditionalRequestConflict", "NoSuchUpload"}
@@ -110,7 +109,7 @@ class S3Store(Bucket):
                 if code_of(error) in _MISSING:
                     return False
                 raise
-            except _DamagedError as error:
+            except Transient as error:
                 if not tries_left:
                     raise StorageError(
                         f"a transfer of {self.uri}/{name} is damaged: {error}; run the step again"
@@ -165,7 +164,6 @@ class S3Store(Bucket):
                 self.uri,
                 connect_timeout=_CONNECT,
                 read_timeout=_READ,
-                response_checksum_validation="when_supported",
                 retries={"total_max_attempts": store.TRIES, "mode": "standard"},
             ).sdk
         return self._handle
@@ -187,7 +185,6 @@ class S3Source:
         self._settings: dict[str, Any] = {
             "connect_timeout": options.timeout,
             "read_timeout": options.timeout,
-            "response_checksum_validation": "when_supported",
             "retries": {"max_attempts": _ATTEMPTS, "mode": "standard"},
         }
         self._use(s3_client(f"source {url}", **self._settings))
@@ -269,47 +266,29 @@ def _split_page(page: bytes) -> tuple[list[dict[str, str]], bytes]:
     return rows, ElementTree.tostring(root)
 
 
-class _DamagedError(Exception):
-    """A body was cut, or does not match its checksum."""
-
-
-def _copy(answer: dict[str, Any], into: BoundedWriter) -> None:
-    """Copy the body of a response, and check its digest; boto3 checks the server's checksum.
+def _copy(answer: _Fields, into: BoundedWriter) -> None:
+    """Copy the body of a response, and verify its checksum.
 
     Raises:
-        _DamagedError: a retry may succeed.
+        Transient: a retry may succeed.
     """
     from botocore.exceptions import BotoCoreError
     from urllib3.exceptions import HTTPError
 
-    state, digest = _expected(answer)
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    checksum = checksum_of(lambda name: headers.get(name.decode(), "").encode())
     body = answer["Body"]
     try:
         while block := body.read(BLOCK):
             into.write(block)
-            state.update(block)
+            if checksum:
+                checksum.state.update(block)
     except (BotoCoreError, HTTPError, OSError) as error:
-        raise _DamagedError(f"{type(error).__name__}: {one_line(error)}") from error
+        raise Transient(f"{type(error).__name__}: {one_line(error)}") from error
     finally:
         body.close()
-    if digest not in ("", state.hexdigest()):
-        raise _DamagedError(f"{state.name} {state.hexdigest()} instead of {digest}")
-
-
-def _expected(answer: dict[str, Any]) -> tuple["hashlib._Hash", str]:
-    """Return a hash to update with the body of a response, and its expected value in hex.
-
-    That is the SHA-256 in the object's metadata, else the MD5 that the ETag is; '' where it is
-    none, as for multipart objects and keys of KMS.
-    """
-    if digest := answer["Metadata"].get("sha256", ""):
-        return hashlib.sha256(), digest
-    tag = str(answer.get("ETag", "")).strip('"')
-    encrypted = "kms" in str(answer.get("ServerSideEncryption", "")) or any(
-        name.startswith("SSECustomer") for name in answer
-    )
-    md5 = tag if _MD5.fullmatch(tag) and not encrypted else ""
-    return hashlib.md5(usedforsecurity=False), md5
+    if checksum:
+        checksum.verify()
 
 
 def _md5(body: bytes) -> str:

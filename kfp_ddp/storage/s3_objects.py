@@ -6,6 +6,7 @@ import hmac
 import re
 import threading
 import zlib
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -117,18 +118,27 @@ class S3Objects(HttpObjects):
         return Transient(code)
 
     def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
-        """Return our SHA-256, else the server's checksum, else the ETag where it is an MD5."""
-        if ours := sha256_checksum(answer.field(b"x-amz-meta-sha256")):
-            return ours
-        for name, new_state in _CHECKSUMS:
-            value = answer.field(b"x-amz-checksum-" + name)
-            if value and b"-" not in value and (state := new_state()):
-                return Checksum(name.decode().upper(), state, base64_digest(value))
-        tag = answer.field(b"etag").strip(b'"')
-        kms = b"kms" in answer.field(b"x-amz-server-side-encryption")
-        if kms or not _MD5.fullmatch(tag):
-            return None
-        return Checksum("MD5", hashlib.md5(usedforsecurity=False), bytes.fromhex(tag.decode()))
+        """See `HttpObjects.checksum` and `checksum_of`."""
+        return checksum_of(answer.field)
+
+
+def checksum_of(field: Callable[[bytes], bytes]) -> Checksum | None:
+    """Return our SHA-256, else the server's checksum, else the ETag where it is an MD5.
+
+    Args:
+        field: Returns the header of a name in lower case, b'' without it.
+    """
+    if ours := sha256_checksum(field(b"x-amz-meta-sha256")):
+        return ours
+    for name, new_state in _CHECKSUMS:
+        value = field(b"x-amz-checksum-" + name)
+        if value and b"-" not in value and (state := new_state()):
+            return Checksum(name.decode().upper(), state, base64_digest(value))
+    tag = field(b"etag").strip(b'"')
+    kms = b"kms" in field(b"x-amz-server-side-encryption")
+    if kms or not _MD5.fullmatch(tag):
+        return None
+    return Checksum("MD5", hashlib.md5(usedforsecurity=False), bytes.fromhex(tag.decode()))
 
 
 class _PreparedError(Exception):

@@ -193,7 +193,7 @@ def test_manifest_has_a_longest_length(
     monkeypatch.setattr("kfp_ddp.storage.web.MAX_MANIFEST", 3 << 20)
     monkeypatch.setattr("kfp_ddp.storage.web.Retry", lambda: RETRY)
     web.answers["/v/_MANIFEST.jsonl"] = answer(manifest(FILES) + b"\n" + b" \n" * (3 << 19))
-    with pytest.raises((StorageError, InputError), match=r"more than 3145728 bytes|line 4 is"):
+    with pytest.raises((StorageError, InputError), match=r"more than 3,145,728 bytes|line 4 is"):
         bring(address(web), tmp_path)
 
 
