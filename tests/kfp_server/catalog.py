@@ -87,12 +87,6 @@ class Catalog:
             raise unknown("Pipeline", pipeline_id)
         return self.pipelines[pipeline_id]
 
-    def get_pipeline_by_name(self, query: Query, name: str) -> Row:
-        known = [one for one in self.pipelines.values() if one["name"] == name]
-        if not known:
-            raise unknown("Pipeline", name)
-        return known[0]
-
     def list_pipelines(self, query: Query) -> Row:
         namespace = self._shared(query.get("namespace", ""), "list pipelines")
         rows = [one for one in self.pipelines.values() if one.get("namespace", "") == namespace]
@@ -123,13 +117,6 @@ class Catalog:
         self.get_pipeline(query, pipeline_id)
         rows = self._versions_of(pipeline_id)
         return page("pipeline_versions", rows, query, "list pipeline versions")
-
-    def delete_pipeline_version(
-        self, query: Query, pipeline_id: str, pipeline_version_id: str
-    ) -> Row:
-        self.get_pipeline_version(query, pipeline_id, pipeline_version_id)
-        del self.versions[pipeline_version_id]
-        return {}
 
     def _uploaded(self, data: bytes) -> Row:
         spec = specs.read(data)
@@ -191,11 +178,6 @@ class Catalog:
         namespace = self._namespace(query.get("namespace", ""), "list experiments")
         rows = [e for e in self.experiments.values() if e.get("namespace", "") == namespace]
         return page("experiments", rows, query, "list experiments")
-
-    def delete_experiment(self, query: Query, experiment_id: str) -> Row:
-        self.get_experiment(query, experiment_id)
-        del self.experiments[experiment_id]
-        return {}
 
     def _shared(self, given: str, doing: str) -> str:
         """As `_namespace`, but for what may be shared by all users, where none is given."""

@@ -81,19 +81,6 @@ class Store(Catalog):
         self.set_state(run_id, "RUNNING")
         return {}
 
-    def archive_run(self, query: Query, run_id: str) -> Row:
-        self.get_run(query, run_id)["storage_state"] = "ARCHIVED"
-        return {}
-
-    def unarchive_run(self, query: Query, run_id: str) -> Row:
-        self.get_run(query, run_id)["storage_state"] = "AVAILABLE"
-        return {}
-
-    def delete_run(self, query: Query, run_id: str) -> Row:
-        self.get_run(query, run_id)
-        del self.runs[run_id]
-        return {}
-
     def spec_of(self, run_id: str) -> Row:
         """The pipeline of a run, without its platform's part."""
         run = self.runs[run_id]
