@@ -112,12 +112,12 @@ def inputs_table(name: str) -> list[str]:
 
 
 def once_table(path: str) -> list[str]:
-    """Return a table of the fields of a dataclass, with their environment variables."""
+    """Return a table of the described fields of a dataclass, with their environment variables."""
     from kfp_ddp.core.config import PREFIX
 
     lines = ["| Setting | In the environment | Default | Meaning |"]
     lines.append("|---|---|---|---|")
-    for field in dataclasses.fields(_named(path)):
+    for field in (one for one in dataclasses.fields(_named(path)) if one.metadata):
         variables = [PREFIX + field.name.upper(), field.metadata.get("variable")]
         names = ", ".join(f"`{variable}`" for variable in variables if variable)
         text = _cell(field.metadata["description"])

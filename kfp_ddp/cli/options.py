@@ -9,12 +9,15 @@ import click
 
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 SHORT = {"namespace": ["-n"]}
 SHOWN = ("host", "namespace")
-CONNECTION_OPTIONS = tuple(Connection.__dataclass_fields__)
+CONNECTION_OPTIONS = tuple(
+    name for name in Connection.__dataclass_fields__ if name in config.FIELDS
+)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 text_option = functools.partial(click.option, default="", show_default=False)
@@ -40,11 +43,11 @@ def connected(command: Command) -> Command:
     @functools.wraps(command)
     def wrapper(**options: Any) -> Any:
         flags = {name: options.pop(name) for name in CONNECTION_OPTIONS}
-        config.check_trusted("host", flags)
         values = config.resolved(flags)
         if values["host"].origin == config.HERE:
             echo(f"the host is that of {config.HERE}: {values['host'].value}", err=True)
-        connection = Connection(**{name: values[name].value for name in CONNECTION_OPTIONS})
+        chosen = {name: values[name].value for name in CONNECTION_OPTIONS}
+        connection = Connection(**chosen, untrusted=config.untrusted("host", flags))
         return command(connection=connection, **options)
 
     for name in reversed(CONNECTION_OPTIONS):
@@ -53,8 +56,8 @@ def connected(command: Command) -> Command:
 
 
 def _configured(name: str) -> Any:
-    if name in config.GUARDED:
-        config.check_trusted(name)
+    if name in config.GUARDED and (reason := config.untrusted(name)):
+        raise InputError(reason)
     return config.resolved()[name].value
 
 

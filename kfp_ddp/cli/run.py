@@ -91,8 +91,6 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
         raise click.UsageError("Give a SOURCE, a FILE or --pipeline.")
     excluded = KFP_ONLY if local else LOCAL_ONLY
     if invalid := [name for name in excluded if options[name]]:
-        from kfp_ddp.core.errors import InputError
-
         flag = f"--{invalid[0].replace('_', '-')}"
         where = "for a run on KFP: leave it out with --local" if local else "for a run with --local"
         raise InputError(f"{flag} is {where}")

@@ -27,6 +27,8 @@ def open_client(connection: Connection) -> "Iterator[Client]":
     """
     from kfp_ddp.client import compat, login, port_forward, transport
 
+    if connection.untrusted:
+        raise InputError(connection.untrusted)
     with contextlib.ExitStack() as stack:
         host = "" if connection.port_forward else connection.host
         if host:

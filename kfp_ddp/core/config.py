@@ -72,6 +72,8 @@ class Connection:
         variable="KF_PIPELINES_UI_ENDPOINT",
     )
     timeout: float = setting(30.0, "Timeout of a request, in seconds.")
+    untrusted: str = ""
+    """Why nothing may be sent to the host; not a setting."""
 
     def run_page(self, run_id: str) -> str:
         """Return the address of a run in the UI; '' if it is not known."""
@@ -110,7 +112,7 @@ class Set(NamedTuple):
     origin: str
 
 
-FIELDS = {item.name: item for item in fields(Config)}
+FIELDS = {item.name: item for item in fields(Config) if item.metadata}
 
 
 def files() -> list[Path]:
@@ -129,28 +131,27 @@ def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
     return own | folder
 
 
-def check_trusted(address: str, flags: Mapping[str, Any] | None = None) -> None:
-    """Refuse a file of the current folder that chooses who gets a secret, or which secret.
+def untrusted(address: str, flags: Mapping[str, Any] | None = None) -> str:
+    """Return why nothing may be sent to an address; '' if the user chose it.
 
-    The folder may be a stranger's: the user's own settings must name the same address.
+    The current folder may be a stranger's: its file chooses who gets a secret, or which secret,
+    only if the user's own settings name the same address.
 
     Args:
         address: Its setting, one of GUARDED.
         flags: As for `resolved`.
-
-    Raises:
-        InputError: the address is that of the folder alone.
     """
     own, folder = _layers(flags)
     names = [name for name in GUARDED[address] if name in folder]
     value = (own | folder)[address].value
-    if names and not (value and value.rstrip("/") == own[address].value.rstrip("/")):
-        trust = f"write {address}: {value}" if value else f"write them and {address}"
-        raise InputError(
-            f"{HERE} of this folder sets {', '.join(names)}, which decides where your login is "
-            f"sent, and your own settings do not name this {address}: if you trust the folder, "
-            f"{trust} into {files()[1]}, or set --{address.replace('_', '-')}"
-        )
+    if not names or (value and value.rstrip("/") == own[address].value.rstrip("/")):
+        return ""
+    trust = f"write {address}: {value}" if value else f"write them and {address}"
+    return (
+        f"{HERE} of this folder sets {', '.join(names)}, which decides where your login is sent, "
+        f"and your own settings do not name this {address}: if you trust the folder, {trust} into "
+        f"{files()[1]}, or set --{address.replace('_', '-')}"
+    )
 
 
 def _layers(flags: Mapping[str, Any] | None) -> tuple[dict[str, Set], dict[str, Set]]:

@@ -96,6 +96,8 @@ def test_the_file_of_a_folder_chooses_no_host_or_login_that_the_user_does_not_na
     elif line.startswith("host") or not own:
         assert isinstance(error, InputError)
         assert "kfp-ddp.yaml of this folder sets" in str(error)
+    here = CliRunner().invoke(app, ["describe", ".", *flags]).exception  # sends nothing
+    assert "contains no run" in str(here)
 
 
 def test_the_file_of_a_folder_chooses_no_registry_that_gets_a_token(
