@@ -94,10 +94,15 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
         flag = f"--{invalid[0].replace('_', '-')}"
         where = "for a run on KFP: leave it out with --local" if local else "for a run with --local"
         raise InputError(f"{flag} is {where}")
+    from kfp_ddp.pipelines.document import is_file
+
+    file = Path(source) if is_file(source) else None
+    if file and options["pipeline"]:
+        raise InputError(f"{source} and --pipeline are two pipelines: give one of them")
     if local:
-        _run_locally(source, options)
+        _run_locally("" if file else source, file, options)
     else:
-        _run_on_kfp(connection, source, options)
+        _run_on_kfp(connection, "" if file else source, file, options)
 
 
 @click.command("demo")
@@ -127,56 +132,49 @@ def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
         echo("  with your images, a folder for each class: kfp-ddp run ./photos --local")
 
 
-def _run_locally(word: str, options: dict[str, Any]) -> None:
+def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> None:
     from kfp_ddp.local.installed import require
 
     require("local")
     from kfp_ddp.local import runs
     from kfp_ddp.local.results import conduct
+    from kfp_ddp.pipelines import NAMES
+    from kfp_ddp.pipelines.form import COMPILED
 
-    folder, compiled = options["output"] or Path("run-output"), _compiled(word, options)
-    settings = options["words"], options["file"]
+    name = options["pipeline"].replace("-", "_") or "train_resnet"
+    if name not in NAMES:
+        raise InputError(f"with --local, --pipeline is one of {', '.join(NAMES)}")
+    ours = file is None and name == "train_resnet"
+    if options["ranks"] and not ours:
+        raise InputError("--ranks is for train_resnet: leave it out")
+    folder = options["output"] or Path("run-output")
+    settings = folder.resolve(), options["words"], options["file"]
 
     def begin() -> dict[str, Any]:
-        if compiled is None:
-            return runs.train(word, folder.resolve(), *settings, options["ranks"] or 0)
-        return runs.run(
-            compiled, "" if word == str(compiled) else word, folder.resolve(), *settings
-        )
+        if ours:
+            return runs.train(source, *settings, options["ranks"] or 0)
+        return runs.run(file or COMPILED / f"{name}.yaml", source, *settings)
 
     conduct(begin, folder, options["as_json"])
 
 
-def _compiled(word: str, options: dict[str, Any]) -> Path | None:
-    """Return the file of a pipeline to run locally; None for train_resnet."""
-    from kfp_ddp.pipelines import NAMES
-    from kfp_ddp.pipelines.document import is_file
-    from kfp_ddp.pipelines.form import COMPILED
-
-    name = options["pipeline"].replace("-", "_")
-    if is_file(word) and name:
-        raise InputError(f"{word} and --pipeline are two pipelines: give one of them")
-    if name and name not in NAMES:
-        raise InputError(f"with --local, --pipeline is one of {', '.join(NAMES)}")
-    if name in ("", "train_resnet") and not is_file(word):
-        return None
-    if options["ranks"]:
-        raise InputError("--ranks is for train_resnet: leave it out")
-    return Path(word) if is_file(word) else COMPILED / f"{name}.yaml"
-
-
-def _run_on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> None:
-
+def _run_on_kfp(
+    connection: Connection, source: str, file: Path | None, options: dict[str, Any]
+) -> None:
     from kfp_ddp.client import submission
     from kfp_ddp.client.follow import check_success, until_over
+    from kfp_ddp.pipelines.compiled import Images
+    from kfp_ddp.pipelines.document import read
 
     as_json, waits = options["as_json"], options["follow"] or options["wait"]
     with contextlib.ExitStack() as stack:
-        pipeline, version = _local_pipeline(word, options), None
+        images = Images(*(options[name] for name in IMAGES))
+        name, version = options["pipeline"] or "train_resnet", None
+        pipeline = read(file) if file else submission.built_in(name, images)
         if pipeline is None:
             client = stack.enter_context(open_client(connection))
             pipeline, version = submission.uploaded(client, options["pipeline"])
-        words, boxes = _boxes(word, pipeline, options)
+        words, boxes = _boxes(source, pipeline, options)
         words += options["words"]
         arguments = submission.arguments(pipeline, options["file"], words, boxes)
         submission.check_secrets(options["name"], "--name")
@@ -202,28 +200,12 @@ def _run_on_kfp(connection: Connection, word: str, options: dict[str, Any]) -> N
             check_success(run)
 
 
-def _local_pipeline(word: str, options: dict[str, Any]) -> "Document | None":
-    """Return the pipeline of a file, or a built-in one; None for one of the server."""
-    from kfp_ddp.client import submission
-    from kfp_ddp.pipelines.compiled import Images
-    from kfp_ddp.pipelines.document import is_file, read
-
-    if not is_file(word):
-        images = Images(*(options[name] for name in IMAGES))
-        return submission.built_in(options["pipeline"] or "train_resnet", images)
-    if options["pipeline"]:
-        raise InputError(f"{word} and --pipeline are two pipelines: give one of them")
-    return read(Path(word))
-
-
 def _boxes(
-    word: str, pipeline: "Document", options: dict[str, Any]
+    source: str, pipeline: "Document", options: dict[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
     """Return what the options set: words that override the file, and defaults below it."""
-    from kfp_ddp.pipelines.document import is_file
-
     sources = {
-        "source": ("SOURCE", "" if is_file(word) else word),
+        "source": ("SOURCE", source),
         "gpus_per_node": ("--gpus", options["gpus"]),
         "destination": ("--destination", options["destination"]),
     }
