@@ -25,7 +25,7 @@ OVER = ("Succeeded", "Failed", "Error")
 
 @dataclass(frozen=True)
 class Identity:
-    """One launch of a run's task: the same whenever the step is run again."""
+    """The identity of a task's launch, the same when the step is retried."""
 
     run_id: str
     task: str
@@ -33,11 +33,11 @@ class Identity:
     spec_digest: str
 
     def job_name(self, attempt: int) -> str:
-        """Name of the job of an attempt, counted from 0."""
+        """Return the name of an attempt's job; attempts count from 0."""
         return f"{self.name}-r{attempt}" if attempt else self.name
 
     def labels(self, attempt: int) -> dict[str, str]:
-        """Labels by which the job is known as ours."""
+        """Return the labels of our jobs."""
         return {
             RUN: self.run_id,
             TASK: self.task,
@@ -47,17 +47,17 @@ class Identity:
         }
 
     def selector(self) -> str:
-        """Label selector of all attempts."""
+        """Return the label selector of all attempts."""
         return f"{RUN}={self.run_id},{TASK}={self.task}"
 
 
 def identify(run_id: str, task_name: str, task_id: str, spec: LaunchSpec) -> Identity:
-    """The identity of a launch: a DNS-1035 name of at most 40 characters, and what labels say.
+    """Return the identity of a launch; its name is a DNS-1035 name of at most 40 characters.
 
-    The name is made of a hash over run, task and DAG, so that loops and retries are told apart.
+    The name has a hash of run, task and DAG, which distinguishes iterations of a loop.
 
     Raises:
-        InputError: for an id that cannot be a label.
+        InputError: an id that cannot be a label.
     """
     for what, value in (("run_id", run_id), ("task_name", task_name)):
         if not LABEL_VALUE.fullmatch(value):
@@ -87,10 +87,10 @@ class Owner:
     workflow_uid: str
 
     def reference(self) -> Object:
-        """The ownerReference by which the job goes when its run is deleted.
+        """Return the ownerReference with which the job is deleted when its run is.
 
-        It names the Workflow, not the pod, which is replaced when the step is run again; and it
-        blocks nothing, so it needs no right to the Workflow's finalizers.
+        The owner is the Workflow, since a retry replaces the pod. Without blockOwnerDeletion it
+        needs no right to the Workflow's finalizers.
         """
         return {
             "apiVersion": WORKFLOWS,
@@ -103,7 +103,7 @@ class Owner:
 
 
 def find_owner(api: Api) -> Owner | None:
-    """The Workflow of the step's own pod; None outside of a pipeline on this cluster."""
+    """Return the Workflow of the step's own pod; None outside of a pipeline on this cluster."""
     pod: Object = (own_pod(api) or {}).get("metadata", {})
     for owner in pod.get("ownerReferences", []):
         if owner["kind"] == "Workflow" and owner["apiVersion"] == WORKFLOWS:
@@ -114,17 +114,17 @@ def find_owner(api: Api) -> Owner | None:
 def metadata(
     spec: LaunchSpec, identity: Identity, namespace: str, attempt: int, owner: Owner | None
 ) -> dict[str, Any]:
-    """Metadata of the job object."""
+    """Return the metadata of the job."""
     labels = identity.labels(attempt)
     if spec.scheduler == "kueue" and spec.queue:
         labels[QUEUE_LABEL] = spec.queue
     if spec.scheduler == "runai" and spec.queue:
         labels["runai/queue"] = spec.queue
     name = identity.job_name(attempt)
-    found: dict[str, Any] = {"name": name, "namespace": namespace, "labels": labels}
+    meta: dict[str, Any] = {"name": name, "namespace": namespace, "labels": labels}
     if owner is not None:
-        found["ownerReferences"] = [owner.reference()]
-    return found
+        meta["ownerReferences"] = [owner.reference()]
+    return meta
 
 
 def live_runs(api: Api | None = None) -> Callable[[str], bool]:

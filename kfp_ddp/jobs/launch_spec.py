@@ -245,9 +245,9 @@ class LaunchSpec(Settings):
                 raise ValueError(
                     f"nodes={self.nodes} lies outside elastic={self.elastic}; leave nodes at 1"
                 )
-        asked = self.asked()
-        for name, limit in asked["limits"].items():
-            request = asked["requests"].get(name, limit)
+        requested = self.requested()
+        for name, limit in requested["limits"].items():
+            request = requested["requests"].get(name, limit)
             if amount(request) > amount(limit):
                 raise ValueError(f"{name}: {request} are requested, above the limit of {limit}")
         if self.rdma_resource and self.nccl_infiniband != "on":
@@ -260,10 +260,6 @@ class LaunchSpec(Settings):
                 f"queue={self.queue!r} without scheduler: set the scheduler of the queue, "
                 "kueue, volcano, coscheduling or runai"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _supported_by_its_kind(self) -> Self:
         self.job_kind.check(self)
         return self
 
@@ -273,11 +269,11 @@ class LaunchSpec(Settings):
         return KINDS[self.kind]
 
     def prepares(self) -> bool:
-        """Whether a worker has something to do before it runs."""
+        """Return whether a worker unpacks code or installs packages before it runs."""
         return bool(self.code or self.packages_to_install)
 
-    def asked(self) -> dict[str, dict[str, str]]:
-        """Limits and requests of each pod as they were set: cpu and memory before `resources`."""
+    def requested(self) -> dict[str, dict[str, str]]:
+        """Return the limits and requests of each pod that are set; cpu and memory come first."""
         limits = dict(self.resources.get("limits", {}))
         requests = dict(self.resources.get("requests", {}))
         for name, limit, request in (
@@ -291,38 +287,38 @@ class LaunchSpec(Settings):
         return {"limits": limits, "requests": requests}
 
     def node_range(self) -> tuple[int, int]:
-        """Least and most nodes."""
+        """Return the minimum and maximum number of nodes."""
         if not self.elastic:
             return self.nodes, self.nodes
         low, high = self.elastic.split(":")
         return int(low), int(high)
 
     def gpus(self) -> int:
-        """GPUs of a node, whether they were set here or on the KFP task."""
+        """Return the GPUs of a node, set here or on the KFP task."""
         limits = self.resources.get("limits", {})
-        given = (int(float(n)) for name, n in limits.items() if self.is_gpu(name))
-        return self.gpus_per_node or sum(given)
+        counts = (int(float(n)) for name, n in limits.items() if self.is_gpu(name))
+        return self.gpus_per_node or sum(counts)
 
     def is_gpu(self, resource: str) -> bool:
-        """Whether a resource of a node is a GPU or a part of one."""
+        """Return whether a resource is a GPU or a part of one."""
         return resource == self.gpu_resource or is_gpu(resource)
 
     def processes(self) -> int:
-        """Processes of a node: as given, one for each GPU, or one."""
+        """Return the processes of a node: as set, one for each GPU, or one."""
         return self.nproc_per_node or max(1, self.gpus())
 
     def pod_restart_policy(self) -> str:
-        """What the operator does with a pod that failed.
+        """Return the restart policy of the operator.
 
-        With Never it ends the job for one pod that was evicted, elastic or not; with ExitCode it
-        replaces those ended by a signal.
+        With Never it ends an elastic job after one eviction; with ExitCode it replaces pods that
+        were ended by a signal.
         """
         return (
             "ExitCode" if self.elastic and self.restart_policy == "Never" else self.restart_policy
         )
 
     def restarts(self) -> int:
-        """How often the ranks of an elastic job start again: each node that is lost costs once."""
+        """Return how often the ranks of an elastic job restart; each lost node costs one."""
         return max(10, 2 * self.node_range()[1])
 
     def operator_deadline(self) -> int | None:
@@ -332,13 +328,13 @@ class LaunchSpec(Settings):
         )
 
     def pods(self) -> int:
-        """Pods that the job is created with."""
+        """Return the number of pods that the job is created with."""
         low, _ = self.node_range()
         return max(low, self.nodes) if self.elastic else self.nodes
 
 
 def is_gpu(resource: str) -> bool:
-    """Whether a resource's name is one that device plugins give to GPUs or to parts of them."""
+    """Return whether device plugins use this name for GPUs or parts of them."""
     return resource.endswith("/gpu") or "/gpu." in resource or "/mig-" in resource
 
 
@@ -372,11 +368,7 @@ class Supervision(Settings):
 
 
 def check_backend(backend: str, nodes: int) -> None:
-    """Refuse what no backend can do.
-
-    Raises:
-        InputError: an unknown backend, or several nodes of one machine.
-    """
+    """Raise InputError for an unknown backend, or several nodes of one machine."""
     known = get_args(Backend)
     if backend not in known:
         raise InputError(f"backend {backend!r} is not known; use one of {', '.join(known)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.jobs import code, payload
 from kfp_ddp.jobs.script import unexpanded
@@ -156,7 +156,7 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
 
 def resources(spec: LaunchSpec, defaults: bool = True) -> Object:
     """Return requests and limits of the container, with `defaults` for unset ones."""
-    own, default = spec.asked(), default_resources(spec) if defaults else {}
+    own, default = spec.requested(), default_resources(spec) if defaults else {}
     limits = {**own["limits"], **default.get("limits", {})}
     requests = {**own["requests"], **default.get("requests", {})}
     if spec.gpus_per_node:
@@ -271,25 +271,14 @@ def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in fields.items() if v is not None and v != "" and v != [] and v != {}}
 
 
-class Share(NamedTuple):
-    """A number and its unit."""
-
-    number: int
-    unit: str = ""
-
-    def times(self, count: int) -> str:
-        """Return the quantity times `count`, as Kubernetes writes it."""
-        return f"{self.number * count}{self.unit}"
-
-
 # The smallest cloud machines with a GPU have 4 CPUs and 15 GiB, some of it reserved.
 PER_GPU = {
-    "limits": {"cpu": Share(8), "memory": Share(32, "Gi")},
-    "requests": {"cpu": Share(2), "memory": Share(8, "Gi")},
+    "limits": {"cpu": (8, ""), "memory": (32, "Gi")},
+    "requests": {"cpu": (2, ""), "memory": (8, "Gi")},
 }
 PER_RANK_ON_CPUS = {
-    "limits": {"cpu": Share(4), "memory": Share(4, "Gi")},
-    "requests": {"cpu": Share(100, "m"), "memory": Share(512, "Mi")},
+    "limits": {"cpu": (4, ""), "memory": (4, "Gi")},
+    "requests": {"cpu": (100, "m"), "memory": (512, "Mi")},
 }
 INIT_CONTAINER = {
     "limits": {"cpu": "1", "memory": "1Gi"},
@@ -310,8 +299,11 @@ def default_resources(spec: LaunchSpec) -> dict[str, dict[str, str]]:
     """
     gpus = spec.gpus()
     shares, count = (PER_GPU, gpus) if gpus else (PER_RANK_ON_CPUS, spec.processes())
-    own = spec.asked()
+    own = spec.requested()
     missing = [name for name in ("cpu", "memory") if not any(name in part for part in own.values())]
     if not missing:
         return {}
-    return {part: {name: of[name].times(count) for name in missing} for part, of in shares.items()}
+    return {
+        part: {name: f"{share[name][0] * count}{share[name][1]}" for name in missing}
+        for part, share in shares.items()
+    }
