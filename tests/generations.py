@@ -1,4 +1,4 @@
-"""A bucket that keeps to generation preconditions, which the emulator does not, and breaks."""
+"""A bucket that checks generations, which the emulator does not, with faults."""
 
 import base64
 import contextlib
@@ -23,18 +23,18 @@ class Bucket:
         self.fault = ""
         self.fault_after = 0
         self.before_write: Callable[[], None] | None = None
-        """What another writer does between the reading and the writing of ours."""
+        """Called between a reading and a writing, as another writer."""
         self.lose_answers = 0
-        """How many writes are done and answered by an error."""
+        """Number of writes that are done and answered by an error."""
         self.endless = self.garbled = ""
-        """Names of objects that are sent without an end, and with other bytes than theirs."""
-        self.endless_told = ""
+        """Names of objects that are sent without an end, or with other bytes."""
+        self.endless_size = ""
         self.sent = 0
         self._lock = threading.Lock()
         self._last = 0
 
     def describe(self, name: str) -> dict[str, Any]:
-        """The metadata of an object."""
+        """Return the metadata of an object."""
         content, generation = self.objects[name]
         crc = google_crc32c.value(content)
         return {
@@ -46,12 +46,12 @@ class Bucket:
         }
 
     def put(self, name: str, content: bytes) -> None:
-        """Write as another writer does."""
+        """Write as another writer."""
         self._last += 1
         self.objects[name] = (content, self._last)
 
     def store(self, name: str, match: str | None, content: bytes) -> tuple[int, dict[str, Any]]:
-        """Status and answer of an upload."""
+        """Return status and answer of an upload."""
         with self._lock:
             return self._store(name, match, content)
 
@@ -76,7 +76,7 @@ class Bucket:
 
 
 def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
-    """What a server answers requests to the bucket with."""
+    """Return the handler of requests to the bucket."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -100,8 +100,8 @@ def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
                 return
             if name == bucket.garbled:
                 content = content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
-            told = {"its size": 1 << 40, "a small size": len(content)}.get(bucket.endless_told)
-            size = told if name == bucket.endless else len(content)
+            length = {"its size": 1 << 40, "a small size": len(content)}.get(bucket.endless_size)
+            size = length if name == bucket.endless else len(content)
             self.send_response(200)
             if size is not None:
                 self.send_header("Content-Length", str(size))

@@ -172,7 +172,7 @@ def read_model(checkpoint: Path | str) -> tuple[nn.Module, ModelInfo, str]:
         raise _not_found(checkpoint)
     with tempfile.TemporaryDirectory() as folder:
         if store.read(MANIFEST, _MAX_DOCUMENT) is not None:
-            return _read_checkpoint(initial_weights.brought(checkpoint, Path(folder)))
+            return _read_checkpoint(initial_weights.download(checkpoint, Path(folder)))
         champion = champions.find(checkpoint)
         if champion is None or not champion.version:
             raise _not_found(checkpoint)

@@ -100,14 +100,7 @@ def run(
 def fingerprint(
     dataset_digest: str, training: Mapping[str, Any], gate: Mapping[str, Any], image: str
 ) -> str:
-    """Return a name for data, settings, code and rules: 16 hexadecimal digits.
-
-    Args:
-        dataset_digest: Of the dataset version.
-        training: Settings of the training.
-        gate: Settings of the gate.
-        image: Image of the workers, if the job names one.
-    """
+    """Return a name for data, settings, rules and the workers' image: 16 hexadecimal digits."""
     # kfp.local passes integers in a mapping as floats.
     values = json.loads(
         json.dumps([dataset_digest, training, gate, image]),
@@ -117,14 +110,7 @@ def fingerprint(
 
 
 def note(where: Store, name: str, *, version: str, champion: str, reason: str) -> None:
-    """Write the record of an attempt.
-
-    Args:
-        where: The folder of the model's exports.
-        name: The attempt's fingerprint.
-        version: As in `Attempt`.
-        champion: As in `Attempt`.
-        reason: As in `Attempt`.
+    """Write the record of an attempt to the folder of a model's exports; `name` is its fingerprint.
 
     Raises:
         KfpDdpError: it cannot be written.

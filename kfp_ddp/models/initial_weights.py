@@ -45,14 +45,14 @@ def check(init_from: str) -> None:
         return
     parent, _, name = init_from.rstrip("/").rpartition("/")
     if name.endswith(SUFFIXES):
-        there = open_store(parent).exists(name)
+        exists = open_store(parent).exists(name)
     else:
-        there = open_store(init_from).has_files()
-    if not there:
-        raise _nothing(init_from)
+        exists = open_store(init_from).has_files()
+    if not exists:
+        raise _missing(init_from)
 
 
-def brought(init_from: str, folder: Path) -> Path:
+def download(init_from: str, folder: Path) -> Path:
     """Download the weights to `folder`; return the file or folder, which a restart reuses.
 
     Args:
@@ -102,7 +102,7 @@ def _download(address: str, name: str, folder: Path) -> None:
         _fetch(address, STATE, folder)
     else:
         raise InputError(
-            f"init_from={address} holds neither a bundle nor a checkpoint: give the address of "
+            f"init_from={address} has neither a bundle nor a checkpoint: give the address of "
             f"either, or of a file {', '.join(SUFFIXES)}"
         )
 
@@ -110,7 +110,7 @@ def _download(address: str, name: str, folder: Path) -> None:
 def _fetch(where: str, name: str, folder: Path) -> None:
     with (folder / name).open("w+b") as file:
         if not open_store(where).fetch(name, file, _LARGEST):
-            raise _nothing(f"{where}/{name}")
+            raise _missing(f"{where}/{name}")
 
 
 def _download_https(url: str, target: Path) -> None:
@@ -167,5 +167,5 @@ def _unreachable(url: str, why: object) -> StorageError:
     )
 
 
-def _nothing(address: str) -> InputError:
-    return InputError(f"init_from={address} is not there: correct the address")
+def _missing(address: str) -> InputError:
+    return InputError(f"init_from={address} does not exist: correct the address")

@@ -205,7 +205,7 @@ def test_an_endless_download_is_cut_off(
     monkeypatch.setattr(champion, "LARGEST_PREDICTIONS", 1 << 20)
     if size:
         (served.endless,) = (one for one in served.objects if one.endswith(f"/{name}"))
-        served.endless_told = size
+        served.endless_size = size
     result = verdict(intact, "gs://models/exports")
     if size in ("", "a small size"):  # the client reads no more than that
         assert result == verdict(intact, str(intact / "exports"))

@@ -1,4 +1,4 @@
-"""A network of a file of one's own, from its checkpoint to a bundle that is enough to build it."""
+"""Export of a network of a custom file: its bundle is enough to build it."""
 
 import json
 import re
@@ -77,7 +77,7 @@ def made(trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return run_dir
 
 
-def test_a_format_that_the_network_cannot_have_is_told_and_the_others_count(made: Path) -> None:
+def test_an_unsupported_format_is_reported_and_left_out(made: Path) -> None:
     folder = made / "bundle"
     assert bundle.intact(folder)
     names = bundle.files(folder)
@@ -95,7 +95,7 @@ def test_a_format_that_the_network_cannot_have_is_told_and_the_others_count(made
 
 
 @pytest.mark.slow
-def test_the_example_in_its_card_runs(made: Path, trained_dataset: Path) -> None:
+def test_the_example_in_the_card_runs(made: Path, trained_dataset: Path) -> None:
     card = (made / "bundle" / "README.md").read_text()
     example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
     rows = (made / "bundle" / "predictions.csv").read_text().splitlines()[1:]
@@ -107,7 +107,7 @@ def test_the_example_in_its_card_runs(made: Path, trained_dataset: Path) -> None
     assert ran.stdout.decode().strip() == predicted
 
 
-def test_the_bundle_alone_is_enough_to_build_it(made: Path, tmp_path: Path) -> None:
+def test_the_bundle_is_enough_to_build_the_network(made: Path, tmp_path: Path) -> None:
     folder = made / "bundle"
     network, info = weights.read(folder / "model.safetensors", 40)
     reference, _ = checkpoint.load_model(made / "checkpoints" / "step-00000040")
@@ -115,12 +115,12 @@ def test_the_bundle_alone_is_enough_to_build_it(made: Path, tmp_path: Path) -> N
     assert torch.equal(network(images), reference(images))
     assert (info.model, info.classes) == ("mine.py:build", CLASSES)
     assert (folder / "network.py").read_text() == OWN
-    told = json.loads((folder / "config.json").read_text())["model_sha256"]
-    assert f"| network.py sha256 | `{told}` |" in (folder / "README.md").read_text()
-    assert f"{told}  network.py" in (folder / "MANIFEST.sha256").read_text()
+    digest = json.loads((folder / "config.json").read_text())["model_sha256"]
+    assert f"| network.py sha256 | `{digest}` |" in (folder / "README.md").read_text()
+    assert f"{digest}  network.py" in (folder / "MANIFEST.sha256").read_text()
 
 
-def test_the_step_tells_what_it_has(made: Path, trained_dataset: Path, tmp_path: Path) -> None:
+def test_the_artifact_lists_the_formats(made: Path, trained_dataset: Path, tmp_path: Path) -> None:
     run_dir = Path(shutil.copytree(made, tmp_path / "run"))
     path = run_dir / "checkpoints" / "step-00000040"
     given = arguments(run_dir, path, trained_dataset, tmp_path)
@@ -129,7 +129,7 @@ def test_the_step_tells_what_it_has(made: Path, trained_dataset: Path, tmp_path:
     assert "`model.onnx` is left out" in (tmp_path / "summary").read_text()
 
 
-def test_a_network_that_no_format_holds_is_one_line_and_no_bundle(
+def test_a_network_that_no_format_supports_leaves_no_bundle(
     trained_dataset: Path, tmp_path: Path
 ) -> None:
     path = saved(tmp_path, trained_dataset, BRANCH)

@@ -17,7 +17,7 @@ from tests.serving import serving
 
 @pytest.fixture
 def sealed(tmp_path: Path) -> Path:
-    """A small bundle; its files are not a model, which no upload looks at."""
+    """A small bundle whose files are no model."""
     folder = tmp_path / "bundle"
     (folder / "serving" / "m" / "1").mkdir(parents=True)
     (folder / "model.onnx").write_bytes(bytes(range(256)) * 40_000)  # beyond the multipart limit
@@ -27,31 +27,29 @@ def sealed(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_bundle_arrives_whole_and_a_second_upload_writes_nothing(
-    emulator: storage.Client, sealed: Path
-) -> None:
+def test_a_second_upload_writes_nothing(emulator: storage.Client, sealed: Path) -> None:
     where = open_store("gs://models/exports/")
     where.prepare()
     uri, _ = publish(sealed, "squares", where, "")
     assert uri == f"gs://models/exports/squares/{bundle.digest(sealed)[:12]}"
 
-    def there() -> dict[str, tuple[bytes, Any]]:
+    def objects() -> dict[str, tuple[bytes, Any]]:
         blobs = emulator.list_blobs("models")
         return {blob.name: (blob.download_as_bytes(), blob.time_created) for blob in blobs}
 
-    first = there()
-    succession = {name: first[name][0] for name in ["exports/squares/CHAMPIONS"]}
+    first = objects()
+    history = {name: first[name][0] for name in ["exports/squares/CHAMPIONS"]}
     prefix = uri.removeprefix("gs://models/") + "/"
     pointer = f"{bundle.digest(sealed)[:12]}\n".encode()
     assert first["exports/squares/CHAMPION"][0] == pointer
     assert {name.removeprefix(prefix): content for name, (content, _) in first.items()} == {
         name: (sealed / name).read_bytes() for name in bundle.files(sealed)
-    } | {"exports/squares/CHAMPION": pointer, **succession}
+    } | {"exports/squares/CHAMPION": pointer, **history}
     assert publish(sealed, "squares", where, "") == (uri, "")
-    assert there() == first
+    assert objects() == first
 
 
-def test_reading_tells_a_missing_object_from_a_missing_bucket(emulator: storage.Client) -> None:
+def test_a_missing_object_is_not_a_missing_bucket(emulator: storage.Client) -> None:
     emulator.bucket("models").blob("a/evaluation.json").upload_from_string("{}")
     assert open_store("gs://models/a").read("evaluation.json", 99) == b"{}"
     assert open_store("gs://models/a").read("other.json", 99) is None
@@ -59,7 +57,7 @@ def test_reading_tells_a_missing_object_from_a_missing_bucket(emulator: storage.
         open_store("gs://absent/a").read("evaluation.json", 99)
 
 
-def test_a_missing_bucket_is_told_before_any_work(emulator: storage.Client) -> None:
+def test_a_missing_bucket_fails_before_any_work(emulator: storage.Client) -> None:
     with pytest.raises(InputError, match="the bucket gs://absent does not exist") as caught:
         open_store("gs://absent/models").prepare()
     assert "\n" not in str(caught.value)
@@ -67,7 +65,7 @@ def test_a_missing_bucket_is_told_before_any_work(emulator: storage.Client) -> N
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """A bucket that keeps to generation preconditions."""
+    """A bucket that checks generations."""
     bucket = Bucket()
     monkeypatch.setattr(store, "PATIENCE", 2.0)
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))) as url:
@@ -84,18 +82,18 @@ def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "text"),
     [
         ("forbidden", "no permission to write"),
         ("race", "changed by another writer"),
         ("damage", "damaged"),
     ],
 )
-def test_an_upload_that_fails_leaves_no_success_and_is_mended_by_the_next(
-    strict: Bucket, sealed: Path, fault: str, says: str, after: int
+def test_a_failed_upload_is_completed_by_the_next(
+    strict: Bucket, sealed: Path, fault: str, text: str, after: int
 ) -> None:
     strict.fault, strict.fault_after = fault, after
-    with pytest.raises((InputError, StorageError), match=says) as caught:
+    with pytest.raises((InputError, StorageError), match=text) as caught:
         bundle.upload(sealed, "squares", open_store("gs://models/exports"))
     assert "\n" not in str(caught.value)
     assert not any(name.endswith("_SUCCESS") for name in strict.objects)
@@ -107,7 +105,7 @@ def test_an_upload_that_fails_leaves_no_success_and_is_mended_by_the_next(
         assert strict.objects[f"{prefix}/{name}"][0] == (sealed / name).read_bytes()
 
 
-def test_a_server_that_does_not_answer_is_one_line(
+def test_an_unreachable_server_is_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(store, "PATIENCE", 1.0)
@@ -117,16 +115,14 @@ def test_a_server_that_does_not_answer_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_no_credentials_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     with pytest.raises(InputError, match="there are no credentials for gs://models"):
         open_store("gs://models").prepare()
 
 
-def test_a_folder_keeps_what_is_the_same_and_mends_what_is_not(
-    sealed: Path, tmp_path: Path
-) -> None:
+def test_only_damaged_files_in_a_folder_are_written_again(sealed: Path, tmp_path: Path) -> None:
     where = open_store(str(tmp_path / "out"))
     uri = bundle.upload(sealed, "squares", where)
     assert bundle.intact(Path(uri))

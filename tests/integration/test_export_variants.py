@@ -1,4 +1,4 @@
-"""Further forms of a trained model: what they are, and what is told of them on the whole split."""
+"""Further forms of a trained model, and their evaluation on the complete split."""
 
 import csv
 import dataclasses
@@ -31,7 +31,7 @@ from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import load_model
 from tests.integration.test_export_step import arguments
 
-ASKED = Variants(variants=("fp16", "int8", "resize"), max_variant_drop=0.3)
+REQUESTED = Variants(variants=("fp16", "int8", "resize"), max_variant_drop=0.3)
 MEASURED_TIMES = {"latency.json", "infra.json"}
 
 
@@ -50,7 +50,7 @@ def made(
 
 def _make(checkpoint: Path, run_dir: Path, dataset: Path, evaluated: Path) -> Path:
     evaluation = evaluated / "evaluation" / "evaluation.json"
-    return make(checkpoint, run_dir, dataset / "val", evaluation, "squares", ASKED)
+    return make(checkpoint, run_dir, dataset / "val", evaluation, "squares", REQUESTED)
 
 
 def record(made: Path) -> dict[str, Measured]:
@@ -63,7 +63,7 @@ def session(path: Path) -> Callable[[Any], Any]:
 
 
 def images_of(dataset: Path) -> dict[str, Any]:
-    """Images of val by their paths, uint8 [3, S, S], decoded by another library."""
+    """Return the images of val by path, uint8 [3, S, S], decoded by another library."""
     paths = sorted((dataset / "val").rglob("*.png"))
     pixels = {path: np.asarray(Image.open(path).convert("RGB")) for path in paths}
     return {
@@ -74,34 +74,34 @@ def images_of(dataset: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp16", "int8", "resize"])
-def test_what_is_told_of_a_form_is_what_its_file_says_of_every_image_of_the_split(
+def test_the_record_of_a_form_agrees_with_its_file(
     name: str, made: Path, trained_dataset: Path
 ) -> None:
-    told, folder = record(made)[name], made / "bundle"
-    predict = session(folder / told.file)
+    form, folder = record(made)[name], made / "bundle"
+    predict = session(folder / form.file)
     classes = json.loads((folder / "classes.json").read_text())
     with (folder / "predictions.csv").open() as file:
         before = {row["path"]: row for row in csv.DictReader(file)}
     images = images_of(trained_dataset)
     now = {path: classes[int(predict(one[None])[0].argmax())] for path, one in images.items()}
     assert now.keys() == before.keys()
-    right = {path for path, row in before.items() if row["target"] == row["predicted"]}
-    right_now = {path for path, row in before.items() if row["target"] == now[path]}
-    assert told.evaluation.samples == len(now) == 48
-    assert told.evaluation.correct == len(right_now)
-    assert (told.won, told.lost) == (len(right_now - right), len(right - right_now))
-    assert told.gain == pytest.approx((len(right_now) - len(right)) / 48)
-    assert told.low <= told.gain <= told.high
+    correct = {path for path, row in before.items() if row["target"] == row["predicted"]}
+    correct_now = {path for path, row in before.items() if row["target"] == now[path]}
+    assert form.evaluation.samples == len(now) == 48
+    assert form.evaluation.correct == len(correct_now)
+    assert (form.won, form.lost) == (len(correct_now - correct), len(correct - correct_now))
+    assert form.gain == pytest.approx((len(correct_now) - len(correct)) / 48)
+    assert form.low <= form.gain <= form.high
     same = sum(now[path] == row["predicted"] for path, row in before.items())
-    assert told.agreement == pytest.approx(same / 48)
-    assert told.agreement > 0.85
-    assert told.size == (folder / told.file).stat().st_size
-    whole = Evaluation.read(folder / "metrics.json")
-    assert told.evaluation.same_samples(whole)
-    assert told.evaluation.checkpoint_digest == whole.checkpoint_digest
+    assert form.agreement == pytest.approx(same / 48)
+    assert form.agreement > 0.85
+    assert form.size == (folder / form.file).stat().st_size
+    model = Evaluation.read(folder / "metrics.json")
+    assert form.evaluation.same_samples(model)
+    assert form.evaluation.checkpoint_digest == model.checkpoint_digest
 
 
-def test_the_forms_are_of_the_numbers_that_they_say_and_old_runtimes_read_them(made: Path) -> None:
+def test_the_forms_have_their_number_types_and_are_for_old_runtimes(made: Path) -> None:
     folder = made / "bundle"
     models = {name: onnx.load(folder / one.file) for name, one in record(made).items()}
     for model in models.values():
@@ -116,19 +116,18 @@ def test_the_forms_are_of_the_numbers_that_they_say_and_old_runtimes_read_them(m
     }
     assert types["fp16"] == {onnx.TensorProto.FLOAT16}
     assert onnx.TensorProto.INT8 in types["int8"]
-    # Normalisation comes before the first numbers that are made small.
+    # Normalisation comes before quantisation.
     order = [node.op_type for node in models["int8"].graph.node]
     assert order.index("QuantizeLinear") > max(order.index("Mul"), order.index("Add"))
     scales = [len(one.dims) for one in models["int8"].graph.initializer if "_scale" in one.name]
-    assert max(scales) == 1, "a scale for each channel"
+    assert max(scales) == 1, "a scale per channel"
     sizes = {name: (folder / name).stat().st_size for name in ("model.onnx", "model.int8.onnx")}
     assert sizes["model.int8.onnx"] < 0.5 * sizes["model.onnx"]
-    made_of = {name: one.made for name, one in record(made).items()}
-    assert made_of["int8"]["calibration_images"] == 123
+    assert record(made)["int8"].made["calibration_images"] == 123
 
 
 @pytest.mark.parametrize("size", [(16, 16), (40, 25), (9, 33)])
-def test_whole_images_are_resized_and_cut_as_the_evaluation_does_it(
+def test_images_are_resized_and_cropped_as_in_evaluation(
     size: tuple[int, int], made: Path, trained_checkpoint: Path
 ) -> None:
     draw = torch.Generator().manual_seed(0)
@@ -138,7 +137,7 @@ def test_whole_images_are_resized_and_cut_as_the_evaluation_does_it(
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-2)
 
 
-def test_further_forms_are_in_the_bundle_its_timings_and_its_card(made: Path) -> None:
+def test_the_forms_are_in_the_bundle_and_its_documents(made: Path) -> None:
     record = Record.read(made / "bundle")
     assert record.left_out == {}
     assert [form.name for form in record.variants] == ["fp16", "int8", "resize"]
@@ -149,12 +148,12 @@ def test_further_forms_are_in_the_bundle_its_timings_and_its_card(made: Path) ->
     assert "| `model.int8.onnx` |" in (made / "bundle" / "README.md").read_text()
 
 
-def test_the_step_takes_them_from_the_release_and_makes_none_again(
+def test_the_step_reuses_the_forms_of_the_release(
     made: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
 ) -> None:
     given = arguments(made, trained_checkpoint, trained_dataset, tmp_path)
     before = (made / "bundle").stat().st_ctime_ns
-    export.python_func(**given, release=ASKED.given())
+    export.python_func(**given, release=REQUESTED.given())
     assert (made / "bundle").stat().st_ctime_ns == before
     assert "model.int8.onnx" in given["exported_model"].metadata["formats"].split(", ")
     assert "## Further forms" in (tmp_path / "summary").read_text()
@@ -165,7 +164,7 @@ def test_the_step_takes_them_from_the_release_and_makes_none_again(
 
 
 @pytest.mark.slow
-def test_a_second_export_writes_the_same_bytes(
+def test_two_exports_write_the_same_bytes(
     made: Path,
     trained_checkpoint: Path,
     trained_dataset: Path,
@@ -183,7 +182,7 @@ def test_a_second_export_writes_the_same_bytes(
 
 @pytest.fixture
 def source(made: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path) -> Any:
-    """What `variants.add` makes forms from, in a folder of the test's own."""
+    """Inputs of `variants.add` in a new folder."""
     folder = Path(shutil.copytree(made / "bundle", tmp_path / "bundle"))
     for path in (folder / one.file for one in record(made).values()):
         path.unlink()
@@ -209,7 +208,7 @@ def _broken(images: torch.Tensor) -> torch.Tensor:
         (_broken, "RuntimeError: no kernel for this"),
     ],
 )
-def test_a_form_that_loses_too_much_or_does_not_run_leaves_no_file(
+def test_a_weak_or_broken_form_leaves_no_file(
     predict: Predict, why: str, source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(source: Any, asked: Variants, target: Path) -> dict[str, str | int]:
@@ -222,20 +221,18 @@ def test_a_form_that_loses_too_much_or_does_not_run_leaves_no_file(
         formats, "onnx_predict", lambda path: predict if "fp16" in path.name else load(path)
     )
     asked = Variants(variants=("fp16", "resize"), max_variant_drop=0.05)
-    told, functions = variants.add(source, asked)
-    assert list(told.left_out) == ["fp16"]
-    assert re.fullmatch(why, told.left_out["fp16"])
-    assert [one.name for one in told.variants] == ["resize"]
+    result, functions = variants.add(source, asked)
+    assert list(result.left_out) == ["fp16"]
+    assert re.fullmatch(why, result.left_out["fp16"])
+    assert [one.name for one in result.variants] == ["resize"]
     assert list(functions) == ["model.resize.onnx"]
     assert not (source.folder / "model.fp16.onnx").exists()
     parity, latency = {"samples": 1, "formats": {}}, {"runtimes": {}, "machine": "", "threads": 1}
-    summary = card.markdown("squares", "", {}, parity, latency, told)
+    summary = card.markdown("squares", "", {}, parity, latency, result)
     assert "`fp16` is left out: " in summary
 
 
-def test_a_split_that_changed_since_the_evaluation_is_refused(
-    source: Any, trained_dataset: Path, tmp_path: Path
-) -> None:
+def test_a_changed_split_is_refused(source: Any, trained_dataset: Path, tmp_path: Path) -> None:
     changed = Path(shutil.copytree(trained_dataset, tmp_path / "data"))
     next((changed / "val" / "red").iterdir()).unlink()
     forms = {"x": variants.Form(_only_red)}
@@ -248,16 +245,14 @@ def test_without_training_images_int8_is_left_out(
 ) -> None:
     alone = tmp_path / "data"
     shutil.copytree(trained_dataset / "val", alone / "val")
-    given = variants.Source(
-        source.folder, source.info, alone / "val", source.evaluation, source.result
-    )
-    told, _ = variants.add(given, Variants(variants=("int8",)))
-    assert "train" in told.left_out["int8"]
+    source = dataclasses.replace(source, split=alone / "val")
+    result, _ = variants.add(source, Variants(variants=("int8",)))
+    assert "train" in result.left_out["int8"]
     assert not (source.folder / "model.int8.onnx").exists()
 
 
 @pytest.mark.slow
-def test_an_export_that_is_repeated_in_a_bucket_leaves_no_form_that_is_not_asked_for_now(
+def test_a_repeated_export_to_a_bucket_removes_other_forms(
     trained_checkpoint: Path,
     trained_dataset: Path,
     tmp_path: Path,
@@ -275,7 +270,7 @@ def test_an_export_that_is_repeated_in_a_bucket_leaves_no_form_that_is_not_asked
     assert (run_dir / "bundle" / "model.fp16.onnx").exists()
     times = run_dir.joinpath("bundle", "_SUCCESS").stat().st_mtime_ns
     export.python_func(**given, release={"variants": ["fp16"], "max_variant_drop": 1.0})
-    assert run_dir.joinpath("bundle", "_SUCCESS").stat().st_mtime_ns == times, "it was used again"
+    assert run_dir.joinpath("bundle", "_SUCCESS").stat().st_mtime_ns == times, "it was reused"
     export.python_func(**given)
-    assert bundle.intact(run_dir / "bundle"), "a reader finds what the manifest lists, and no more"
+    assert bundle.intact(run_dir / "bundle")
     assert not (run_dir / "bundle" / "model.fp16.onnx").exists()

@@ -55,11 +55,11 @@ def test_file_in_a_bucket_is_downloaded_once(emulator: storage.Client, tmp_path:
     blob.delete()
     assert with_local_weights(config(address, tmp_path / "run"), tmp_path / "run") == run
     for missing in (address, "gs://models/nothing"):
-        with pytest.raises(InputError, match="is not there: correct the address"):
+        with pytest.raises(InputError, match="does not exist: correct the address"):
             initial_weights.check(missing)
-    with pytest.raises(InputError, match="is not there: correct the address"):
+    with pytest.raises(InputError, match="does not exist: correct the address"):
         with_local_weights(config(address, tmp_path / "other"), tmp_path / "other")
-    with pytest.raises(InputError, match="holds neither a bundle nor a checkpoint: give the addr"):
+    with pytest.raises(InputError, match="has neither a bundle nor a checkpoint: give the addr"):
         with_local_weights(config("gs://models/nothing", tmp_path / "other"), tmp_path / "other")
 
 

@@ -1,4 +1,4 @@
-"""What is called the same as the checkpoint, and what is not."""
+"""Agreement of formats with the checkpoint, and latency."""
 
 import time
 from collections.abc import Callable
@@ -19,8 +19,8 @@ LOGITS = torch.tensor([[4.0, 1.0, 0.0], [0.0, 2.0, 8.0], [1.0, 1.00001, -3.0]])
 BOUND = 8 * prove.TOLERANCE
 
 
-def told(images: Tensor) -> Tensor:
-    """The logits of each image, which holds its number."""
+def reference(images: Tensor) -> Tensor:
+    """Return the logits of each image, whose pixels are its number."""
     return LOGITS[images[:, 0, 0, 0].long()]
 
 
@@ -29,20 +29,20 @@ def images(count: int = 3) -> Tensor:
 
 
 def off(image: int, by: list[float], batch: int = 0) -> Callable[[Tensor], Tensor]:
-    """One that differs for an image, in batches of so many images only, or in all."""
+    """Return a function that differs for one image, in batches of `batch` images or in all."""
 
     def predict(given: Tensor) -> Tensor:
-        found = told(given).clone()
+        logits = reference(given).clone()
         if batch in (0, len(given)):
-            found[given[:, 0, 0, 0] == image] += torch.tensor(by)
-        return found
+            logits[given[:, 0, 0, 0] == image] += torch.tensor(by)
+        return logits
 
     return predict
 
 
-def test_what_agrees_is_measured() -> None:
-    others = {"same": told, "near": off(1, [BOUND / 2, 0.0, 0.0])}
-    found = parity(told, others, images())
+def test_differences_are_measured() -> None:
+    others = {"same": reference, "near": off(1, [BOUND / 2, 0.0, 0.0])}
+    found = parity(reference, others, images())
     assert (found["samples"], found["batches"]) == (3, [1, 3])
     assert found["allowed_abs_difference"] == pytest.approx(BOUND)
     same, near = found["formats"]["same"], found["formats"]["near"]
@@ -52,25 +52,25 @@ def test_what_agrees_is_measured() -> None:
     assert near["same_top1"] == 1
 
 
-def test_one_image_is_tried_in_a_batch_of_two_as_well() -> None:
+def test_one_image_is_compared_in_a_batch_of_two_as_well() -> None:
     def of_this_size(given: Tensor) -> Tensor:
         assert given.shape[1:] == (3, 2, 2)
-        return told(given)
+        return reference(given)
 
     assert parity(of_this_size, {}, images(1))["batches"] == [1, 2]
     assert parity(of_this_size, {}, images(2))["batches"] == [1, 2]
     with pytest.raises(ParityError):
-        parity(told, {"x": off(0, [1.0, 0.0, 0.0], batch=2)}, images(1))
+        parity(reference, {"x": off(0, [1.0, 0.0, 0.0], batch=2)}, images(1))
 
 
-def test_small_logits_are_compared_as_if_the_largest_was_one() -> None:
-    small: Callable[[Tensor], Tensor] = lambda given: told(given) / 100  # noqa: E731
+def test_the_bound_is_absolute_for_small_logits() -> None:
+    small: Callable[[Tensor], Tensor] = lambda given: reference(given) / 100  # noqa: E731
     assert parity(small, {}, images())["allowed_abs_difference"] == prove.TOLERANCE
 
 
-def test_classes_may_change_places_where_the_difference_explains_it() -> None:
+def test_classes_with_almost_equal_logits_may_change_places() -> None:
     swapped = off(2, [1e-5, -1e-5, 0.0])
-    assert parity(told, {"x": swapped}, images())["formats"]["x"]["same_top1"] == 0.75
+    assert parity(reference, {"x": swapped}, images())["formats"]["x"]["same_top1"] == 0.75
 
 
 @pytest.mark.parametrize(
@@ -82,25 +82,25 @@ def test_classes_may_change_places_where_the_difference_explains_it() -> None:
         off(0, [0.1, 0.0, 0.0], batch=3),
         off(2, [float("nan"), 0.0, 0.0]),
         off(2, [float("inf"), 0.0, 0.0]),
-        lambda given: told(given)[:, [1, 0, 2]],
+        lambda given: reference(given)[:, [1, 0, 2]],
     ],
 )
-def test_what_differs_is_refused_by_name(wrong: Callable[[Tensor], Tensor]) -> None:
+def test_a_format_that_differs_is_refused(wrong: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(ParityError, match=r"^onnx differs from the checkpoint by ") as caught:
-        parity(told, {"fine": told, "onnx": wrong}, images())
+        parity(reference, {"fine": reference, "onnx": wrong}, images())
     assert "0.0008 is allowed" in str(caught.value)
 
 
-def test_what_has_another_shape_is_refused() -> None:
+def test_logits_of_another_shape_are_refused() -> None:
     with pytest.raises(
         ParityError, match=r"x gives logits of shape \[4, 2\], the checkpoint \[4, 3\]"
     ):
-        parity(told, {"x": lambda given: told(given)[:, :2]}, images())
+        parity(reference, {"x": lambda given: reference(given)[:, :2]}, images())
 
 
 @pytest.fixture
 def split(tmp_path: Path) -> Path:
-    """Forty images, each of a colour that is its number."""
+    """Forty images; the colour of each is its number."""
     for number in range(40):
         folder = tmp_path / "val" / f"class{number // 20}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def info(**config: object) -> ModelInfo:
     return ModelInfo("cifar_resnet8", classes, 8, (0.0,) * 3, (1.0,) * 3, 1, dict(config))
 
 
-def test_samples_are_spread_over_the_split(split: Path) -> None:
+def test_samples_are_evenly_spaced(split: Path) -> None:
     found = real_samples(split, info())
     assert found[:, 0, 0, 0].tolist() == [at * 40 // 16 for at in range(16)]
     assert found.shape == (16, 3, 8, 8)
@@ -124,7 +124,7 @@ def test_samples_are_spread_over_the_split(split: Path) -> None:
     assert real_samples(split, info())[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_samples_that_the_run_skipped_are_left_out(split: Path) -> None:
+def test_unreadable_samples_are_left_out_as_in_training(split: Path) -> None:
     with pytest.raises(InputError, match="more than max_pixels=63"):
         real_samples(split, info(max_pixels=63))
     paths = sorted(split.rglob("*.png"))
@@ -139,8 +139,8 @@ def test_samples_that_the_run_skipped_are_left_out(split: Path) -> None:
         real_samples(split, info(on_bad_image="skip"))
 
 
-def test_speed_is_told_for_each_size_and_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that goes on by 123.4568 ms at each look."""
+def test_latency_is_measured_for_each_size_and_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that advances by 123.4568 ms per call."""
     clock = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 8.1)
     seen: dict[str, list[Any]] = {"a": [], "b": []}

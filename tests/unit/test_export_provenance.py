@@ -18,7 +18,7 @@ def result(tmp_path: Path) -> Evaluation:
     return Evaluation.read(evaluated(tmp_path / "evaluation", "evaluation.json", 3))
 
 
-def test_the_bill_names_model_data_code_files_and_packages(
+def test_it_lists_model_data_code_files_and_packages(
     result: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KFP_DDP_REVISION", "f" * 40 + "\n")
@@ -29,10 +29,10 @@ def test_the_bill_names_model_data_code_files_and_packages(
     model = bill["metadata"]["component"]
     assert (model["type"], model["name"]) == ("machine-learning-model", "squares")
     assert model["hashes"] == [{"alg": "SHA-256", "content": "c" * 64}]
-    told = {one["name"]: one["value"] for one in bill["metadata"]["properties"]}
-    assert told["kfp-ddp:revision"] == "f" * 40
-    assert told["kfp-ddp:dataset_digest"] == "d" * 64
-    assert re.fullmatch("[0-9a-f]{64}", told["kfp-ddp:source_sha256"])
+    properties = {one["name"]: one["value"] for one in bill["metadata"]["properties"]}
+    assert properties["kfp-ddp:revision"] == "f" * 40
+    assert properties["kfp-ddp:dataset_digest"] == "d" * 64
+    assert re.fullmatch("[0-9a-f]{64}", properties["kfp-ddp:source_sha256"])
     by_type: dict[str, list[dict[str, Any]]] = {}
     for one in bill["components"]:
         by_type.setdefault(one["type"], []).append(one)
@@ -45,13 +45,13 @@ def test_the_bill_names_model_data_code_files_and_packages(
     assert names == sorted(set(names))
     assert all(re.fullmatch(r"pkg:pypi/[a-z0-9-]+@\S+", one["purl"]) for one in by_type["library"])
     references = [one["bom-ref"] for one in bill["components"] if "bom-ref" in one]
-    assert len(references) == len(set(references)), "CycloneDX asks for unique ones"
+    assert len(references) == len(set(references)), "CycloneDX requires unique ones"
 
 
 def test_the_image_of_the_step_is_named_by_its_digest(
     result: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a pod as the API server tells it, which only a cluster has."""
+    """The record is from the API server of a cluster."""
     image = "ghcr.io/kfp-ddp/trainer:0.1.0"  # as in a pipeline
     digest = "sha256:" + "a" * 64
     monkeypatch.setattr(images, "record", lambda: {"step": [{"image": image, "digest": digest}]})
@@ -59,6 +59,6 @@ def test_the_image_of_the_step_is_named_by_its_digest(
     assert {"type": "container", "name": image, "version": digest} in bill["components"]
 
 
-def test_a_checkout_tells_its_own_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_revision_is_read_from_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KFP_DDP_REVISION", raising=False)
     assert re.fullmatch(r"([0-9a-f]{40}(-dirty)?)?", provenance.revision())

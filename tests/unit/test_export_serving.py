@@ -1,4 +1,4 @@
-"""The model repository of a bundle, held to Triton's and OpenVINO Model Server's published rules.
+"""The model repository of a bundle, checked by rules of Triton and OpenVINO Model Server.
 
 Of Triton: `<name>/config.pbtxt`, `<name>/<number>/model.onnx`, the name of the folder in the
 configuration, and dims without the batch. Of OpenVINO Model Server: numbers, with a model in each.
@@ -33,14 +33,14 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "serving"
 
 
-def test_files_are_where_servers_look_for_them(repository: Path) -> None:
+def test_files_are_in_the_layout_of_the_servers(repository: Path) -> None:
     files = sorted(str(path.relative_to(repository)) for path in repository.rglob("*.*"))
     assert files == ["flowers/1/model.onnx", "flowers/config.pbtxt", "flowers/labels.txt"]
     labels = (repository / "flowers" / "labels.txt").read_text().splitlines()
     assert labels == ["daisy", "two lines", "Löwen zahn"]
 
 
-def test_triton_knows_every_word_of_the_configuration(repository: Path, tmp_path: Path) -> None:
+def test_triton_can_parse_the_configuration(repository: Path, tmp_path: Path) -> None:
     text = (repository / "flowers" / "config.pbtxt").read_text()
     config = triton.parsed(text, tmp_path)
     assert config.name == "flowers"
@@ -50,16 +50,16 @@ def test_triton_knows_every_word_of_the_configuration(repository: Path, tmp_path
         triton.parsed(text + "batching { }", tmp_path)
 
 
-def test_the_configuration_is_that_of_the_model(repository: Path, tmp_path: Path) -> None:
+def test_the_configuration_fits_the_model(repository: Path, tmp_path: Path) -> None:
     config = triton.parsed((repository / "flowers" / "config.pbtxt").read_text(), tmp_path)
     graph = onnx.load(repository / "flowers" / "1" / "model.onnx").graph
     types: dict[int, int] = {TensorProto.UINT8: 2, TensorProto.FLOAT: 11}  # of its enum DataType
     assert config.max_batch_size > 1
-    for told, found in ((config.input, graph.input), (config.output, graph.output)):
-        (one,), (tensor,) = told, found
+    for configured, values in ((config.input, graph.input), (config.output, graph.output)):
+        (one,), (tensor,) = configured, values
         shape: Any = tensor.type.tensor_type.shape.dim
         assert one.name == tensor.name
         assert one.data_type == types[tensor.type.tensor_type.elem_type]
-        assert shape[0].dim_param, "what is batched takes any number"
+        assert shape[0].dim_param, "a batch of any size"
         assert list(one.dims) == [dim.dim_value for dim in shape[1:]]
     assert config.output[0].label_filename == "labels.txt"

@@ -1,4 +1,4 @@
-"""The graph that resizes and cuts whole images gives the pixels that the evaluation sees."""
+"""The graph that resizes and crops images gives the pixels of the evaluation."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from kfp_ddp.training import transforms
 
 
 def session(folder: Path, size: int) -> Callable[[Any], Any]:
-    """The form of a model that gives its pixels back."""
+    """Return the form of a model that returns its pixels."""
     value = helper.make_tensor_value_info
     shape: list[str | int | None] = ["batch", 3, size, size]
     graph = helper.make_graph(
@@ -33,10 +33,10 @@ def session(folder: Path, size: int) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize("size", [16, 160])
-def test_pixels_are_those_of_the_evaluation_but_for_rounding(size: int, tmp_path: Path) -> None:
+def test_pixels_are_those_of_the_evaluation_up_to_rounding(size: int, tmp_path: Path) -> None:
     whole = session(tmp_path, size)
     draw = torch.Generator().manual_seed(0)
-    # Kept, made smaller and larger, wide and high, of odd sides, and scaled to half a pixel.
+    # Unchanged, smaller, larger, wide, high, odd, and scaled to half a pixel.
     for sides in ((size, size), (300, 401), (97, 31), (183, 183), (500, 160), (20, 25), (366, 183)):
         image = torch.randint(0, 256, (3, *sides), dtype=torch.uint8, generator=draw)
         expected = transforms.evaluate(image, size)
@@ -47,15 +47,15 @@ def test_pixels_are_those_of_the_evaluation_but_for_rounding(size: int, tmp_path
         assert difference.mean() < 0.1, sides
 
 
-def test_images_of_one_size_are_taken_in_a_batch(tmp_path: Path) -> None:
+def test_images_of_one_size_form_a_batch(tmp_path: Path) -> None:
     whole = session(tmp_path, 16)
     images = torch.randint(0, 256, (3, 3, 40, 25), dtype=torch.uint8).numpy()
     alone = np.concatenate([whole(image[None]) for image in images])
     np.testing.assert_array_equal(whole(images), alone)
 
 
-def test_no_runtime_here_decodes_files_in_the_graph(tmp_path: Path) -> None:
-    """Why the form takes decoded images; once this fails, it can take files."""
+def test_the_runtime_cannot_decode_files(tmp_path: Path) -> None:
+    """If this fails, the form can take files instead of decoded images."""
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("ImageDecoder", ["file"], ["image"], pixel_format="RGB")],

@@ -141,13 +141,7 @@ def try_out(
 ) -> float:
     """Send the sample until `times` answers in a row are correct; return the median seconds.
 
-    Args:
-        url: Of the server.
-        model: Name of the model there.
-        sample: The sample.
-        times: Required number of correct answers.
-        seconds: Timeout of one request.
-        check: Called before each request; it may raise an error.
+    `seconds` is the timeout of one request; `check` is called before each and may raise an error.
 
     Raises:
         JobError: no answer or an incorrect one for too long.

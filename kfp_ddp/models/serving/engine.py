@@ -69,13 +69,6 @@ def roll_out(
 ) -> tuple[Deployed, str]:
     """Deploy the bundle: start a trial, test it with its sample, then give it all requests.
 
-    Args:
-        api: The cluster, in the namespace of the service.
-        settings: Which service, and how.
-        uri: Of the bundle.
-        model_name: Of the model in it.
-        run_id: Of this run.
-
     Returns:
         The deployment, and the result as text.
 
@@ -142,10 +135,7 @@ class Rollout:
         self.watched = Watched(api, service)
 
     def run(self, model: str) -> tuple[str, float]:
-        """Test the predictor and give it all requests, or roll back.
-
-        Args:
-            model: Name of the model on the server.
+        """Test the model with this name on the server; give it all requests, or roll back.
 
         Returns:
             URL of the service, and the median seconds of an answer.

@@ -8,6 +8,7 @@ rollout, after a crash or a cancel, and end it. KServe splits requests only with
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError
@@ -32,14 +33,7 @@ _TIMES, _PAUSE = 10, 0.3
 
 
 def signed(predictor: Object, version: str, uri: str, run_id: str) -> Object:
-    """Return a predictor with labels and annotations that identify its pods.
-
-    Args:
-        predictor: From a manifest.
-        version: Of the bundle.
-        uri: URI of the bundle.
-        run_id: Of the run that deploys it.
-    """
+    """Return a predictor of a manifest with labels and annotations that identify its pods."""
     content = json.dumps([predictor, version], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     labels = {SPEC: digest, VERSION: version}
@@ -119,23 +113,17 @@ class Service:
         Raises:
             InputError: access is denied, or the server refuses it.
         """
-        for _ in range(_TIMES):
-            existing = self.find()
+
+        def change(existing: Object | None) -> tuple[Object, Object | None] | None:
+            trial = {**desired, PERCENT: percent}
             if existing is None:
-                former = None
-            elif on_trial(existing):
-                former = before(existing)
-            elif label(predictor_of(existing), SPEC) == label(desired, SPEC):
-                return existing
-            else:
-                former = predictor_of(existing)
-            try:
-                return self._put({**desired, PERCENT: percent}, former, existing)
-            except ApiError as error:
-                if error.status != 409:
-                    raise self._refused("patch", error) from error
-                time.sleep(_PAUSE)  # changed since it was read
-        raise JobError(f"InferenceService {self.name} is changed by others all the time; try later")
+                return trial, None
+            if on_trial(existing):
+                return trial, before(existing)
+            current = predictor_of(existing)
+            return None if label(current, SPEC) == label(desired, SPEC) else (trial, current)
+
+        return self._update(change)
 
     def settle(self, predictor: Object, former: Object | None) -> Object:
         """Give a predictor all requests.
@@ -150,8 +138,7 @@ class Service:
     def take_back(self, spec: str) -> str:
         """Give all requests to the previous predictor; return the result as text.
 
-        Args:
-            spec: Label of the failed predictor; another one is not changed.
+        `spec` is the label of the failed predictor; another one is not changed.
 
         Raises:
             InputError: access is denied.
@@ -165,23 +152,39 @@ class Service:
             return f"InferenceService {self.name} was deleted, as nothing answered before"
         self._end(spec, {**former, PERCENT: 0}, None)
         version = label(former, VERSION)
-        return f"{self.name} answers with {version or 'what was'} as before"
+        return f"{self.name} answers with {version or 'the previous model'} as before"
 
     def _end(self, spec: str, predictor: Object, former: Object | None) -> Object:
         """Replace the predictor with this label."""
-        for _ in range(_TIMES):
-            existing = self.find()
+
+        def change(existing: Object | None) -> tuple[Object, Object | None] | None:
             current = predictor_of(existing) if existing else {}
             if existing and _same(current, predictor):
-                return existing
+                return None
             if existing is None or label(current, SPEC) != spec:
                 raise self.taken_over(existing)
+            return predictor, former
+
+        return self._update(change)
+
+    def _update(
+        self, change: Callable[[Object | None], tuple[Object, Object | None] | None]
+    ) -> Object:
+        """Write the predictor and the one before it that `change` returns for the service.
+
+        `change` returns None to leave the service, and is called again after another change.
+        """
+        for _ in range(_TIMES):
+            existing = self.find()
+            changed = change(existing)
+            if changed is None:
+                return existing or {}
             try:
-                return self._put(predictor, former, existing)
+                return self._put(*changed, existing)
             except ApiError as error:
                 if error.status != 409:
                     raise self._refused("patch", error) from error
-                time.sleep(_PAUSE)
+                time.sleep(_PAUSE)  # changed since it was read
         raise JobError(f"InferenceService {self.name} is changed by others all the time; try later")
 
     def taken_over(self, service: Object | None) -> JobError:

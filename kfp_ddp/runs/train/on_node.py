@@ -111,7 +111,7 @@ def with_local_weights(config: TrainConfig, run_dir: Path) -> TrainConfig:
     """
     if not initial_weights.is_per_node(config.init_from):
         return config
-    weights = initial_weights.brought(config.init_from, RunFolder(run_dir).initial_weights)
+    weights = initial_weights.download(config.init_from, RunFolder(run_dir).initial_weights)
     return TrainConfig.create(**{**config.given(), "init_from": str(weights)})
 
 
