@@ -1,4 +1,4 @@
-"""Which images a dataset has, of which class and on which side, told from names alone."""
+"""Images, classes and splits of a dataset follow from names alone."""
 
 import random
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ def laid_out(names: Iterable[str], labels: str = "", called: str = "labels.csv")
 
 
 def by_class(layout: Layout, part: Part) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for name, target in part:
-        found.setdefault(layout.classes[target], []).append(name)
-    return found
+        names.setdefault(layout.classes[target], []).append(name)
+    return names
 
 
 def photographs(count: int, *classes: str) -> list[str]:
@@ -30,24 +30,28 @@ def photographs(count: int, *classes: str) -> list[str]:
 def test_folders_name_splits(val: str) -> None:
     names = [f"train/{name}" for name in photographs(3, "dog", "cat")]
     names += [f"{val}/cat/a.png", "test/dog/b.webp", "README.md", "masks/cat/1.png"]
-    found = laid_out(names)
-    assert found.classes == ("cat", "dog")
-    assert by_class(found, found.train)["dog"] == [f"train/dog/0000{n}.jpg" for n in range(3)]
-    assert list(found.val) == [(f"{val}/cat/a.png", 0)]
-    assert list(found.test) == [("test/dog/b.webp", 1)]
-    assert [part.folder for part in (found.train, found.val, found.test)] == ["train", val, "test"]
-    assert "masks" in " ".join(found.notes)
+    layout = laid_out(names)
+    assert layout.classes == ("cat", "dog")
+    assert by_class(layout, layout.train)["dog"] == [f"train/dog/0000{n}.jpg" for n in range(3)]
+    assert list(layout.val) == [(f"{val}/cat/a.png", 0)]
+    assert list(layout.test) == [("test/dog/b.webp", 1)]
+    assert [part.folder for part in (layout.train, layout.val, layout.test)] == [
+        "train",
+        val,
+        "test",
+    ]
+    assert "masks" in " ".join(layout.notes)
 
 
 def test_split_follows_from_the_digest_of_the_name() -> None:
-    found = laid_out(photographs(1000, "cat", "dog"))
+    layout = laid_out(photographs(1000, "cat", "dog"))
     # First 8 hex digits of sha256("split:" + name) over 2**32, computed by another program.
-    assert "cat/00011.jpg" in dict(found.val)
-    assert "cat/00000.jpg" in dict(found.train)
-    assert 150 < len(found.val) < 250
-    assert len(found.train) + len(found.val) == 2000
-    assert not len(found.test)
-    assert found.val.folder == found.train.folder == ""
+    assert "cat/00011.jpg" in dict(layout.val)
+    assert "cat/00000.jpg" in dict(layout.train)
+    assert 150 < len(layout.val) < 250
+    assert len(layout.train) + len(layout.val) == 2000
+    assert not len(layout.test)
+    assert layout.val.folder == layout.train.folder == ""
 
 
 def test_growing_dataset_keeps_the_split_of_each_image() -> None:
@@ -66,25 +70,18 @@ def test_growing_dataset_keeps_the_split_of_each_image() -> None:
     assert grown.classes == ("cat", "dog", "eel")
 
 
-def test_a_hundred_classes_keep_their_names() -> None:
-    classes = [f"Klasse {n:02} – ä, ö" for n in range(100)]
-    found = laid_out(photographs(30, *classes))
-    assert found.classes == tuple(sorted(classes))
-    assert set(by_class(found, found.train)) == set(classes)
-
-
 def test_train_without_val_is_split_by_name() -> None:
-    found = laid_out([f"train/{name}" for name in photographs(200, "cat", "dog")])
-    assert found.train.folder == found.val.folder == "train"
-    assert 20 < len(found.val) < 70
-    assert not {name for name, _ in found.val} & {name for name, _ in found.train}
+    layout = laid_out([f"train/{name}" for name in photographs(200, "cat", "dog")])
+    assert layout.train.folder == layout.val.folder == "train"
+    assert 20 < len(layout.val) < 70
+    assert not {name for name, _ in layout.val} & {name for name, _ in layout.train}
 
 
 def test_hidden_files_and_other_files_are_ignored() -> None:
     names = [*photographs(40, "cat", "dog"), "cat/.x.jpg", ".git/a.jpg", "__MACOSX/cat/._1.jpg"]
-    found = laid_out([*names, "cat/notes.txt", "cat/", "dog/deep/er/x.JPEG"])
-    assert found.classes == ("cat", "dog")
-    assert len(found.train) + len(found.val) == 81
+    layout = laid_out([*names, "cat/notes.txt", "cat/", "dog/deep/er/x.JPEG"])
+    assert layout.classes == ("cat", "dog")
+    assert len(layout.train) + len(layout.val) == 81
 
 
 @pytest.mark.parametrize(
@@ -124,19 +121,24 @@ def test_advised_val_fraction_is_enough() -> None:
     assert len(lay_out(["cat/00000.jpg", "dog/b.jpg"], val_fraction=share).val) == 1
 
 
-def test_classes_may_have_names_of_splits() -> None:
-    found = laid_out(photographs(60, "train", "plane", "test"))
-    assert found.classes == ("plane", "test", "train")
+@pytest.mark.parametrize(
+    "classes", [("train", "plane", "test"), tuple(f"Klasse {n:02} – ä, ö" for n in range(100))]
+)
+def test_classes_keep_their_names(classes: tuple[str, ...]) -> None:
+    """Also those of splits."""
+    layout = laid_out(photographs(60, *classes))
+    assert layout.classes == tuple(sorted(classes))
+    assert set(by_class(layout, layout.train)) == set(classes)
 
 
 def test_test_folder_without_known_classes_is_left_out() -> None:
     names = [f"{side}/{name}" for side in ("train", "val") for name in photographs(3, "cat", "dog")]
-    found = laid_out([*names, "test/1.jpg"])
-    assert not len(found.test)
-    assert any("test/" in note for note in found.notes)
-    found = laid_out([*names, "test/cat/1.jpg", "test/eel/1.jpg"])
-    assert [name for name, _ in found.test] == ["test/cat/1.jpg"]
-    assert any("eel" in note for note in found.notes)
+    layout = laid_out([*names, "test/1.jpg"])
+    assert not len(layout.test)
+    assert any("test/" in note for note in layout.notes)
+    layout = laid_out([*names, "test/cat/1.jpg", "test/eel/1.jpg"])
+    assert [name for name, _ in layout.test] == ["test/cat/1.jpg"]
+    assert any("eel" in note for note in layout.notes)
 
 
 IMAGENET = [
@@ -173,10 +175,10 @@ IMAGENET = [
     ],
 )
 def test_flat_validation_folder_with_a_mapping_file(called: str, text: str) -> None:
-    found = laid_out(IMAGENET, text, called)
-    assert found.classes == ("n01440764", "n01443537")
-    assert len(found.train) == 6
-    named = by_class(found, found.val)
+    layout = laid_out(IMAGENET, text, called)
+    assert layout.classes == ("n01440764", "n01443537")
+    assert len(layout.train) == 6
+    named = by_class(layout, layout.val)
     assert named["n01443537"] == ["val/ILSVRC2012_val_00000002.JPEG"]
     assert len(named["n01440764"]) == 3
 
@@ -186,20 +188,20 @@ def test_table_has_classes_and_splits() -> None:
     rows = ["path,label,split", "photos/0.jpg,Hund,", 'photos/1.jpg, "Kat, Katze"']
     rows += ["photos/2.jpg,Hund,"]
     rows += ["photos/3.jpg,Hund,valid", "photos/4.jpg,Hund,test", "photos/2.jpg,Hund,train"]
-    found = laid_out([*images, "meta/labels.csv"], "\ufeff" + "\n".join(rows), "meta/labels.csv")
-    assert found.classes == ("Hund", "Kat, Katze")
-    assert list(found.val) == [("photos/3.jpg", 0)]
-    assert list(found.test) == [("photos/4.jpg", 0)]
-    assert [name for name, _ in found.train] == ["photos/0.jpg", "photos/2.jpg", "photos/1.jpg"]
-    assert any(": 1 left out" in note and "photos/5.jpg" in note for note in found.notes)
+    layout = laid_out([*images, "meta/labels.csv"], "\ufeff" + "\n".join(rows), "meta/labels.csv")
+    assert layout.classes == ("Hund", "Kat, Katze")
+    assert list(layout.val) == [("photos/3.jpg", 0)]
+    assert list(layout.test) == [("photos/4.jpg", 0)]
+    assert [name for name, _ in layout.train] == ["photos/0.jpg", "photos/2.jpg", "photos/1.jpg"]
+    assert any(": 1 left out" in note and "photos/5.jpg" in note for note in layout.notes)
 
 
 def test_table_of_json_lines() -> None:
     rows = "\n".join(f'{{"file_name": "{n}.png", "label": {n % 2}, "x": [1]}}' for n in range(60))
-    found = laid_out([f"set/{n}.png" for n in range(60)], rows, "set/metadata.jsonl")
-    assert found.classes == ("0", "1")
-    assert len(found.train) + len(found.val) == 60
-    assert len(found.val)
+    layout = laid_out([f"set/{n}.png" for n in range(60)], rows, "set/metadata.jsonl")
+    assert layout.classes == ("0", "1")
+    assert len(layout.train) + len(layout.val) == 60
+    assert len(layout.val)
 
 
 @pytest.mark.parametrize(
@@ -229,8 +231,8 @@ def test_invalid_table_is_refused(called: str, data: bytes) -> None:
 
 
 def test_known_classes_need_no_training_images() -> None:
-    found = lay_out(["val/cat/1.jpg"], val_fraction=0.1, classes=("ape", "cat"))
-    assert list(found.val) == [("val/cat/1.jpg", 1)]
+    layout = lay_out(["val/cat/1.jpg"], val_fraction=0.1, classes=("ape", "cat"))
+    assert list(layout.val) == [("val/cat/1.jpg", 1)]
     with pytest.raises(InputError, match="'eel' is in val/ but not"):
         lay_out(["val/eel/1.jpg"], val_fraction=0.1, classes=("ape", "cat"))
 

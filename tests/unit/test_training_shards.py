@@ -1,21 +1,35 @@
-"""Images in the archives of a packed version: where each is, and what is not believed."""
+"""Images in the archives of a packed version: their positions, their damage, their use."""
 
 import json
+import os
 import tarfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage import manifest
 from kfp_ddp.training import shards
+from kfp_ddp.training.cache import Cache, folder_for
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Images, evaluation_batches, evaluation_keys, loader
+from kfp_ddp.training.images import examine
+from kfp_ddp.training.prepare import digest_of
+from kfp_ddp.training.sampler import ResumableSampler, windows_of
 from kfp_ddp.training.shards import Members, content, members
+from kfp_ddp.training.splits import Index, splits_of
+from tests.training_ranks import ALONE, dataset
 
+SHARD = "shard-00000.tar"
+DAMAGED = r"line 3 of .*_MANIFEST\.jsonl is damaged"
+VICTIM = "train/class1/0004.png"
 LONG = f"train/a/{'x' * 150}.png"
 FILES = {
     LONG: b"long",
@@ -28,7 +42,7 @@ FILES = {
 
 @pytest.fixture
 def version(tmp_path: Path) -> Path:
-    """What data_sync makes of `FILES` with pack=tar."""
+    """A sync of `FILES` with pack=tar."""
     for name, data in FILES.items():
         path = tmp_path / "bucket" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,33 +116,20 @@ def test_selected_members_keep_their_content(version: Path) -> None:
 
 
 def _cut(version: Path) -> None:
-    with (version / "shard-00000.tar").open("r+b") as file:
-        file.truncate(2048)
+    os.truncate(version / SHARD, 2048)
 
 
 def _gone(version: Path) -> None:
-    (version / "shard-00000.tar").unlink()
+    (version / SHARD).unlink()
 
 
 def _linked(version: Path) -> None:
-    (version / "shard-00000.tar").rename(version / "elsewhere")
-    (version / "shard-00000.tar").symlink_to(version / "elsewhere")
+    (version / SHARD).rename(version / "elsewhere")
+    (version / SHARD).symlink_to(version / "elsewhere")
 
 
-def _outside(version: Path) -> None:
-    rewritten(version, 2, lambda row: row.__setitem__(7, 1 << 40))
-
-
-def _negative(version: Path) -> None:
-    rewritten(version, 2, lambda row: row.__setitem__(7, -1))
-
-
-def _first_bytes(version: Path) -> None:
-    rewritten(version, 2, lambda row: row.__setitem__(7, 0))
-
-
-def _another_folder(version: Path) -> None:
-    rewritten(version, 2, lambda row: row.__setitem__(6, "../../secret.tar"))
+def _column(number: int, value: object) -> Callable[[Path], None]:
+    return lambda version: rewritten(version, 2, lambda row: row.__setitem__(number, value))
 
 
 def _few_columns(version: Path) -> None:
@@ -141,11 +142,11 @@ def _few_columns(version: Path) -> None:
         (_cut, r"should end at byte \d+ of .*shard-00000\.tar, which has 2048: .*verify=full"),
         (_gone, r"cannot read the archive .*shard-00000\.tar \(No such file"),
         (_linked, r"cannot read the archive .*shard-00000\.tar"),
-        (_outside, r"^train/a/.*png should end at byte \d+ of .*shard-00000\.tar"),
-        (_negative, r"line 3 of .*_MANIFEST\.jsonl is damaged"),
-        (_first_bytes, r"^train/a/.*png should .*shard-00000\.tar"),
-        (_another_folder, r"line 3 of .*_MANIFEST\.jsonl is damaged"),
-        (_few_columns, r"line 3 of .*_MANIFEST\.jsonl is damaged"),
+        (_column(7, 1 << 40), r"^train/a/.*png should end at byte \d+ of .*shard-00000\.tar"),
+        (_column(7, -1), DAMAGED),
+        (_column(7, 0), r"^train/a/.*png should .*shard-00000\.tar"),
+        (_column(6, "../../secret.tar"), DAMAGED),
+        (_few_columns, DAMAGED),
     ],
 )
 def test_damaged_version_is_one_line(
@@ -161,7 +162,7 @@ def test_damaged_version_is_one_line(
 def test_damaged_archive_without_a_manifest_is_refused(
     version: Path, tmp_path: Path, kind: str
 ) -> None:
-    data = (version / "shard-00000.tar").read_bytes()
+    data = (version / SHARD).read_bytes()
     home = tmp_path / "others"
     home.mkdir()
     (home / "a.tar").write_bytes(data[:5000] if kind == "cut" else b"no archive" * 100)
@@ -172,7 +173,7 @@ def test_damaged_archive_without_a_manifest_is_refused(
 
 def test_other_header_of_a_member_is_refused(version: Path) -> None:
     found = listed(version)
-    path = version / "shard-00000.tar"
+    path = version / SHARD
     whole = path.read_bytes()
     where = found.slices.where(found.names.index("train/b/2.png"), "train/b/2.png")
     for at, byte in ((where.offset - 512, b"z"), (where.offset - 512 + 130, b"7")):
@@ -187,7 +188,7 @@ def test_other_header_of_a_member_is_refused(version: Path) -> None:
 
 
 def test_threads_open_an_archive_at_the_same_time(version: Path) -> None:
-    shard = str(version / "shard-00000.tar")
+    shard = str(version / SHARD)
     expected = Path(shard).read_bytes()[:100]
     for _ in range(20):
         shards._opened.cache_clear()
@@ -200,3 +201,128 @@ def test_threads_open_an_archive_at_the_same_time(version: Path) -> None:
         with ThreadPoolExecutor(6) as pool:
             found = [pool.submit(read_first) for _ in range(6)]
         assert [one.result() for one in found] == [expected] * 6
+
+
+def run(data: Path, **fields: Any) -> TrainConfig:
+    settings = {"data": str(data), "output_dir": str(data / "out"), "model": "cifar_resnet8"}
+    return TrainConfig.create(**{**settings, "image_size": 8, "workers": 0, **fields})
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    return dataset(tmp_path / "folders", train=12, val=9)
+
+
+@pytest.fixture
+def packed(folders: Path, tmp_path: Path) -> Path:
+    return sync(str(folders), tmp_path / "claim", Options(pack="tar")).path
+
+
+def at(index: Index, name: str) -> int:
+    return next(i for i, path in enumerate(index.paths) if path.endswith(name))
+
+
+def test_batches_equal_those_of_folders(folders: Path, packed: Path) -> None:
+    plain, archived = (splits_of(data) for data in (folders, packed))
+    assert archived.train.targets == plain.train.targets
+    for one, other in ((plain.train, archived.train), (plain.val, archived.val)):
+        keys = [(1, position) for position in range(len(one))]
+        batches = [Images(i, run(packed), True).__getitems__(keys) for i in (one, other)]
+        assert torch.equal(batches[0].images, batches[1].images)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_read_windows_of_archives_in_order(packed: Path, workers: int) -> None:
+    index, config = splits_of(packed).train, run(packed, batch_size=4, shuffle_buffer_mb=0.001)
+    windows = windows_of(index.slices, config)
+    sampler = ResumableSampler(len(index), 4, 2, 0, 1, 0, windows)
+    images = Images(index, config, for_training=True)
+    got = [batch.indices for batch in loader(images, sampler.batches(0, 2), workers, pin=False)]
+    assert got == [[position for _, position in keys] for keys in sampler.batches(0, 2)]
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 9, 10])
+def test_each_image_is_evaluated_once_on_any_ranks(packed: Path, world: int) -> None:
+    index = splits_of(packed).val
+    shares = [list(evaluation_keys(index, 4, rank, world)) for rank in range(world)]
+    seen = [position for share in shares for keys in share for _, position in keys]
+    assert sorted(seen) == list(range(9))
+    ends = [keys.ahead for share in shares for keys in share]
+    assert all(len(pieces) == 1 for pieces in ends), "a batch is one piece of the archive"
+    batches = [b for rank in range(world) for b in evaluation_batches(index, 8, 4, rank, world)]
+    assert sorted(torch.cat([positions for _, _, positions in batches]).tolist()) == list(range(9))
+
+
+def _another_header(file: Path, offset: int) -> None:
+    with file.open("r+b") as archive:
+        archive.seek(offset - 512)
+        archive.write(b"another")
+
+
+def _no_image(file: Path, offset: int) -> None:
+    with file.open("r+b") as archive:
+        archive.seek(offset)
+        archive.write(b"no image")
+
+
+def _truncated(file: Path, offset: int) -> None:
+    os.truncate(file, offset + 20)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why", "spoilt"),
+    [
+        (_another_header, "its header in the archive differs", 1),
+        (_no_image, "", 1),
+        (_truncated, "the archive is truncated", 9),
+    ],
+)
+def test_member_damaged_later_is_named_or_skipped(
+    packed: Path, damage: Callable[[Path, int], None], why: str, spoilt: int
+) -> None:
+    splits = splits_of(packed)
+    index = splits.train
+    position = at(index, VICTIM)
+    damage(packed / SHARD, index.where(position).offset)
+    error = Images(index, run(packed), True).__getitems__([(0, position)]).error
+    assert error.startswith(f"cannot decode {VICTIM} in {packed.resolve() / SHARD} ({why}")
+    assert "\n" not in error
+    with pytest.raises(InputError, match=rf"^cannot decode {VICTIM} in .*{SHARD}"):
+        examine(index.where, range(position, len(index)), run(packed))
+    skipping = run(packed, on_bad_image="skip")
+    found = examine(index.where, range(len(index)), skipping)
+    assert 1 <= found.broken <= spoilt
+    batch = Images(index, skipping, True).__getitems__([(0, position)])
+    assert (batch.skipped, batch.error) == (1, "")
+    left = evaluation_batches(index, 8, 4, on_bad_image="skip")
+    assert sum(len(targets) for _, targets, _ in left) == len(index) - found.broken
+
+
+def test_cache_has_the_images_of_archives(packed: Path, tmp_path: Path) -> None:
+    index, config = splits_of(packed).train, run(packed, cache_dir=str(tmp_path))
+    folder = folder_for(config, [index, index.only([])])
+    assert folder is not None
+    cache = Cache(folder, "train", len(index), 1)
+    assert cache.build(index.where, config, True, 0).checked == 12
+    keys = [(3, position) for position in range(12)]
+    read, cached = (Images(index, config, True, one).__getitems__(keys) for one in (None, cache))
+    assert torch.equal(read.images, cached.images)
+    assert folder_for(config, [index.only(range(11)), index.only([])]) != folder
+    os.utime(packed / SHARD, ns=(1, 1))
+    assert folder_for(config, [index, index.only([])]) != folder
+
+
+def test_digest_depends_on_images_and_their_position(
+    folders: Path, packed: Path, tmp_path: Path
+) -> None:
+    plain, archived = (splits_of(data).train for data in (folders, packed))
+    digests = {digest_of(index, ALONE) for index in (plain, archived)}
+    again = sync(str(folders), tmp_path / "another", Options(pack="tar")).path
+    digests.add(digest_of(splits_of(again).train, ALONE))
+    assert len(digests) == 2, "the same wherever the claim is mounted"
+    (folders / "train/class0/a.png").write_bytes((folders / VICTIM).read_bytes())
+    moved = sync(str(folders), tmp_path / "another", Options(pack="tar")).path
+    (folders / "train/class0/a.png").unlink()
+    shifted = splits_of(moved).train
+    shifted = shifted.only([i for i in range(13) if not shifted.paths[i].endswith("/a.png")])
+    assert len(digests | {digest_of(shifted, ALONE)}) == 3
