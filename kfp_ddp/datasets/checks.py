@@ -13,16 +13,13 @@ from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage.listing import Listing
 
 MARGIN = 1.02
-"""Room asked for beyond the bytes and files themselves, for folders and the journal."""
+"""Factor of the free space, for folders and the journal."""
 
 
 def check_apart(source: str, target: Path, mirror: bool) -> None:
     """Check that neither source nor target contains the other.
 
-    Args:
-        source: Where the data comes from.
-        target: The folder to sync to; it may be missing.
-        mirror: Whether files are written to the target itself, not only to its versions.
+    A sync of versions writes only to two folders of the target.
 
     Raises:
         InputError: one contains the other, also by way of links.
@@ -52,11 +49,6 @@ def _inside(path: Path, folder: Path) -> bool:
 
 def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:
     """Check that the volume has space for the objects.
-
-    Args:
-        target: The folder to sync to; it may be missing.
-        stage: The stage that they are downloaded to.
-        indices: Indices of the objects.
 
     Raises:
         StorageError: too few bytes or inodes are free.

@@ -64,8 +64,7 @@ def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
         InputError: no training is possible with them.
     """
     layout = lay_out(listing.names, val_fraction=rule.val_fraction, labels=table)
-    warnings = (*layout.notes, *uneven(layout), *_duplicates(listing, layout))
-    return Images(layout, warnings)
+    return Images(layout, (*layout.notes, *uneven(layout), *_duplicates(listing, layout)))
 
 
 def _table(context: Context, name: str, listing: Listing) -> Labels:
@@ -97,20 +96,13 @@ def uneven(layout: Layout) -> Iterator[str]:
     """Yield warnings for classes without validation images or with few training images."""
     number = len(layout.classes)
     train, val = layout.train.counts(number), layout.val.counts(number)
-    names = [
-        f"{name} ({images:,} to train on)"
-        for name, images, validating in zip(layout.classes, train, val, strict=True)
-        if not validating
-    ]
+    counts = list(zip(layout.classes, train, val, strict=True))
+    names = [f"{name} ({images:,} to train on)" for name, images, checked in counts if not checked]
     what = "without images to validate"
     if len(names) == number - 1:
-        what += ", so nothing is told apart"
+        what += ", so no classes are distinguished"
     yield from _some(names, what)
-    few = [
-        f"{name} ({images})"
-        for name, images in zip(layout.classes, train, strict=True)
-        if images < FEW
-    ]
+    few = [f"{name} ({images})" for name, images, _ in counts if images < FEW]
     yield from _some(few, f"with less than {FEW} images to train on")
 
 

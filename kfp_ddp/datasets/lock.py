@@ -80,7 +80,7 @@ def _no_locks(root: Path, error: OSError) -> StorageError:
 
 
 def _acquire(descriptor: int, root: Path, wait: float, watch: Watch) -> bool:
-    """Whether it had to wait."""
+    """Lock the file; return whether that had to wait."""
     deadline = time.monotonic() + wait
     reported = None
     while True:

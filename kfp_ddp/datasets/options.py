@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def _option(default: T, description: str, **bounds: float) -> T:
-    """A field, with what pydantic and the command line are to know of it; bounds are ge and le."""
+    """Return a field with metadata for pydantic and the command line; bounds are ge and le."""
     return field(default=default, metadata={"description": description, **bounds})
 
 
@@ -96,9 +96,7 @@ class Options:
 
 
 def dataset_name(dataset: str, source: str) -> str:
-    """Return the given name, or one that no other source has.
-
-    That is the last part of the source's address, and six digits of a hash of all of it.
+    """Return the given name, or the last part of the source's address with a hash of the address.
 
     Raises:
         InputError: it could not be part of a claim's name and a label, or there is no source.

@@ -27,11 +27,11 @@ PROGRESS = 1 << 16
 """Bytes of a body that must come before a break counts as the first again."""
 
 STREAMS = 2
-"""Connections to begin with: as many bring what two processors can decrypt and write."""
+"""Initial number of connections: these saturate two processors that decrypt and write."""
 BUSY = 0.8
-"""Processors in use from which on more connections may only wait for them."""
+"""Number of busy processors above which more connections may only wait."""
 MORE = 1.2
-"""What twice as many have to bring, where the processor is in use."""
+"""Growth of the rate that twice as many connections need while the processors are busy."""
 _PERIOD = 0.1
 
 T = TypeVar("T")
@@ -39,11 +39,11 @@ Job = tuple[int, Entry]
 
 
 class Transfer:
-    """Moves objects of a source to a stage over many connections: small ones in one thread.
+    """Downloads objects of a source to a stage over many connections: small ones in one thread.
 
-    A thread for each connection spends more on waiting for the interpreter's lock than on a file
-    of 20 KB. What may keep the others waiting has threads: a slow disk, sources that are read
-    through a library, and large bodies, which are received, decrypted and written there.
+    A thread per connection would wait longer for the interpreter's lock than a file of 20 KB
+    takes. Threads serve what blocks: a slow disk, sources that are read through a library, and
+    large bodies, which are received, decrypted and written there.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Transfer:
         self.meter = Meter()
 
     def run(self, indices: Sequence[int]) -> None:
-        """Move these objects.
+        """Download these objects.
 
         Raises:
-            Changed: an object is no longer as listed; the first such one.
-            KfpDdpError: an object could not be had, or the target not be written.
+            Changed: an object is no longer as listed.
+            KfpDdpError: an object cannot be read, or the target cannot be written.
         """
-        # Large ones first, so that none is left for the end alone.
+        # Large ones first, so that none of them is the last one alone.
         self._feed.extend(sorted(indices, key=self._listing.sizes.__getitem__, reverse=True))
         with ThreadPoolExecutor(self._connections) as self._threads:
             event_loop.run(self._run())
@@ -92,7 +92,7 @@ class Transfer:
             for _ in range(more):
                 group.create_task(self._work())
             workers += more
-            await asyncio.sleep(0)  # they take what they are to bring
+            await asyncio.sleep(0)  # each takes its first object
             while self._large_next and not await growth.period():
                 pass
 
@@ -124,7 +124,7 @@ class Transfer:
         return index, entry
 
     async def _bring(self, reader: Reader, job: Job) -> Job | None:
-        """Move one object with retries; return the next, which is requested meanwhile."""
+        """Download one object with retries; return the next, which is requested meanwhile."""
         index, entry = job
         for attempt in range(self._retry.attempts):
             following = None
@@ -236,11 +236,9 @@ class _Target:
 class Growth:
     """Decides when to double the number of large downloads at once.
 
-    They are while the processor is idle. They have threads of their own, which leave the
-    interpreter's lock: where the processor is not idle, twice as many are tried, and again if they
-    increased the rate. Too many contend for the lock:
-    20 x 50 MB over TLS took 1.8 to 2.1 s with 2 to 4 of them at once on two cores, and 2.8 s
-    with 20.
+    Doubles while processors are idle, and otherwise as long as that increases the rate. Too many
+    threads contend for the interpreter's lock: 20 x 50 MB over TLS took 1.8 to 2.1 s with 2 to 4
+    at once on two cores, and 2.8 s with 20.
     """
 
     def __init__(self, arrived: Callable[[], int]) -> None:
@@ -248,7 +246,7 @@ class Growth:
         self._arrived, self._best = arrived, 0.0
 
     async def period(self) -> bool:
-        """Look on for a while; whether more connections are of use by then."""
+        """Measure for a while; return whether more connections are useful."""
         began, used, before = time.perf_counter(), time.process_time(), self._arrived()
         await asyncio.sleep(_PERIOD)
         seconds = time.perf_counter() - began
@@ -256,13 +254,13 @@ class Growth:
         return self.of_use(busy, rate)
 
     def of_use(self, busy: float, rate: float) -> bool:
-        """Whether more large bodies at once are of use.
+        """Return whether more connections are useful.
 
         Args:
-            busy: How many processors were in use.
-            rate: Bytes a second that arrived with those that there are.
+            busy: Number of busy processors.
+            rate: Bytes a second over the existing connections.
         """
-        if not rate:  # the first answers are on their way
+        if not rate:  # before the first response
             return False
         if busy < BUSY:
             return True

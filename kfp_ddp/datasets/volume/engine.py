@@ -71,7 +71,7 @@ def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -
 
 
 def _notebook(cluster: Cluster, request: Request) -> bool:
-    """Whether this pod has the version in a folder of its own, and no claim."""
+    """Return whether this pod has the version in a folder of its own, without a PVC."""
     if success(Path(request.path)) != request.digest:
         return False
     try:
@@ -81,10 +81,10 @@ def _notebook(cluster: Cluster, request: Request) -> bool:
 
 
 def on_each_node(request: Request) -> Published:
-    """No claim, but what each reader needs to bring the version to a folder of its own.
+    """Return an address with which each reader syncs the version to a folder of its own.
 
     Raises:
-        InputError: an option of the sync that each of them would take otherwise.
+        InputError: an option of the sync would have another result on each node.
     """
     options = options_on_nodes(request.sync)
     dataset = EachNode(request.source, request.dataset, request.digest, options)

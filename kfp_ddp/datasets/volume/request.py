@@ -1,4 +1,4 @@
-"""What is to be published, and what came of it."""
+"""Input and result of publishing a version."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from kfp_ddp.datasets.options import NAME, NAME_IN_WORDS
 
 DOMAIN = "kfp-ddp.dev"
 LEASE = f"{DOMAIN}/run-"
-"""Begins the annotations of a published claim that name the runs which it was handed to."""
+"""Prefix of the annotations with the runs that have a lease on a published PVC."""
 MANAGED = {"app.kubernetes.io/managed-by": "kfp-ddp"}
 Strategy = Literal["auto", "in-place", "clone", "snapshot", "populator", "each-node", "none"]
 _DIGEST = "^[0-9a-f]{64}$"
@@ -35,7 +35,7 @@ class Options(Settings):
 
 
 class Request(Options):
-    """What is to be published, from which claim, and how."""
+    """A version to publish, its PVC, and the strategy."""
 
     patterns: ClassVar[dict[str, str]] = {
         NAME: NAME_IN_WORDS,
@@ -60,12 +60,12 @@ class Request(Options):
 
     @property
     def name(self) -> str:
-        """Name of the published claim, and of its snapshot or data source."""
+        """Return the name of the published PVC, and of its snapshot or data source."""
         return f"ds-{self.dataset}-{self.digest[:12]}"
 
     @property
     def lease(self) -> dict[str, str]:
-        """The annotation by which the run holds the published claim."""
+        """Return the annotation that is the lease of the run."""
         if not self.run_id:
             return {}
         digest = hashlib.sha256(self.run_id.encode()).hexdigest()[:12]
@@ -73,7 +73,7 @@ class Request(Options):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of what is made for the version."""
+        """Return the labels of all objects of the version."""
         return MANAGED | {
             f"{DOMAIN}/dataset": self.dataset,
             f"{DOMAIN}/digest": self.digest[:12],
@@ -81,10 +81,10 @@ class Request(Options):
 
 
 def check_strategy(publish: str, source: str) -> None:
-    """Refuse a strategy that has nothing to copy from.
+    """Check that a strategy has a source to copy from.
 
     Raises:
-        InputError: naming what may be given.
+        InputError: it needs another source.
     """
     if publish == "each-node" and not source:
         raise InputError("publish=each-node needs the source, which each node brings itself")
@@ -94,7 +94,7 @@ def check_strategy(publish: str, source: str) -> None:
 
 @dataclass
 class Published:
-    """The claim to mount, where the version is in it, and how that came about."""
+    """The PVC to mount, the folder of the version in it, and notes for the report."""
 
     claim: str
     path: str
