@@ -1,5 +1,7 @@
 """KServe's Python server with one model: v2 over HTTP and gRPC, health, Prometheus metrics."""
 
+import logging
+import math
 import uuid
 from typing import Any, NoReturn
 
@@ -50,7 +52,11 @@ def serve(
     )
     # By default any client could unload the model.
     server.model_repository_extension = _Closed(server.registered_models)
-    app.add_middleware(BodyLimit)
+    # A pixel takes five bytes of JSON, such as "255, ".
+    pixels = math.prod(size for size in model.loaded.entry[1] if size > 0)
+    app.add_middleware(BodyLimit, max_json=5 * pixels * max(largest, waiting) + (1 << 16))
+    for logger in ("kserve.trace", "uvicorn.access"):  # three lines per request
+        logging.getLogger(logger).setLevel(logging.WARNING)
     _INFO.labels(name, model.version, model.file, model.loaded.runtime).set(1)
     server.start([Served(model, name, largest, waiting)])
 
@@ -107,6 +113,9 @@ class Served(Model):  # type: ignore[misc]
             actual = ", ".join(f"{one.name!r} {one.datatype}" for one in inputs) or "none"
             raise InvalidInput(f"give {expected}, not {actual[:200]}")
         try:
+            data = inputs[0].data  # empty with binary data
+            if data and np.array(data).dtype.kind not in "iu":
+                raise ValueError("the data are no whole numbers")
             images: Images = inputs[0].as_numpy()
         except (ValueError, TypeError, OverflowError) as error:
             raise InvalidInput(f"give {expected} with as many bytes: {str(error)[:200]}") from None
