@@ -81,7 +81,7 @@ def _short_side(paths: list[Path]) -> int:
     from PIL import Image, UnidentifiedImageError
 
     sides = []
-    for path in paths[:: max(1, len(paths) // _LOOKED_AT)]:
+    for path in filter(Path.is_file, paths[:: max(1, len(paths) // _LOOKED_AT)]):  # no pipes
         try:
             with Image.open(path) as image:
                 sides.append(min(image.size))

@@ -1,6 +1,9 @@
 """Counts and warnings of a folder of photographs before a local run."""
 
+import os
 from pathlib import Path
+
+from PIL import Image
 
 from kfp_ddp.local.survey import look
 
@@ -17,3 +20,12 @@ def test_classes_with_few_images_are_named(tmp_path: Path) -> None:
         r"1 class without images to validate: c\x1b (9 to train on)",
         r"1 class with less than 10 images to train on: c\x1b (9)",
     )
+
+
+def test_pipe_among_the_images_is_not_read(tmp_path: Path) -> None:
+    for label in "ab":
+        (tmp_path / label).mkdir()
+        for number in range(8):
+            Image.new("RGB", (60, 40)).save(tmp_path / label / f"{number}.png")
+        os.mkfifo(tmp_path / label / "pipe.png")
+    assert look(str(tmp_path), {}).short_side == 40
