@@ -165,11 +165,7 @@ class Done:
 
 
 def check(api: Api, target: Installation) -> None:
-    """Check the namespace, the storage class and the size.
-
-    Raises:
-        InputError: One is missing or invalid, or the class does not support the access mode.
-    """
+    """Raise InputError if namespace, storage class or size is missing or invalid."""
     if not target.size or not re.match(QUANTITY, target.size):
         raise InputError(f"--size {target.size} cannot be used: it should be such as 500Gi or 1Ti")
     try:
@@ -207,10 +203,7 @@ def _check_class(target: Installation, classes: Sequence[Object]) -> None:
 def apply(api: Api, objects: Sequence[Object], *, dry_run: bool = False) -> list[Done]:
     """Create or change objects, if the server accepts all of them in a dry run.
 
-    Cluster-wide objects are optional: if one is refused, it is reported and skipped.
-
-    Raises:
-        InputError: Another one is refused; nothing was created.
+    A refused cluster-wide object is skipped. InputError if another one is: nothing is created.
     """
     new: set[tuple[str, str]] = set()
     done, accepted = [], []
@@ -303,11 +296,7 @@ def lacks_limits(api: Api, namespace: str) -> bool:
 
 
 def replace(api: Api, job: Object, seconds: float = 60) -> list[Done]:
-    """Create a job in place of an existing one of its name, which may have failed.
-
-    Raises:
-        JobError: The existing job is not deleted in time.
-    """
+    """Create a job in place of an existing one; JobError if that is not deleted in time."""
     name, end = job["metadata"]["name"], time.monotonic() + seconds
     api.delete(path(job, name))
     while _get(api, job) is not None:

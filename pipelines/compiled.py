@@ -39,11 +39,7 @@ class Images(NamedTuple):
     """Image to use as trainer, such as one built from ours; empty for that of the registry."""
 
     def check(self) -> None:
-        """Check the names.
-
-        Raises:
-            InputError: A registry or an image is invalid.
-        """
+        """Raise InputError if a registry or an image is invalid."""
         if not re.fullmatch(f"{_FOLDERS}/?", self.registry):
             raise InputError(
                 f"registry {self.registry!r} is not a registry: give host/path in lower case, "

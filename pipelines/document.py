@@ -48,22 +48,14 @@ class Document(NamedTuple):
 
 
 def is_file(word: str) -> bool:
-    """Return whether a word names a compiled pipeline rather than a source of images.
-
-    Raises:
-        InputError: It names a Python file.
-    """
+    """Return whether a word names a compiled pipeline; raises InputError for a Python file."""
     if word.endswith(".py") and "://" not in word:
         raise InputError(f"{word} is not compiled: kfp-ddp compile {word}, then give its YAML")
     return word.endswith(SUFFIXES) and "://" not in word
 
 
 def read(file: Path) -> Document:
-    """Return the pipeline in a file.
-
-    Raises:
-        InputError: The file cannot be read, or is not a compiled pipeline.
-    """
+    """Return the pipeline in a file; raises InputError if there is none."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -74,11 +66,7 @@ def read(file: Path) -> Document:
 
 
 def parsed(text: str, called: str) -> Document:
-    """Return the pipeline in a text; errors contain the name `called`.
-
-    Raises:
-        InputError: The text is not a compiled pipeline.
-    """
+    """Return the pipeline in a text; raises InputError, with the name `called`, if none."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         documents = [one for one in yaml.load_all(text, Loader=loader) if one is not None]
@@ -93,11 +81,7 @@ def parsed(text: str, called: str) -> Document:
 
 
 def of_api(spec: Mapping[str, Any], called: str) -> Document:
-    """Return the pipeline in an object of KFP's API; errors contain the name `called`.
-
-    Raises:
-        InputError: The object is not a KFP 2 pipeline.
-    """
+    """Return the pipeline in an object of KFP's API; see `parsed`."""
     inner = spec.get("pipeline_spec", spec)
     if problem := _problem([inner]):
         raise InputError(f"{called} is not a KFP 2 pipeline, {problem}")

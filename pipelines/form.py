@@ -56,11 +56,10 @@ class Form:
         """Return arguments of a YAML file, overridden by those of `key=value` words.
 
         A key is a parameter of the pipeline, or a setting of one of its mappings: epochs, or
-        training.cache_gb, or cache_gb where only one mapping has it.
+        training.cache_gb, or cache_gb if only one mapping has it.
 
         Raises:
-            InputError: A key is unknown or ambiguous, a value is invalid, or the file cannot be
-                read.
+            InputError: A key is unknown or ambiguous, or a value or the file is invalid.
         """
         settings = _of_file(file) if file else []
         arguments = self.check([*settings, *(self._of_word(word) for word in words)])
@@ -134,11 +133,7 @@ class Form:
         return same and not isinstance(value, bool | dict)
 
     def _key(self, name: str) -> Key:
-        """Return the parameter that has a setting.
-
-        Raises:
-            InputError: The setting is unknown or ambiguous.
-        """
+        """Return the parameter that has a setting; raises InputError if there is not one."""
         subject, dot, inner = name.partition(".")
         if dot and subject not in self.subjects:
             raise InputError(f"{name}: there is no {subject!r}{hint(subject, [*self.subjects])}")
@@ -180,11 +175,7 @@ def form_of(name: str) -> Form:
 
 
 def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the arguments of a pipeline with the code of `preflight`, before the run.
-
-    Args:
-        pipeline: The pipeline.
-        arguments: Its arguments, completed.
+    """Check completed arguments of a pipeline with the code of `preflight`, before the run.
 
     Returns:
         The inputs of `preflight`; empty for a pipeline without that step.
@@ -272,11 +263,7 @@ def _of_yaml(text: str) -> Any:
 
 
 def _typed(name: str, value: Any, spec: Mapping[str, Any]) -> Any:
-    """Return the value in KFP's type; KFP's server does not check it, such as 1.5 for an int.
-
-    Raises:
-        InputError: The type is wrong, or the value is not one of the choices.
-    """
+    """Return the value in KFP's type, which KFP's server does not check."""
     kind, description = KINDS[spec["parameterType"]]
     if kind is float and isinstance(value, str):
         with contextlib.suppress(ValueError):

@@ -41,11 +41,7 @@ class Node:
 
 
 def nodes(file: Path) -> tuple[Node, ...]:
-    """Return the tasks of a compiled pipeline in topological order.
-
-    Raises:
-        InputError: The file is not a compiled pipeline.
-    """
+    """Return the tasks of a compiled pipeline in order; raises InputError if it is none."""
     spec = document.read(file).spec
     try:
         return _group(spec["root"]["dag"]["tasks"], spec.get("components", {}), MAX_DEPTH)

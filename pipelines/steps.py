@@ -90,12 +90,9 @@ class Steps:
     def __init__(
         self, form: dict[str, Any], claims: Claims, plan: dict[str, Any] | None = None
     ) -> None:
-        """Add `preflight`, unless a plan is passed.
+        """Add `preflight`, unless its outputs are passed as `plan`.
 
-        Args:
-            form: Parameters of the pipeline by name: inputs of preflight, and `bucket_secret`.
-            claims: PVCs that its pods mount.
-            plan: The outputs of `preflight` that the steps need.
+        The form has inputs of preflight by name, and `bucket_secret`.
         """
         self.form = {name: value for name, value in form.items() if name != "bucket_secret"}
         self.claims, self.secret = claims, form["bucket_secret"]
@@ -234,10 +231,7 @@ class Steps:
     def evaluated(self, data: Outputs, model: Outputs, **more: Any) -> Outputs:
         """Evaluate a model, and the champion if needed, and return `accuracy` and `evaluation`.
 
-        Args:
-            data: Dataset version to evaluate on.
-            model: `checkpoint` and `run_dir` of the model.
-            more: Further inputs of `evaluate`.
+        `more` are further inputs of `evaluate`.
         """
         task = evaluate(
             checkpoint=model["checkpoint"],
@@ -286,11 +280,7 @@ class Steps:
     ) -> None:
         """Export a model, judge it, and publish it if all rules hold.
 
-        Args:
-            data: Dataset version of the training.
-            model: `checkpoint` and `run_dir` of the model.
-            evaluation: Result of `evaluated`.
-            attempt: Output of `changes`, to record the attempt; None for no record.
+        `attempt` is the output of `changes`, to record the attempt; None for no record.
         """
         record = {} if attempt is None else {"attempt": attempt}
         bundle = self.exported(data, model, evaluation)

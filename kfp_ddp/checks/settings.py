@@ -57,11 +57,7 @@ class Run:
         return {path: name for path, name in ((data_dir(), data), (work_dir(), work)) if name}
 
     def check_batch(self) -> None:
-        """Check that a requested batch can be divided among the ranks, if their number is known.
-
-        Raises:
-            InputError: It cannot; the message suggests a batch.
-        """
+        """Raise InputError if a requested batch cannot be divided among a known number of ranks."""
         config, spec = self.config, self.spec
         known = self.parameters.backend != "local" or spec.nproc_per_node
         if known and config.is_set("batch_size") and not config.batch_size_per_rank:
@@ -71,10 +67,7 @@ class Run:
 
 
 def parse(inputs: Mapping[str, Any]) -> Run:
-    """Return the checked settings of a run, without access to a bucket, cluster or folder.
-
-    Args:
-        inputs: Inputs of preflight by name.
+    """Return the checked inputs of preflight, without access to a bucket, cluster or folder.
 
     Raises:
         InputError: A parameter is invalid; the first one in the order of the steps.
@@ -112,11 +105,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
 
 
 def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
-    """Return the dataset and the options of its sync.
-
-    Raises:
-        InputError: A setting is invalid.
-    """
+    """Return the dataset and the options of its sync."""
     ours, sync = split("sync", parameters.sync, *SUBJECTS["sync"], own={})
     name = dataset_name(str(ours.get("dataset", "")), parameters.source)
     if publish and ours.setdefault("publish", publish) != publish:
@@ -136,11 +125,7 @@ def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, A
 
 
 def _trials(parameters: Parameters, inputs: Mapping[str, Any]) -> list[TrainConfig]:
-    """Return the settings of each trial; empty without a sweep.
-
-    Raises:
-        InputError: A setting of a trial is invalid.
-    """
+    """Return the settings of each trial; empty without a sweep."""
     (fields,) = split("sweep", parameters.sweep, *SUBJECTS["sweep"], own={})
     if not fields:
         return []
@@ -161,11 +146,7 @@ def _training(
     under: Mapping[str, Any] = {},
     over: Mapping[str, Any] = {},
 ) -> TrainConfig:
-    """Return the training; `under` and `over` are defaults and overrides of its settings.
-
-    Raises:
-        InputError: A setting is invalid.
-    """
+    """Return the training; `under` and `over` are defaults and overrides of its settings."""
     own = {
         n: PARAMETER for n, value in inputs.items() if n in TrainConfig.model_fields and value != ""
     }
@@ -180,11 +161,7 @@ def _training(
 def _job(
     parameters: Parameters, inputs: Mapping[str, Any]
 ) -> tuple[LaunchSpec, dict[str, Any], StepResources]:
-    """Return the job of `train` without its command, its supervision, and the steps' resources.
-
-    Raises:
-        InputError: A setting is invalid.
-    """
+    """Return the job of `train` without its command, its supervision, and steps' resources."""
     own = {**JOB_OWN, **dict.fromkeys(("nodes", "gpus_per_node"), PARAMETER)}
     job, supervision, steps, notification = split("job", parameters.job, *SUBJECTS["job"], own=own)
     Notification.create(**notification)
@@ -199,11 +176,7 @@ def _job(
 
 
 def _gate(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules]:
-    """Return the rules and their measurements.
-
-    Raises:
-        InputError: A setting is invalid, or a rule could never hold.
-    """
+    """Return the rules and their measurements; a rule that could never hold is an error."""
     gate, measuring = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
     rules, measurements = Rules.create(**gate), Measuring.create(**measuring)
     if parameters.checkpoint and rules.need_bundle:
@@ -220,11 +193,7 @@ def _gate(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules
 
 
 def _champion(parameters: Parameters, rules: Rules) -> str:
-    """Return the folder or URI of the model to beat; empty for none.
-
-    Raises:
-        InputError: The rules need a champion, or last has no destination.
-    """
+    """Return the folder or URI of the model to beat; empty for none."""
     champion, own = parameters.champion.rstrip("/"), parameters.exports
     if champion == LAST:
         if not own:
