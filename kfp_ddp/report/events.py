@@ -107,11 +107,9 @@ def _by_step(events: Iterable[E], kind: str) -> dict[float, E]:
 
 
 def _mean(steps: Sequence[Event]) -> dict[str, Any]:
-    """Return the last of several steps, with the means of `_MEANS`."""
+    """Return the last of several steps, with the means of `_MEANS`; counts are running totals."""
     event: dict[str, Any] = {key: steps[-1].get(key) for key in _LAST}
     for key in _MEANS:
         values = [step[key] for step in steps if is_number(step.get(key))]
         event[key] = sum(values) / len(values) if values else None
-    skipped = (step.get("skipped_images") for step in steps)
-    event["skipped_images"] = sum(count for count in skipped if is_number(count))
     return event

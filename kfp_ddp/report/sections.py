@@ -129,12 +129,15 @@ def changes(result: Evaluation) -> list[tuple[str, list[ClassChange]]]:
 def problems(material: Material) -> list[str]:
     """Return the known problems of the dataset."""
     lines = list(material.data.dataset.problems)
-    steps = (e for e in material.events if e.get("event") == "step")
-    skipped = sum(e["skipped_images"] for e in steps if is_number(e.get("skipped_images")))
+    steps = (e.get("skipped_images") for e in material.events if e.get("event") == "step")
+    skipped = last = 0.0
+    for count in filter(is_number, steps):  # a running total, from 0 again after a resume
+        skipped, last = skipped + (last if count < last else 0), count
+    skipped += last
     if material.result.skipped:
         lines.append(f"{material.result.skipped} unreadable images of this split are left out")
     if skipped:
-        lines.append(f"unreadable images in the logged training steps: {skipped:,.0f}")
+        lines.append(f"unreadable images were skipped {skipped:,.0f} times in the training")
     return lines
 
 
