@@ -1,6 +1,5 @@
 """One rank of an evaluation: model, samples, and the champion on the same samples."""
 
-import dataclasses
 import json
 import os
 import platform
@@ -32,6 +31,15 @@ CONFIG = "config.json"
 _MAX_DOCUMENT = 16 << 20
 
 
+class Subject(NamedTuple):
+    """A model in eval mode on the CPU, with URI and digest of its checkpoint."""
+
+    network: nn.Module
+    info: ModelInfo
+    uri: str
+    digest: str
+
+
 class Measured(NamedTuple):
     """Predictions on a split, and their record."""
 
@@ -48,10 +56,11 @@ class Evaluator:
         Raises:
             InputError: The checkpoint, split or a parameter is invalid.
         """
-        self.request, self.checkpoint = request, checkpoint
+        self.request = request
         self.dataset = Path(request.data)
         self.world = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        self.model, self.info, self.digest = read_model(checkpoint)
+        self.subject = read_model(checkpoint)
+        self.info = self.subject.info
         self.index, self.test_index = sides_of(
             self.dataset, request.split, self.info.classes, self.info.config
         )
@@ -61,13 +70,13 @@ class Evaluator:
 
     def split(self, started: float) -> Measured | None:
         """Evaluate the model on the requested split; `started` is on the monotonic clock."""
-        return self._measure(self.index, self.request.split, started, self.tags)
+        return self._own(self.index, self.request.split, started, self.tags)
 
     def test(self) -> Measured | None:
         """Evaluate the model on the split test, if that is evaluated with val."""
         if self.test_index is None:
             return None
-        return self._measure(self.test_index, TEST, time.monotonic())
+        return self._own(self.test_index, TEST, time.monotonic(), None)
 
     def champion_again(self, champion: Champion, first: Measured | None) -> Evaluation | None:
         """Evaluate the champion on the samples of `first` if its own evaluation is of others.
@@ -82,7 +91,7 @@ class Evaluator:
         with tempfile.TemporaryDirectory() as folder:
             file = champion.fetch_weights(Path(folder))
             try:
-                model, info = weights.read(file, own.step)
+                network, info = weights.read(file, own.step)
             except (InputError, StorageError) as error:
                 raise type(error)(
                     f"the champion {champion.uri} cannot be evaluated on this split: {error}"
@@ -90,58 +99,57 @@ class Evaluator:
         number = {name: at for at, name in enumerate(info.classes)}
         targets = tuple(number[index.classes[target]] for target in index.targets)
         index = replace(index, classes=info.classes, targets=targets)
+        subject = Subject(network, info, champion.uri, own.checkpoint_digest)
         # The challenger read all of these, so an unreadable image is an error here.
-        batch_size, pixels = self.request.batch_size, self.info.max_pixels
-        share = predict_share(model, info, index, batch_size, self.world, "fail", pixels)
-        shares = self.world.to_first(share)
-        if shares is None or first is None:
+        measured = self._measure(subject, index, self.request.split, started, "fail")
+        if measured is None or first is None:
             return None
-        predictions = merged(index, shares)
-        result = results.summarise(
-            predictions,
-            info,
-            dataset=self.dataset,
-            split=first.result.split,
-            checkpoint=champion.uri,
-            checkpoint_digest=own.checkpoint_digest,
-            device=self.world.device.type,
-            started=started,
-            skipped=first.result.skipped,
-        )
+        result = measured.result.model_copy(update={"skipped": first.result.skipped})
         target = self.request.target / CHAMPION_FOLDER
-        results.write(target, target.parents[1], result, {PREDICTIONS: predictions.to_csv()})
+        rows = measured.predictions.to_csv()
+        results.write(target, target.parents[1], result, {PREDICTIONS: rows})
         return result
 
-    def _measure(
-        self, index: Index, split: str, started: float, tags: slices.Tags | None = None
+    def _own(
+        self, index: Index, split: str, started: float, tags: slices.Tags | None
     ) -> Measured | None:
-        info = self.info
-        reading = (info.on_bad_image, info.max_pixels)
-        share = predict_share(
-            self.model, info, index, self.request.batch_size, self.world, *reading
-        )
-        shares = self.world.to_first(share)
-        if shares is None:
-            return None
-        predictions = merged(index, shares, info.on_bad_image)
-        skipped = predictions.skipped
-        if skipped:
+        resamples, bad = self.measuring.resamples, self.info.on_bad_image
+        measured = self._measure(self.subject, index, split, started, bad, tags, resamples)
+        if measured and (skipped := measured.predictions.skipped):
             print(
                 f"{len(skipped)} unreadable images are left out, as in training with "
                 f"on_bad_image=skip; the first: {skipped[0]}"
             )
+        return measured
+
+    def _measure(
+        self,
+        subject: Subject,
+        index: Index,
+        split: str,
+        started: float,
+        on_bad_image: str,
+        tags: slices.Tags | None = None,
+        resamples: int = 0,
+    ) -> Measured | None:
+        info, size, pixels = subject.info, self.request.batch_size, self.info.max_pixels
+        share = predict_share(subject.network, info, index, size, self.world, on_bad_image, pixels)
+        shares = self.world.to_first(share)
+        if shares is None:
+            return None
+        predictions = merged(index, shares, on_bad_image)
         result = results.summarise(
             predictions,
             info,
             dataset=self.dataset,
             split=split,
-            checkpoint=str(self.checkpoint),
-            checkpoint_digest=self.digest,
+            checkpoint=subject.uri,
+            checkpoint_digest=subject.digest,
             device=self.world.device.type,
             started=started,
-            skipped=len(skipped),
+            skipped=len(predictions.skipped),
             tags=tags,
-            resamples=self.measuring.resamples,
+            resamples=resamples,
         )
         return Measured(predictions, result.model_copy(update=_hardware(self.world)))
 
@@ -155,8 +163,8 @@ def _hardware(world: World) -> dict[str, object]:
     return {"world_size": world.size, "hardware": f"{world.size} x {kind}"}
 
 
-def read_model(checkpoint: Path | str) -> tuple[nn.Module, ModelInfo, str]:
-    """Return a model in eval mode on the CPU, and the digest of its checkpoint.
+def read_model(checkpoint: Path | str) -> Subject:
+    """Return a model and the digest of its checkpoint.
 
     `checkpoint` is a folder step-<number>. As text it may also be a URI, a bundle, or the folder of
     a model's exports, which means the champion.
@@ -165,26 +173,28 @@ def read_model(checkpoint: Path | str) -> tuple[nn.Module, ModelInfo, str]:
         InputError: It does not exist or is damaged.
         StorageError: It cannot be read or downloaded.
     """
+    uri = str(checkpoint)
     if isinstance(checkpoint, Path) or (Path(checkpoint) / MANIFEST).is_file():
-        return _read_checkpoint(Path(checkpoint))
-    store = open_store(checkpoint)
-    if not store.has_files():
-        raise _not_found(checkpoint)
+        return _read_checkpoint(Path(checkpoint), uri)
+    store = open_store(uri)
     with tempfile.TemporaryDirectory() as folder:
-        if store.read(MANIFEST, _MAX_DOCUMENT) is not None:
-            return _read_checkpoint(initial_weights.download(checkpoint, Path(folder)))
-        champion = champions.find(checkpoint)
+        if store.has_files() and store.read(MANIFEST, _MAX_DOCUMENT) is not None:
+            return _read_checkpoint(initial_weights.download(uri, Path(folder)), uri)
+        champion = champions.find(uri) if store.has_files() else None
         if champion is None or not champion.version:
-            raise _not_found(checkpoint)
+            raise InputError(
+                f"there is no checkpoint and no bundle at {uri}: give a folder step-<number> of a "
+                "run, a bundle, or the folder of a model's exports"
+            )
         file = champion.fetch_weights(Path(folder))
-        model, info = weights.read(file, champion.evaluation.step)
+        network, info = weights.read(file, champion.evaluation.step)
     config = {**_training_config(champion), **info.config}
     digest = champion.evaluation.checkpoint_digest
-    return model, dataclasses.replace(info, config=config), digest
+    return Subject(network, replace(info, config=config), uri, digest)
 
 
-def _read_checkpoint(path: Path) -> tuple[nn.Module, ModelInfo, str]:
-    return *load_model(path), read_manifest(path).digest
+def _read_checkpoint(path: Path, uri: str) -> Subject:
+    return Subject(*load_model(path), uri, read_manifest(path).digest)
 
 
 def _training_config(champion: Champion) -> dict[str, Any]:
@@ -193,13 +203,6 @@ def _training_config(champion: Champion) -> dict[str, Any]:
     if content is None:
         raise champion.bundle.damaged(f"{CONFIG} is missing")
     return dict(json.loads(content)["training"])
-
-
-def _not_found(checkpoint: str) -> InputError:
-    return InputError(
-        f"there is no checkpoint and no bundle at {checkpoint}: give a folder step-<number> of a "
-        "run, a bundle, or the folder of a model's exports"
-    )
 
 
 def _common_samples(

@@ -1,7 +1,7 @@
 """Rules on the bundle: size, latency, memory, variants and serving."""
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -100,9 +100,9 @@ def bundle_checks(rules: Rules, bundle: Bundle) -> list[Check]:
     """Apply the rules on the bundle. Incorrect answers while serving always fail."""
     return [
         *_serves(rules.must_serve, bundle.infra),
-        *_latency(rules.max_latency_ms, rules.budget_of, bundle),
-        *_memory(rules.max_memory_mb, rules.budget_of, bundle.infra),
-        *([_size(rules.max_bundle_mb, bundle.size)] if rules.max_bundle_mb else []),
+        *_latency(rules, bundle),
+        *_memory(rules, bundle.infra),
+        *_size(rules.max_bundle_mb, bundle.size),
         *_variants(rules, bundle.variants),
     ]
 
@@ -119,42 +119,40 @@ def _serves(must: bool, infra: _Infra | None) -> Iterator[Check]:
         yield Check(rule, False, f"the bundle does not serve: {infra.reason or 'it failed'}")
 
 
-def _latency(bound: float, name: str, bundle: Bundle) -> Iterator[Check]:
-    rule = "max_latency_ms"
-    if not bound:
-        return
-    served = bundle.infra.files.get(name) if bundle.infra else None
-    times = served.latency if served and served.latency else bundle.latency.runtimes.get(name, {})
-    if _BATCH in times:
-        label = f"milliseconds for one image by {name}"
-        yield at_most(rule, label, times[_BATCH].median_ms, bound, decimals=2)
-    else:
-        yield _unmeasured(rule, "latency", name, bundle.latency.runtimes, bound)
+def _latency(rules: Rules, bundle: Bundle) -> Iterator[Check]:
+    served = {name: file.latency for name, file in _files(bundle.infra).items() if file.latency}
+    times = {**bundle.latency.runtimes, **served}
+    values = {name: time[_BATCH].median_ms for name, time in times.items() if _BATCH in time}
+    label = "latency", "milliseconds for one image by"
+    return _limit("max_latency_ms", label, rules, values, decimals=2)
 
 
-def _memory(bound: float, name: str, infra: _Infra | None) -> Iterator[Check]:
-    rule = "max_memory_mb"
-    if not bound:
-        return
-    files = infra.files if infra else {}
-    used = files[name].memory_mb if name in files else None
-    if used is None:
-        measured = [file for file, one in files.items() if one.memory_mb is not None]
-        yield _unmeasured(rule, "memory", name, measured, bound)
-    else:
-        yield at_most(rule, f"MB of memory to serve {name}", used, bound, decimals=1)
+def _memory(rules: Rules, infra: _Infra | None) -> Iterator[Check]:
+    used = ((name, file.memory_mb) for name, file in _files(infra).items())
+    values = {name: memory for name, memory in used if memory is not None}
+    return _limit("max_memory_mb", ("memory", "MB of memory to serve"), rules, values, decimals=1)
 
 
-def _unmeasured(
-    rule: str, quantity: str, name: str, measured: Iterable[str], bound: float
-) -> Check:
-    names = ", ".join(sorted(measured)) or "none"
-    words = f"no {quantity} of {name} was measured (measured: {names})"
-    return Check(rule, False, words, None, bound)
+def _files(infra: _Infra | None) -> Mapping[str, _Served]:
+    return infra.files if infra else {}
 
 
-def _size(bound: float, size: int) -> Check:
-    return at_most("max_bundle_mb", "MB of the bundle", size / 1e6, bound, decimals=1)
+def _limit(
+    rule: str, label: tuple[str, str], rules: Rules, values: Mapping[str, float], decimals: int
+) -> Iterator[Check]:
+    """Apply a limit to the value of the file `budget_of`."""
+    bound, name = getattr(rules, rule), rules.budget_of
+    if bound and name in values:
+        yield at_most(rule, f"{label[1]} {name}", values[name], bound, decimals)
+    elif bound:
+        names = ", ".join(sorted(values)) or "none"
+        words = f"no {label[0]} of {name} was measured (measured: {names})"
+        yield Check(rule, False, words, None, bound)
+
+
+def _size(bound: float, size: int) -> Iterator[Check]:
+    if bound:
+        yield at_most("max_bundle_mb", "MB of the bundle", size / 1e6, bound, decimals=1)
 
 
 def _variants(rules: Rules, record: variants.Record) -> Iterator[Check]:
