@@ -16,7 +16,7 @@ from kfp_ddp.evaluation.gate import bundle as bundles
 from kfp_ddp.evaluation.gate.engine import verdict_of
 from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model_checks
 from kfp_ddp.models.champion import CHAMPION
-from kfp_ddp.models.evaluation import Evaluation, slice_of, wilson
+from kfp_ddp.models.evaluation import ClassResult, Evaluation, slice_of, wilson
 from kfp_ddp.storage.store import sha256
 from tests import gating
 from tests.gating import evaluation, exported, hits, judged
@@ -54,6 +54,11 @@ def test_decimals_distinguish_a_value_from_its_bound(
     value: float, bound: float, words: str
 ) -> None:
     assert at_most("rule", "x", value, bound).words == words
+
+
+def test_a_model_of_one_class_may_have_a_split_of_one_class() -> None:
+    classes = [ClassResult(name="a", samples=5, precision=1, recall=1, f1=1)]
+    assert len(model_checks(Rules(), 0.9, record(classes=classes))) == 1
 
 
 def test_the_worst_slice_with_enough_samples_is_judged() -> None:
@@ -108,7 +113,12 @@ def test_an_invalid_record_of_a_bundle_is_named_with_its_field(
 
 
 def test_limits_apply_to_the_measurements_of_one_file(tmp_path: Path) -> None:
-    files = {"a": {"memory_mb": 120.0}, "b": {"memory_mb": None}, "c": {"memory_mb": 80.0}}
+    served = {"batch_1": {"median_ms": 3}}
+    files = {
+        "a": {"memory_mb": 120.0, "latency": served},
+        "b": {"memory_mb": None},
+        "c": {"memory_mb": 80.0},
+    }
     content = {
         "infra": gating.infra(files=files),
         "latency": {"runtimes": {"a": {"batch_1": {"median_ms": 4}}}},
@@ -117,7 +127,7 @@ def test_limits_apply_to_the_measurements_of_one_file(tmp_path: Path) -> None:
     }
     limits = {"max_latency_ms": 5, "max_memory_mb": 100, "max_bundle_mb": 1}
     checks = checks_of(tmp_path / "a", dict(content), budget_of="a", **limits)
-    assert [(c.holds, c.value) for c in checks["max_latency_ms"]] == [(True, 4)]
+    assert [(c.holds, c.value) for c in checks["max_latency_ms"]] == [(True, 3)]
     assert [(c.holds, c.value) for c in checks["max_memory_mb"]] == [(False, 120)]
     assert [c.holds for c in checks["must_serve"] + checks["variants"]] == [True, True]
     size = sum(path.stat().st_size for path in (tmp_path / "a" / "bundle").iterdir())

@@ -118,7 +118,11 @@ def bucket_run(work: Path, name: str, days: float, lease: str = "") -> None:
         path.touch()
 
 
-def test_old_unused_runs_in_a_bucket_are_deleted(tmp_path: Path) -> None:
+def test_old_unused_runs_in_a_bucket_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "live_runs", lambda: {"queued"}.__contains__)
+    bucket_run(tmp_path, "queued", 600.0)
     valid, expired = (f"evaluate.ab.{time.time() - age:.0f}" for age in (0, DAY))
     bucket_run(tmp_path, "own", 9.0)
     bucket_run(tmp_path, "newer", 2.0)
@@ -131,7 +135,7 @@ def test_old_unused_runs_in_a_bucket_are_deleted(tmp_path: Path) -> None:
     work = f"file://{tmp_path}"
     assert run(work, keep_runs=2) == "deleted 2 older run(s)"
     left = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"own", "newer", "used", "models"}
+    assert left == {"own", "newer", "used", "queued", "models"}
     assert run(work, keep_runs=2) == NOTHING
 
 

@@ -222,6 +222,8 @@ def test_a_step_follows_the_ranks_and_they_see_its_heartbeat(
     step = FollowedFolder(uri, every=0.1)
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-the-ranks")
     with step, TrainingFolder(uri, KEEP, every=0.1) as ranks:
+        (ranks.path / "logs").mkdir()
+        (ranks.path / "logs/rank0.log").touch()  # uploaded at the end only
         (ranks.path / "metrics.jsonl").write_text("1\n")
         (ranks.path / "ranks").mkdir()
         (ranks.path / "ranks/0.json").write_text('{"step": 1}')
@@ -231,6 +233,7 @@ def test_a_step_follows_the_ranks_and_they_see_its_heartbeat(
         assert not (step.path / "checkpoints/step-00000010" / STATE).exists()
         (ranks.path / "metrics.jsonl").write_text("1\n2\n")
         until(lambda: (step.path / "metrics.jsonl").read_text() == "1\n2\n")
+        assert not (remote / "logs").exists()
         (step.path / "launcher.heartbeat").write_text("42")
         until(lambda: (ranks.path / "launcher.heartbeat").read_text() == "42")
         (remote / "launcher.trace.json").write_text("of a user")
