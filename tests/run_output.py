@@ -1,13 +1,12 @@
 """The folder of a `run --local`, without a run."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.training.manifest import STATE, digest_of, step_dir
+from tests.checkpoints import save
 from tests.evaluations import record
 
 RUN_ID = "4f1c2d3e-0000-4000-8000-5a6b7c8d9e0f"
@@ -63,13 +62,7 @@ def task(folder: Path, done: tuple[str, ...], correct: int, settings: dict[str, 
         events.append({"event": "step", **at, "loss": 2 / epoch, "images_per_s": 50.0 * epoch})
         events.append({"event": "eval", **at, "loss": 1 / epoch, "accuracy": correct / 200 * epoch})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    checkpoint = step_dir(folder / "checkpoints", 40)
-    checkpoint.mkdir(parents=True)
-    (checkpoint / STATE).write_bytes(b"state")
-    sha256 = hashlib.sha256(b"state").hexdigest()
-    fields: dict[str, Any] = {"step": 40, "files": {STATE: {"sha256": sha256}}, "config": {}}
-    manifest = json.dumps(fields | {"sha256": digest_of(fields)})
-    (checkpoint / "manifest.json").write_text(manifest)
+    save(folder, 40, config={})
     if "evaluate" in done:
         (folder / "evaluation").mkdir()
         record = evaluation(correct).model_dump_json()

@@ -1,6 +1,5 @@
 """A run's folder in GCS and S3: training, resume, steps and deletion."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,8 @@ from kfp_ddp.runs.training_folder import TrainingFolder
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.storage.store import sha256
-from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
-
-
-def save(run_dir: Path, step: int) -> None:
-    """Write a complete checkpoint."""
-    folder = step_dir(run_dir / "checkpoints", step)
-    folder.mkdir(parents=True)
-    (folder / STATE).write_bytes(bytes(range(256)) * step)
-    about = {"size": (folder / STATE).stat().st_size, "sha256": sha256(folder / STATE)}
-    fields = {"step": step, "files": {STATE: about}}
-    (folder / MANIFEST).write_text(json.dumps({**fields, DIGEST: digest_of(fields)}))
+from kfp_ddp.training.manifest import MANIFEST, STATE
+from tests.checkpoints import save
 
 
 @pytest.mark.parametrize(("store", "work"), [("emulator", "gs://models"), ("s3", "s3://bucket")])
@@ -41,7 +30,7 @@ def test_a_run_is_stored_resumed_and_deleted(
     leases.mark_begin(folder)
     with leases.bucket_lease(uri, "run-1"), TrainingFolder(uri, 2, every=60.0) as first:
         for step in (10, 20, 30):
-            save(first.path, step)
+            save(first.path, step, bytes(step * 256))
             (first.path / "metrics.jsonl").write_text(f"{step}\n")
             first.finish()
         assert InBucket(work).last().keys() == {"run-1"}
@@ -51,7 +40,7 @@ def test_a_run_is_stored_resumed_and_deleted(
     folder.delete(f"checkpoints/step-00000030/{MANIFEST}")  # as after an interrupted upload
     with TrainingFolder(uri, 2, every=60.0) as second:
         assert second.resumed == "checkpoints/step-00000020"
-        save(second.path, 40)
+        save(second.path, 40, bytes(40 * 256))
         second.finish()
     steps = {name.split("/")[0] for name, _ in open_store(f"{uri}/checkpoints").list("")}
     assert steps == {"step-00000020", "step-00000040"}

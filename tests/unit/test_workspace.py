@@ -1,6 +1,5 @@
 """A run's folder in a bucket: checkpoints, and the local folders of trainings and steps."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,11 @@ from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.leases import LASTING_SECONDS
-from kfp_ddp.storage.store import Store, sha256
+from kfp_ddp.storage.store import Store
 from kfp_ddp.training import resume
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
+from kfp_ddp.training.manifest import MANIFEST, STATE, step_dir
+from tests.checkpoints import save
 
 KEEP = 2
 
@@ -43,18 +43,6 @@ def remote(uri: str) -> Path:
 @pytest.fixture
 def store(uri: str) -> Store:
     return open_store(uri)
-
-
-def save(run_dir: Path, step: int, content: str = "", best: int = 0) -> Path:
-    """Write a complete checkpoint, which appears at once as in a training."""
-    target = step_dir(run_dir / "checkpoints", step)
-    folder = target.with_suffix(".tmp")
-    folder.mkdir(parents=True)
-    (folder / STATE).write_text(content or f"state {step}")
-    about = {"size": (folder / STATE).stat().st_size, "sha256": sha256(folder / STATE)}
-    fields = {"step": step, "files": {STATE: about}, "best": {"step": best} if best else None}
-    (folder / MANIFEST).write_text(json.dumps({**fields, DIGEST: digest_of(fields)}))
-    return folder.rename(target)
 
 
 def put(store: Store, run_dir: Path, *steps: int) -> None:
@@ -105,7 +93,7 @@ def test_without_a_valid_checkpoint_a_training_does_not_restart(
 
 def test_an_interrupted_upload_leaves_the_earlier_checkpoint(store: Store, tmp_path: Path) -> None:
     put(store, tmp_path / "a", 10, 20)
-    again = save(tmp_path / "again", 20, content="the same step of a retry")
+    again = save(tmp_path / "again", 20, b"the same step of a retry")
     (again / STATE).rename(again / "aside")
     (again / STATE).mkdir()  # which no store accepts
     with pytest.raises((StorageError, InputError, OSError)):
@@ -204,9 +192,9 @@ def test_a_pod_uploads_only_files_that_it_wrote(
 
 def test_the_best_checkpoint_is_retained_and_downloaded(uri: str, remote: Path) -> None:
     with TrainingFolder(uri, KEEP, keep_best=True, every=60.0) as first:
-        save(first.path, 10, best=10)
+        save(first.path, 10, best={"step": 10})
         for step in (20, 30, 40):
-            save(first.path, step, best=10)
+            save(first.path, step, best={"step": 10})
             first.finish()
     retained = {name.split("/")[0] for name in names(remote / "checkpoints")}
     assert retained == {"step-00000010", "step-00000030", "step-00000040"}
