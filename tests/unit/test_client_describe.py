@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from kfp_ddp.cli import app
 from kfp_ddp.client import pods
 from kfp_ddp.client.steps import Step
+from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.failure import Failure
 from tests import run_output
@@ -117,6 +118,18 @@ def test_the_newest_pod_of_a_step_is_found_by_its_node() -> None:
     items = [pod(end, f"{group}.{end}") for end in ends]
     assert name_of(pods.find_pod(items, flat)) == "train(0).executor(1)"
     assert name_of(pods.find_pod(items, flat, driver=True)) == "train-driver(0)"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "multi_user", "used"),
+    [("", False, "kubeflow"), ("", True, "of-the-context"), ("mine", False, "mine")],
+)
+def test_pods_of_a_single_user_kfp_are_in_its_own_namespace(
+    monkeypatch: pytest.MonkeyPatch, namespace: str, multi_user: bool, used: str
+) -> None:
+    monkeypatch.setattr(pods, "own_namespace", lambda context: "of-the-context")
+    monkeypatch.setattr("kfp_ddp.k8s.api.Api.connect", lambda namespace, context: namespace)
+    assert str(pods.api_of(Connection(namespace=namespace), multi_user)) == used
 
 
 @pytest.mark.parametrize(

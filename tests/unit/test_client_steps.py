@@ -194,6 +194,17 @@ def test_a_repeated_step_has_the_pods_of_all_attempts() -> None:
     assert step.pods == (executor["id"], "again")
 
 
+def test_a_repeated_group_has_the_steps_of_its_last_attempt() -> None:
+    (_, first), (run, again) = (_laid({"preflight": s}, over=False) for s in ("FAILED", "RUNNING"))
+    inside = [one for one in again if one["name"].startswith(f"{NAME}(0).root(0).")]
+    root = next(one for one in again if one["displayName"] == "root(0)")
+    ids = {one["id"]: f"{one['id']}-again" for one in (root, *inside)}
+    second = [root | {"id": ids[root["id"]], "displayName": "root(1)"}]
+    second += [one | {"id": ids[one["id"]], "boundaryID": ids[one["boundaryID"]]} for one in inside]
+    for nodes in (first + second, second + first):
+        assert _states(steps_of(run, nodes=nodes)) == {"preflight": "RUNNING"}
+
+
 def test_iterations_of_a_loop_are_steps_with_unique_names() -> None:
     trials = [{"trial": "SUCCEEDED"}, {"trial": "FAILED"}, {"trial": "RUNNING"}]
     run, nodes = _laid({"plan": "SUCCEEDED", "for-loop-1": trials}, over=False, spec=LOOP)
