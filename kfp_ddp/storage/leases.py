@@ -1,10 +1,10 @@
-"""Who uses a folder now: leases that a process renews. What has no lease may be deleted.
+"""Leases on folders, which a process renews while it uses them; without one they may be deleted.
 
 In a folder of a file system a lease is a file `<holder>.<random>`; its time is that of its last
 renewal, by the clock of the file system. In a bucket it is an empty object
 `.leases/<holder>.<random>.<seconds since 1970>`; a renewal writes a new name and deletes the old
-one, so that one listing shows all leases. A lease is valid while it was renewed lately, or while
-its holder is a run that is alive.
+one, so that one listing shows all leases. A lease is valid for a time after its renewal, or
+while its holder is a run that is alive.
 """
 
 import contextlib
@@ -20,6 +20,8 @@ from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 
 RENEWED_EVERY = 60.0
+BUCKET_RENEWED_EVERY = 300.0
+"""Less often: a bucket with versions keeps the object of each renewal."""
 LASTING_SECONDS = 900.0
 """How long a lease is valid without renewal: a pod may lose its node's storage for minutes."""
 LEASES, BEGUN = ".leases", ".begun"
@@ -62,7 +64,7 @@ def bucket_lease(address: str, holder: str) -> Iterator[None]:
         name = _renew(where, stem, name)
 
     try:
-        with _every(RENEWED_EVERY, renew):
+        with _every(BUCKET_RENEWED_EVERY, renew):
             yield
     finally:
         if name:

@@ -1,4 +1,4 @@
-"""What a source holds: names, sizes and checksums in columns, and the digest over them."""
+"""The listing of a source: names, sizes and checksums in columns, their digest, and filters."""
 
 import hashlib
 import itertools
@@ -40,16 +40,16 @@ class Listing:
             self.tags.append(tag)
 
     def origin(self, index: int) -> str:
-        """The object's name in the source, relative to its prefix."""
+        """Return the object's name in the source, relative to its prefix."""
         name = self.names[index]
         return self.origins.get(name, name) if self.origins else name
 
     def token(self, index: int) -> str:
-        """What stands for the object's content in the digest: its crc32c in hex, or its ETag."""
+        """Return what identifies the content in the digest: crc32c in hex, or ETag."""
         return self.tags[index] if self.tags else f"{self.crcs[index]:08x}"
 
     def take(self, indices: Sequence[int]) -> "Listing":
-        """A listing of these objects, in this order."""
+        """Return a listing of these objects, in this order."""
         return Listing(
             [self.names[i] for i in indices],
             array("Q", [self.sizes[i] for i in indices]),
@@ -60,15 +60,15 @@ class Listing:
         )
 
     def sorted(self) -> "Listing":
-        """This listing in the order of its names (code points, which is UTF-8's order too)."""
+        """Return this listing in the order of its names (code points, as in UTF-8)."""
         if all(a <= b for a, b in itertools.pairwise(self.names)):
             return self
         return self.take(sorted(range(len(self)), key=self.names.__getitem__))
 
     def digest(self, layout: str = "") -> str:
-        """Sha256 (hex) over the sorted (name, size, content) lines.
+        """Return the SHA-256 (hex) of the sorted (name, size, content) lines.
 
-        `layout` names a form on disk other than one file an object, which makes other bytes.
+        `layout` names a format on disk other than one file for each object.
         """
         state = hashlib.sha256()
         rows = zip(self.names, self.sizes, self.tags or self.crcs, strict=True)
@@ -87,14 +87,14 @@ class Listing:
 
 
 def folders_of(names: Iterable[str]) -> set[str]:
-    """Every folder that these names need; a name with a slash at its end is one itself."""
-    found: set[str] = set()
+    """Return the folders of these names; a name with a slash at its end is a folder."""
+    folders: set[str] = set()
     for name in names:
         parent = name.rpartition("/")[0]
-        while parent and parent not in found:
-            found.add(parent)
+        while parent and parent not in folders:
+            folders.add(parent)
             parent = parent.rpartition("/")[0]
-    return found
+    return folders
 
 
 class Filter:
@@ -110,17 +110,17 @@ class Filter:
         self._closed = _pattern(f"/{folder.removeprefix('/')}" for folder in whole)
 
     def takes(self, name: str) -> bool:
-        """Whether an object of this name is wanted."""
+        """Return whether an object of this name is selected."""
         return (self._wanted is None or self._wanted.fullmatch(name) is not None) and (
             self._unwanted is None or self._unwanted.fullmatch(name) is None
         )
 
     def passes_over(self, folder: str) -> bool:
-        """Whether nothing below a folder is wanted, whatever it is called; `x/**` says that."""
+        """Return whether a pattern such as `x/**` excludes everything below a folder."""
         return self._closed is not None and self._closed.fullmatch(folder) is not None
 
     def select(self, listing: Listing) -> Listing:
-        """The objects that are wanted."""
+        """Return the selected objects."""
         if self._wanted is None and self._unwanted is None:
             return listing
         return listing.take([i for i, name in enumerate(listing.names) if self.takes(name)])
@@ -132,7 +132,7 @@ def _pattern(globs: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _translate(glob: str) -> str:
-    """A glob as a regular expression over the whole relative name."""
+    """Return a glob as a regular expression of the complete relative name."""
     out = "" if "/" in glob else "(?:.*/)?"
     glob = glob.removeprefix("/")
     position = 0

@@ -1,4 +1,4 @@
-"""The manifest of a version: what each file is, as JSON lines, sorted by name."""
+"""The manifest of a version: a line of JSON for each file, sorted by name."""
 
 import json
 import os
@@ -56,15 +56,15 @@ def write(
     mtimes: "array[int]",
     offsets: Callable[[int], tuple[str, int]] | None = None,
 ) -> None:
-    """Write the manifest, whole or not at all.
+    """Write the manifest atomically.
 
     Args:
-        path: Where it is to be.
-        aside: Where it is written, on the same file system.
+        path: Of the manifest.
+        aside: Temporary folder on the same file system.
         root: The target, below which no link is followed.
         header: Its first line.
         listing: The files.
-        mtimes: When each was changed last, in nanoseconds.
+        mtimes: Of the files, in nanoseconds.
         offsets: The archive, and the offset in it, of each file of a packed version.
     """
     encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -87,22 +87,22 @@ def write(
 
 
 def header(path: Path) -> dict[str, Any]:
-    """The first line of a manifest; {} when there is none that can be read."""
+    """Return the first line of a manifest; {} where it is missing or damaged."""
     try:
         with _opened(path) as file:
-            found = json.loads(file.readline(_LINE))
+            first = json.loads(file.readline(_LINE))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return first if isinstance(first, dict) else {}
 
 
 def dataset(version: Path) -> str:
-    """The dataset that a version is of; '' where its manifest cannot be read."""
+    """Return the name of a version's dataset; '' where its manifest cannot be read."""
     return str(header(version / NAME).get("dataset", ""))
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """The files of a manifest, one at a time, up to what is damaged; none if it is not there."""
+    """Yield the files of a manifest up to a damaged line; none if it is missing."""
     try:
         file = _opened(path)
     except OSError:
@@ -121,8 +121,8 @@ def rows(path: Path) -> Iterator[Row]:
 
 
 def _possible(row: Row) -> bool:
-    """Whether these can be the columns of a file."""
-    if [type(each) for each in row] != _KINDS or not 0 <= row.crc < 1 << 32:
+    """Return whether these are valid columns of a file."""
+    if [type(column) for column in row] != _KINDS or not 0 <= row.crc < 1 << 32:
         return False
     return min(row.size, row.offset) >= 0 and max(row.size, row.offset, abs(row.mtime_ns)) < 1 << 63
 
@@ -134,26 +134,26 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def compare(listing: Listing, before: Iterator[Row]) -> Changes:
-    """Join the sorted listing with the sorted rows of the version before."""
-    found = Changes()
+    """Compare the sorted listing with the sorted rows of the previous version."""
+    changes = Changes()
     row = next(before, None)
     for index, name in enumerate(listing.names):
         while row is not None and row.name < name:
-            found.removed.append(row.name)
+            changes.removed.append(row.name)
             row = next(before, None)
         if row is None or row.name != name:
-            found.added.append(index)
+            changes.added.append(index)
             continue
         if row.size == listing.sizes[index] and row.token == listing.token(index):
-            found.same.append(index)
-            found.mtimes.append(row.mtime_ns)
-            found.crcs.append(row.crc)
-            found.packs.append(row.pack)
-            found.offsets.append(row.offset)
+            changes.same.append(index)
+            changes.mtimes.append(row.mtime_ns)
+            changes.crcs.append(row.crc)
+            changes.packs.append(row.pack)
+            changes.offsets.append(row.offset)
         else:
-            found.changed.append(index)
+            changes.changed.append(index)
         row = next(before, None)
     if row is not None:
-        found.removed.append(row.name)
-        found.removed.extend(rest.name for rest in before)
-    return found
+        changes.removed.append(row.name)
+        changes.removed.extend(rest.name for rest in before)
+    return changes

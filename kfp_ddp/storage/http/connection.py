@@ -153,7 +153,7 @@ class HttpConnection:
     async def _dial(self, host: str, port: int) -> None:
         """Connect to the first address of the host that responds."""
         problem = OSError(f"{host} has no address")
-        for family, kind, protocol, _, address in await _found(host, port):
+        for family, kind, protocol, _, address in await _resolve(host, port):
             self._socket = sock = socket.socket(family, kind, protocol)
             sock.setblocking(False)
             try:
@@ -291,7 +291,7 @@ class HttpConnection:
         self._wake()
 
 
-async def _found(host: str, port: int) -> Sequence[_Address]:
+async def _resolve(host: str, port: int) -> Sequence[_Address]:
     """Return the addresses of a host, looked up once for connections that are opened together."""
     now, (until, addresses) = time.monotonic(), _addresses.get((host, port), (0.0, []))
     if now > until:
