@@ -1,4 +1,4 @@
-"""What deploy/ offers under PodSecurity `restricted`: volumes that the user of steps can write."""
+"""The manifests of deploy/ for volumes under PodSecurity `restricted`."""
 
 import subprocess
 from collections.abc import Iterator
@@ -35,8 +35,8 @@ def ground(cluster: client.ApiClient) -> Iterator[Grounds]:
         yield space
 
 
-def test_the_job_with_an_fs_group_gives_volumes_to_the_user_of_steps(ground: Grounds) -> None:
-    """In place of chown.yaml, which may not run here."""
+def test_the_job_with_an_fs_group_makes_volumes_writable(ground: Grounds) -> None:
+    """It replaces chown.yaml, which is not permitted."""
     write = "touch /data/mine /work/mine"
     step = {"runAsUser": UID, "runAsGroup": UID, "runAsNonRoot": True}
     assert _run(ground, "before", write, step, SECURITY) == "Failed"
@@ -70,7 +70,7 @@ def _apply(ground: Grounds, file: str) -> "subprocess.CompletedProcess[str]":
 
 
 def _events(ground: Grounds, name: str) -> list[str]:
-    """What is told of an object."""
+    """Return the reasons of the events of an object."""
     selector = f"involvedObject.name={name}"
     found = ground.core.list_namespaced_event(ground.namespace, field_selector=selector).items
     return [each.reason for each in found]

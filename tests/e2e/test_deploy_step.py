@@ -40,7 +40,7 @@ def controller(grounds: Grounds, request: pytest.FixtureRequest) -> Iterator[Con
 
 @pytest.fixture
 def first(controller: Controller, bucket_url: str) -> str:
-    """A service `shop` that answers with a first model; the bundle's version."""
+    """Deploy a first model as the service `shop`; return its version."""
     return (
         DeployStep(controller.grounds, publish(bucket_url, next(SEEDS)), "shop")
         .start()
@@ -49,7 +49,7 @@ def first(controller: Controller, bucket_url: str) -> str:
 
 
 def faulty(controller: Controller, url: str, fault: str, **release: Any) -> DeployStep:
-    """A step that rolls out a new bundle which fails in the way that `Controller` knows."""
+    """Return a step that rolls out a bundle with a fault of `Controller`."""
     bundle = publish(url, next(SEEDS))
     controller.faults[bundle] = fault
     return DeployStep(controller.grounds, bundle, "shop", **release)
@@ -68,7 +68,7 @@ def predictor(controller: Controller) -> dict[str, Any]:
 
 @pytest.mark.smoke
 @BOTH
-def test_a_model_is_rolled_out_and_the_next_takes_its_place(
+def test_a_model_is_rolled_out_and_replaced_by_the_next(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
     bundle = publish(bucket_url, next(SEEDS))
@@ -98,17 +98,17 @@ def traffic(controller: Controller) -> list[dict[str, Any]]:
 
 @BOTH
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "text"),
     [
         ("wrong", "answers wrongly: its logits differ from the bundle's by 1, "),
         ("crash", "kserve-container exits repeatedly with exit code 1: the model cannot be"),
     ],
 )
-def test_a_model_that_fails_gives_way_to_the_one_before(
-    controller: Controller, first: str, bucket_url: str, fault: str, said: str
+def test_a_failed_model_is_rolled_back(
+    controller: Controller, first: str, bucket_url: str, fault: str, text: str
 ) -> None:
     error = faulty(controller, bucket_url, fault).start().error()
-    assert said in error
+    assert text in error
     assert error.endswith(f"shop answers with {first} as before")
     now = predictor(controller)
     assert (now["labels"]["kfp-ddp/version"], "canaryTrafficPercent" in now) == (first, False)
@@ -117,7 +117,7 @@ def test_a_model_that_fails_gives_way_to_the_one_before(
 
 
 @IN_KNATIVE
-def test_while_a_model_is_tried_it_has_its_share_and_no_more(
+def test_a_model_on_trial_gets_its_share_of_requests(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
     step = faulty(controller, bucket_url, "slow", canary_percent=7, canary_seconds=2)
@@ -133,7 +133,7 @@ def test_while_a_model_is_tried_it_has_its_share_and_no_more(
 
 
 @IN_STANDARD
-def test_a_first_model_that_does_not_get_ready_leaves_nothing(
+def test_a_first_model_that_does_not_become_ready_is_deleted(
     controller: Controller, bucket_url: str
 ) -> None:
     error = faulty(controller, bucket_url, "unready", service_minutes=0.2).start().error()
@@ -143,9 +143,7 @@ def test_a_first_model_that_does_not_get_ready_leaves_nothing(
 
 
 @IN_STANDARD
-def test_an_image_that_cannot_be_ends_the_wait_early(
-    controller: Controller, bucket_url: str
-) -> None:
+def test_an_invalid_image_ends_the_wait_early(controller: Controller, bucket_url: str) -> None:
     error = faulty(controller, bucket_url, "image", service_minutes=30).start().error()
     assert "cannot pull Nowhere/server:1.0 (" in error
     assert "invalid reference format" in error
@@ -153,7 +151,7 @@ def test_an_image_that_cannot_be_ends_the_wait_early(
 
 
 @IN_STANDARD
-def test_a_step_that_is_run_again_goes_on_where_it_was(
+def test_a_repeated_step_resumes_the_rollout(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
     step = faulty(controller, bucket_url, "slow").start()
@@ -167,7 +165,7 @@ def test_a_step_that_is_run_again_goes_on_where_it_was(
 
 
 @IN_STANDARD
-def test_what_a_killed_run_left_on_trial_is_taken_back_at_its_end(
+def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
     controller: Controller, first: str, bucket_url: str
 ) -> None:
     step = faulty(controller, bucket_url, "slow").start()
@@ -201,7 +199,7 @@ def test_another_run_takes_a_rollout_over(
 
 
 def publish_again(url: str, bundle: str) -> None:
-    """Make a bundle that is there the champion."""
+    """Make an existing bundle the champion."""
     from tests.e2e.harness import bucket
 
     name = f"exports/{bundle.split('/')[-2]}/CHAMPION"
@@ -210,9 +208,7 @@ def publish_again(url: str, bundle: str) -> None:
 
 @pytest.mark.smoke
 @IN_STANDARD
-def test_what_cannot_be_is_one_line_and_changes_nothing(
-    controller: Controller, bucket_url: str
-) -> None:
+def test_invalid_input_fails_with_one_line_error(controller: Controller, bucket_url: str) -> None:
     grounds = controller.grounds
     bare = {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -242,9 +238,7 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(
 
 
 @IN_STANDARD
-def test_a_bundle_that_is_not_the_champion_any_more_is_not_rolled_out(
-    controller: Controller, bucket_url: str
-) -> None:
+def test_only_the_champion_is_rolled_out(controller: Controller, bucket_url: str) -> None:
     old = publish(bucket_url, next(SEEDS))
     new = publish(bucket_url, next(SEEDS))
     step = DeployStep(controller.grounds, old, "shop").start()

@@ -1,4 +1,4 @@
-"""Two recurring runs that overlap and have one champion between them."""
+"""Two overlapping recurring runs with the same champion."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ EXPORTS = "models/squares"
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
 def prepare(run_dir: str, data: str, seed: int) -> str:
-    """Leave what a train step leaves: a network that differs by its seed, and the images."""
+    """Write the outputs of a train step: a network of this seed, and images."""
     from pathlib import Path
 
     import torch
@@ -46,7 +46,7 @@ def prepare(run_dir: str, data: str, seed: int) -> str:
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
 def meet(folder: str, run_id: str, runs: int, version: str) -> str:
-    """Wait until as many runs have been judged, and hand on what this one compared with."""
+    """Wait until all runs have a verdict; return the version that this one compared with."""
     import os
     import time
 
@@ -61,7 +61,7 @@ def meet(folder: str, run_id: str, runs: int, version: str) -> str:
 def last_steps(
     run_dir: str, data: str, seed: int, meeting: str, runs: int, work_claim: str
 ) -> None:
-    """What follows a training, with a wait between gate and publish."""
+    """The steps after a training, with a wait between gate and publish."""
     trained = prepare(run_dir=run_dir, data=data, seed=seed)
     evaluated = evaluate(
         checkpoint=trained.output,
@@ -109,7 +109,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_one_of_two_overlapping_runs_becomes_champion_and_the_other_is_told(
+def test_one_of_two_overlapping_runs_becomes_champion(
     cluster: client.ApiClient, tmp_path: Path, document: Path
 ) -> None:
     with staged(cluster, tmp_path, {}) as scene:
@@ -124,15 +124,15 @@ def test_one_of_two_overlapping_runs_becomes_champion_and_the_other_is_told(
             run.wait()
             assert run.succeeded, run.explain()
             assert run.steps["gate"].outputs["champion_version"] == champion
-        said = [run for run in both if "is not the champion any more" in run.steps["publish"].log]
-        assert len(said) == 1, "\n".join(run.explain() for run in both)
-        (won,) = (run for run in both if run not in said)
+        late = [run for run in both if "is not the champion any more" in run.steps["publish"].log]
+        assert len(late) == 1, "\n".join(run.explain() for run in both)
+        (won,) = (run for run in both if run not in late)
         assert read_pointer(scene) == exported(won) != champion
         assert (
-            f"{exported(said[0])} was uploaded, but {champion}, which it was compared with, is not "
+            f"{exported(late[0])} was uploaded, but {champion}, which it was compared with, is not "
             f"the champion any more: CHAMPION names {exported(won)} "
-        ) in said[0].steps["publish"].log
-        assert scene.work.read(f"{EXPORTS}/{exported(said[0])}/_SUCCESS")
+        ) in late[0].steps["publish"].log
+        assert scene.work.read(f"{EXPORTS}/{exported(late[0])}/_SUCCESS")
 
 
 def begin(scene: Scene, document: Path, *, seed: int, meeting: str, runs: int) -> Run:
@@ -148,9 +148,9 @@ def begin(scene: Scene, document: Path, *, seed: int, meeting: str, runs: int) -
 
 
 def read_pointer(scene: Scene) -> str:
-    found = scene.work.read(f"{EXPORTS}/CHAMPION")
-    assert found is not None
-    return found.decode().strip()
+    content = scene.work.read(f"{EXPORTS}/CHAMPION")
+    assert content is not None
+    return content.decode().strip()
 
 
 def exported(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""The step `deploy` in a pod of its own, as KFP runs it, and bundles in the bucket for it."""
+"""The step `deploy` in its own pod, as KFP runs it, and bundles in the bucket for it."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ print("DONE", json.dumps(found._asdict()), flush=True)
 
 
 def publish(url: str, seed: int, *, champion: bool = True) -> str:
-    """Put a bundle that answers in its own way into the bucket, named in CHAMPION; its URI."""
+    """Upload a bundle with its own answer, and make it the champion; return its URI."""
     request = {"name": "images", "datatype": "UINT8", "shape": [1, 3, 2, 2], "data": [seed] * 12}
     logits = [float(seed), seed * 2.0, -seed * 1.5]
     response = {
@@ -70,7 +70,7 @@ class DeployStep:
         self.attempts: list[Attempt] = []
 
     def start(self) -> "DeployStep":
-        """Run the pod; `wait` for it."""
+        """Start the pod; `wait` waits for it."""
         attempt = Attempt(self.grounds, self.pod)
         self.attempts.append(attempt)
         self._thread = threading.Thread(target=attempt.wait, args=(300.0,), daemon=True)
@@ -78,26 +78,26 @@ class DeployStep:
         return self
 
     def wait(self, seconds: float = 240.0) -> str:
-        """How the latest pod ended: Succeeded, Failed or Lost."""
+        """Return how the latest pod ended: Succeeded, Failed or Lost."""
         self._thread.join(seconds)
-        assert self.attempts[-1].ended is not None, f"it goes on:\n{self.log()}"
+        assert self.attempts[-1].ended is not None, f"it is still running:\n{self.log()}"
         return str(self.attempts[-1].ended)
 
     def done(self) -> dict[str, str]:
-        """What it returned, once it has succeeded."""
+        """Wait for success; return the outputs."""
         assert self.wait() == "Succeeded", self.log()
         (line,) = (one for one in self.log().splitlines() if one.startswith("DONE "))
-        found: dict[str, str] = json.loads(line.removeprefix("DONE "))
-        return found
+        outputs: dict[str, str] = json.loads(line.removeprefix("DONE "))
+        return outputs
 
     def error(self) -> str:
-        """The one line that it failed with."""
+        """Wait for failure; return the error."""
         assert self.wait() == "Failed", self.log()
         assert "Traceback" not in self.log(), self.log()
         return self.log().splitlines()[-1].removeprefix("error: ")
 
     def log(self) -> str:
-        """What all its pods wrote."""
+        """Return the log of all its pods."""
         return "\n".join(attempt.log() for attempt in self.attempts)
 
     def saw(self, text: str) -> None:
@@ -105,11 +105,11 @@ class DeployStep:
         until(lambda: text in self.log(), repr(text), 60)
 
     def terminate(self) -> None:
-        """What KFP does when its run is terminated, without the signal a second later."""
+        """Terminate the run as KFP does, without the signal a second later."""
         workflow.terminate(self.grounds, self.workflow["metadata"]["name"])
 
     def signal(self) -> None:
-        """What Argo does a second after that."""
+        """Send the signal as Argo does a second after that."""
         signal_step(self.grounds, self.pod["metadata"]["name"])
 
     def evict(self) -> None:

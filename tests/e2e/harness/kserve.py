@@ -1,9 +1,9 @@
-"""A stand-in for KServe's controller, which pulls images that are not to be had here.
+"""A stand-in for KServe's controller, whose images are not available.
 
 It takes InferenceServices by KServe's own definition, makes a Deployment and a Service of each (in
 the mode `Knative`, one for each revision, with Knative's names), and sets the status as KServe
-v0.20 does. What it does not play: the storage initializer, autoscaling, the ingress, and sharing
-requests out, of which it only tells the shares.
+v0.20 does. It has no storage initializer, autoscaling, ingress, or sharing of requests; it only
+reports the shares.
 """
 
 import json
@@ -21,7 +21,7 @@ GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 POD_OF = "serving.kserve.io/inferenceservice"
 REVISION = "serving.knative.dev/revision"
 
-# Answers as the bundle's sample says, found in the bucket; a storageUri with a fault in it: not so.
+# Answers with the sample of the bundle in the bucket, unless there is a fault.
 SERVER = """
 import json, os, sys, time, urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -78,7 +78,7 @@ def define(api: client.ApiClient) -> None:
 
 
 class Controller:
-    """Makes what InferenceServices of one namespace ask for, and says how far it is."""
+    """Creates the objects of InferenceServices of one namespace, and sets their status."""
 
     def __init__(self, grounds: Grounds, mode: str) -> None:
         self.grounds, self.mode = grounds, mode
@@ -99,11 +99,11 @@ class Controller:
             self._thread.join()
 
     def service(self, name: str) -> dict[str, Any] | None:
-        """An InferenceService as it is now."""
+        """Return the current InferenceService."""
         return next((one for one in self.services() if one["metadata"]["name"] == name), None)
 
     def services(self) -> list[dict[str, Any]]:
-        """All of the namespace."""
+        """Return all of the namespace."""
         space = self.grounds.namespace
         list_all = self.grounds.custom.list_namespaced_custom_object
         found: list[dict[str, Any]] = patiently(lambda: list_all(GROUP, VERSION, space, PLURAL))[
@@ -142,7 +142,7 @@ class Controller:
         }
 
     def _knative(self, service: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-        """A revision for each template, and the shares that KServe's reconciler works out."""
+        """Return the status with a revision for each template, and shares as by KServe."""
         predictor, base = service["spec"]["predictor"], f"{service['metadata']['name']}-predictor"
         known = dict((old.get("components") or {}).get("predictor") or {})
         template = json.dumps({**predictor, "canaryTrafficPercent": 0, "_": _annotations(service)})
@@ -189,7 +189,7 @@ class Controller:
     def _deployment(
         self, service: dict[str, Any], name: str, own: dict[str, str], template: str = ""
     ) -> Any:
-        """The Deployment of a predictor, made or changed where need be."""
+        """Return the Deployment of a predictor, created or changed if needed."""
         predictor, meta = service["spec"]["predictor"], service["metadata"]
         labels = {POD_OF: meta["name"], **own}
         pod = {
@@ -228,7 +228,7 @@ class Controller:
         return found
 
     def _container(self, predictor: dict[str, Any]) -> dict[str, Any]:
-        """The server of a predictor: always the one above, with the fault that it is to have."""
+        """Return the container of a predictor: the server above, with its fault."""
         uri = (predictor.get("model") or {}).get("storageUri", "")
         fault = next((f for part, f in self.faults.items() if part in uri), "")
         env = {"STORAGE_URI": uri, "FAULT": fault, **self.grounds.environment}
@@ -271,10 +271,10 @@ def _target(revision: str, percent: int, latest: bool, tag: str) -> dict[str, An
 
 
 def _of_deployment(deployment: Any) -> tuple[str, str, str]:
-    """Ready or not, as PropagateRawStatus of KServe takes it from a Deployment's conditions."""
+    """Return the readiness as PropagateRawStatus of KServe does from a Deployment."""
     status = deployment.status
     if (status.observed_generation or 0) < deployment.metadata.generation:
-        return "Unknown", "Deploying", "the Deployment was not looked at yet"
+        return "Unknown", "Deploying", "the Deployment was not processed yet"
     found = {each.type: each for each in status.conditions or []}
     available = found.get("Available")
     if available is None or available.status == "False":
