@@ -160,7 +160,7 @@ class Done:
             "kind": self.kind,
             "name": self.name,
             "state": self.state,
-            "said": self.message,
+            "message": self.message,
         }
 
 

@@ -24,7 +24,7 @@ class Finding:
         return {
             "state": self.state,
             "what": self.what,
-            "said": self.message,
+            "message": self.message,
             "remedy": self.remedy,
         }
 

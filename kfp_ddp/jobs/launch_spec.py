@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
@@ -55,6 +55,11 @@ Capability = Annotated[str, StringConstraints(pattern=CAPABILITY)]
 Package = Annotated[str, StringConstraints(pattern=PACKAGE)]
 Index = Annotated[str, StringConstraints(pattern=INDEX)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
+
+
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names without repetition, which the API server refuses."""
+    return tuple(dict.fromkeys(names))
 
 
 class LaunchSpec(Settings):
@@ -189,7 +194,7 @@ class LaunchSpec(Settings):
     queue: str = Field("", pattern=LABEL)
     """Queue of that scheduler that the job waits in; '' for none."""
 
-    image_pull_secrets: tuple[Name, ...] = ()
+    image_pull_secrets: Annotated[tuple[Name, ...], AfterValidator(_unique)] = ()
     """Secrets with which the image is pulled from a private registry."""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
     """When the image is pulled again; '' for the cluster's default."""

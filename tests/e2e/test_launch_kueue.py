@@ -277,4 +277,4 @@ def examine(grounds: Grounds) -> dict[str, tuple[str, str]]:  # noqa: F811
         timeout=120,
     )
     result = json.loads(done.stdout)["findings"]
-    return {item["what"]: (item["state"], item["said"]) for item in result}
+    return {item["what"]: (item["state"], item["message"]) for item in result}

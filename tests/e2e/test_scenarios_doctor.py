@@ -48,7 +48,7 @@ def test_each_missing_right_is_a_finding_with_a_remedy(cluster: client.ApiClient
     with namespace(cluster, ours=False) as ground:
         _, findings = _examine(ground.namespace, *ON_CPUS)
         _, trainjob = _examine(ground.namespace, *ON_CPUS, "--backend", "trainjob")
-    missing = [item for item in findings if "no right" in item["said"]]
+    missing = [item for item in findings if "no right" in item["message"]]
     of_queues = {"localqueues", "workloads"} if queues.served(cluster) else set()
     assert {item["what"].rpartition(" ")[2] for item in missing} == {
         "trainjobs",
@@ -59,7 +59,7 @@ def test_each_missing_right_is_a_finding_with_a_remedy(cluster: client.ApiClient
     }
     assert {item["state"] for item in missing} == {"warn"}
     for item in missing:
-        assert "\n" not in item["said"]
+        assert "\n" not in item["message"]
         assert "kfp-ddp install" in item["remedy"]
     (job,) = (item for item in trainjob if item["what"] == "rights on trainjobs")
     assert job["state"] == "bad"
@@ -120,9 +120,9 @@ def test_problem_is_one_finding_with_a_remedy(fit: Grounds, case: str) -> None:
     (bad,) = (item for item in findings if item["state"] == "bad")
     assert code == 1
     assert bad["what"] == what
-    assert message in bad["said"]
+    assert message in bad["message"]
     assert remedy in bad["remedy"]
-    assert "\n" not in bad["said"] + bad["remedy"]
+    assert "\n" not in bad["message"] + bad["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def _make(ground: Grounds, body: dict[str, Any]) -> None:
 
 def _of(examined: tuple[int, list[dict[str, Any]]], what: str) -> tuple[str, str, str]:
     (findings,) = (item for item in examined[1] if item["what"] == what)
-    return findings["state"], findings["said"], findings["remedy"]
+    return findings["state"], findings["message"], findings["remedy"]
 
 
 def _kubectl(*arguments: str) -> None:

@@ -90,8 +90,8 @@ def test_version_of_the_server_is_compared_with_the_sdk(tag: str, state: str, re
         finding = doctor(url)
     assert finding["state"] == state
     assert finding.get("remedy", "").startswith(remedy)
-    assert f"SDK {SDK}, API server" in finding["said"]
-    assert tag in finding["said"]
+    assert f"SDK {SDK}, API server" in finding["message"]
+    assert tag in finding["message"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_login_or_another_server_is_bad(body: bytes, status: int, message: str) 
     with server(body, status) as url:
         finding = doctor(url)
     assert finding["state"] == "bad"
-    assert message in finding["said"]
+    assert message in finding["message"]
     assert "kubectl port-forward" in finding["remedy"]
 
 
@@ -117,7 +117,7 @@ def test_host_that_does_not_answer_is_bad() -> None:
         port = taken.getsockname()[1]
     finding = doctor(f"http://127.0.0.1:{port}")
     assert finding["state"] == "bad"
-    assert "Connection refused" in finding["said"]
+    assert "Connection refused" in finding["message"]
     assert finding["remedy"]
 
 
@@ -134,7 +134,7 @@ def test_host_that_does_not_answer_is_bad() -> None:
 def test_invalid_host_is_bad(host: str, message: str) -> None:
     finding = doctor(host)
     assert finding["state"] == "bad"
-    assert message in finding["said"]
+    assert message in finding["message"]
     assert finding["remedy"].endswith("http://localhost:8888")
     assert "secret" not in str(finding)
 
@@ -203,7 +203,7 @@ def test_configured_host_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("KFP_DDP_HOST", url)
         output = CliRunner().invoke(app, ["doctor", "--json"]).output
     (kfp,) = (item for item in json.loads(output)["findings"] if item["what"] == "KFP")
-    assert kfp["said"] == f"SDK {SDK}, API server {SDK}"
+    assert kfp["message"] == f"SDK {SDK}, API server {SDK}"
 
 
 def test_configured_context_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_configured_context_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     answer = CliRunner().invoke(app, ["doctor", "--json"])
     (finding,) = json.loads(answer.output)["findings"]
     assert (finding["what"], finding["state"]) == ("API server", "bad")
-    assert "staging" in finding["said"]
+    assert "staging" in finding["message"]
 
 
 def doctor(host: str) -> dict[str, str]:

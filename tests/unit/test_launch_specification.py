@@ -326,3 +326,11 @@ def test_the_timeout_of_collectives_is_a_variable() -> None:
     result = {item["name"]: item.get("value") for item in pod.environment(spec, "")}
     assert result["KFP_DDP_TIMEOUT_SECONDS"] == "150"
     assert not [name for name in result if name.startswith("TORCH_NCCL")]
+
+
+def test_a_repeated_pull_secret_is_used_once() -> None:
+    """The API server refuses a list with the same name twice."""
+    spec = LaunchSpec.create(
+        kind="pytorchjob", image="a:1", command=["x"], image_pull_secrets=["a", "b", "a"]
+    )
+    assert spec.image_pull_secrets == ("a", "b")
