@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.storage import azure, huggingface, s3_client
+from kfp_ddp.storage import azure_client, huggingface, s3_client
 from kfp_ddp.storage.kinds import open_source, open_store
 from tests.serving import serving
 
@@ -43,7 +43,7 @@ def talkative(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Talkative]:
     server = Talkative(request.param)
-    for module in (s3_client, azure, huggingface):
+    for module in (s3_client, azure_client, huggingface):
         monkeypatch.setattr(module, "MAX_PAGE", PAGE)
     with serving(server) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
