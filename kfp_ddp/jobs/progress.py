@@ -38,7 +38,7 @@ class MetricsTail:
 def _parse(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second for deeply nested text
         return None
     return event if isinstance(event, dict) else None
 

@@ -27,7 +27,8 @@ def test_tail_waits_for_the_end_of_a_line_and_passes_over_a_broken_one(tmp_path:
     assert [event["step"] for event in tail.read()] == [1]
     assert tail.read() == []
     with path.open("a") as file:
-        file.write('ep", "step": 2}\nnot json\n[1]\n' + json.dumps({"step": 3}) + "\n")
+        file.write('ep", "step": 2}\nnot json\n[1]\n' + "[" * 200_000 + "\n")
+        file.write(json.dumps({"step": 3}) + "\n")
     assert [event["step"] for event in tail.read()] == [2, 3]
 
 
