@@ -33,8 +33,8 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     """What TensorBoard reads there."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events_of = EventAccumulator(str(folder)).Reload()
-    return [(one.step, round(one.value, 3)) for one in events_of.Scalars(tag)]
+    events = EventAccumulator(str(folder)).Reload()
+    return [(one.step, round(one.value, 3)) for one in events.Scalars(tag)]
 
 
 def test_curves_grow_and_what_a_resume_does_again_counts_once(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_of_a_run_come_its_metrics_and_the_events_of_scripts_of_ones_own(tmp_pat
         (run / task / "tensorboard/events.out.tfevents.1").write_bytes(b"")
         (run / task / "checkpoint.pt").write_bytes(b"large")
     fetch_metrics(StoredFiles(str(run)), tmp_path / "brought")
-    events_of = {p.relative_to(tmp_path / "brought") for p in (tmp_path / "brought").rglob("*.*")}
-    assert set(map(str, events_of)) == {
+    files = {p.relative_to(tmp_path / "brought") for p in (tmp_path / "brought").rglob("*.*")}
+    assert set(map(str, files)) == {
         "train/metrics.jsonl", "mine/tensorboard/events.out.tfevents.1"
     }  # fmt: skip
     LogDir(tmp_path / "process").update("1f0c", tmp_path / "brought")
@@ -76,7 +76,7 @@ def test_of_a_run_come_its_metrics_and_the_events_of_scripts_of_ones_own(tmp_pat
     ("words", "why"),
     [
         (["{}"], "there are no metrics of a training in"),
-        (["{}/none"], "not events_of: give one of run --local"),
+        (["{}/none"], "not found: give one of run --local"),
     ],
 )
 def test_a_folder_that_is_no_run_is_refused(words: list[str], why: str, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_the_newest_checkpoint_is_downloaded_on_request(tmp_path: Path) -> None:
     download(StoredFiles(str(run / "work" / run_output.RUN_ID)), tmp_path / "x", checkpoint=True)
     names = [path.name for path in (tmp_path / "x" / "checkpoints").iterdir()]
     assert names == ["step-100000000"]
-    assert (tmp_path / "x/checkpoints/step-100000000/state.pt").read_bytes() == b"state"
+    assert (tmp_path / "x/checkpoints/step-100000000/state.pt").read_bytes() == b"state 40"
 
 
 def test_each_task_has_a_folder(tmp_path: Path) -> None:
