@@ -2,10 +2,15 @@
 
 import logging
 import math
+import os
+import signal
+import threading
 import uuid
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
+import uvicorn
 from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, ModelServer
 from kserve.errors import InvalidInput, ServerNotReady
 from kserve.model_server import app
@@ -18,6 +23,8 @@ from kfp_ddp.serve.model import Ready
 
 GRACE_SECONDS = 30
 """Time to finish running requests at the end."""
+DRAIN_SECONDS = 5
+"""Time after SIGTERM in which a pod takes requests, as the other nodes still route them to it."""
 _BATCHED = Histogram(
     "kfp_ddp_batch_images",
     "Images that were computed together",
@@ -33,7 +40,7 @@ _INFO = Gauge(
 def serve(
     model: Ready, name: str, *, port: int, grpc_port: int, largest: int, waiting: int
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and finish running requests.
+    """Serve until SIGTERM or SIGINT, and finish running requests; in a pod, drain first.
 
     Args:
         model: Model to serve.
@@ -57,8 +64,28 @@ def serve(
     app.add_middleware(BodyLimit, max_json=5 * pixels * max(largest, waiting) + (1 << 16))
     for logger in ("kserve.trace", "uvicorn.access"):  # three lines per request
         logging.getLogger(logger).setLevel(logging.WARNING)
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        _drain_on_sigterm()
     _INFO.labels(name, model.version, model.file, model.loaded.runtime).set(1)
     server.start([Served(model, name, largest, waiting)])
+
+
+def _drain_on_sigterm() -> None:
+    """Let uvicorn take requests for some seconds after SIGTERM; it has no setting for it.
+
+    A `preStop` hook would do the same, but Knative refuses it.
+    """
+    stop = uvicorn.Server.handle_exit
+
+    def handle_exit(self: uvicorn.Server, sig: int, frame: FrameType | None) -> None:
+        if sig != signal.SIGTERM:
+            stop(self, sig, frame)
+            return
+        # A handler may interrupt a `print`, which may not be entered twice.
+        os.write(2, b"SIGTERM: taking requests for %d more seconds\n" % DRAIN_SECONDS)
+        threading.Timer(DRAIN_SECONDS, stop, (self, sig, frame)).start()
+
+    uvicorn.Server.handle_exit = handle_exit  # type: ignore[method-assign]
 
 
 class Served(Model):  # type: ignore[misc]

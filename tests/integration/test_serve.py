@@ -290,10 +290,11 @@ def test_clients_cannot_unload_the_model(server: Server) -> None:
 
 
 @pytest.mark.slow
-def test_openvino_answers_while_the_server_stops(
-    sealed: Path, trained_checkpoint: Path, tmp_path: Path
+def test_openvino_answers_while_the_pod_of_the_server_stops(
+    sealed: Path, trained_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openvino")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     images = some(3)
     body = json.dumps(asking(images)).encode()
     head = (
@@ -307,12 +308,17 @@ def test_openvino_answers_while_the_server_stops(
             asked.sendall(head.encode())
             assert asked.recv(100).startswith(b"HTTP/1.1 100 Continue")
             server.process.send_signal(signal.SIGTERM)
+            while "SIGTERM: taking requests" not in server.log.read_text():
+                assert server.process.poll() is None
+                time.sleep(0.05)
+            late = requests.get(f"{server.url}/v2/models/blue", timeout=60)
             with contextlib.suppress(ConnectionError):  # refused, or reset as it stops to listen
                 while True:
                     socket.create_connection(("127.0.0.1", port), 60).close()
             asked.sendall(body)
             answer = b"".join(iter(lambda: asked.recv(1 << 16), b""))
         assert server.process.wait(60) == 0
+    assert late.status_code == 200
     assert answer.startswith(b"HTTP/1.1 200 OK")
     actual = logits(json.loads(answer.partition(b"\r\n\r\n")[2]))
     np.testing.assert_allclose(actual, expected(trained_checkpoint, images), atol=1e-4)

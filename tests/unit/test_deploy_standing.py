@@ -126,7 +126,8 @@ def test_the_reason_of_a_pod_replaces_that_of_kserve() -> None:
 def test_waits_are_described() -> None:
     assert waits_for(service(), []) == "KServe to make its pods"
     assert waits_for(service(), [pod(NEW)]) == "its pods"
-    starts = service(condition("PredictorReady", "False", "", "no pod yet"))
+    stopped = {**condition("Stopped", "False"), "severity": "Info"}
+    starts = service(condition("PredictorReady", "False", "", "no pod yet"), stopped)
     assert waits_for(starts, [pod(NEW)]) == "PredictorReady: no pod yet"
     pending = pod(NEW)
     pending["status"]["phase"] = "Pending"

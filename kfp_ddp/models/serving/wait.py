@@ -110,7 +110,7 @@ def waits_for(service: Object, pods: Iterable[Object]) -> str:
     missing = [
         f"{one['type']}: {one.get('message') or one.get('reason') or 'not yet'}"
         for one in conditions(service)
-        if one["status"] != "True"
+        if one["status"] != "True" and one.get("severity") != "Info"
     ]
     return (one_line("; ".join(missing)) or "its pods") if pods else "KServe to make its pods"
 
