@@ -71,7 +71,7 @@ def command(
     of a model's versions, for its champion. Only files of the bundle's manifest are loaded, and the
     model is tested on the bundle's sample first. The server has the v2 protocol over HTTP and gRPC,
     /v2/health/ready, and /metrics for Prometheus. On SIGTERM it completes the current requests, for
-    at most 30 seconds; in a pod it first takes new ones for 5 seconds.
+    at most 30 seconds; in a pod it first takes new ones for 10 seconds.
 
     \b
     kfp-ddp serve run-output/bundle --name flowers

