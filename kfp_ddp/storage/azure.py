@@ -5,7 +5,6 @@ block is checked with the MD5 that the server sends, and the complete body with 
 `AzureStore` leaves as metadata, else with the blob's Content-MD5, where it has one.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Iterator, MutableMapping
 from concurrent.futures import Executor
@@ -26,13 +25,12 @@ from kfp_ddp.storage.http.client import HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.http.reader import (
     Checksum,
-    HttpObjects,
     HttpReader,
+    SdkObjects,
     md5_checksum,
     sha256_checksum,
 )
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.source import (
     Changed,
     Entry,
@@ -203,7 +201,7 @@ class AzureSource:
         return HttpReader(self._objects, self._pool, threads)
 
 
-class AzureObjects(HttpObjects):
+class AzureObjects(SdkObjects):
     """The blobs of one prefix, pinned to their ETags; see `HttpObjects`.
 
     The SDK takes 490 us of processor to prepare a request, and its policy for keys alone 29.
@@ -254,13 +252,7 @@ class AzureObjects(HttpObjects):
             except AzureError as error:
                 raise Transient(first_line(error)) from error
 
-    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """See `HttpObjects.refusal`; the SDK asks again, as it knows the error codes."""
-        if is_temporary(status):
-            return Transient(f"HTTP {status}")
-        return await asyncio.to_thread(self._ask_sdk, entry, status)
-
-    def _ask_sdk(self, entry: Entry, status: int) -> Exception:
+    def _ask_sdk(self, entry: Entry) -> Exception | None:
         from azure.core import MatchConditions
         from azure.core.exceptions import (
             AzureError,
@@ -286,7 +278,7 @@ class AzureObjects(HttpObjects):
             if getattr(error, "status_code", None) in (401, 403):
                 return problem("read", name, self._url, error) or error
             return Transient(first_line(error))
-        return Transient(f"HTTP {status}")
+        return None
 
     def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
         """Return our SHA-256, else the blob's Content-MD5, where it has one."""

@@ -1,6 +1,5 @@
 """Requests for the objects of S3: botocore prepares one, and the others are signed like it."""
 
-import asyncio
 import hashlib
 import hmac
 import re
@@ -17,8 +16,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
-from kfp_ddp.storage.http.reader import Checksum, HttpObjects, base64_digest, sha256_checksum
-from kfp_ddp.storage.retry import is_temporary
+from kfp_ddp.storage.http.reader import Checksum, SdkObjects, base64_digest, sha256_checksum
 from kfp_ddp.storage.s3_client import S3Client, code_of, is_forbidden
 from kfp_ddp.storage.source import Changed, Entry, Transient
 
@@ -31,7 +29,7 @@ _MD5 = re.compile(rb"[0-9a-f]{32}")
 _CHANGED = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
 
 
-class S3Objects(HttpObjects):
+class S3Objects(SdkObjects):
     """The objects of one prefix, pinned to their ETags; see `HttpObjects`.
 
     botocore takes 380 us of processor to prepare a request, and its signer alone 64. So it prepares
@@ -88,13 +86,7 @@ class S3Objects(HttpObjects):
             ChecksumMode="ENABLED",
         )
 
-    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """See `HttpObjects.refusal`; botocore asks again, as it knows regions and credentials."""
-        if is_temporary(status):
-            return Transient(f"HTTP {status}")
-        return await asyncio.to_thread(self._ask_botocore, entry, status)
-
-    def _ask_botocore(self, entry: Entry, status: int) -> Exception:
+    def _ask_sdk(self, entry: Entry) -> Exception | None:
         from botocore.exceptions import BotoCoreError, ClientError
 
         with self._lock:
@@ -105,7 +97,7 @@ class S3Objects(HttpObjects):
                 return self._object_error(entry, error)
             except BotoCoreError as error:
                 return Transient(one_line(error))
-        return Transient(f"HTTP {status}")
+        return None
 
     def _object_error(self, entry: Entry, error: Exception) -> Exception:
         code, name = code_of(error), f"{entry.name!r} of {self._url}"

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Request
+from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.source import Entry, Transient
 
 MAX_ERROR = 1 << 16
@@ -136,6 +137,20 @@ class HttpObjects(ABC):
     def part_checksum(self, answer: Answer) -> Checksum | None:
         """Return the checksum of a response to a request for a part."""
         return None
+
+
+class SdkObjects(HttpObjects):
+    """Objects of a store whose SDK knows the error codes, regions and credentials."""
+
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
+        """See `HttpObjects.refusal`; the SDK asks for the object again."""
+        if is_temporary(status):
+            return Transient(f"HTTP {status}")
+        return await asyncio.to_thread(self._ask_sdk, entry) or Transient(f"HTTP {status}")
+
+    @abstractmethod
+    def _ask_sdk(self, entry: Entry) -> Exception | None:
+        """Return the error of the SDK for an object, None if it gets it; renew the credentials."""
 
 
 class HttpReader:
