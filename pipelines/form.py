@@ -218,14 +218,6 @@ def named_after(source: str) -> str:
     return last.strip("._-")[:63] or "photographs"
 
 
-def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments merged setting by setting; `over` wins."""
-    both = {**under, **over}
-    for name in form_of("train_resnet").subjects:
-        both[name] = {**under.get(name, {}), **over.get(name, {})}
-    return both
-
-
 def _with_files(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments with the text of code files, and the absolute path of init_from."""
     training = arguments.get("training", {})

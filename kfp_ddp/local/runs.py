@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from kfp_ddp.checks.choice import Choice, choose, this_machine
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.local import engine, results, survey
-from kfp_ddp.local.choice import Choice, choose, this_machine
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.checks.choice import Photographs
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
 from kfp_ddp.datasets.images import uneven
-from kfp_ddp.local.choice import Photographs
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.training.config import TrainConfig

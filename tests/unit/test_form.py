@@ -5,7 +5,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines.document import parsed
-from kfp_ddp.pipelines.form import Form, form_of, merged
+from kfp_ddp.pipelines.form import Form, form_of
 from kfp_ddp.training import model_file
 
 
@@ -90,15 +90,6 @@ def test_invalid_file_fails_with_one_line_error(text: str, line: str, tmp_path: 
         form_of("train_resnet").read(file, [])
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_arguments_are_merged_setting_by_setting() -> None:
-    under = {"epochs": 3, "training": {"seed": 1, "workers": 2}}
-    over = {"model": "resnet18", "training": {"workers": 0}, "job": {"nproc_per_node": 1}}
-    both = merged(under, over)
-    assert (both["epochs"], both["model"]) == (3, "resnet18")
-    assert both["training"] == {"seed": 1, "workers": 0}
-    assert both["job"] == {"nproc_per_node": 1}
 
 
 OWN = """

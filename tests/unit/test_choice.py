@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.checks.choice import MINUTES, Choice, Machine, Photographs, choose
 from kfp_ddp.checks.form import SUBJECTS
-from kfp_ddp.local.choice import MINUTES, Choice, Machine, Photographs, choose
 from kfp_ddp.training.config import TrainConfig
 
 OLD = Machine(cores=2, memory_gb=8, device="cpu", gpus=0)

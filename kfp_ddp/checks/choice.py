@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
-from kfp_ddp.pipelines.form import merged
+from kfp_ddp.checks.form import SUBJECTS
 
 MINUTES = 15
 """Target duration of a training."""
@@ -187,3 +187,11 @@ def _network(
     fitting = [one for one in known if one.size <= largest] or known[-1:]
     quick = (one for one in fitting if unit_seconds / one.rate <= MINUTES * 60)
     return next(quick, fitting[-1])
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of a pipeline merged setting by setting; `over` wins."""
+    both = {**under, **over}
+    for name in SUBJECTS.keys() & both.keys():
+        both[name] = {**under.get(name, {}), **over.get(name, {})}
+    return both
