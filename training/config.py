@@ -30,7 +30,8 @@ class TrainConfig(Settings):
     """Folder with the images, as <class>/, or as train/<class>/ and val/<class>/."""
     val_fraction: float = Field(0.1, ge=0, lt=1)
     """Share of the images for validation where the dataset has no val/. An image's name decides, so
-    it keeps its split when images are added; 0: the dataset must have a val/."""
+    it keeps its split when images are added, except in small classes; 0: the dataset must have a
+    val/."""
     labels: str = ""
     """Name of a CSV or JSON Lines file of path, label and optionally split in the dataset; '' where
     folders name the classes."""

@@ -5,6 +5,7 @@ The same rules apply to the listing of a bucket, before a transfer, and to a fol
 
 import hashlib
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from kfp_ddp.training.sides import (
 )
 
 _SHOWN = 5
+_FEWEST, _TENTH = 2, 10
+"""Images of a class that validate at least, and up to how many a tenth of the class does."""
 
 
 class Rule(NamedTuple):
@@ -112,11 +115,6 @@ def lay_out(
     return Layout(known, train, val, test, by_name, assignment.form, tuple(assignment.notes))
 
 
-def is_for_validation(name: str, val_fraction: float) -> bool:
-    """Return the split of an image, a function of its name alone: other images do not change it."""
-    return _position(name) < val_fraction
-
-
 def _position(name: str) -> float:
     """Map a name to 0..1, uniformly."""
     digest = hashlib.sha256(f"split:{name}".encode("utf-8", "surrogateescape"))
@@ -154,26 +152,36 @@ def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
 
 
 def _by_name(train: Side, val_fraction: float, must: bool) -> Side:
-    """Move validation images out of the training split, by their names."""
+    """Move validation images out of the training split, by their names alone.
+
+    Those with a position below `val_fraction` validate, so the other images do not matter. Only a
+    class of which this chooses too few gives those with its lowest positions.
+    """
     if not val_fraction:
         raise InputError(
             "there is no val/ with images: put some in val/<class>/, or set val_fraction above 0"
         )
-    val, everything = Side(train.folder), train.classes
-    train.classes = {}
-    for name, members in everything.items():
-        sides: tuple[list[str], list[str]] = ([], [])
-        for member in members:
-            sides[is_for_validation(member, val_fraction)].append(member)
-        train.classes[name], val.classes[name] = sides
-    if must and not (train and val):
-        positions = sorted(_position(name) for names in everything.values() for name in names)
-        enough = min(0.99, math.ceil(positions[len(positions) // 10] * 100 + 0.5) / 100)
+    val = Side(train.folder)
+    for name, members in train.classes.items():
+        ordered = sorted((_position(member), member) for member in members)
+        count = _enough(bisect_left(ordered, (val_fraction, "")), len(ordered), val_fraction)
+        val.classes[name] = [member for _, member in ordered[:count]]
+        train.classes[name] = [member for _, member in ordered[count:]]
+    if must and not val:
         raise InputError(
-            f"{'all' if val else 'none'} of the {len(positions):,} images fall into the validation "
-            f"split at val_fraction={val_fraction:g}: set val_fraction={enough:g} or add images"
+            f"none of the {len(train):,} images can validate, as each class has only one: add "
+            "images, or put some in val/<class>/"
         )
     return val
+
+
+def _enough(chosen: int, images: int, val_fraction: float) -> int:
+    """Return how many images of a class validate if `chosen` are below `val_fraction`.
+
+    At least 2, or a tenth up to `_TENTH`, but at most half; one always remains to train on.
+    """
+    tenth = min(-(-images // 10), math.ceil(images * val_fraction), _TENTH)
+    return max(0, min(max(chosen, min(max(_FEWEST, tenth), images // 2)), images - 1))
 
 
 def _check_known(assignment: Assignment, known: Sequence[str]) -> None:

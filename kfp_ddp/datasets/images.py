@@ -3,10 +3,10 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import human, printable
 from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.stage import FileStage
@@ -15,6 +15,7 @@ from kfp_ddp.storage.listing import Listing
 from kfp_ddp.training.labels import LARGEST, Labels
 from kfp_ddp.training.layout import Layout, Rule, lay_out
 from kfp_ddp.training.sides import SIDES, TRAIN
+from kfp_ddp.training.splits import splits_of
 
 FEW = 10
 """A class with fewer training images gets a warning."""
@@ -40,8 +41,10 @@ class Images:
         return printable("; warning: ".join([text, *self.warnings]))
 
 
-def check(context: Context, rule: Rule, listing: Listing) -> Images:
+def check(context: Context, rule: Rule, listing: Listing, before: Path | None) -> Images:
     """Check the listed images before the first of them is downloaded.
+
+    With the version `before` this listing, a warning names images that changed their split.
 
     Raises:
         InputError: no training is possible with them.
@@ -51,6 +54,9 @@ def check(context: Context, rule: Rule, listing: Listing) -> Images:
     try:
         table = _table(context, rule.labels, listing) if rule.labels else None
         images = look_at(listing, rule, table)
+        if before is not None and images.layout.by_name:
+            moved = tuple(_moved(images.layout, before, rule))
+            images = replace(images, warnings=(*images.warnings, *moved))
     except InputError as error:
         raise InputError(f"{context.source.url}: {error}") from None
     context.phase(images.line)
@@ -111,6 +117,23 @@ def _some(names: Sequence[str], what: str) -> Iterator[str]:
         more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
         classes = "class" if len(names) == 1 else "classes"
         yield f"{len(names):,} {classes} {what}: {', '.join(names[:_SHOWN])}{more}"
+
+
+def _moved(layout: Layout, before: Path, rule: Rule) -> Iterator[str]:
+    """Yield a warning for images that are in another split than in the version before."""
+    try:
+        earlier = splits_of(before, rule.val_fraction, rule.labels)
+    except KfpDdpError:  # it could not be used for training
+        return
+    start = len(f"{before}/")
+    trained, checked = ({path[start:] for path in one.paths} for one in earlier[:2])
+    late = sorted(trained.intersection(layout.val.names))
+    names = late + sorted(checked.intersection(layout.train.names))
+    if names:
+        yield (
+            f"{len(names):,} images of small classes changed their split, {names[0]} first: "
+            f"earlier models were trained on {len(late):,} that validate now"
+        )
 
 
 def _duplicates(listing: Listing, layout: Layout) -> Iterator[str]:
