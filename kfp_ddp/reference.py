@@ -8,8 +8,8 @@ Tables in READMEs are generated from models of settings, components and commands
     <!-- once: config.Config -->                     and   <!-- /once -->
     <!-- graph: train_resnet -->                     and   <!-- /graph -->
 
-The names of torchvision's classifiers are in a file, so that no torch is needed. All references
-to our images get the version of the package as tag.
+The names of torchvision's classifiers and weights are in a file, so that no torch is needed. All
+references to our images get the version of the package as tag.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ import importlib
 import json
 import re
 import sys
-import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +25,9 @@ from typing import Any
 from kfp_ddp import __version__
 from kfp_ddp.checks.form import choices, description
 from kfp_ddp.core.settings import Settings
+from kfp_ddp.training.torchvision_weights import DEFAULT, PUBLISHED, TABLE
 
 ROOT = Path(__file__).parents[1]
-NAMES = ROOT / "training" / "torchvision_names.py"
 DOCUMENTS = ("README.md", "docs/*.md", "training/README.md", "components/*/README.md")
 NAMING_IMAGES = (
     *("components/*/component.py", "deploy/**/*.yaml", "images/README.md", "images/*/Dockerfile"),
@@ -57,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 def _documents() -> Iterator[tuple[Path, str]]:
     """Yield each file with generated parts, and its expected text."""
-    yield NAMES, torchvision_names()
+    yield TABLE, torchvision_weights()
     paths = {path for pattern in (*DOCUMENTS, *NAMING_IMAGES) for path in ROOT.glob(pattern)}
     for path in sorted(paths):
         text = path.read_text()
@@ -66,13 +65,18 @@ def _documents() -> Iterator[tuple[Path, str]]:
         yield path, IMAGE.sub(rf"\g<1>{__version__}", text)
 
 
-def torchvision_names() -> str:
-    """Return the expected text of the file of names."""
+def torchvision_weights() -> str:
+    """Return the expected text of the table of torchvision's weights, the default ones first."""
     from torchvision import models
 
-    names = textwrap.fill(" ".join(models.list_models(module=models)), 100, break_on_hyphens=False)
-    head, start, _ = NAMES.read_text().partition('= """\\\n')
-    return f'{head}{start}{names}\n""".split()  # noqa: SIM905\n'
+    lines = []
+    for network in models.list_models(module=models):
+        names = models.get_model_weights(network)
+        for one in dict.fromkeys((names[DEFAULT], *names)):
+            folder, _, file = one.url.rpartition("/")
+            assert folder == PUBLISHED, one.url
+            lines.append(f"{network} {one.name} {file}\n")
+    return "".join(lines)
 
 
 def _block(match: re.Match[str]) -> str:

@@ -21,6 +21,9 @@ MADE = {".git", ".venv", "__pycache__", "build", "dist"}
 # Threads of torch wait for each other if tests use more threads than cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No test may reach the internet for weights.
+os.environ["KFP_DDP_WEIGHTS"] = "off"
+
 # Processes inherit that a runner in the background ignores SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

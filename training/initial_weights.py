@@ -18,6 +18,7 @@ from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import MANIFEST
 from kfp_ddp.training.model import WRAPPERS, head_of, not_finite
+from kfp_ddp.training.torchvision_weights import PREFIX, PUBLISHED, TORCHVISION, cached, is_intact
 
 BUNDLED = "model.safetensors"
 _LISTED = "MANIFEST.sha256"
@@ -30,7 +31,6 @@ _WRAPPERS = (
 _PREFIXES = (*WRAPPERS, "model.", "network.", "net.", "backbone.")
 # Auxiliary classifiers of GoogLeNet and Inception, which only training uses; averages' counter.
 _SURPLUS = ("aux1.", "aux2.", "AuxLogits.", "n_averaged")
-TORCHVISION = "torchvision:"
 _DAMAGE = (
     *(RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
     *(zipfile.BadZipFile, NotImplementedError),
@@ -79,34 +79,18 @@ def read_torchvision(name: str, model: str) -> Weights:
     Raises:
         InputError: the name is unknown, or the file is missing or damaged.
     """
-    from torchvision.models import get_model_weights
-
-    try:
-        known = get_model_weights(model)
-    except ValueError:
+    files = TORCHVISION.get(model, {})
+    if name not in files:
         raise InputError(
-            f"torchvision has no weights for {model}: set init_from to a file, or model to one of "
-            "its networks"
-        ) from None
-    if name not in known.__members__:
-        names = ", ".join(known.__members__) or "none"
-        raise InputError(f"torchvision has no weights {name!r} of {model}: it has {names}")
-    url = known[name].url
-    path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
-    if not path.is_file():
-        raise InputError(
-            f"the weights {name} of {model} are not cached, and ranks download nothing: put "
-            f"{url} at {path}, or set init_from to that URI in a pipeline"
+            f"torchvision has no weights {name} of {model}: it has {', '.join(files) or 'none'}"
         )
-    digest = re.search(r"-([0-9a-f]{8,})\.", path.name)
-    if digest and not checkpoint.sha256_of(path).startswith(digest[1]):
+    path, url = cached(files[name]), f"{PUBLISHED}/{files[name]}"
+    if not is_intact(path):
         raise InputError(
-            f"{path} does not match the digest in its name: remove it and download {url} again"
+            f"the weights {name} of {model} are not at {path}, or do not match the digest in the "
+            f"name, and ranks download nothing: put {url} there, or give init_from that address"
         )
-    tensors = _saved_by_torch(path).tensors
-    # torchvision renames these as well: it published them under earlier names.
-    early = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
-    return Weights({early.sub(r"\1\2", key): value for key, value in tensors.items()})
+    return _saved_by_torch(path)
 
 
 def _checkpoint(path: Path) -> Weights:
@@ -202,8 +186,8 @@ def initialise(
         InputError: they cannot be read, or belong to another network.
     """
     source = config.init_from
-    if source.startswith(TORCHVISION):
-        weights = read_torchvision(source.removeprefix(TORCHVISION), config.model)
+    if source.startswith(PREFIX):
+        weights = read_torchvision(source.removeprefix(PREFIX), config.model)
     elif "://" in source:
         raise InputError(
             f"init_from={source} is a URI, which only the train step downloads: use a file"
@@ -259,6 +243,8 @@ def _named_alike(
             if inner:
                 tensors = inner
                 break
+    early = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")  # as torchvision renames
+    tensors = {n if n in own else early.sub(r"\1\2", n): v for n, v in tensors.items()}
     known = {n: v for n, v in tensors.items() if n in own or not n.startswith(_SURPLUS)}
     return _resized_positions(known, config) if config.model.startswith("vit_") else known
 

@@ -1,4 +1,4 @@
-"""Initial weights of a training, downloaded from an address."""
+"""Initial weights of a training: where they come from, and their download."""
 
 import hashlib
 import os
@@ -7,23 +7,132 @@ import shutil
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.text import one_line
 from kfp_ddp.models import champion
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.http.answer import TooLongError
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, target_of
 from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.training.config import MODELS
 from kfp_ddp.training.manifest import MANIFEST, STATE
+from kfp_ddp.training.torchvision_weights import (
+    DEFAULT,
+    PREFIX,
+    PUBLISHED,
+    TORCHVISION,
+    cached,
+    is_intact,
+)
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
+MOST_IMAGES = 50_000
+"""From this number on, `auto` means random weights: a choice by order of magnitude."""
+SOURCE = "KFP_DDP_WEIGHTS"
+"""Environment variable: a folder's address for torchvision's files, or off to download none."""
+BAKED = "KFP_DDP_BAKED_WEIGHTS"
+"""Environment variable of our images: networks whose weights the trainer image contains."""
 _LARGEST = 16 << 30
 """Limit in bytes."""
 _BLOCK = 1 << 20
 _SECONDS = 60.0
+_PROBE_SECONDS = 4.0
+"""Time-out of the question whether a file can be downloaded."""
+
+
+class Start(NamedTuple):
+    """The weights that a run starts from."""
+
+    pretrained: str
+    """Value of the setting for the workers: an address or a path; true or torchvision:NAME for
+    torchvision's weights in their cache; false for random weights."""
+    model: str = ""
+    """Network that they are of; '' if unknown."""
+    origin: str = ""
+    """Where they come from, or why they are random, for people; '' if they are random as usual."""
+
+    def __bool__(self) -> bool:
+        return self.pretrained != "false"
+
+
+RANDOM = Start("false")
+
+
+def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) -> Start:
+    """Return the initial weights that a setting means, and where they are; nothing is downloaded.
+
+    Weights of torchvision are looked for in torch's cache, in the trainer image, then at
+    `SOURCE`, which takes at most some seconds.
+
+    Args:
+        pretrained: auto, true, false, torchvision:NAME, an address, or a path.
+        model: Network to train, which auto, true and torchvision:NAME need.
+        images: Number of images; 0 if unknown.
+        own_image: Whether the workers have another image than our trainer.
+
+    Raises:
+        InputError: the weights do not exist or cannot be had; never for auto.
+    """
+    optional, name = pretrained == "auto", pretrained.removeprefix(PREFIX)
+    if pretrained == "false":
+        return RANDOM
+    if pretrained not in ("auto", "true") and name == pretrained:
+        return Start(pretrained, network_in(pretrained), f"weights of {pretrained}")
+    name = DEFAULT if name == pretrained else name
+    files = TORCHVISION.get(model, {})
+    if optional and not files:
+        return RANDOM
+    if name not in files:
+        known = ", ".join(files) or "none; choose one of its networks, or set pretrained=false"
+        raise InputError(f"torchvision has no weights {name} of {model}: it has {known}")
+    if optional and images >= MOST_IMAGES:
+        return RANDOM._replace(origin=f"random weights, as {images:,} images are enough for them")
+    what = f"torchvision's weights {name} of {model}"
+    value = "true" if name == DEFAULT else pretrained
+    if is_intact(path := cached(files[name])):
+        return Start(value, model, f"{what}, from {path}")
+    if name == DEFAULT and not own_image and model in os.environ.get(BAKED, "").split():
+        return Start(value, model, f"{what}, from the trainer image")
+    address = f"{os.environ.get(SOURCE) or PUBLISHED}/{files[name]}"
+    problem = _problem_of(address)
+    if not problem:
+        return Start(address, model, f"{what}, from {address}")
+    if optional:
+        return RANDOM._replace(origin=f"random weights, as {what} cannot be had: {problem}")
+    raise InputError(
+        f"{what} cannot be had: {problem}; put the file at {path}, give pretrained an address "
+        "that can be reached, or set pretrained=false"
+    )
+
+
+def network_in(address: str) -> str:
+    """Return the network that the file name of weights begins with, as resnet18-f37072fd.pth does.
+
+    The name is that of torchvision's file, or begins with the network's; '' for any other.
+    """
+    file = address.rstrip("/").rpartition("/")[2]
+    begun = [name for name in MODELS if re.match(rf"{name}(?![a-z0-9])", file)]
+    named = (network for network, files in TORCHVISION.items() if file in files.values())
+    return next(named, max(begun, key=len, default="")) if file.endswith(SUFFIXES) else ""
+
+
+def _problem_of(address: str) -> str:
+    """Return why a file cannot be downloaded; '' if it can."""
+    if address.startswith("off/"):
+        return f"{SOURCE} is off"
+    try:
+        if not address.startswith("https://"):
+            check(address)
+            return ""
+        status = event_loop.run(_get(address, None, _PROBE_SECONDS))
+    except (OSError, KfpDdpError) as error:
+        return f"{address}: {one_line(error)}"
+    return "" if status == HTTPStatus.OK else f"{address}: HTTP {status}"
 
 
 def is_per_node(init_from: str) -> bool:
@@ -151,12 +260,13 @@ def _download_https(url: str, target: Path) -> None:
         )
 
 
-async def _get(url: str, take: Callable[[bytes], None]) -> int:
-    """Pass the content of an address to `take`; return the status."""
+async def _get(url: str, take: Callable[[bytes], None] | None, seconds: float = _SECONDS) -> int:
+    """Pass the content of an address to `take`, unless that is None; return the status."""
     origin = Origin.of(url)
-    client = HttpClient(HttpPool(origin, _SECONDS))
+    client = HttpClient(HttpPool(origin, seconds))
+    request = Request(origin, target_of(urlsplit(url)), _LARGEST)
     try:
-        return (await client.pour(Request(origin, target_of(urlsplit(url)), _LARGEST), take)).status
+        return (await (client.pour(request, take) if take else client.get(request))).status
     finally:
         client.close()
 

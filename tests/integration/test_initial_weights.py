@@ -21,6 +21,7 @@ from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.initial_weights import read
 from kfp_ddp.training.model import build
+from kfp_ddp.training.torchvision_weights import TORCHVISION
 from tests import tls
 from tests.sync_runs import small_disk
 
@@ -105,6 +106,57 @@ def test_unreachable_address_is_one_line(tmp_path: Path) -> None:
         with_local_weights(config("file:///nowhere/x.pth", tmp_path), tmp_path / "file")
     plain: Any = config("/a/path.pth", tmp_path)
     assert with_local_weights(plain, tmp_path) is plain
+
+
+def test_weights_of_torchvision_are_found_without_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    find, file = initial_weights.find, tmp_path / "torch/hub/checkpoints/r-01234567.pth"
+    monkeypatch.setitem(TORCHVISION["resnet18"], "DEFAULT", file.name)
+    none = find("auto", "resnet18")
+    assert not none
+    assert "KFP_DDP_WEIGHTS" in none.origin
+    with pytest.raises(InputError, match="cannot be had: KFP_DDP_WEIGHTS is off"):
+        find("true", "resnet18")
+    # No word of alarm where there are no weights, or where they are not wished for.
+    assert find("auto", "cifar_resnet8") == find("false", "resnet18") == initial_weights.RANDOM
+    with pytest.raises(InputError, match="has no weights DEFAULT of cifar_resnet8"):
+        find("true", "cifar_resnet8")
+    monkeypatch.setenv("KFP_DDP_BAKED_WEIGHTS", "resnet50 resnet18")
+    assert find("auto", "resnet18")[:2] == ("true", "resnet18")
+    assert not find("auto", "resnet18", own_image=True)
+    assert not find("auto", "resnet18", images=initial_weights.MOST_IMAGES)
+    monkeypatch.delenv("KFP_DDP_BAKED_WEIGHTS")
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx", tmp_path) as server:
+        monkeypatch.setenv("KFP_DDP_WEIGHTS", server)
+        assert find("auto", "resnet18")[:2] == (f"{server}/{file.name}", "resnet18")
+    assert not find("auto", "resnet18")
+    with answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", tmp_path) as server:
+        monkeypatch.setenv("KFP_DDP_WEIGHTS", server)
+        assert "HTTP 404" in find("auto", "resnet18").origin
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x")
+    assert not find("auto", "resnet18")
+    monkeypatch.setitem(TORCHVISION["resnet18"], "DEFAULT", "r.pth")
+    file.rename(file.with_name("r.pth"))
+    assert find("torchvision:DEFAULT", "resnet18")[:2] == ("true", "resnet18")
+    assert str(file.with_name("r.pth")) in find("true", "resnet18").origin
+
+
+@pytest.mark.parametrize(
+    ("address", "model"),
+    [
+        ("gs://b/resnet18-f37072fd.pth", "resnet18"),
+        ("/w/wide_resnet50_2.flowers.safetensors", "wide_resnet50_2"),
+        ("https://h/shufflenetv2_x0.5-f707e7126e.pth", "shufflenet_v2_x0_5"),
+        ("/w/resnet18", ""),
+        ("/w/resnet180.pth", ""),
+        ("hf://o/flowers.pth", ""),
+    ],
+)
+def test_file_name_tells_the_network(address: str, model: str) -> None:
+    assert initial_weights.find(address, "auto")[:2] == (address, model)
 
 
 @contextmanager

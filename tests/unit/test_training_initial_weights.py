@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torchvision.models import get_model_weights
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import weights
@@ -21,6 +20,7 @@ from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.initial_weights import initialise
 from kfp_ddp.training.model import build, build_for
+from kfp_ddp.training.torchvision_weights import TORCHVISION, cached
 
 CLASSES = ("a", "b")
 State = dict[str, Tensor]
@@ -218,25 +218,22 @@ def test_cached_weights_of_torchvision_are_read(
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     fields = {"model": "squeezenet1_1", "image_size": 64}
     name = "torchvision:DEFAULT"
-    with pytest.raises(InputError, match=r"not cached, and ranks download nothing: put http"):
-        started(run(name, **fields))
-    url = get_model_weights("squeezenet1_1")["DEFAULT"].url
-    path = tmp_path / "hub" / "checkpoints" / url.rpartition("/")[2]
+    path = cached(TORCHVISION["squeezenet1_1"]["DEFAULT"])
+    assert path == Path(torch.hub.get_dir(), "checkpoints", path.name)
     path.parent.mkdir(parents=True)
-    state = source(1000, "squeezenet1_1")
-    torch.save(state, path)
-    with pytest.raises(InputError, match="does not match the digest"):
-        started(run(name, **fields))
+    for _ in ("missing", "of another digest"):
+        with pytest.raises(InputError, match=r"ranks download nothing: put https"):
+            started(run(name, **fields))
+        torch.save(source(1000, "squeezenet1_1"), path)
+    # The published file itself is not ours to carry.
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    monkeypatch.setattr(  # the published file itself is not ours to carry
-        type(get_model_weights("squeezenet1_1")["DEFAULT"]), "url", f"https://x/s-{digest}.pth"
-    )
+    monkeypatch.setitem(TORCHVISION["squeezenet1_1"], "DEFAULT", f"s-{digest}.pth")
     path.rename(path.with_name(f"s-{digest}.pth"))
+    state = source(1000, "squeezenet1_1")
     check_weights(started(run(name, **fields)), state, ignored="classifier.1.")
-    with pytest.raises(InputError, match="has no weights 'V9' of squeezenet1_1: it has"):
-        started(run("torchvision:V9", **fields))
-    with pytest.raises(InputError, match="torchvision has no weights for cifar_resnet8"):
-        started(run(name))
+    for wrong, model in (("torchvision:V9", "squeezenet1_1"), (name, "cifar_resnet8")):
+        with pytest.raises(InputError, match=f"has no weights {wrong[12:]} of {model}"):
+            started(run(wrong, **fields | {"model": model}))
 
 
 def test_uri_is_refused() -> None:

@@ -1,0 +1,36 @@
+"""The classifiers of torchvision and their weights, without its import, which takes seconds.
+
+torchvision_weights.txt has a line for each file: network, name of the weights, file. `make
+reference` writes it from torchvision's own tables.
+"""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+TABLE = Path(__file__).resolve().with_suffix(".txt")
+PREFIX, DEFAULT = "torchvision:", "DEFAULT"
+TORCHVISION: dict[str, dict[str, str]] = {}
+"""Files by name of the weights, for each network; the first one is also named DEFAULT."""
+for _line in TABLE.read_text(encoding="utf-8").splitlines():
+    _network, _name, _file = _line.split()
+    TORCHVISION.setdefault(_network, {DEFAULT: _file})[_name] = _file
+PUBLISHED = "https://download.pytorch.org/models"
+"""Address of all these files."""
+
+
+def cached(file: str) -> Path:
+    """Return the path of a file in torch's cache, where it may be missing (as torch.hub)."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("TORCH_HOME") or f"{caches}/torch"
+    return Path(home).expanduser() / "hub" / "checkpoints" / file
+
+
+def is_intact(path: Path) -> bool:
+    """Return whether a file exists with the sha256 whose first digits are in its name, if any."""
+    digest = re.search(r"-([0-9a-f]{8,})\.", path.name)
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return not digest or hashlib.file_digest(file, "sha256").hexdigest().startswith(digest[1])
