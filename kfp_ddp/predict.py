@@ -7,13 +7,15 @@ Prerequisite: the `predict` extra, and ONNX Runtime (or torch).
     probabilities = load("bundle")(["picture.jpg"])
 """
 
+import contextlib
+import io
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
 
 Bytes = NDArray[np.uint8]
+Picture = str | Path | bytes | Image.Image | NDArray[Any]
+"""A path, the content of a file, a picture of Pillow, or uint8 [H, W] or [H, W, 3] in RGB."""
 _MAX_MODEL_BYTES = 16 << 30
 
 
 @dataclass(frozen=True)
 class Model:
-    """A classifier: call it with paths of pictures."""
+    """A classifier: call it with pictures."""
 
     classes: tuple[str, ...]
     short_side: int
@@ -48,15 +52,18 @@ class Model:
     logits: Logits
     """Function of uint8 images [N, 3, size, size] in RGB."""
 
-    def __call__(self, pictures: Sequence[str | Path]) -> NDArray[np.float64]:
+    def __call__(self, pictures: Sequence[Picture]) -> NDArray[np.float64]:
         """Return the probability of each class for each picture: float64 [pictures, classes].
 
         Raises:
             InputError: A picture cannot be read, or the model does not fit its description.
         """
-        squares = [square(Path(picture), self.short_side, self.size) for picture in pictures]
+        return self.compute([square(one, self.short_side, self.size) for one in pictures])
+
+    def compute(self, squares: Sequence[Bytes]) -> NDArray[np.float64]:
+        """Return the same for the results of `square`."""
         try:
-            logits = self.logits(np.stack(squares)).astype(np.float64)
+            logits = self.logits(np.stack(squares))
         except Exception as error:
             raise InputError(
                 f"{self.runtime} cannot compute pictures of {self.size} pixels: "
@@ -67,9 +74,22 @@ class Model:
                 f"the model gives logits of shape {list(logits.shape)} for {len(squares)} "
                 f"picture(s) and {len(self.classes)} classes: export it again"
             )
-        powers = np.exp(logits - logits.max(1, keepdims=True))
-        probabilities: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
-        return probabilities
+        return softmax(logits)
+
+
+def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the probabilities, float64 [N, classes]."""
+    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    probabilities: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
+    return probabilities
+
+
+def ranking(
+    classes: Sequence[str], probabilities: NDArray[np.float64], top: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the names and probabilities of the likeliest classes, for JSON."""
+    order = (-probabilities).argsort(kind="stable")[:top]
+    return [{"class": classes[at], "probability": float(probabilities[at])} for at in order]
 
 
 def load(bundle: str, signer: "Signer | None" = None) -> Model:
@@ -102,20 +122,20 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
     )
 
 
-def square(path: Path, short_side: int, size: int) -> Bytes:
+def square(picture: Picture, short_side: int, size: int) -> Bytes:
     """Return the centre of a picture: uint8 [3, size, size], RGB.
 
     Values differ from those of torchvision by 2 of 255 at most.
 
     Args:
-        path: Path of the picture.
+        picture: The picture.
         short_side: Pixels to which the shorter side is resized.
         size: Side of the centre crop in pixels.
 
     Raises:
         InputError: The picture cannot be read.
     """
-    image = _decode(path)
+    image = _decode(picture)
     scale = short_side / min(image.size)
     box = [0.0, 0.0, 0.0, 0.0]
     for axis, length in enumerate(image.size):
@@ -127,12 +147,12 @@ def square(path: Path, short_side: int, size: int) -> Bytes:
     return np.asarray(crop).transpose(2, 0, 1)
 
 
-def _decode(path: Path) -> Image.Image:
+def _decode(picture: Picture) -> Image.Image:
     """Return the picture in RGB, rotated according to its EXIF data."""
+    title = picture if isinstance(picture, str | Path) else "the picture"
     try:
-        with warnings.catch_warnings(), path.open("rb") as file:
+        with warnings.catch_warnings(), _opened(picture) as image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image: Image.Image = Image.open(file)
             if math.prod(image.size) > MAX_PIXELS:
                 raise ValueError(f"it has more than {MAX_PIXELS:,} pixels")
             if getattr(image, "is_animated", False):
@@ -142,10 +162,26 @@ def _decode(path: Path) -> Image.Image:
                 deep = np.asarray(image).astype(np.int64)
                 image = Image.fromarray(((deep * 255 + 32895) >> 16).astype(np.uint8))
             return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, TypeError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = "it is not a picture" if isinstance(error, UnidentifiedImageError) else str(error)
         reason = getattr(error, "strerror", None) or reason
         line = reason.splitlines()[0]
         raise InputError(
-            f"cannot read {path} ({line}): give a picture, such as a JPEG or a PNG"
+            f"cannot read {title} ({line}): give a picture, such as a JPEG or a PNG"
         ) from None
+
+
+@contextlib.contextmanager
+def _opened(picture: Picture) -> Iterator[Image.Image]:
+    """Yield a picture of Pillow, whose file is open."""
+    if isinstance(picture, Image.Image):
+        yield picture
+    elif isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8:  # Pillow takes fractions from 0 to 1 for black
+            raise ValueError(f"its values are {picture.dtype}, not uint8")
+        yield Image.fromarray(picture)
+    elif isinstance(picture, bytes):
+        yield Image.open(io.BytesIO(picture))
+    else:
+        with Path(picture).open("rb") as file:
+            yield Image.open(file)

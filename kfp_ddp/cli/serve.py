@@ -1,5 +1,6 @@
 """`kfp-ddp serve`: serve the model of a bundle by the v2 inference protocol."""
 
+import os
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +9,7 @@ import click
 import yaml
 
 from kfp_ddp.cli.bundles import KEY, find_signer
-from kfp_ddp.cli.options import echo, text_option
+from kfp_ddp.cli.options import text_option
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.serving.inference_service import RUNTIMES
 
@@ -22,6 +23,7 @@ from kfp_ddp.models.serving.inference_service import RUNTIMES
     help="Runtime of the model.  [default: the installed one]",
 )
 @click.option("--name", help="Name of the model in requests.  [default: the bundle's]")
+@text_option("--listen", help="Address to listen on.  [default: 127.0.0.1, in a pod 0.0.0.0]")
 @click.option("--port", type=click.IntRange(1, 65535), default=8080, help="HTTP port.")
 @click.option(
     "--grpc-port", type=click.IntRange(0, 65535), default=8081, help="gRPC port; 0 for none."
@@ -56,6 +58,7 @@ def command(
     variant: str,
     runtime: str | None,
     name: str | None,
+    listen: str,
     port: int,
     grpc_port: int,
     threads: int,
@@ -65,16 +68,18 @@ def command(
     manifest: str | None,
     image: str,
 ) -> None:
-    """Serve the model of BUNDLE on KServe's Python server, on all interfaces.
+    """Serve the model of BUNDLE: a page to try it on, and the protocols of KServe.
 
     BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
     of a model's versions, for its champion. Only files of the bundle's manifest are loaded, and the
-    model is tested on the bundle's sample first. The server has the v2 protocol over HTTP and gRPC,
-    /v2/health/ready, and /metrics for Prometheus. On SIGTERM it completes the current requests, for
-    at most 30 seconds; in a pod it first takes new ones for 10 seconds.
+    model is tested on the bundle's sample first. Open http://localhost:8080 in a browser to try the
+    model on pictures. POST /predict takes a picture file. The v2 protocol is at /v2 and on gRPC,
+    metrics for Prometheus at /metrics. On SIGTERM the server completes the current requests, for at
+    most 30 seconds; in a pod it first takes new ones for 10 seconds.
 
     \b
     kfp-ddp serve run-output/bundle --name flowers
+    curl --data-binary @picture.jpg localhost:8080/predict
     curl --json @run-output/bundle/sample/request.json localhost:8080/v2/models/flowers/infer
     kfp-ddp serve gs://my-bucket/models/flowers --manifest kserve-tritonserver | kubectl apply -f -
     """
@@ -84,17 +89,27 @@ def command(
     from kfp_ddp.local.installed import require
 
     require("serve")
+    from kfp_ddp.core.text import printable
     from kfp_ddp.serve.model import ready
 
+    listen = listen or ("0.0.0.0" if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1")  # noqa: S104
     for number in filter(None, (port, grpc_port)):
-        _check_free(number)
+        _check_free(listen, number)
     model = ready(bundle, variant, runtime or "", threads, find_signer(key))
-    name = name or model.name
-    echo(f"{model.uri} ({model.version}), {model.file} in {model.loaded.runtime}", err=True)
-    echo(f"serving at http://localhost:{port}/v2/models/{name}/infer", err=True)
+    host = "localhost" if listen in ("0.0.0.0", "::") else listen  # noqa: S104
+    what = f"{model.uri} ({model.version}), {model.file} in {model.loaded.runtime}"
     from kfp_ddp.serve.kserve_server import serve
 
-    serve(model, name, port=port, grpc_port=grpc_port, largest=max_batch, waiting=max_waiting)
+    serve(
+        model,
+        name or model.name,
+        listen=listen,
+        port=port,
+        grpc_port=grpc_port,
+        largest=max_batch,
+        waiting=max_waiting,
+        line=printable(f"{what}: open http://{host}:{port}"),
+    )
 
 
 def _manifest(bundle: str, name: str | None, runtime: str, image: str) -> str:
@@ -108,12 +123,13 @@ def _manifest(bundle: str, name: str | None, runtime: str, image: str) -> str:
     return yaml.safe_dump(service, sort_keys=False)
 
 
-def _check_free(port: int) -> None:
+def _check_free(address: str, port: int) -> None:
     """Refuse a port that is not free, before the model is loaded."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with closing(socket.create_server(("", port))):
+        with closing(socket.create_server((address, port), family=family)):
             return
     except OSError as error:
         raise InputError(
-            f"port {port} is not available ({error.strerror}): give another one"
+            f"port {port} of {address} is not available ({error.strerror}): give another one"
         ) from None

@@ -1,26 +1,29 @@
-"""KServe's Python server with one model: v2 over HTTP and gRPC, health, Prometheus metrics."""
+"""A server with one model, on KServe's protocols: v2 over HTTP and gRPC, health, metrics."""
 
-import logging
-import math
+import asyncio
 import os
 import signal
+import socket
+import sys
 import threading
-import uuid
 from types import FrameType
-from typing import Any, NoReturn
 
-import numpy as np
+import grpc  # type: ignore[import-untyped]
 import uvicorn
-from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model, ModelServer
-from kserve.errors import InvalidInput, ServerNotReady
-from kserve.model_server import app
-from kserve.protocol.model_repository_extension import ModelRepositoryExtension
-from prometheus_client import Gauge, Histogram
+from kserve import ModelRepository
+from kserve.constants.constants import MAX_GRPC_MESSAGE_LENGTH
+from kserve.protocol.dataplane import DataPlane
+from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from kserve.protocol.grpc.interceptors import ExceptionToStatusInterceptor
+from kserve.protocol.grpc.servicer import InferenceServicer
 
-from kfp_ddp.serve.batches import Batches, FullError, Images
-from kfp_ddp.serve.body_limit import BodyLimit
+from kfp_ddp.serve.app import make
+from kfp_ddp.serve.limits import IDLE_SECONDS, Connection
 from kfp_ddp.serve.model import Ready
+from kfp_ddp.serve.served import Closed, Served
 
+CONNECTIONS = 1000
+"""Open connections, at most; further requests are refused (503)."""
 GRACE_SECONDS = 30
 """Time to finish running requests at the end."""
 DRAIN_SECONDS = 10
@@ -29,150 +32,90 @@ DRAIN_SECONDS = 10
 On KServe 0.20 in Standard mode, four clients and two busy cores: 13 requests of 16,643 were lost in
 three rollouts with 5 seconds, 0 of 19,382 with 10.
 """
-_BATCHED = Histogram(
-    "kfp_ddp_batch_images",
-    "Images that were computed together",
-    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-)
-_INFO = Gauge(
-    "kfp_ddp_served_bundle",
-    "1 for the bundle that is served",
-    ("name", "version", "file", "runtime"),
-)
 
 
 def serve(
-    model: Ready, name: str, *, port: int, grpc_port: int, largest: int, waiting: int
+    model: Ready,
+    name: str,
+    *,
+    listen: str,
+    port: int,
+    grpc_port: int,
+    largest: int,
+    waiting: int,
+    line: str,
 ) -> None:
     """Serve until SIGTERM or SIGINT, and finish running requests; in a pod, drain first.
 
     Args:
         model: Model to serve.
         name: Name of the model in requests.
+        listen: Address to listen on.
         port: HTTP port.
         grpc_port: gRPC port, 0 for none.
         largest: Images in one call of the model, at most.
         waiting: Images in the queue, at most.
+        line: Printed when the server listens.
     """
-    server = ModelServer(
-        http_port=port,
-        grpc_port=grpc_port,
-        enable_grpc=bool(grpc_port),
-        enable_latency_logging=False,
-        grace_period=GRACE_SECONDS,
+    models = ModelRepository()
+    served, plane = Served(model, name, largest, waiting), DataPlane(models)
+    models.update(served)
+    host = f"[{listen}]" if ":" in listen else listen
+    config = uvicorn.Config(
+        make(served, plane, Closed(models)),
+        host=listen,
+        port=port,
+        http=Connection,
+        ws="none",
+        log_config=None,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    # By default any client could unload the model.
-    server.model_repository_extension = _Closed(server.registered_models)
-    # A pixel takes five bytes of JSON, such as "255, ".
-    pixels = math.prod(size for size in model.loaded.entry[1] if size > 0)
-    app.add_middleware(BodyLimit, max_json=5 * pixels * max(largest, waiting) + (1 << 16))
-    for logger in ("kserve.trace", "uvicorn.access"):  # three lines per request
-        logging.getLogger(logger).setLevel(logging.WARNING)
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
-        _drain_on_sigterm()
-    _INFO.labels(name, model.version, model.file, model.loaded.runtime).set(1)
-    server.start([Served(model, name, largest, waiting)])
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sig, lambda *_: None)  # uvicorn raises the signal again at the end
+    servicer = InferenceServicer(plane, Closed(models))
+    _Server(config, servicer, f"{host}:{grpc_port}" if grpc_port else "", line).run()
 
 
-def _drain_on_sigterm() -> None:
-    """Let uvicorn take requests for some seconds after SIGTERM; it has no setting for it.
+class _Server(uvicorn.Server):
+    """The HTTP server, and with it the gRPC server."""
 
-    A `preStop` hook would do the same, but Knative refuses it.
-    """
-    stop = uvicorn.Server.handle_exit
+    def __init__(
+        self, config: uvicorn.Config, servicer: InferenceServicer, address: str, line: str
+    ) -> None:
+        super().__init__(config)
+        self._servicer, self._address, self._line = servicer, address, line
 
-    def handle_exit(self: uvicorn.Server, sig: int, frame: FrameType | None) -> None:
-        if sig != signal.SIGTERM:
-            stop(self, sig, frame)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on both ports, and print the line."""
+        self._grpc = grpc.aio.server(
+            interceptors=[ExceptionToStatusInterceptor()],
+            maximum_concurrent_rpcs=CONNECTIONS,
+            options=[
+                ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_LENGTH),
+                ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_LENGTH),
+            ],
+        )
+        add_GRPCInferenceServiceServicer_to_server(self._servicer, self._grpc)
+        if self._address:
+            self._grpc.add_insecure_port(self._address)
+        await self._grpc.start()
+        await super().startup(sockets)
+        print(self._line, file=sys.stderr, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish running requests."""
+        await asyncio.gather(super().shutdown(sockets), self._grpc.stop(GRACE_SECONDS))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop at a signal; a pod takes requests for some seconds after SIGTERM.
+
+        A `preStop` hook would do the same, but Knative refuses it.
+        """
+        if sig != signal.SIGTERM or "KUBERNETES_SERVICE_HOST" not in os.environ:
+            super().handle_exit(sig, frame)
             return
         # A handler may interrupt a `print`, which may not be entered twice.
         os.write(2, b"SIGTERM: taking requests for %d more seconds\n" % DRAIN_SECONDS)
-        threading.Timer(DRAIN_SECONDS, stop, (self, sig, frame)).start()
-
-    uvicorn.Server.handle_exit = handle_exit  # type: ignore[method-assign]
-
-
-class Served(Model):  # type: ignore[misc]
-    """A bundle's model for KServe's server."""
-
-    def __init__(self, model: Ready, name: str, largest: int, waiting: int) -> None:
-        super().__init__(name)
-        self.version = model.version
-        self.entry, self.output = model.loaded.entry, model.loaded.output
-        self.batches = Batches(model.loaded, largest, waiting, _BATCHED.observe)
-        self.ready = True
-
-    def get_input_types(self) -> list[dict[str, Any]]:
-        """Return the model's inputs; -1 is any size."""
-        return [{"name": self.entry[0], "datatype": "UINT8", "shape": list(self.entry[1])}]
-
-    def get_output_types(self) -> list[dict[str, Any]]:
-        """Return the model's outputs."""
-        return [{"name": self.output[0], "datatype": "FP32", "shape": list(self.output[1])}]
-
-    async def predict(
-        self, payload: Any, headers: Any = None, response_headers: Any = None
-    ) -> InferResponse:
-        """Answer a request of the v2 protocol."""
-        if not isinstance(payload, InferRequest):
-            raise InvalidInput(f"only v2 is spoken here: POST /v2/models/{self.name}/infer")
-        images = self._images(payload.inputs)
-        name = self.output[0]
-        for requested in payload.request_outputs or ():
-            if requested.name != name:
-                raise InvalidInput(f"there is no output {requested.name!r}: there is {name!r}")
-        try:
-            logits = await self.batches(images)
-        except FullError as error:
-            raise _Busy(str(error)) from None
-        output = InferOutput(name, list(logits.shape), "FP32")
-        output.set_data_from_numpy(logits, binary_data=payload.use_binary_outputs)
-        return InferResponse(
-            payload.id or str(uuid.uuid4()),
-            self.name,
-            [output],
-            model_version=self.version,
-            use_binary_outputs=payload.use_binary_outputs,
-            requested_outputs=payload.request_outputs,
-        )
-
-    def _images(self, inputs: list[InferInput]) -> Images:
-        """Return the images of a request; raises InvalidInput."""
-        name, shape = self.entry
-        expected = f"one input {name!r}, UINT8 {['batch', *shape[1:]]}".replace("'", '"')
-        if len(inputs) != 1 or inputs[0].name != name or inputs[0].datatype != "UINT8":
-            actual = ", ".join(f"{one.name!r} {one.datatype}" for one in inputs) or "none"
-            raise InvalidInput(f"give {expected}, not {actual[:200]}")
-        try:
-            data = inputs[0].data  # empty with binary data
-            if data and np.array(data).dtype.kind not in "iu":
-                raise ValueError("the data are no whole numbers")
-            images: Images = inputs[0].as_numpy()
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidInput(f"give {expected} with as many bytes: {str(error)[:200]}") from None
-        fits = len(images.shape) == len(shape) and all(
-            size in (-1, actual) for size, actual in zip(shape[1:], images.shape[1:], strict=True)
-        )
-        if not fits or not images.size:
-            raise InvalidInput(f"give {expected}, not {list(images.shape)}")
-        return np.ascontiguousarray(images)
-
-
-class _Busy(ServerNotReady):  # type: ignore[misc]
-    """HTTP 503, or UNAVAILABLE, for which KServe's gRPC server asks for a `reason`."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class _Closed(ModelRepositoryExtension):  # type: ignore[misc]
-    """A repository whose one model stays loaded while the server runs."""
-
-    async def load(self, model_name: str) -> NoReturn:
-        """HTTP 501."""
-        raise NotImplementedError("the served model cannot be reloaded: restart the server")
-
-    async def unload(self, model_name: str) -> NoReturn:
-        """HTTP 501."""
-        raise NotImplementedError("the served model cannot be unloaded: stop the server")
+        threading.Timer(DRAIN_SECONDS, super().handle_exit, (sig, frame)).start()

@@ -10,7 +10,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.models import variants
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.champion import open_bundle
-from kfp_ddp.models.interface import read_classes, read_sample
+from kfp_ddp.models.interface import Interface, read_interface, read_sample
 from kfp_ddp.models.onnx_runtimes import Loaded, load
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Ready:
     """Version of the bundle."""
     uri: str
     file: str
-    classes: tuple[str, ...]
+    interface: Interface
     loaded: Loaded
 
 
@@ -60,9 +60,9 @@ def ready(
     if content is None:
         raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
     loaded = load(content, runtime, threads)
-    classes = read_classes(sealed)
+    interface = read_interface(sealed)
     _test(sealed, loaded, exact=not variant)
-    return Ready(sealed.model_name, sealed.version, sealed.uri, file, classes, loaded)
+    return Ready(sealed.model_name, sealed.version, sealed.uri, file, interface, loaded)
 
 
 def _file(sealed: Bundle, variant: str) -> str:

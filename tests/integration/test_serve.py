@@ -1,5 +1,6 @@
 """`kfp-ddp serve` answers over HTTP and gRPC with the numbers of the checkpoint."""
 
+import base64
 import contextlib
 import http.client
 import importlib.util
@@ -24,6 +25,7 @@ import pytest
 import requests
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import contents, formats, infra
@@ -31,6 +33,8 @@ from kfp_ddp.export.formats import eager, from_checkpoint
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.serving.canary import Sample, ask, try_out
+from kfp_ddp.predict import load, softmax
+from kfp_ddp.serve.limits import MAX_JSON
 from kfp_ddp.serve.model import ready
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.checkpoint import load_model
@@ -50,6 +54,8 @@ def sealed(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     formats.write_onnx(formats.trace(servable, SIZE), info, onnx)
     contents.write_repository(folder / "serving", onnx, "squares", info.classes, SIZE)
     bundle.write_json(folder / "classes.json", list(info.classes))
+    signature = contents.describe_signature(replace(info, image_size=SIZE))
+    bundle.write_json(folder / "signature.json", signature)
     image = infra.pattern(SIZE)
     logits = eager(servable)(torch.from_numpy(image)[None])[0].numpy()
     infra.write_sample(folder, image, logits, "squares", 1e-3)
@@ -176,7 +182,7 @@ def test_concurrent_requests_get_their_own_answers(
     assert 'kfp_ddp_served_bundle{file="model.onnx",name="squares",runtime="onnxruntime' in text
     sizes = re.findall(r'kfp_ddp_batch_images_bucket\{le="(?:4.0|\+Inf)"\} (\S+)', text)
     assert len(set(sizes)) == 1
-    assert "/infer" not in server.log.read_text().partition("Application startup")[2]
+    assert "/infer" not in server.log.read_text().partition("open http")[2]
 
 
 def test_grpc_answer_equals_the_checkpoint(server: Server, trained_checkpoint: Path) -> None:
@@ -238,6 +244,9 @@ WRONG: dict[str, Any] = {
     "booleans": asking(IMAGE, data=[True] * IMAGE.size),
     "digits": asking(IMAGE, data=["12"] * IMAGE.size),
     "words": asking(IMAGE, data=["a"] * IMAGE.size),
+    "no picture": asking(IMAGE, datatype="BYTES", shape=[0], data=[]),
+    "no picture file": asking(IMAGE, datatype="BYTES", shape=[1], data=["aGVsbG8="]),
+    "no base64": asking(IMAGE, datatype="BYTES", shape=[1], data=["picture.jpg"]),
     "two inputs": {"inputs": asking(IMAGE)["inputs"] * 2},
     "none": {"inputs": []},
     "another output": {**asking(IMAGE), "outputs": [{"name": "classes"}]},
@@ -252,19 +261,43 @@ def test_invalid_request_gets_one_line_with_the_expected_input(
     assert refused.status_code == 400, refused.text
     text = refused.json()["error"]
     assert "\n" not in text
-    assert '"images", UINT8 ["batch", 3, 16, 16]' in text or "there is 'logits'" in text
+    assert "UINT8" in text or "there is 'logits'" in text or "cannot read the picture" in text
     assert server.ask(asking(IMAGE)).status_code == 200
+
+
+def test_picture_gets_the_names_and_probabilities_of_classes(
+    server: Server, sealed: Path, tmp_path: Path
+) -> None:
+    url, path = f"{server.url}/predict", tmp_path / "noise.png"
+    Image.fromarray(np.moveaxis(some(1, 5)[0], 0, 2)).save(path)
+    content = path.read_bytes()
+    answer = requests.post(url, content, timeout=60).json()
+    model = load(str(sealed))
+    (shares,) = model([path])
+    classes = [(one["class"], one["probability"]) for one in answer["classes"]]
+    assert answer["version"] == bundle.version(sealed)
+    assert classes == [(model.classes[at], pytest.approx(shares[at])) for at in (-shares).argsort()]
+    form = {"file": ("noise.png", content)}
+    assert requests.post(url, files=form, timeout=60).json() == answer
+    texts = [base64.b64encode(content).decode()] * 2
+    asked = asking(IMAGE, datatype="BYTES", shape=[2], data=texts)
+    np.testing.assert_allclose(softmax(logits(server.ask(asked).json())), [shares] * 2, atol=1e-6)
+    wrong: list[dict[str, Any]] = [{"data": content[:90]}, {"files": {"a": "text"}}, {}]
+    wrong.append({"files": [("a", ("a.png", content)), ("b", ("b.png", content))]})
+    for more in wrong:
+        refused = requests.post(url, timeout=60, **more)
+        assert (refused.status_code, list(refused.json())) == (400, ["error"])
+    assert "Traceback" not in server.log.read_text()
 
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_too_large_request_is_refused_before_it_is_complete(server: Server, declared: bool) -> None:
-    limit = 5 * 1024 * IMAGE.size + (1 << 16)  # JSON of the longest queue
-    block = bytes(limit // 4)
+    block = bytes(MAX_JSON // 4)
     asked = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
     asked.putrequest("POST", "/v2/models/squares/infer")
     asked.putheader("Content-Type", "application/json")
     if declared:
-        asked.putheader("Content-Length", str(limit + 1))
+        asked.putheader("Content-Length", str(MAX_JSON + 1))
         asked.endheaders()
     else:
         asked.putheader("Transfer-Encoding", "chunked")

@@ -1,0 +1,162 @@
+"""A bundle's model for KServe's server."""
+
+import asyncio
+import base64
+import struct
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import numpy as np
+from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model
+from kserve.errors import InvalidInput, ServerNotReady
+from kserve.protocol.model_repository_extension import ModelRepositoryExtension
+from prometheus_client import Gauge, Histogram
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.predict import ranking, softmax, square
+from kfp_ddp.serve.batches import Batches, Floats, FullError, Images
+from kfp_ddp.serve.model import Ready
+
+BYTES = "BYTES"
+"""Data type of the v2 protocol."""
+DECODERS = 2
+"""Pictures that are decoded at the same time; a large one takes some 500 MB."""
+_BATCHED = Histogram(
+    "kfp_ddp_batch_images",
+    "Images that were computed together",
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+)
+_INFO = Gauge(
+    "kfp_ddp_served_bundle",
+    "1 for the bundle that is served",
+    ("name", "version", "file", "runtime"),
+)
+
+
+class Served(Model):  # type: ignore[misc]
+    """A bundle's model for KServe's server."""
+
+    def __init__(self, model: Ready, name: str, largest: int, waiting: int) -> None:
+        super().__init__(name)
+        self.version = model.version
+        self.interface = model.interface
+        self.entry, self.output = model.loaded.entry, model.loaded.output
+        self.batches = Batches(model.loaded, largest, waiting, _BATCHED.observe)
+        self.decoders = ThreadPoolExecutor(DECODERS, "decode")
+        self.ready = True
+        _INFO.labels(name, model.version, model.file, model.loaded.runtime).set(1)
+
+    def get_input_types(self) -> list[dict[str, Any]]:
+        """Return the model's inputs; -1 is any size."""
+        return [{"name": self.entry[0], "datatype": "UINT8", "shape": list(self.entry[1])}]
+
+    def get_output_types(self) -> list[dict[str, Any]]:
+        """Return the model's outputs."""
+        return [{"name": self.output[0], "datatype": "FP32", "shape": list(self.output[1])}]
+
+    async def predict(
+        self, payload: Any, headers: Any = None, response_headers: Any = None
+    ) -> InferResponse:
+        """Answer a request of the v2 protocol."""
+        if not isinstance(payload, InferRequest):
+            raise InvalidInput(f"only v2 is spoken here: POST /v2/models/{self.name}/infer")
+        images = await self._images(payload.inputs)
+        name = self.output[0]
+        for requested in payload.request_outputs or ():
+            if requested.name != name:
+                raise InvalidInput(f"there is no output {requested.name!r}: there is {name!r}")
+        logits = await self._logits(images)
+        output = InferOutput(name, list(logits.shape), "FP32")
+        output.set_data_from_numpy(logits, binary_data=payload.use_binary_outputs)
+        return InferResponse(
+            payload.id or str(uuid.uuid4()),
+            self.name,
+            [output],
+            model_version=self.version,
+            use_binary_outputs=payload.use_binary_outputs,
+            requested_outputs=payload.request_outputs,
+        )
+
+    async def classify(self, picture: bytes) -> list[dict[str, Any]]:
+        """Return the classes of a picture with probabilities, the likeliest first.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        (row,) = softmax(await self._logits(await self._decoded([picture])))
+        return ranking(self.interface.classes, row)
+
+    async def _logits(self, images: Images) -> Floats:
+        try:
+            return await self.batches(images)
+        except FullError as error:
+            raise _Busy(str(error)) from None
+
+    async def _decoded(self, pictures: list[bytes]) -> Images:
+        """Decode pictures in another thread, so that other requests are answered meanwhile."""
+        _, short, size = self.interface
+        run = asyncio.get_running_loop().run_in_executor
+        return np.stack([await run(self.decoders, square, one, short, size) for one in pictures])
+
+    async def _images(self, inputs: list[InferInput]) -> Images:
+        """Return the images of a request; raises InvalidInput."""
+        name, shape = self.entry
+        expected = f"one input {name!r}, UINT8 {['batch', *shape[1:]]}".replace("'", '"')
+        if len(inputs) != 1 or inputs[0].name != name or inputs[0].datatype not in ("UINT8", BYTES):
+            actual = ", ".join(f"{one.name!r} {one.datatype}" for one in inputs) or "none"
+            raise InvalidInput(f"give {expected}, or BYTES of picture files, not {actual[:200]}")
+        try:
+            if inputs[0].datatype == BYTES:
+                return await self._decoded(_files(inputs[0]))
+            data = inputs[0].data  # empty with binary data
+            if data and np.array(data).dtype.kind not in "iu":
+                raise ValueError("the data are no whole numbers")
+            images: Images = inputs[0].as_numpy()
+        except InputError as error:
+            raise InvalidInput(str(error)) from None
+        except (ValueError, TypeError, OverflowError, struct.error) as error:
+            raise InvalidInput(f"give {expected} with as many bytes: {str(error)[:200]}") from None
+        fits = len(images.shape) == len(shape) and all(
+            size in (-1, actual) for size, actual in zip(shape[1:], images.shape[1:], strict=True)
+        )
+        if not fits or not images.size:
+            raise InvalidInput(f"give {expected}, not {list(images.shape)}")
+        return np.ascontiguousarray(images)
+
+
+def _files(entry: InferInput) -> list[bytes]:
+    """Return the picture files of an input of BYTES: base64 over HTTP, themselves over gRPC.
+
+    Raises:
+        ValueError: there is none, or the text is not base64.
+    """
+    contents = entry.as_numpy().ravel().tolist()
+    if not contents:
+        raise ValueError("there is no picture")
+    return [
+        one if isinstance(one, bytes) else base64.b64decode(one, validate=True) for one in contents
+    ]
+
+
+class _Busy(ServerNotReady):  # type: ignore[misc]
+    """HTTP 503, or UNAVAILABLE, for which KServe's gRPC server asks for a `reason`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Closed(ModelRepositoryExtension):  # type: ignore[misc]
+    """A repository whose one model stays loaded while the server runs.
+
+    By default any client could unload it.
+    """
+
+    async def load(self, model_name: str) -> NoReturn:
+        """HTTP 501."""
+        raise NotImplementedError("the served model cannot be reloaded: restart the server")
+
+    async def unload(self, model_name: str) -> NoReturn:
+        """HTTP 501."""
+        raise NotImplementedError("the served model cannot be unloaded: stop the server")
