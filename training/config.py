@@ -96,9 +96,9 @@ class TrainConfig(Settings):
     most a tenth of epochs."""
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     """Share of a target that is distributed over all classes."""
-    class_weights: Literal["none", "balanced"] = "none"
+    class_weights: Literal["none", "sqrt", "balanced"] = "none"
     """Weight of a class in the loss: equal for all, or inversely proportional to its number of
-    training images (balanced)."""
+    training images (balanced), or to the square root of that number (sqrt)."""
     mixup: float = Field(0.0, ge=0, le=10)
     """Mix each training image and target with another one of its batch, by a share drawn from
     Beta(mixup, mixup) (Zhang et al. 2017); 0: off."""

@@ -33,7 +33,7 @@ class Loss:
 
     def __init__(self, config: TrainConfig, index: Index, device: torch.device) -> None:
         self.smoothing = config.label_smoothing
-        self.class_weights = balanced(index) if config.class_weights == "balanced" else []
+        self.class_weights = weights_of(index, POWERS[config.class_weights])
         """Weight of each class; empty if all weights are equal."""
         weights = torch.tensor(self.class_weights, device=device)
         self._weights = weights if self.class_weights else None
@@ -61,10 +61,19 @@ class Loss:
         return F.cross_entropy(logits, targets, self._weights, label_smoothing=self.smoothing)
 
 
-def balanced(index: Index) -> list[float]:
-    """Return class weights inversely proportional to the images of each class, 1 on average."""
+POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}
+
+
+def weights_of(index: Index, power: float) -> list[float]:
+    """Return weights by class, images to the power of `-power`, 1 on average over the images.
+
+    Empty for a power of 0: all weights are equal.
+    """
+    if not power:
+        return []
     counts = torch.bincount(torch.tensor(index.targets), minlength=len(index.classes))
-    weights = len(index) / (len(index.classes) * counts.clamp(min=1).double())
+    weights = counts.clamp(min=1).double() ** -power
+    weights *= len(index) / (weights * counts).sum()
     return [float(weight) for weight in weights]
 
 

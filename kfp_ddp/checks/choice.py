@@ -1,28 +1,37 @@
-"""Choose the settings of a training that fits a machine and its photographs."""
+"""Choose the settings of a training that fit its images and the hardware.
+
+The image size depends on the hardware and on the images' size, never on their number: with more
+images there are fewer epochs.
+"""
 
 import math
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
 import psutil
 
 from kfp_ddp.checks.form import SUBJECTS
+from kfp_ddp.training.config import SMALL_RESNETS
 
-MINUTES = 15
-"""Target duration of a training."""
-STEPS = 1500
-"""Target number of steps from random weights, at a batch of `BATCH`."""
-BATCH = 32
-MOST_EPOCHS = 60
-LEFT = {"model": "auto", "epochs": 0, "batch_size": 0}
+MINUTES, JOB_MINUTES = 15.0, 120.0
+"""Target durations of a training on this machine, and as a job of a cluster."""
+SIZES = (224, 160, 128, 96, 64)
+SMALLEST = SIZES[-1]
+"""Image size from which on networks of torchvision are chosen."""
+BATCH = {"cpu": 32, "mps": 64, "cuda": 64}
+"""Images in a step, on the CPU over all ranks, otherwise for each GPU."""
+UNSET: dict[str, Any] = {"recipe": "auto", "model": "auto", "epochs": 0, "batch_size": 0}
 """Values of form parameters that are not set."""
-SHARE = 0.7
+SHARE = 0.85
 """Fraction of its speed that a core has when all cores are used."""
+LARGE = 20_000
+"""Images from which on a GPU trains a ResNet-50 from random weights."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +39,29 @@ class Machine:
     """Resources for a training."""
 
     cores: int
-    """Physical CPU cores that this process may use."""
+    """Physical CPU cores that this process may use, or those of all pods."""
     memory_gb: float
     device: Literal["cpu", "cuda", "mps"]
     gpus: int
     """Number of GPUs; 0 for the CPU."""
+    pods: int = 0
+    """Number of pods of a job, which have all of these together; 0 for this machine."""
 
     def __str__(self) -> str:
         kinds = {"cpu": "no GPU", "cuda": f"{self.gpus} GPU(s)", "mps": "Apple GPU"}
+        if self.pods:
+            return f"{self.pods} pod(s) with about {self.cores} cores and {kinds[self.device]}"
         return f"{self.cores} cores, {self.memory_gb:.0f} GB, {kinds[self.device]}"
+
+    @property
+    def minutes(self) -> float:
+        """Target duration of a training."""
+        return JOB_MINUTES if self.pods else MINUTES
+
+    @property
+    def speed(self) -> float:
+        """Speed in cores of `COSTS`; a GPU by order of magnitude, like that of a laptop."""
+        return {"cpu": self.cores * SHARE, "cuda": 100.0 * self.gpus, "mps": 12.0}[self.device]
 
 
 def this_machine() -> Machine:
@@ -54,27 +77,54 @@ def this_machine() -> Machine:
     return Machine(cores, memory_gb, "cpu", 0)
 
 
-class Network(NamedTuple):
-    """A network at an image size, and how fast it trains."""
+class Cost(NamedTuple):
+    """Core seconds for an image in a training step: a fixed part, and a part at 224 px."""
 
-    model: str
-    size: int
-    rate: float
-    """Images per second on a CPU core or a GPU."""
+    fixed: float
+    at_224: float
+
+    def at(self, size: int) -> float:
+        """Return the core seconds at an image size."""
+        return self.fixed + self.at_224 * (size / 224) ** 2
 
 
-# The best first. CPU: a Xeon core with AVX-512 (VNNI). GPU: slow, like that of a laptop.
-NETWORKS: dict[str, tuple[Network, ...]] = {
-    "cpu": (
-        Network("resnet18", 224, 5),
-        Network("resnet18", 128, 14),
-        Network("resnet18", 64, 31),
-        Network("cifar_resnet20", 32, 136),
-        Network("cifar_resnet8", 32, 350),
-    ),
-    "cuda": (Network("resnet18", 224, 400), Network("resnet18", 128, 1000)),
-    "mps": (Network("resnet18", 224, 120), Network("resnet18", 128, 300)),
+COSTS = {
+    "resnet18": Cost(0.0065, 0.085),
+    "resnet34": Cost(0.0120, 0.185),
+    "resnet50": Cost(0.0100, 0.315),
+    "mobilenet_v3_large": Cost(0.0060, 0.030),
+    "cifar_resnet20": Cost(0.0010, 0.116),
+    "cifar_resnet14": Cost(0.0007, 0.080),
+    "cifar_resnet8": Cost(0.0005, 0.040),
 }
+"""Measured on a Zen 5 core with AVX-512, fp32."""
+EVALUATION = 0.3
+"""Cost of an image in an evaluation, as a fraction of that in training."""
+FINISH = 0.0005
+"""Core seconds to crop and resize a decoded image."""
+DECODING = {"JPEG": 0.0045, "WEBP": 0.013}
+"""Core seconds to decode a megapixel, on the same core."""
+OTHERS = 0.024
+"""The same for PNG and other formats."""
+EPOCH_SECONDS = 0.4
+"""Saving and reporting after an epoch."""
+
+
+class Plan(NamedTuple):
+    """What depends on whether a training starts from existing weights."""
+
+    load: int
+    """Images in all epochs that the image size must allow within the target duration."""
+    seen: int
+    """Images in all epochs that a training needs; few images are seen in more epochs."""
+    fewest: int
+    most: int
+    least: int
+    """Epochs that a target duration does not reduce."""
+
+
+RANDOM = Plan(load=50_000, seen=60_000, fewest=30, most=100, least=3)
+WEIGHTS = Plan(load=12_000, seen=20_000, fewest=5, most=15, least=2)
 
 
 @dataclass(frozen=True)
@@ -86,11 +136,27 @@ class Photographs:
     classes: int
     short_side: int
     """Median, in pixels; 0 if unknown."""
+    decoding: float = 0.002
+    """Mean core seconds to decode an image."""
     notes: tuple[str, ...] = ()
     """Unusual properties."""
 
     def __str__(self) -> str:
         return f"{self.train + self.val:,} images in {self.classes} classes"
+
+
+def statistics_of(pictures: Sequence[tuple[str, int, int]]) -> tuple[int, float]:
+    """Return the median short side and the mean seconds to decode, as in `Photographs`.
+
+    Args:
+        pictures: Format, width and height of some images.
+    """
+    if not pictures:
+        return 0, OTHERS
+    decoding = [
+        width * height / 1e6 * DECODING.get(kind, OTHERS) for kind, width, height in pictures
+    ]
+    return int(median(min(width, height) for _, width, height in pictures)), fmean(decoding)
 
 
 @dataclass(frozen=True)
@@ -101,10 +167,16 @@ class Choice:
     ranks: int
     minutes: float
     """Estimated duration of the training; 0 if unknown."""
+    why: str = ""
+    """The reasons for the choice, in one line; '' if nothing was chosen."""
 
 
 def choose(
-    photographs: Photographs, machine: Machine, requested: Mapping[str, Any], ranks: int = 0
+    photographs: Photographs,
+    machine: Machine,
+    requested: Mapping[str, Any],
+    ranks: int = 0,
+    weights: bool = False,
 ) -> Choice:
     """Return settings for a machine and its photographs; requested settings take precedence.
 
@@ -113,80 +185,117 @@ def choose(
         machine: Machine to train on.
         requested: Arguments of the pipeline.
         ranks: Number of processes; 0 to choose.
+        weights: Whether the training starts from existing weights, of `network` or of the
+            requested model.
     """
-    requested = {name: value for name, value in requested.items() if LEFT.get(name) != value}
+    requested = {name: value for name, value in requested.items() if UNSET.get(name) != value}
     processes = ranks or requested.get("job", {}).get("nproc_per_node")
     ranks = processes or _ranks(machine, photographs.train)
-    always: dict[str, Any] = {"gate": {}, "job": {"nproc_per_node": ranks}}
-    always["training"] = {"log_steps": 5, "cache_gb": 4.0}
-    if machine.device == "mps" and ranks == 1:
-        always["training"] |= {"device": "mps", "strategy": "single"}
-    if requested.get("training", {}).get("init_from") and "recipe" not in requested:
-        always["recipe"] = "finetune"
-    if (merged(always, requested).get("recipe") or "none") != "none":
+    always: dict[str, Any] = {}
+    if not machine.pods:
+        always = {"gate": {}, "job": {"nproc_per_node": ranks}}
+        always["training"] = {"log_steps": 5, "cache_gb": 4.0}
+        if machine.device == "mps" and ranks == 1:
+            always["training"] |= {"device": "mps", "strategy": "single"}
+    if (requested.get("recipe") or "none") != "none":
         return Choice(merged(always, requested), ranks, 0.0)
-    chosen, minutes = _from_random_weights(photographs, machine, requested, ranks)
-    return Choice(merged(merged(always, chosen), requested), ranks, minutes)
+    weights = weights or bool(requested.get("training", {}).get("init_from"))
+    always["recipe"] = "finetune" if weights else "none"
+    sized = _Sized(photographs, machine, requested, ranks, weights)
+    everything = merged(merged(always, sized.arguments()), requested)
+    return Choice(everything, ranks, sized.seconds(sized.epochs) / 60, sized.why())
 
 
-def _from_random_weights(
-    photographs: Photographs, machine: Machine, requested: Mapping[str, Any], ranks: int
-) -> tuple[dict[str, Any], float]:
-    """Return network, image size, epochs and batch, and their duration in minutes."""
-    images = max(1, photographs.train)
-    speed = machine.gpus or machine.cores * SHARE
-    epochs = requested.get("epochs") or min(max(math.ceil(STEPS * BATCH / images), 10), MOST_EPOCHS)
-    network = _network(photographs, machine, requested, images * epochs / speed)
-    minutes = images * epochs / speed / network.rate / 60 if network.rate else 0.0
-    if minutes > 2 * MINUTES and not requested.get("epochs"):
-        fewer = max(3, int(epochs * MINUTES / minutes))
-        minutes, epochs = minutes * fewer / epochs, fewer
-    batch = max(min(BATCH, images // 8), min(8, images // 2))
-    arguments = {
-        "model": network.model,
-        "epochs": epochs,
-        "batch_size": max(1, batch // ranks) * ranks,
-        "training": {
-            "learning_rate": 0.05,
-            "image_size": network.size,
-            "crop_min_area": 0.35,
-            "workers": min(4, machine.cores // ranks) if machine.gpus else 0,
-        },
-    }
-    return arguments, minutes
+def network(photographs: Photographs, machine: Machine, weights: bool) -> str:
+    """Return the network to train at `SMALLEST` px and more."""
+    large = machine.device == "cuda" and (weights or photographs.train >= LARGE)
+    return "resnet50" if large else "resnet18"
+
+
+class _Sized:
+    """Network, image size, batch and epochs of a training."""
+
+    def __init__(
+        self,
+        photographs: Photographs,
+        machine: Machine,
+        requested: Mapping[str, Any],
+        ranks: int,
+        weights: bool,
+    ) -> None:
+        self.photographs, self.machine, self.weights = photographs, machine, weights
+        self.images = max(1, photographs.train)
+        self.plan = WEIGHTS if weights else RANDOM
+        training, short = requested.get("training", {}), photographs.short_side
+        size, model = training.get("image_size", 0), requested.get("model", "")
+        tiny = (size or short or SMALLEST) < SMALLEST and not weights
+        chosen = "cifar_resnet20" if tiny else network(photographs, machine, weights)
+        self.model = model or chosen
+        self.size = size or self._size(tiny)
+        most = BATCH[machine.device] * max(1, machine.gpus)
+        batch = max(min(most, self.images // 8), min(4 if weights else 8, self.images // 2))
+        self.batch = requested.get("batch_size") or max(1, batch // ranks) * ranks
+        wanted = min(max(math.ceil(self.plan.seen / self.images), self.plan.fewest), self.plan.most)
+        once = self.seconds(1) - self.seconds(0)
+        possible = int((machine.minutes * 60 - self.seconds(0)) / once) if once else wanted
+        self.wanted, least = wanted, min(self.plan.least, wanted)
+        self.epochs = requested.get("epochs") or max(least, min(wanted, possible))
+
+    def _size(self, tiny: bool) -> int:
+        """Return the largest image size that the images and the hardware allow."""
+        short = self.photographs.short_side
+        if tiny or (short and short < SMALLEST and self.model in SMALL_RESNETS):
+            return 48 if short >= 48 else 32
+        cost = COSTS.get(self.model)
+        if cost is None:
+            return 224 if self.machine.gpus else 128
+        seconds = self.machine.minutes * 60 * self.machine.speed
+        possible = (
+            size
+            for size in SIZES
+            if (not short or size <= 1.15 * short) and self.plan.load * cost.at(size) <= seconds
+        )
+        return next(possible, SMALLEST)
+
+    def seconds(self, epochs: int) -> float:
+        """Return the estimated duration of the training; 0 if the network's speed is unknown."""
+        cost = COSTS.get(self.model)
+        if cost is None:
+            return 0.0
+        images = self.images + EVALUATION * self.photographs.val
+        computing = epochs * images * cost.at(self.size) / self.machine.speed
+        decoding = self.photographs.decoding * (self.images + self.photographs.val)
+        loading = (decoding + epochs * images * FINISH) / (self.machine.cores * SHARE)
+        if self.machine.gpus:  # the loader works meanwhile
+            return max(computing, loading) + epochs * EPOCH_SECONDS
+        return computing + loading + epochs * EPOCH_SECONDS
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the pipeline."""
+        training: dict[str, Any] = {"image_size": self.size, "crop_min_area": 0.35}
+        training |= {"keep_best": True, "early_stop_epochs": max(10, self.epochs // 3)}
+        if not self.weights:
+            training |= {"learning_rate": min(0.8, 0.05 * self.batch / BATCH["cpu"])}
+            training |= {"weight_decay": 5e-4, "class_weights": "sqrt"}
+        training["workers"] = min(4, self.machine.cores // 2) if self.machine.gpus else 0
+        names = {"model": self.model, "epochs": self.epochs, "batch_size": self.batch}
+        return {**names, "training": training}
+
+    def why(self) -> str:
+        """Return the reasons for the choice."""
+        short, minutes = self.photographs.short_side, self.machine.minutes
+        parts = [f"short sides of {short} px" if short else "images of unknown size"]
+        parts.append("existing weights" if self.weights else "random weights")
+        if 0 < self.seconds(self.epochs) <= minutes * 60:
+            cut = f"{self.epochs} of {self.wanted} epochs" if self.epochs < self.wanted else "it"
+            parts.append(f"{cut} in {minutes:.0f} min")
+        return "; ".join(parts)
 
 
 def _ranks(machine: Machine, images: int) -> int:
     """Return a rank per GPU or core, limited by memory (2 GB each) and images."""
     most = machine.gpus or min(machine.cores, 4, int(machine.memory_gb / 2))
     return max(1, min(most, images // 16))
-
-
-def _network(
-    photographs: Photographs, machine: Machine, requested: Mapping[str, Any], unit_seconds: float
-) -> Network:
-    """Return the best network within the target duration that fits the requested settings.
-
-    Args:
-        photographs: Images; they are not enlarged much.
-        machine: Machine to train on.
-        requested: Arguments of the pipeline.
-        unit_seconds: Duration of a network that trains one image per second.
-    """
-    model, size = requested.get("model", "auto"), requested.get("training", {}).get("image_size")
-    known = [
-        network
-        for network in NETWORKS[machine.device]
-        if model in ("auto", network.model) and size in (None, network.size)
-    ]
-    if not known:
-        size = size or min(one.size for one in NETWORKS[machine.device][:2])
-        model = model if model != "auto" else NETWORKS[machine.device][0].model
-        return Network(model, size, 0.0)
-    largest = 1.5 * photographs.short_side or math.inf
-    fitting = [one for one in known if one.size <= largest] or known[-1:]
-    quick = (one for one in fitting if unit_seconds / one.rate <= MINUTES * 60)
-    return next(quick, fitting[-1])
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

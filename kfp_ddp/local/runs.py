@@ -57,6 +57,7 @@ def train(
     check_arguments(form.pipeline, form.completed(everything))
     engine.prepare(output)
     click.echo(f"{photographs}; {computer}: {_title(choice)}")
+    click.echo(f"chosen for {choice.why}" if choice.why else "")
     click.echo("".join(f"note: {note}\n" for note in photographs.notes))
     threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}
     return engine.run(output, everything, threads, started)

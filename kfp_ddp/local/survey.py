@@ -1,12 +1,12 @@
 """Count the images of a source, before anything is copied."""
 
 import os
-import statistics
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.checks.choice import Photographs
+from kfp_ddp.checks.choice import Photographs, statistics_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
 from kfp_ddp.datasets.images import uneven
@@ -61,10 +61,11 @@ def look(source: str, arguments: Mapping[str, Any]) -> Photographs:
             ) from None
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
     layout = lay_out(names, val_fraction=fraction, labels=labels)
-    side = _short_side([folder / name for name in layout.train.names]) if folder else 0
+    paths = [folder / name for name in layout.train.names] if folder else []
+    about = statistics_of(_pictures(paths))
     counts = (len(layout.train), len(layout.val), len(layout.classes))
     notes = map(printable, (*layout.notes, *uneven(layout)))
-    return Photographs(*counts, side, tuple(notes))
+    return Photographs(*counts, *about, tuple(notes))
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -76,15 +77,13 @@ def _names(folder: Path) -> Iterator[str]:
         yield from ((below / name).as_posix() for name in files)
 
 
-def _short_side(paths: list[Path]) -> int:
-    """Return the median of the shorter sides of some images, in pixels; 0 if none is readable."""
+def _pictures(paths: list[Path]) -> list[tuple[str, int, int]]:
+    """Return format, width and height of some images, without those that are not readable."""
     from PIL import Image, UnidentifiedImageError
 
-    sides = []
+    pictures = []
     for path in filter(Path.is_file, paths[:: max(1, len(paths) // _LOOKED_AT)]):  # no pipes
-        try:
-            with Image.open(path) as image:
-                sides.append(min(image.size))
-        except (OSError, UnidentifiedImageError, ValueError):
-            continue  # the training reports it
-    return int(statistics.median(sides)) if sides else 0
+        # The training reports what cannot be read.
+        with suppress(OSError, UnidentifiedImageError, ValueError), Image.open(path) as image:
+            pictures.append((image.format or "", *image.size))
+    return pictures

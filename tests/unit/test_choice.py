@@ -1,8 +1,10 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kfp_ddp.checks.choice import MINUTES, Choice, Machine, Photographs, choose
+from kfp_ddp.checks.choice import Choice, Machine, Photographs, choose
 from kfp_ddp.checks.form import SUBJECTS
 from kfp_ddp.training.config import TrainConfig
 
@@ -12,8 +14,12 @@ APPLE = Machine(cores=8, memory_gb=16, device="mps", gpus=1)
 GAMING = Machine(cores=8, memory_gb=32, device="cuda", gpus=1)
 
 
-def photographs(images: int, short_side: int = 1000) -> Photographs:
-    return Photographs(train=images, val=images // 10, classes=3, short_side=short_side)
+JOB = Machine(cores=16, memory_gb=0, device="cuda", gpus=2, pods=2)
+MACHINES = [OLD, NEW, APPLE, GAMING, JOB]
+
+
+def photographs(images: int, short_side: int = 1000, decoding: float = 0.002) -> Photographs:
+    return Photographs(images, images // 10, 3, short_side, decoding)
 
 
 def size(choice: Choice) -> int:
@@ -21,10 +27,11 @@ def size(choice: Choice) -> int:
     return found
 
 
-@pytest.mark.parametrize("machine", [OLD, NEW, APPLE, GAMING], ids=str)
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
 @pytest.mark.parametrize("images", [3, 60, 500, 5_000, 200_000])
-def test_what_is_chosen_can_train(machine: Machine, images: int) -> None:
-    choice = choose(photographs(images), machine, {})
+def test_what_is_chosen_can_train(machine: Machine, images: int, weights: bool) -> None:
+    choice = choose(photographs(images), machine, {}, weights=weights)
     arguments = choice.arguments
     boxes = {
         name: value
@@ -34,18 +41,52 @@ def test_what_is_chosen_can_train(machine: Machine, images: int) -> None:
     TrainConfig.create(data="-", output_dir="-", **boxes, **arguments["training"])
     assert arguments["batch_size"] % choice.ranks == 0
     assert arguments["batch_size"] <= max(images, choice.ranks)
-    assert arguments["job"]["nproc_per_node"] == choice.ranks
-    assert 0 < choice.minutes <= 2 * MINUTES or arguments["epochs"] == 3
+    assert machine.pods or arguments["job"]["nproc_per_node"] == choice.ranks
+    assert 0 < choice.minutes <= 1.1 * machine.minutes or arguments["epochs"] <= 3
+    assert not weights or images < 32 or arguments["batch_size"] <= images / 8
+    assert choice.why
 
 
-def test_more_machine_takes_larger_images_and_more_images_smaller_ones() -> None:
+HARDWARE = st.builds(
+    Machine,
+    cores=st.integers(1, 256),
+    memory_gb=st.floats(1, 2000),
+    device=st.sampled_from(["cpu", "cuda", "mps"]),
+    gpus=st.integers(1, 64),
+    pods=st.integers(0, 8),
+)
+
+
+@given(
+    HARDWARE,
+    st.lists(st.integers(1, 3_000_000), min_size=2, max_size=2).map(sorted),
+    st.integers(0, 5000),
+    st.floats(0.0001, 1),
+    st.booleans(),
+)
+def test_more_images_never_have_fewer_pixels(
+    machine: Machine, counts: list[int], short_side: int, decoding: float, weights: bool
+) -> None:
+    few, many = (
+        choose(photographs(count, short_side, decoding), machine, {}, weights=weights)
+        for count in counts
+    )
+    assert size(few) <= size(many)
+    assert size(few) >= 64 or 0 < short_side < 64
+    assert few.arguments["epochs"] >= many.arguments["epochs"]
+
+
+def test_more_hardware_has_more_pixels_and_slow_decoding_fewer_epochs() -> None:
     assert size(choose(photographs(1_000), OLD, {})) < size(choose(photographs(1_000), GAMING, {}))
-    assert size(choose(photographs(50_000), NEW, {})) < size(choose(photographs(1_000), NEW, {}))
+    quick, slow = (choose(photographs(3_000, 3_000, s), OLD, {}) for s in (0.002, 0.06))
+    assert quick.arguments["epochs"] > slow.arguments["epochs"]
+    assert size(quick) == size(slow)
 
 
-def test_small_images_are_not_enlarged() -> None:
-    assert size(choose(photographs(500, short_side=28), GAMING, {})) == 128, "the smallest there is"
-    assert size(choose(photographs(500, short_side=28), NEW, {})) == 32
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+@pytest.mark.parametrize(("short_side", "expected"), [(28, 32), (50, 48), (64, 64), (100, 96)])
+def test_small_images_are_not_enlarged(machine: Machine, short_side: int, expected: int) -> None:
+    assert size(choose(photographs(500, short_side), machine, {})) == expected
 
 
 def test_memory_limits_the_ranks() -> None:
@@ -67,7 +108,7 @@ def test_an_apple_gpu_has_one_rank_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "requested",
     [
         {"epochs": 7},
         {"model": "efficientnet_b0"},
@@ -77,9 +118,9 @@ def test_an_apple_gpu_has_one_rank_alone() -> None:
         {"training": {"cache_gb": 0.0, "log_steps": 1}},
     ],
 )
-def test_what_was_given_stays(given: dict[str, Any]) -> None:
-    arguments = choose(photographs(500), NEW, given).arguments
-    for name, value in given.items():
+def test_what_was_requested_stays(requested: dict[str, Any]) -> None:
+    arguments = choose(photographs(500), NEW, requested).arguments
+    for name, value in requested.items():
         if name in SUBJECTS:
             assert arguments[name].items() >= value.items()
         else:
@@ -87,13 +128,12 @@ def test_what_was_given_stays(given: dict[str, Any]) -> None:
 
 
 def test_a_box_that_is_left_as_the_form_has_it_is_chosen() -> None:
-    left = {"model": "auto", "epochs": 0, "batch_size": 0}
+    left = {"recipe": "auto", "model": "auto", "epochs": 0, "batch_size": 0}
     assert choose(photographs(500), NEW, left) == choose(photographs(500), NEW, {})
 
 
 def test_weights_to_begin_with_are_fine_tuned() -> None:
-    given = {"training": {"init_from": "bundle"}}
-    arguments = choose(photographs(500), NEW, given).arguments
+    requested = {"training": {"init_from": "bundle"}}
+    arguments = choose(photographs(500), NEW, requested).arguments
     assert arguments["recipe"] == "finetune"
-    assert "model" not in arguments
     assert "learning_rate" not in arguments["training"]

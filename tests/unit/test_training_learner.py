@@ -14,7 +14,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import learner, model
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.splits import Index
-from kfp_ddp.training.trainer import Loss, balanced
+from kfp_ddp.training.trainer import Loss, weights_of
 from kfp_ddp.training.transforms import mixed
 from tests.training_ranks import ALONE
 
@@ -145,7 +145,7 @@ def index(*targets: int) -> Index:
 
 def test_balanced_classes_have_equal_weight() -> None:
     rare = index(0, 0, 0, 0, 1, 1, 1, 1, 2)
-    assert balanced(rare) == pytest.approx([9 / 12, 9 / 12, 3.0])
+    assert weights_of(rare, 1) == pytest.approx([9 / 12, 9 / 12, 3.0])
     loss = Loss(run(class_weights="balanced", label_smoothing=0), rare, ALONE.device)
     logits, targets = torch.randn(9, 3), torch.tensor(rare.targets)
     losses = F.cross_entropy(logits, targets, reduction="none")
