@@ -1,6 +1,5 @@
 """Compile pipelines to YAML, and compare the committed files with their sources."""
 
-import ast
 import importlib
 import importlib.util
 import re
@@ -23,6 +22,8 @@ from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import SUFFIXES
 
 REGISTRY = "ghcr.io/kfp-ddp"
+# kfp.local only runs commands that name KFP's executor.
+PROGRAM = ["python3", "-m", "kfp_ddp.components", "kfp.dsl.executor_main"]
 # Host, port and path of an image; a URL scheme does not match.
 _FOLDERS = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 _TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
@@ -137,30 +138,53 @@ def _loop_over_mappings(pipeline: Any) -> None:
 
 
 def _shorten(pipeline: Any) -> None:
-    """Remove texts for people from our components; those of the pipeline's form stay.
+    """Remove from our components what their steps do not need; the pipeline's form stays.
 
     Argo holds both parts of a step six times in the Workflow, and KFP's API no longer updates the
-    tasks of a run whose Workflow is near 1 MB.
+    tasks of a run whose Workflow is near 1 MB. The images contain the source of our components.
     """
-    executors = pipeline.pipeline_spec.deployment_spec["executors"]
-    for component in pipeline.pipeline_spec.components.values():
+    spec = pipeline.pipeline_spec
+    inputs = _inputs_by_component(spec)
+    for name, component in spec.components.items():
         label = component.executor_label
-        command = executors[label]["container"]["command"] if label else [""]
-        source = command[len(command) - 1]
-        if "from kfp_ddp." not in source:
+        if not label or not _is_ours(spec.deployment_spec["executors"][label]["container"]):
             continue
-        command[len(command) - 1] = _without_docstrings(source)
+        spec.deployment_spec["executors"][label]["container"].update({"command": PROGRAM})
         for side in (component.input_definitions, component.output_definitions):
             for definition in (*side.parameters.values(), *side.artifacts.values()):
                 definition.description = ""
+        always, ever = set.intersection(*inputs[name]), set.union(*inputs[name])
+        parameters = component.input_definitions.parameters
+        for parameter in [*parameters]:
+            optional = parameters[parameter].is_optional
+            image = parameters[parameter].default_value.string_value.startswith(REGISTRY)
+            if parameters[parameter].parameter_type == ParameterType.TASK_CONFIG:
+                continue
+            if parameter in always:
+                parameters[parameter].ClearField("default_value")
+                parameters[parameter].is_optional = False
+            elif optional and parameter not in ever and not image:
+                del parameters[parameter]
 
 
-def _without_docstrings(source: str) -> str:
-    tree = ast.parse(source)
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-            del node.body[0]
-    return ast.unparse(tree) + "\n"
+def _inputs_by_component(spec: Any) -> dict[str, list[set[str]]]:
+    """Return the names of the inputs that each task gives, by component."""
+    groups = (spec.root, *spec.components.values())
+    inputs: dict[str, list[set[str]]] = {}
+    for task in (task for group in groups for task in group.dag.tasks.values()):
+        inputs.setdefault(task.component_ref.name, []).append({*task.inputs.parameters})
+    return inputs
+
+
+def _is_ours(container: Any) -> bool:
+    """Return whether a container runs the source of a component of ours."""
+    name = container["args"][len(container["args"]) - 1]
+    try:
+        module = importlib.import_module(f"kfp_ddp.components.{name}.component")
+    except ImportError:
+        return False
+    ours = getattr(module, name).component_spec.implementation.container
+    return bool(ours.command == list(container["command"]))
 
 
 def _refuse_root(pipeline: Any, restricted: bool) -> None:

@@ -33,11 +33,12 @@ class Document(NamedTuple):
         return parameters
 
     def programs(self) -> dict[str, str]:
-        """Return the commands of its steps by executor label."""
-        executors = self.spec.get("deploymentSpec", {}).get("executors", {})
+        """Return the commands of its steps, with arguments, by executor label."""
+        executors = self.spec.get("deploymentSpec", {}).get("executors", {}).items()
+        containers = {label: executor.get("container", {}) for label, executor in executors}
         return {
-            label: " ".join(executor.get("container", {}).get("command", []))
-            for label, executor in executors.items()
+            label: " ".join([*container.get("command", []), *container.get("args", [])])
+            for label, container in containers.items()
         }
 
     def body(self) -> dict[str, Any]:

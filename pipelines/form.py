@@ -46,7 +46,7 @@ class Form:
         self.pipeline = pipeline
         self.parameters = pipeline.parameters
         # Parameters of other pipelines may have the same names.
-        ours = any("from kfp_ddp." in program for program in pipeline.programs().values())
+        ours = any("kfp_ddp." in program for program in pipeline.programs().values())
         self.subjects = {
             name: models for name, models in SUBJECTS.items() if ours and self._is(name, "STRUCT")
         }
@@ -188,7 +188,7 @@ def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> dict[st
         return {}
     component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})
     program = pipeline.programs().get(component.get("executorLabel"), "")
-    if "kfp_ddp.checks.preflight" not in program:
+    if "kfp_ddp." not in program or not program.endswith("preflight"):
         return {}
     inputs = _inputs(task, component, {**defaults_of(pipeline.spec["root"]), **arguments})
     parse(inputs)

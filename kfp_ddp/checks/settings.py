@@ -26,6 +26,8 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import configured
 
 PARAMETER = "is a parameter of the form"
+OPTIONAL = {"publish": "", "nodes": 1, "gpus_per_node": -1}
+"""Inputs of preflight, with its defaults, that a compiled pipeline may lack."""
 
 
 @dataclass
@@ -72,6 +74,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
     Raises:
         InputError: A parameter is invalid; the first one in the order of the steps.
     """
+    inputs = {**OPTIONAL, **inputs}
     own = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
     parameters = Parameters.create(**own)
     for name in ("source", "destination", "champion", "work", "checkpoint"):
