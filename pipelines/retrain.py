@@ -33,6 +33,6 @@ retrain = dsl.pipeline(
         "retrain",
         without=("champion",),
         required=("destination",),
-        defaults={"gate": {}, "keep": 10},
+        defaults={"keep": 10},
     )
 )

@@ -40,7 +40,7 @@ def train_resnet(
     gpus_per_node: int = -1,
     job: dict = {},  # noqa: B006
     sync: dict = {},  # noqa: B006
-    gate: dict = {"min_accuracy": 0.7},  # noqa: B006
+    gate: dict = {},  # noqa: B006
     release: dict = {},  # noqa: B006
     champion: str = "",
     model_name: str = "resnet",

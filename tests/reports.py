@@ -54,9 +54,11 @@ def make(folder: Path, names: Sequence[str], counts: Sequence[Sequence[int]], **
     return folder
 
 
-def mistake(path: str, target: str = "cat", predicted: str = "dog") -> Mistake:
+def mistake(
+    path: str, target: str = "cat", predicted: str = "dog", confidence: float = 0.97
+) -> Mistake:
     """Return an incorrectly predicted sample."""
-    known = {"target": target, "predicted": predicted, "confidence": 0.97, "loss": 3.5}
+    known = {"target": target, "predicted": predicted, "confidence": confidence, "loss": 3.5}
     return Mistake(path=path, picture=PIXEL, **known)
 
 

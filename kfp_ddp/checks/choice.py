@@ -193,7 +193,7 @@ def choose(
     ranks = processes or _ranks(machine, photographs.train)
     always: dict[str, Any] = {}
     if not machine.pods:
-        always = {"gate": {}, "job": {"nproc_per_node": ranks}}
+        always["job"] = {"nproc_per_node": ranks}
         always["training"] = {"log_steps": 5, "cache_gb": 4.0}
         if machine.device == "mps" and ranks == 1:
             always["training"] |= {"device": "mps", "strategy": "single"}

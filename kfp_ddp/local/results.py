@@ -98,9 +98,9 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
         shutil.copyfile(_written(output, f"*/{step}/{artifact}")[-1], target)
         summary[name] = str(target)
     shutil.rmtree(output / "bundle", ignore_errors=True)
+    shutil.copytree(outputs(output, "export")["Output"], output / "bundle")
+    summary["bundle"] = str(output / "bundle")
     if verdict["blessed"]:
-        shutil.copytree(outputs(output, "export")["Output"], output / "bundle")
-        summary["bundle"] = str(output / "bundle")
         summary["uploaded_to"] = outputs(output, "publish")["destination"]
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return summary
@@ -113,7 +113,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "accuracy": f"{summary['accuracy']:.1%} of the validation images",
         "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
         "speed": speed if summary["images_per_second"] else "",  # a script may not report it
-        "bundle": shown(summary["bundle"]) if summary["blessed"] else summary["reason"],
+        "verdict": "" if summary["blessed"] else summary["reason"],
+        "bundle": shown(summary["bundle"]),
         "uploaded": summary.get("uploaded_to", ""),
         "report": shown(summary["report"]),
         "loss curve": shown(summary["loss_curve"]),

@@ -16,6 +16,8 @@ from kfp_ddp.report.training import time_section, training_curves, training_page
 __all__ = ["REPORT_DATA", "html", "training_page", "write"]
 
 _MAX_CONFUSIONS = 12
+_SURE = 0.5
+"""Confidence above which a mistake is a confident one."""
 
 
 def html(folder: Path, bundle: Path | None = None) -> str:
@@ -26,6 +28,7 @@ def html(folder: Path, bundle: Path | None = None) -> str:
     """
     material = Material.read(folder, bundle)
     result, verdict, test = material.result, material.verdict, material.data.test
+    rules = sections.rules(verdict)
     reason = str(verdict.get("reason", ""))
     classes, class_notes = sections.classes(result)
     changed, default = sections.settings(material.config)
@@ -40,7 +43,8 @@ def html(folder: Path, bundle: Path | None = None) -> str:
         verdict=verdict,
         blessed=verdict.get("blessed") is True,
         reason=reason.removeprefix("not blessed: ").removeprefix("blessed: "),
-        rules=sections.rules(verdict),
+        rules=rules,
+        unproven=bool(rules) and all(rule.holds or rule.unproven for rule in rules),
         headline=sections.headline(material),
         compared=result.compared,
         changes=sections.changes(result),
@@ -57,7 +61,7 @@ def html(folder: Path, bundle: Path | None = None) -> str:
         training_counts=material.data.dataset.training,
         slices=sections.slices(result),
         mistakes=material.data.mistakes,
-        surest=material.data.surest,
+        surest=[one for one in material.data.surest if one.confidence > _SURE],
         exported=sections.exported(material.bundle),
         provenance=sections.provenance(material),
         changed_settings=changed,

@@ -151,7 +151,7 @@ class Material:
 
     @cached_property
     def confusions(self) -> list[Confusion]:
-        """Pairs of classes by descending lower bound of the share."""
+        """Pairs of classes by descending count, then lower bound of the share."""
         if self.result.confusion is not None:
             return confusions(self.result)
         return _ranked(_count_pairs(self.folder / self.result.predictions), self.result)
@@ -164,7 +164,7 @@ class Material:
 
 
 def confusions(result: Evaluation) -> list[Confusion]:
-    """Return the pairs of classes in the confusion matrix, by descending lower bound."""
+    """Return the pairs of classes in the confusion matrix, the most frequent first."""
     names = [one.name for one in result.classes]
     counts = {
         (names[i], names[j]): count
@@ -198,7 +198,7 @@ def _ranked(counts: Mapping[tuple[str, str], int], result: Evaluation) -> list[C
         for (target, predicted), count in counts.items()
         if count <= samples.get(target, 0) and predicted in samples
     )
-    return sorted(pairs, key=lambda p: (-p.lower_bound, -p.count, p.target, p.predicted))
+    return sorted(pairs, key=lambda p: (-p.count, -p.lower_bound, p.target, p.predicted))
 
 
 def _document(folder: Path, name: str) -> dict[str, Any]:

@@ -72,12 +72,23 @@ def title_facts(material: Material) -> list[str]:
     return [fact for fact in facts if fact]
 
 
-def rules(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
+class Rule(NamedTuple):
+    """A rule of a verdict; `unproven` fails only for lack of samples."""
+
+    holds: bool
+    unproven: bool
+    words: str
+
+
+def rules(verdict: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of a verdict, the failed ones first."""
     valid = [rule for rule in verdict.get("rules") or [] if isinstance(rule, dict)]
     return sorted(
-        ({"holds": bool(rule.get("holds")), "words": rule.get("words", "")} for rule in valid),
-        key=lambda rule: bool(rule["holds"]),
+        (
+            Rule(bool(rule.get("holds")), rule.get("unproven") is True, str(rule.get("words", "")))
+            for rule in valid
+        ),
+        key=lambda rule: (rule.holds, rule.unproven),
     )
 
 

@@ -56,14 +56,14 @@ def test_bundle_is_complete(summary: dict[str, Any]) -> None:
         assert hashlib.sha256((bundle / name).read_bytes()).hexdigest() == digest
 
 
-def test_second_demo_copies_nothing_and_exports_no_weak_model(
+def test_second_demo_copies_nothing_and_uploads_no_weak_model(
     summary: dict[str, Any], output: Path
 ) -> None:
     again = run(output, ranks=1, arguments={"epochs": 1})
     assert again["files_copied"] == 0
     assert again["blessed"] is False
-    assert "bundle" not in again
-    assert not (output / "bundle").exists()
+    assert (Path(again["bundle"]) / "_SUCCESS").is_file()
+    assert "uploaded_to" not in again
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:

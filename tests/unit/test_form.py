@@ -152,8 +152,9 @@ def test_invalid_word_for_any_pipeline_is_an_error(word: str, line: str) -> None
     assert line in str(refused.value)
 
 
-def test_defaults_of_a_mapping_are_added_to_its_settings() -> None:
+def test_defaults_of_a_mapping_are_added_to_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     form = form_of("train_resnet")
+    monkeypatch.setitem(form.parameters["gate"], "defaultValue", {"min_accuracy": 0.7})
     given = form.read(None, ["source=gs://b/x", "min_improvement=0.01"])
     assert form.completed(given) == {
         "source": "gs://b/x",

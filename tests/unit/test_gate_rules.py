@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import VERDICT
+from kfp_ddp.evaluation.comparison import mcnemar
 from kfp_ddp.evaluation.gate import bundle as bundles
 from kfp_ddp.evaluation.gate.engine import verdict_of
 from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model_checks
@@ -58,7 +59,43 @@ def test_decimals_distinguish_a_value_from_its_bound(
 
 def test_a_model_of_one_class_may_have_a_split_of_one_class() -> None:
     classes = [ClassResult(name="a", samples=5, precision=1, recall=1, f1=1)]
-    assert len(model_checks(Rules(), 0.9, record(classes=classes))) == 1
+    assert len(model_checks(Rules(min_accuracy=0.5), 0.9, record(classes=classes))) == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "largest", "others", "expected"),
+    [  # of `largest` and of `others` samples, the model has (first, second) right
+        ((60, 35), 60, 40, (True, False)),
+        ((59, 6), 60, 40, (False, True)),  # 6 won, 1 lost: p = 8 / 128
+        ((59, 7), 60, 40, (True, False)),  # 7 won, 1 lost: p = 9 / 256
+        ((60, 4), 60, 40, (False, True)),
+        ((60, 0), 60, 40, (False, False)),
+        ((40, 20), 60, 40, (False, False)),
+        ((2, 3), 8, 9, (False, False)),  # 29 % against 47 %
+        ((2, 2), 2, 2, (False, True)),
+    ],
+)
+def test_by_default_a_model_must_beat_its_largest_class(
+    right: tuple[int, int], largest: int, others: int, expected: tuple[bool, bool]
+) -> None:
+    """The p-value is the binomial tail of the samples that only one of the two has right."""
+    recall, samples = right[0] / largest, largest + others
+    big = ClassResult(name="food", samples=largest, precision=1, recall=recall, f1=1)
+    rest = ClassResult(name="x", samples=1, precision=1, recall=1, f1=1)
+    one = record(samples=samples, correct=sum(right), classes=[rest, big])
+    (check,) = model_checks(Rules(), 0.5, one)
+    won, lost = right[1], largest - right[0]
+    tail = sum(math.comb(won + lost, heads) for heads in range(won, won + lost + 1))
+    assert check.value == pytest.approx(tail / 2 ** (won + lost))
+    assert (check.holds, check.unproven) == expected
+    assert '"food"' in check.words
+    assert model_checks(Rules(min_accuracy=0.0), 0.5, one)[0].holds
+
+
+def test_without_results_by_class_the_gain_is_not_known() -> None:
+    for one in (None, record()):
+        (check,) = model_checks(Rules(), 0.9, one)
+        assert (check.holds, check.unproven, check.value) == (False, True, None)
 
 
 def test_the_worst_slice_with_enough_samples_is_judged() -> None:
@@ -142,7 +179,7 @@ def test_limits_apply_to_the_measurements_of_one_file(tmp_path: Path) -> None:
 def test_a_variant_must_meet_the_rules_of_the_model_too(tmp_path: Path) -> None:
     low, _ = wilson(94, 100)
     cases: list[tuple[dict[str, Any], dict[str, tuple[bool, float, float]]]] = [
-        ({}, {"min_accuracy": (True, 0.94, 0)}),
+        ({"min_accuracy": 0}, {"min_accuracy": (True, 0.94, 0)}),
         ({"min_accuracy": 0.95}, {"min_accuracy": (False, 0.94, 0.95)}),
         (
             {"min_accuracy": 0.9, "use_lower_bound": True},
@@ -193,7 +230,7 @@ def test_the_verdict_is_written_beside_the_evaluation(tmp_path: Path) -> None:
         "asked": {"min_class_recall": 0.8, "min_improvement": 0.02},
     }
     assert [(r["rule"], r["holds"], r["value"], r["bound"]) for r in rules] == [
-        ("min_accuracy", True, 0.97, 0.0),
+        ("majority_class", True, mcnemar(49, 2), 0.05),
         ("min_class_recall", True, 0.8, 0.8),
         ("min_improvement", True, 0.02, 0.02),
     ]

@@ -63,6 +63,8 @@ class Row(NamedTuple):
     """The input is not connected."""
     checked: str = ""
     """Name of the rule in the verdict, if different."""
+    also: str = ""
+    """Another rule that lacks the same input."""
 
 
 def sliced(correct: int, samples: int) -> Inputs:
@@ -84,6 +86,7 @@ ROWS = [
     Row(
         "min_balanced_accuracy", {"min_balanced_accuracy": 0.8}, Inputs(),
         Inputs(changed={"classes": OTHERS}), Inputs(changed={"classes": []}), ALONE,
+        also="majority_class",
     ),
     Row(
         "min_class_recall", {"min_class_recall": 0.8}, Inputs(changed={"classes": CLASSES[:2]}),
@@ -141,6 +144,10 @@ ROWS = [
     ),
 ]  # fmt: skip
 ALWAYS = {
+    "without `min_accuracy`: no better than the largest class": (Inputs(71), {}),
+    "without `min_accuracy`: better, but by too few samples": (
+        Inputs(47, {"classes": [CLASSES[0].model_copy(update={"recall": 0.5})]}), {},
+    ),
     "a process answers incorrectly": (
         Inputs(bundle={"infra": infra(**WRONG)}), {},
     ),
@@ -259,7 +266,7 @@ def test_each_rule_in_each_case(row: Row, column: str, tmp_path: Path) -> None:
         assert " is set but " in result.words
     elif result.state != "error":
         assert (result.state == "holds") == (not result.rules)
-        assert result.rules <= {row.checked or row.rule}
+        assert result.rules <= {row.checked or row.rule, row.also}
     if column == "fails":
         assert result.state in ("fails", "error")
 

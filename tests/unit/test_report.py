@@ -13,6 +13,7 @@ from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.evaluation import ClassChange, Compared, slice_of
 from kfp_ddp.storage.store import sha256
+from kfp_ddp.training.time_spent import PHASES
 from tests import reports
 
 TWO = ["cat", "dog"]
@@ -44,10 +45,19 @@ def test_the_verdict_comes_first_and_failed_rules_before_others(tmp_path: Path) 
             {"rule": "min_slice_accuracy", "holds": False, "words": "light=dark 0.4 < 0.8"},
         ],
     }
-    content = text(report.html(reports.make(tmp_path, TWO, COUNTS, verdict=verdict)))
-    order = ["Not blessed", "light=dark 0.4", "accuracy 0.92", "92.00%", "Confusion"]
-    places = [content.index(words) for words in order]
+    phases = {phase: [1.0, 2.0] for phase in PHASES}
+    steps: list[dict[str, object]] = [{"event": "ranks", "seconds": phases}]
+    steps += [{"event": "eval", "step": 1, "epoch": 1.0, "accuracy": 0.5}]
+    more = {"verdict": verdict, "events": steps, "mistakes": [reports.mistake("a.png")]}
+    document = report.html(reports.make(tmp_path, TWO, COUNTS, **more))
+    order = ["Not blessed", "light=dark 0.4", "accuracy 0.92", "92.00%", "Classes, the lowest"]
+    order += ["Worst mistakes", "Confusion", "Training", "Where the time", "Seconds of each rank"]
+    places = [text(document).index(words) for words in order]
     assert places == sorted(places)
+    assert 'class="verdict no"' in document
+    verdict["rules"][1]["unproven"] = True  # type: ignore[index]
+    document = report.html(reports.make(tmp_path, TWO, COUNTS, verdict=verdict))
+    assert 'class="verdict maybe"><b>Not blessed: too few samples' in document
 
 
 def test_a_missing_verdict_or_one_of_another_evaluation_is_not_shown(tmp_path: Path) -> None:
@@ -102,24 +112,26 @@ def test_the_head_has_origin_baseline_and_gain_over_the_champion(tmp_path: Path)
     assert "+5.00 points to champion later" in text(report.html(folder))
 
 
-def test_confusions_are_ranked_by_the_lower_bound_of_their_share(tmp_path: Path) -> None:
-    names = ["large", "other", "small", "tiny", "mate"]
+def test_confusions_are_ranked_by_count_and_then_by_share(tmp_path: Path) -> None:
+    names = ["large", "other", "small", "tiny", "mate", "none"]
     counts = [
-        [380, 20, 0, 0, 0],
-        [12, 388, 0, 0, 0],
-        [0, 0, 5, 0, 3],
-        [0, 0, 0, 0, 1],
-        [0, 0, 0, 0, 400],
+        [380, 20, 0, 0, 0, 0],
+        [12, 388, 0, 0, 0, 0],
+        [0, 0, 5, 0, 3, 0],
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 400, 0],
+        [0, 0, 0, 0, 0, 0],
     ]
     folder = reports.make(tmp_path, names, counts)
     content = text(report.html(folder))
+    assert "none 0 – – – " in content
     content = content[content.index("Most frequent confusions") :]
     pairs = re.findall(r"(\w+) (\w+) (\d+ of \d+) ", content)[:4]
     assert pairs == [
-        ("tiny", "mate", "1 of 1"),
-        ("small", "mate", "3 of 8"),
         ("large", "other", "20 of 400"),
         ("other", "large", "12 of 400"),
+        ("small", "mate", "3 of 8"),
+        ("tiny", "mate", "1 of 1"),
     ]
 
 
@@ -155,11 +167,15 @@ def test_a_model_without_a_mistake_has_a_report(tmp_path: Path) -> None:
 def test_mistakes_have_paths_and_slices_have_intervals(tmp_path: Path) -> None:
     folder = reports.make(
         tmp_path, TWO, COUNTS,
-        mistakes=[reports.mistake("val/a b.png")], surest=[reports.mistake("val/c.png")],
+        mistakes=[reports.mistake("val/a b.png")],
+        surest=[reports.mistake("val/c.png"), reports.mistake("val/d.png", confidence=0.26)],
+        dataset=reports.dataset(name="resnet18-3b9545"),
         slices=[slice_of("light", "day", 80, 84), slice_of("light", "", 12, 16)],
     )  # fmt: skip
     content = text(report.html(folder))
+    assert content.startswith("resnet18 step 40")  # a dataset called like the model is not named
     assert "cat predicted as dog confidence 97.0% val/a b.png" in content
+    assert "val/d.png" not in content
     assert content.index("Other mistakes with the highest confidence") < content.index("val/c.png")
     assert "light value samples correct accuracy 95 % interval none 16 12 75.00%" in content
 

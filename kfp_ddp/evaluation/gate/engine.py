@@ -134,7 +134,9 @@ def verdict_of(checks: Sequence[Check]) -> tuple[bool, str]:
 
 def markdown(blessed: bool, checks: Sequence[Check]) -> str:
     """Return the verdict as a heading and a list of the checks, for the KFP UI."""
-    lines = [f"## {'Blessed' if blessed else 'Not blessed'}", ""]
+    doubt = not blessed and all(check.holds or check.unproven for check in checks)
+    title = "Not blessed: too few samples to tell" if doubt else "Not blessed"
+    lines = [f"## {'Blessed' if blessed else title}", ""]
     lines += [f"- {'holds' if c.holds else '**fails**'}: {cell(c.words)}" for c in checks]
     return "\n".join(lines) + "\n"
 

@@ -8,16 +8,21 @@ from pydantic import Field
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
+from kfp_ddp.evaluation.comparison import mcnemar
 from kfp_ddp.models.evaluation import Evaluation
+
+SIGNIFICANT = 0.05
+"""Maximum p-value of the gain over the majority class."""
 
 
 class Rules(Settings):
-    """Thresholds of the gate. Every model meets the defaults."""
+    """Thresholds of the gate. By default a model must beat the majority class."""
 
     patterns: ClassVar = {KEY_NAME: KEY_NAME_MEANING}
 
     min_accuracy: float = Field(0.0, ge=0, le=1)
-    """Minimum accuracy, as a share: 0.97 for 97 %."""
+    """Minimum accuracy, as a share: 0.97 for 97 %. If it is not set, the model must be
+    significantly better than always answering with the largest class of the split."""
     use_lower_bound: bool = False
     """Apply min_accuracy to the lower end of the accuracy's 95 % interval."""
     min_balanced_accuracy: float = Field(0.0, ge=0, le=1)
@@ -127,6 +132,8 @@ class Check:
     """The comparison as text."""
     value: float | None = None
     bound: float | None = None
+    unproven: bool = False
+    """It fails only because the samples are too few to tell."""
 
 
 def at_least(rule: str, name: str, value: float, bound: float) -> Check:
@@ -151,13 +158,16 @@ def _format(value: float, bound: float, decimals: int = 4) -> str:
 
 
 def model_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -> list[Check]:
-    """Apply the rules on the model alone; `evaluation` is None if no rule needs it."""
-    if evaluation is None:
-        return [at_least("min_accuracy", "accuracy", accuracy, rules.min_accuracy)]
+    """Apply the rules on the model alone; `evaluation` is None if it is not connected."""
     name = "accuracy"
-    if rules.use_lower_bound:
+    if rules.use_lower_bound and evaluation is not None:
         name, accuracy = f"lower end of the 95 % interval of the {name}", evaluation.accuracy_low
-    checks = [at_least("min_accuracy", name, accuracy, rules.min_accuracy)]
+    if "min_accuracy" in rules.model_fields_set:
+        checks = [at_least("min_accuracy", name, accuracy, rules.min_accuracy)]
+    else:
+        checks = [beats_majority(evaluation)]
+    if evaluation is None:
+        return checks
     if rules.min_balanced_accuracy > 0:
         checks.append(_balanced(rules.min_balanced_accuracy, evaluation))
     if rules.min_class_recall > 0:
@@ -168,6 +178,35 @@ def model_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -
         error, bound = evaluation.calibration_error, rules.max_calibration_error
         checks.append(at_most("max_calibration_error", "calibration error", error, bound))
     return checks + _single_class(evaluation)
+
+
+def beats_majority(evaluation: Evaluation | None) -> Check:
+    """Compare with always answering the largest class of the split, on the same samples.
+
+    McNemar's exact one-sided test, so the sign test on the samples that only one of the two answers
+    correctly. Without results by class the gain is not known.
+    """
+    rule = "majority_class"
+    if evaluation is None or not evaluation.classes:
+        words = "no results by class, so it is not known whether the model is better than always "
+        words += "answering one class: connect the evaluation output of evaluate, or set "
+        return Check(rule, False, f"{words}min_accuracy", None, SIGNIFICANT, unproven=True)
+    largest = max(evaluation.classes, key=lambda one: one.samples)
+    shared = min(round(largest.recall * largest.samples), largest.samples, evaluation.correct)
+    won, lost = evaluation.correct - shared, largest.samples - shared
+    p_value = mcnemar(won, lost)
+    share = largest.samples / evaluation.samples
+    other = f'always answering "{largest.name}" ({share * 100:.0f} %)'
+    counts = f"{evaluation.correct:,} of {evaluation.samples:,} samples are correct"
+    counts += f", {largest.samples:,} would be"
+    if won <= lost:
+        return Check(rule, False, f"no better than {other}: {counts}", p_value, SIGNIFICANT)
+    counts += "; p < 0.001" if p_value < 0.001 else f"; p = {p_value:.2g}"
+    if p_value <= SIGNIFICANT:
+        return Check(rule, True, f"better than {other}: {counts}", p_value, SIGNIFICANT)
+    words = f"too few samples to tell whether it is better than {other}: {counts}; validate on "
+    words += "more images, or set min_accuracy"
+    return Check(rule, False, words, p_value, SIGNIFICANT, unproven=True)
 
 
 def _single_class(evaluation: Evaluation) -> list[Check]:
