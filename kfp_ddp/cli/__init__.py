@@ -84,10 +84,10 @@ class LazyGroup(click.Group):
             UsageError: there is no such command, with a similar name.
         """
         if cmd_name not in COMMANDS:
-            from difflib import get_close_matches  # only an error needs it
+            from kfp_ddp.core.settings import nearest  # only an error needs it
 
             hint = f"The commands are {', '.join(COMMANDS)}."
-            for near in get_close_matches(cmd_name, [*SYNONYMS, *COMMANDS], n=1):
+            if near := nearest(cmd_name, [*SYNONYMS, *COMMANDS]):
                 hint = f"Did you mean '{SYNONYMS.get(near, near)}'?"
             raise click.UsageError(f"No such command '{cmd_name}'. {hint}", ctx)
         module = importlib.import_module(f"kfp_ddp.cli.{MODULES.get(cmd_name, cmd_name)}")

@@ -12,6 +12,20 @@ from pydantic_core import ErrorDetails
 
 from kfp_ddp.core.errors import InputError
 
+ALIASES = {
+    "arch": "model",
+    "batch": "batch_size",
+    "batchsize": "batch_size",
+    "gpu": "gpus_per_node",
+    "gpus": "gpus_per_node",
+    "lr": "learning_rate",
+    "network": "model",
+    "size": "image_size",
+    "weights": "init_from",
+    "wd": "weight_decay",
+}
+"""Names of settings in other programs."""
+
 
 class Settings(BaseModel):
     """Frozen settings, described by the docstring of each field; no unknown names, no NaN."""
@@ -134,11 +148,34 @@ def split(
 
 def hint(name: str, known: typing.Sequence[str]) -> str:
     """Return a suggestion for an unknown name, to end a message; '' if none is close."""
-    import difflib  # only an error needs it
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near else ""
 
-    near = [option for option in known if len(name) > 2 and option.startswith(name)]
-    near = near or difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+
+def nearest(name: str, known: typing.Iterable[str]) -> str:
+    """Return the known name that is meant: an alias, one or two edits away, or longer; or ''."""
+    options = list(known)
+    if ALIASES.get(name) in options:
+        return ALIASES[name]
+    if len(name) < 3:
+        return ""
+    edits, closest = min(((_edits(name, option), option) for option in options), default=(9, ""))
+    if edits <= min(2, len(name) // 3):
+        return closest
+    return next((option for option in options if option.startswith(name)), "")
+
+
+def _edits(one: str, other: str) -> int:
+    """Return how many letters to insert, delete, replace or swap with their neighbour."""
+    rows = [list(range(len(other) + 1))]
+    for i, a in enumerate(one, 1):
+        rows.append([i])
+        for j, b in enumerate(other, 1):
+            edits = min(rows[i - 1][j] + 1, rows[i][j - 1] + 1, rows[i - 1][j - 1] + (a != b))
+            if i > 1 and j > 1 and a == other[j - 2] and b == one[i - 2]:
+                edits = min(edits, rows[i - 2][j - 2] + 1)
+            rows[i].append(edits)
+    return rows[-1][-1]
 
 
 class Stored(BaseModel):
