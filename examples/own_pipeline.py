@@ -1,7 +1,7 @@
 """A pipeline of one's own of kfp-ddp's components and a step of one's own.
 
     kfp-ddp compile own_pipeline.py --registry registry.example.com/ml
-    kfp-ddp run own_pipeline.yaml --set source=gs://bucket/photographs
+    kfp-ddp run photographs.yaml --set source=gs://bucket/photographs
 
 The registry may also be set once: KFP_DDP_REGISTRY, or `registry:` in kfp-ddp.yaml.
 """

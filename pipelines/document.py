@@ -34,12 +34,23 @@ class Document(NamedTuple):
 
     def programs(self) -> dict[str, str]:
         """Return the commands of its steps, with arguments, by executor label."""
-        executors = self.spec.get("deploymentSpec", {}).get("executors", {}).items()
-        containers = {label: executor.get("container", {}) for label, executor in executors}
         return {
             label: " ".join([*container.get("command", []), *container.get("args", [])])
-            for label, container in containers.items()
+            for label, container in self._containers().items()
         }
+
+    def _containers(self) -> dict[str, Mapping[str, Any]]:
+        executors = self.spec.get("deploymentSpec", {}).get("executors", {}).items()
+        return {label: executor.get("container", {}) for label, executor in executors}
+
+    def images(self) -> list[str]:
+        """Return the images of its steps, and those in the defaults of their inputs."""
+        documents = [*self._containers().values(), *self.spec.get("components", {}).values()]
+        texts = {
+            *(str(one.get("image", "")) for one in documents),
+            *(str(defaults_of(one).get("image", "")) for one in documents),
+        }
+        return sorted(texts - {""})
 
     def body(self) -> dict[str, Any]:
         """Return the object that KFP's API takes."""

@@ -11,7 +11,7 @@ import yaml
 
 import kfp_ddp
 from kfp_ddp.checks.form import MODELS, SUBJECTS
-from kfp_ddp.checks.settings import parse
+from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.core.text import one_line
@@ -88,8 +88,8 @@ class Form:
         """
         for name, spec in self.parameters.items():
             if name not in arguments and "defaultValue" not in spec and not spec.get("isOptional"):
-                what = spec.get("description", "").rstrip(".") or f"give --set {name}=…"
-                raise InputError(f"{name} is missing: {what}")
+                what = re.split(r"[.;:](?= |$)", spec.get("description", ""))[0]
+                raise InputError(f"{name} is missing: give --set {name}=…{what and f' ({what})'}")
         return {
             name: {**self.parameters[name].get("defaultValue", {}), **value}
             if name in self.subjects
@@ -174,25 +174,23 @@ def form_of(name: str) -> Form:
     return Form(read_document(COMPILED / f"{name}.yaml"))
 
 
-def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> Run | None:
     """Check completed arguments of a pipeline with the code of `preflight`, before the run.
 
     Returns:
-        The inputs of `preflight`; empty for a pipeline without that step.
+        The checked settings; None for a pipeline without that step.
 
     Raises:
         InputError: preflight would reject the arguments.
     """
     task = pipeline.spec["root"]["dag"].get("tasks", {}).get("preflight")
     if task is None:
-        return {}
+        return None
     component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})
     program = pipeline.programs().get(component.get("executorLabel"), "")
     if "kfp_ddp." not in program or not program.endswith("preflight"):
-        return {}
-    inputs = _inputs(task, component, {**defaults_of(pipeline.spec["root"]), **arguments})
-    parse(inputs)
-    return inputs
+        return None
+    return parse(_inputs(task, component, {**defaults_of(pipeline.spec["root"]), **arguments}))
 
 
 def _inputs(

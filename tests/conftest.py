@@ -82,13 +82,19 @@ def kfp_server() -> "Iterator[KfpServer]":
 def call(
     kfp_server: "KfpServer", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> "Callable[..., Result]":
-    """Run a command of the program with the server, in an empty folder."""
+    """Run a command of the program with the server, in an empty folder.
+
+    The user's settings name the default registry, as somebody does who has images there.
+    """
     from click.testing import CliRunner
 
     from kfp_ddp.cli import app
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    settings = tmp_path / ".config" / "kfp-ddp" / "config.yaml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("registry: ghcr.io/kfp-ddp\n")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
     return lambda *words: CliRunner().invoke(app, list(words))

@@ -75,7 +75,7 @@ class TrainConfig(Settings):
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """SGD with Nesterov momentum, or AdamW, for which learning_rate and weight_decay default to
     0.001 and 0.01."""
-    learning_rate: float = Field(0.1, gt=0)
+    learning_rate: float = Field(0.1, gt=0, le=10)
     """Highest learning rate, reached after the warm-up."""
     lr_reference_batch: int = Field(0, ge=0)
     """Batch size that learning_rate is meant for; with another batch size the rate is scaled in

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, Requirements, items
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import plural
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import by_volume
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
@@ -51,7 +52,7 @@ def check_modes(
             other = f", or {instead[name]}" if name in instead else ""
             message = (
                 f"claim {name} is {mode}, and the step that launches the training and its "
-                f"{pods} pod(s) mount it at once"
+                f"{plural(pods, 'pod')} mount it at once"
             )
             if nodes is not None or mode != "ReadWriteOnce":
                 raise InputError(f"{message}: make it ReadWriteMany{other}")

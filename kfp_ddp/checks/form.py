@@ -16,7 +16,7 @@ from kfp_ddp.datasets.settings import SyncSettings
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
-from kfp_ddp.jobs.launch_spec import IN_WORDS, Backend, LaunchSpec, Supervision
+from kfp_ddp.jobs.launch_spec import IN_WORDS, NAME, Backend, LaunchSpec, Supervision
 from kfp_ddp.k8s.quantity import AMOUNT, QUANTITY, amount
 from kfp_ddp.models import release
 from kfp_ddp.runs.notify import Notification
@@ -25,12 +25,16 @@ from kfp_ddp.training.recipes import RecipeName
 
 F = TypeVar("F", bound=Callable[..., Any])
 UNSET = ("auto", 0, "")
+OBJECT = NAME.removeprefix("^$|")
+"""Pattern of the name of a PVC or a secret."""
 LAST = "last"
 """Value of champion for the model that was exported last to the destination."""
 
 
 class Parameters(Settings):
     """Settings of the run."""
+
+    patterns: ClassVar = {OBJECT: IN_WORDS[NAME]}
 
     source: str
     """Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name, or the
@@ -49,12 +53,12 @@ class Parameters(Settings):
     s3://, az:// or a folder; empty for no upload."""
     model_name: str = "resnet"
     """Name of the exported model."""
-    work_claim: str = "kfp-ddp-work"
+    work_claim: str = Field("kfp-ddp-work", pattern=OBJECT)
     """PVC for checkpoints, evaluations and bundles."""
     work: str = ""
     """Prefix of a bucket for checkpoints, evaluations and bundles, such as gs://bucket/runs, in
     place of a PVC."""
-    bucket_secret: str = "kfp-ddp-bucket"  # noqa: S105
+    bucket_secret: str = Field("kfp-ddp-bucket", pattern=OBJECT)
     """Secret with the bucket's credentials, where pods have none of their own: key.json of a
     service account, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AZURE_STORAGE_ACCOUNT and
     AZURE_STORAGE_KEY. It may be missing, but the name must not be empty."""
@@ -92,10 +96,12 @@ class Parameters(Settings):
 class Dataset(Settings):
     """The dataset of a run; the options of its sync are separate."""
 
+    patterns: ClassVar = Parameters.patterns
+
     dataset: str = ""
     """Name of the dataset, for labels and the names of its PVCs; empty to derive it from the
     source."""
-    claim: str = "kfp-ddp-data"
+    claim: str = Field("kfp-ddp-data", pattern=OBJECT)
     """PVC for the versions of the dataset."""
     publish: Strategy = "in-place"
     """How workers get the data: in-place, from the PVC itself; clone, snapshot or populator, from a

@@ -15,6 +15,7 @@ from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.step import step
+from kfp_ddp.core.text import plural
 from kfp_ddp.evaluation.engine import JOB_OWN as EVALUATION_OWN
 from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.kinds.pod import resources
@@ -56,7 +57,7 @@ def run(inputs: dict[str, Any]) -> Any:
     settings = parse(inputs)
     warnings = [warning for check in CHECKS for warning in check(settings)]
     plan = _plan(settings)
-    _write_summary(inputs["plan_summary"], _title(settings), warnings, plan)
+    _write_summary(inputs["plan_summary"], title(settings), warnings, plan)
     return namedtuple("Plan", plan)(**plan)
 
 
@@ -261,8 +262,8 @@ CHECKS: tuple[Callable[[Run], list[str]], ...] = (
 """In the order of the steps; each returns warnings, or raises InputError."""
 
 
-def _title(run: Run) -> str:
-    """Return what will run, in one line."""
+def title(run: Run, gpus: str = "no GPU") -> str:
+    """Return what will run, in one line; `gpus` is said where the job has no number of them."""
     config, spec, parameters = run.config, run.spec, run.parameters
     if parameters.checkpoint:
         return f"evaluation of {parameters.checkpoint} on {parameters.split}, nothing is trained"
@@ -270,16 +271,16 @@ def _title(run: Run) -> str:
     if config.batch_size_per_rank:
         batch = f"batch {config.batch_size_per_rank} a rank"
     if parameters.backend == "local":
-        gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-        where = f"local, {gpus or 'no'} GPU(s)"
+        number = len(list(Path("/dev").glob("nvidia[0-9]*")))
+        where = f"local, {plural(number, 'GPU') if number else gpus}"
     else:
         limits = resources(spec).get("limits", {})
         most = " and ".join(f"{limits.get(name, 'any')} {name}" for name in ("cpu", "memory"))
-        where = (
-            f"{parameters.backend} of {spec.nodes} pod(s), {spec.gpus() or 'no'} GPU(s) each, "
-            f"at most {most}"
-        )
-    return f"{config.model} at {config.image_size} px, {config.epochs} epochs, {batch}, {where}"
+        gpus = plural(spec.gpus(), "GPU") if spec.gpus() else gpus
+        pods = plural(spec.nodes, "pod")
+        where = f"{parameters.backend} of {pods}, {gpus} each, at most {most}"
+    epochs = plural(config.epochs, "epoch")
+    return f"{config.model} at {config.image_size} px, {epochs}, {batch}, {where}"
 
 
 def _write_summary(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
+from kfp_ddp.core.text import plural
 
 if TYPE_CHECKING:
     from kfp_ddp.client.models import Version
@@ -47,7 +48,7 @@ def models(name: str, destination: str, as_json: bool) -> None:
     if not known:
         echo(f"no models at {where.uri}", err=True)
     for model, names in known.items():
-        echo(f"{model}: champion {champions[model] or 'none'}, {len(names)} version(s)")
+        echo(f"{model}: champion {champions[model] or 'none'}, {plural(len(names), 'version')}")
 
 
 @click.command("promote")

@@ -83,6 +83,13 @@ def on_command_line(name: str) -> bool:
     return source == click.core.ParameterSource.COMMANDLINE
 
 
+def registry_set() -> str:
+    """Return the registry that the user sets; '' for the default, which has no images."""
+    flag = click.get_current_context().params["registry"] if on_command_line("registry") else None
+    chosen = config.resolved({"registry": flag})["registry"]
+    return "" if chosen.origin == "default" else str(chosen.value)
+
+
 def echo(line: object, err: bool = False) -> None:
     """Print a line; what would move the cursor, such as a name from a bucket may, is escaped."""
     click.echo(printable(str(line)), err=err)

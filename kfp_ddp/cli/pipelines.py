@@ -12,6 +12,7 @@ from kfp_ddp.cli.options import (
     connected,
     echo,
     echo_json,
+    registry_set,
     text_option,
 )
 from kfp_ddp.client.connection import open_client
@@ -139,6 +140,7 @@ def upload(
             near = hint(pipeline, NAMES) or f", which are {', '.join(NAMES)}"
             raise InputError(f"{pipeline} is not a YAML file, and not a built-in pipeline{near}")
         document = built_in
+    submission.check_images(document, registry_set())
     with open_client(connection) as client:
         done = upload(client, document, name, description)
     if as_json:

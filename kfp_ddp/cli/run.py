@@ -15,6 +15,7 @@ from kfp_ddp.cli.options import (
     connected,
     echo,
     on_command_line,
+    registry_set,
     text_option,
 )
 from kfp_ddp.client.connection import open_client
@@ -57,7 +58,7 @@ KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
     "--wait", is_flag=True, help="Wait without output until it ends; exit code 1 if it failed."
 )
 @click.option(
-    "--dry-run", is_flag=True, help="Check the input and print the request, without sending it."
+    "--dry-run", is_flag=True, help="Check the input and print what would run, without sending it."
 )
 @click.option(
     *("--output", "-o"),
@@ -174,6 +175,7 @@ def _run_on_kfp(
         if pipeline is None:
             client = stack.enter_context(open_client(connection))
             pipeline, version = submission.uploaded(client, options["pipeline"])
+        submission.check_images(pipeline, registry_set())
         words, boxes = _boxes(source, pipeline, options)
         words += options["words"]
         arguments = submission.arguments(pipeline, options["file"], words, boxes)
@@ -182,11 +184,13 @@ def _run_on_kfp(
         settings = {setting: options[setting] for setting in RUN_SETTINGS}
         request = submission.Submission(pipeline, version, name, arguments=arguments, **settings)
         if options["dry_run"]:
-            _print(request.document(), as_json)
+            _print(request.preview(), as_json)
             return
         if version is None:
             client = stack.enter_context(open_client(connection))
         run = request.send(client)
+        if client.new_experiment not in ("", "Default"):
+            echo(f"the experiment {client.new_experiment} is new", err=True)
         page = connection.run_page(run.run_id)
         echo(f"started {name}: {page or run.run_id}", err=as_json)
         if waits:

@@ -16,6 +16,7 @@ from kfp_ddp.cli.options import (
     echo,
     echo_json,
     on_command_line,
+    registry_set,
 )
 from kfp_ddp.client import cron, runs, schedules
 from kfp_ddp.client.connection import open_client
@@ -99,6 +100,7 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
     settings = _settings(options)
     with open_client(connection) as client:
         pipeline, version = submission.uploaded(client, options["pipeline"])
+        submission.check_images(pipeline, registry_set())
         words, boxes = list(options["words"]), {}
         if options["destination"] and "destination" in pipeline.parameters:
             boxes = {"destination": options["destination"]}
@@ -114,6 +116,10 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
         )
         scheduling.check(plan, cron.zone(options["time_zone"]), datetime.now(UTC))
         created = scheduling.create(client, plan, options["experiment"])
+        if client.new_experiment not in ("", "Default"):
+            echo(f"the experiment {client.new_experiment} is new", err=True)
+        if warning := cron.often(plan.cron):
+            echo(f"! {name} {warning}", err=True)
         _print(client, created, options["time_zone"], as_json)
 
 
@@ -184,14 +190,16 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
     if not rows:
         echo("no schedules", err=True)
         return
-    lines = [("id", "name", "state", "when", f"next ({time_zone})", "pipeline")]
+    lines = [("id", "state", f"next ({time_zone})", "name")]
     for row in rows:
         soon = schedules.minute(row["next"][0]) if row["next"] else ""
-        lines.append((row["id"][:8], row["name"], row["state"], row["when"], soon, row["pipeline"]))
+        lines.append((row["id"][:8], row["state"], soon, row["name"]))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
+    for line, row in zip(lines, [None, *rows], strict=True):
         padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         echo("  ".join(padded).rstrip())
+        if row:
+            echo(f"          {row['when']}: {row['pipeline']}")
     for row in rows:
         if row["warning"]:
             echo(f"! {row['name']}: {row['warning']}", err=True)

@@ -41,6 +41,7 @@ class Client(kfp.Client):  # type: ignore[misc]
         body = json.loads(self.api.last_response.data)  # kfp-server-api has no field for this
         self.version = str(body.get("tag_name", ""))
         self.set_user_namespace("")
+        self.new_experiment = ""
 
     def _load_config(self, host: str, *_: Any) -> kfp_server_api.Configuration:
         config = kfp_server_api.Configuration()
@@ -62,7 +63,10 @@ class Client(kfp.Client):  # type: ignore[misc]
     def create_experiment(
         self, name: str, description: str | None = None, namespace: str | None = None
     ) -> Any:
-        """Return the experiment of a name, created if missing; kfp's own prints a link."""
+        """Return the experiment of a name, created if missing; kfp's own prints a link.
+
+        `new_experiment` is the name of one that was created.
+        """
         namespace = namespace or self.get_user_namespace()
         try:
             return self.get_experiment(experiment_name=name, namespace=namespace)
@@ -72,4 +76,5 @@ class Client(kfp.Client):  # type: ignore[misc]
         experiment = kfp_server_api.V2beta1Experiment(
             display_name=name, description=description, namespace=namespace
         )
+        self.new_experiment = name
         return self._experiment_api.experiment_service_create_experiment(experiment=experiment)

@@ -97,6 +97,15 @@ def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[
         raise InputError(f"{six!r} never runs ({describe(six)}): correct day and month") from None
 
 
+def often(six: str) -> str:
+    """Return a warning about a schedule that runs more than each quarter of an hour; or ''."""
+    first, second = next_times(six, UTC, datetime.now(UTC), 2)
+    minutes = (second - first).total_seconds() / 60
+    if minutes >= 15:
+        return ""
+    return f"runs every {minutes:g} minutes ({describe(six)}), and each starts pods"
+
+
 def zone(name: str) -> tzinfo:
     """Return the time zone of a name.
 

@@ -7,11 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.client.pipelines import find_pipeline, find_version, spec_of
+from kfp_ddp.client.pipelines import content_name, find_pipeline, find_version, spec_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines import NAMES
-from kfp_ddp.pipelines.compiled import Images
+from kfp_ddp.pipelines.compiled import REGISTRY, Images
 from kfp_ddp.pipelines.document import Document, of_api, parsed
 from kfp_ddp.pipelines.form import COMPILED, Form, check_arguments, named_after
 
@@ -65,6 +65,25 @@ class Submission:
                 if name in ("pipeline_root", "service_account") and value
             },
         }
+
+    def preview(self) -> dict[str, Any]:
+        """Return the document with what will run: defaults, too, and images."""
+        from kfp_ddp.checks.preflight import title
+
+        version = content_name(self.pipeline, self.pipeline.name)
+        document = {**self.document(), "version": self.version.name if self.version else version}
+        if run := check_arguments(self.pipeline, self.arguments):
+            form = run.parameters
+            document |= {
+                "runs": title(run, "all GPUs" if run.inputs["gpus_per_node"] == -1 else "no GPU"),
+                "source": form.source,
+                "destination": form.destination or "none: the bundle stays in the run",
+                "gate": run.gate or "none",
+                "champion": run.champion or "none",
+            }
+            if run.trials:
+                document["trials"] = len(run.trials)
+        return {**document, "images": self.pipeline.images()}
 
     def send(self, client: "Client") -> "V2beta1Run":
         """Submit the run."""
@@ -138,6 +157,8 @@ def arguments(
         InputError: an argument is invalid.
     """
     form = Form(pipeline)
+    pairs = (word.partition("=") for word in words)
+    check_secrets({name: text for name, _, text in pairs if text[:1] not in ("{", "[")})
     settings = form.read(file, words)
     check_secrets({**boxes, **settings})
     defaults = {name: value for name, value in boxes.items() if name not in settings}
@@ -152,8 +173,8 @@ def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
     Raises:
         InputError: an argument is invalid.
     """
-    if inputs := check_arguments(pipeline, settings):
-        _check_source(inputs["source"])
+    if run := check_arguments(pipeline, settings):
+        _check_source(run.parameters.source)
 
 
 def check_secrets(value: Any, name: str = "") -> None:
@@ -176,6 +197,23 @@ def check_secrets(value: Any, name: str = "") -> None:
         raise InputError(
             f"{name} is an address with a login or a signature, which KFP would store and show "
             "with the run: give it without, and put the credentials into the bucket's secret"
+        )
+
+
+def check_images(pipeline: Document, registry: str) -> None:
+    """Refuse the images of the default registry, where none are published.
+
+    Args:
+        registry: The registry that the user sets; '' for the default.
+
+    Raises:
+        InputError: A step or the job would use one.
+    """
+    default = [image for image in pipeline.images() if image.startswith(f"{REGISTRY}/")]
+    if default and registry.rstrip("/") != REGISTRY:
+        raise InputError(
+            f"{default[0]} is published nowhere: build and push the images (images/README.md), and "
+            "give --registry, or set KFP_DDP_REGISTRY; a YAML file is compiled with its registry"
         )
 
 

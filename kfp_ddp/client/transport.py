@@ -7,6 +7,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import kfp_server_api
 import urllib3
@@ -54,6 +55,7 @@ class Transport(RESTClientObject):  # type: ignore[misc]
     def __init__(
         self, config: kfp_server_api.Configuration, server: str, seconds: float, login: Login
     ) -> None:
+        config.proxy = _proxy(config.host)
         super().__init__(config)
         self._server, self._seconds, self._login = server, seconds, login
 
@@ -124,6 +126,12 @@ class Transport(RESTClientObject):  # type: ignore[misc]
                 "--namespace is one of yours",
                 403,
             )
+        if code == HTTPStatus.NOT_FOUND and not _is_json(error.body):
+            return RefusedError(
+                f"{self._server} has no KFP API (404): --host should be its address; does it end "
+                "in /pipeline?",
+                HTTPStatus.MISDIRECTED_REQUEST,
+            )
         if code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == HTTPStatus.TOO_MANY_REQUESTS:
             return ServerError(f"the KFP API server failed ({code}): {message}; try again later")
         return RefusedError(f"KFP refuses this ({code}): {message}", code)
@@ -135,6 +143,22 @@ class Transport(RESTClientObject):  # type: ignore[misc]
             "which often ends in /pipeline",
             401,
         )
+
+
+def _proxy(host: str) -> str | None:
+    """Return the proxy of the environment for a host, as HTTPS_PROXY; None for none."""
+    parts = urlsplit(host)
+    name = parts.hostname or ""
+    if name in ("localhost", "127.0.0.1") or proxy_bypass(name):
+        return None
+    return getproxies().get(parts.scheme)
+
+
+def _is_json(body: Any) -> bool:
+    try:
+        return isinstance(json.loads(body or ""), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _message(body: Any) -> str:

@@ -35,3 +35,8 @@ def human(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 epoch, 2 epochs."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

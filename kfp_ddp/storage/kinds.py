@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.http.origin import display
@@ -77,6 +78,11 @@ _BY_SCHEME = {kind.scheme: kind for kind in KINDS} | {"": KINDS[-1]}
 _AZURE = re.compile(
     r"(?:abfss?|wasbs?)://([^@/]+)@([^./]+)[^/]*(.*)|https://([^./]+)\.blob\.[^/]*/([^/]+)(.*)"
 )
+_CONSOLE = (
+    (r"https://(?:console|storage)\.cloud\.google\.com/(?:storage/browser/)?(?:_details/)?", "gs"),
+    (r"https://(?:[\w-]+\.)?console\.aws\.amazon\.com/s3/(?:buckets|object)/", "s3"),
+)
+"""Beginnings of the pages of consoles that show a bucket, with the scheme of the bucket."""
 _HUB_DATASET = re.compile(r"datasets/[\w.-]+/[\w.-]+(@[^/]+)?(/.*)?")
 
 
@@ -135,8 +141,9 @@ def check_address(name: str, value: str) -> None:
         value: A URI or a path.
 
     Raises:
-        InputError: a scheme without its slashes, an invalid name of a bucket, or a relative path
-            that does not exist.
+        InputError: a scheme without its slashes, one that is unknown or, but for a source, only
+            read, the page of a console, an invalid name of a bucket, or a relative path that does
+            not exist.
     """
     scheme, slashes, rest = value.partition("://")
     if not slashes:
@@ -151,9 +158,21 @@ def check_address(name: str, value: str) -> None:
             f"{name}={value!r} is written az://{container}{azure[3] or azure[6] or ''} here, with "
             f"AZURE_STORAGE_ACCOUNT={account} in the secret of the bucket"
         )
+    for page, own in _CONSOLE:
+        if shown := re.match(page, value):
+            parts = urlsplit(value[shown.end() :])
+            prefix = "".join(parse_qs(parts.query).get("prefix", []))
+            bucket = "/".join(filter(None, (parts.path.partition(";")[0].strip("/"), prefix)))
+            raise InputError(f"{name}={value!r} is a page of a console: write {own}://{bucket}")
     known = kind_of(value)
+    if known is None or not (known.store or name == "source"):
+        schemes = [kind.scheme for kind in KINDS if kind.store or name == "source"]
+        raise InputError(
+            f"{name}={value!r} cannot be used: it begins with {scheme}://, and not with "
+            f"{', '.join(f'{one}://' for one in schemes)}"
+        )
     bucket = rest.partition("/")[0]
-    if known and known.bucket and bucket and not re.fullmatch(known.bucket, bucket):
+    if known.bucket and bucket and not re.fullmatch(known.bucket, bucket):
         raise InputError(
             f"{name}={value!r}: {bucket!r} is not a valid name of a bucket: use three or more of "
             f"small letters, {known.characters}, with a letter or digit at both ends"

@@ -72,7 +72,7 @@ def seen(
 def test_run_succeeds(seen: Seen) -> None:
     assert seen.run.succeeded, seen.run.explain()
     assert "publish" in seen.run.steps
-    message = "pytorchjob of 2 pod(s), no GPU(s) each, at most 4 cpu and 4Gi memory"
+    message = "pytorchjob of 2 pods, no GPU each, at most 4 cpu and 4Gi memory"
     assert message in seen.run.steps["preflight"].log, "default resources of workers"
 
 

@@ -52,7 +52,7 @@ def test_pods_request_the_gpus_of_a_node(scene: Scene) -> None:
     plan = run.steps["preflight"]
     assert plan.succeeded, run.explain()
     assert plan.outputs["job"]["gpus_per_node"] == 3
-    assert "pytorchjob of 1 pod(s), 3 GPU(s) each" in plan.log
+    assert "pytorchjob of 1 pod, 3 GPUs each" in plan.log
 
 
 def test_pvc_that_workers_cannot_share_is_an_error_or_a_warning(scene: Scene) -> None:

@@ -67,7 +67,7 @@ def test_models_and_versions_are_listed_with_their_lineage(
         "birds": {"champion": "", "versions": [other]},
         "flowers": {"champion": line[2], "versions": sorted(line)},
     }
-    assert f"flowers: champion {line[2]}, 3 version(s)" in call(where, "models").output
+    assert f"flowers: champion {line[2]}, 3 versions" in call(where, "models").output
     models_document = document(where, "models", "flowers")
     version = next(one for one in models_document["versions"] if one["version"] == line[1])
     assert version.pop("exported_at")

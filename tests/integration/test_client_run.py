@@ -12,6 +12,7 @@ from kfp_ddp.client import follow
 from tests.kfp_server.server import KfpServer, serving
 from tests.schedules import OWN, Call
 
+FLOWERS = "gs://bucket/flowers"
 COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
 
 
@@ -60,12 +61,27 @@ def test_options_override_the_file_and_that_the_configuration(call: Call) -> Non
 
 def test_images_come_from_the_configured_registry(call: Call, kfp_server: KfpServer) -> None:
     Path("kfp-ddp.yaml").write_text("registry: registry.example.com/ml\nexperiment: flowers\n")
-    assert call("run", "gs://bucket/flowers").exit_code == 0
+    first = call("run", "gs://bucket/flowers")
     text = json.dumps(_sent(kfp_server))
     assert "registry.example.com/ml/launcher:" in text
     assert "ghcr.io" not in text
     names = [each["display_name"] for each in kfp_server.store.experiments.values()]
     assert "flowers" in names
+    assert "the experiment flowers is new" in first.stderr
+    assert "is new" not in call("run", "gs://bucket/flowers").stderr
+
+
+def test_dry_run_shows_what_will_run(call: Call, kfp_server: KfpServer) -> None:
+    words = ("run", "gs://bucket/flowers", "--gpus", "2", "--pipeline", "sweep", "--dry-run")
+    shown = json.loads(call(*words, "--json").stdout)
+    assert shown["runs"].startswith("resnet50 at 224 px, 90 epochs, batch 256, pytorchjob of 1 pod")
+    assert (shown["trials"], shown["gate"]) == (3, {"min_accuracy": 0.7})
+    assert re.fullmatch(r"sweep-[0-9a-f]{12}", shown["version"])
+    assert [image.partition(":")[0] for image in shown["images"]] == [
+        "ghcr.io/kfp-ddp/launcher",
+        "ghcr.io/kfp-ddp/trainer",
+    ]
+    assert not kfp_server.requests
 
 
 def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) -> None:
@@ -92,10 +108,21 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
         (["gs://bucket/flowers", "--set", "champion=last"], "destination, which is empty"),
         (["gs://bucket/flowers", "--set", "source=gs://x"], "it is the argument SOURCE"),
         (["bucket/flowers"], "for a bucket write gs://bucket/flowers"),
+        (["ftp://host/flowers"], "it begins with ftp://, and not with gs://"),
+        (["https://console.cloud.google.com/storage/browser/b/f;tab=x"], "write gs://b/f"),
+        (["https://eu.console.aws.amazon.com/s3/buckets/b?region=eu&prefix=f/"], "write s3://b/f/"),
+        ([FLOWERS, "--set", "destination=https://host/x"], "it begins with https://, and not with"),
+        ([FLOWERS, "--set", "bucket_secret="], "bucket_secret='' cannot be used"),
+        ([FLOWERS, "--set", "work_claim=MyClaim"], "work_claim='MyClaim' cannot be used"),
+        ([FLOWERS, "--set", "learning_rate=100"], "learning_rate=100 cannot be used"),
+        ([FLOWERS, "--set", "region=eu"], "there is no setting 'region'"),
         (["photos"], "is a folder of this machine, which a cluster cannot read"),
         (["gs://bucket/flowers", "--ranks", "2"], "--ranks is for a run with --local"),
         (["gs://bucket/flowers", "--pipeline", "retrian"], "not built in; did you mean 'retrain'?"),
-        (["--pipeline", "train-resnet-bucket"], "source is missing: Where the images are"),
+        (
+            ["--pipeline", "train-resnet-bucket"],
+            "source is missing: give --set source=… (Where",
+        ),
         (["own.yaml"], "rounds is missing"),
         (["own.yaml", "--set", "rounds=ten"], "rounds='ten' cannot be used: it should be a whole"),
         (["own.yaml", "--set", "rounds=1", "--gpus", "1"], "own has no parameter gpus_per_node"),
@@ -166,7 +193,8 @@ def test_a_run_on_a_multi_user_server_has_a_namespace(
     monkeypatch.setenv("HOME", str(tmp_path))
     with serving(multi_user=True) as server:
         options = ["--host", server.url, "-n", "kubeflow-user"]
-        done = CliRunner().invoke(app, ["run", "gs://bucket/flowers", *options])
+        run = ["run", "gs://bucket/flowers", "--registry", "registry.example.com/ml"]
+        done = CliRunner().invoke(app, [*run, *options])
         assert done.exit_code == 0, done.output
         (experiment,) = server.store.experiments.values()
         assert experiment["namespace"] == "kubeflow-user"

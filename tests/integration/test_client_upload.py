@@ -75,13 +75,18 @@ def test_changed_content_is_a_new_version(kfp_server: KfpServer, file: Path) -> 
 def test_a_built_in_pipeline_is_uploaded_with_the_configured_images(
     kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert upload(str(COMPILED)).exit_code == 0
-    assert next(iter(kfp_server.store.versions.values()))["pipeline_spec"] == read(COMPILED).body()
+    for name in ("train_resnet", str(COMPILED)):
+        assert "launcher:0.1.0 is published nowhere" in str(upload(name).exception)
     monkeypatch.setenv("KFP_DDP_REGISTRY", "registry.example.com/ml")
+    assert "is published nowhere" in str(upload(str(COMPILED)).exception)
+    assert not kfp_server.requests
     assert upload("train_resnet", "--name", "nightly").exit_code == 0
-    assert [one["name"] for one in kfp_server.store.pipelines.values()][1] == "nightly"
-    sent = json.dumps(list(kfp_server.store.versions.values())[1]["pipeline_spec"])
+    assert [one["name"] for one in kfp_server.store.pipelines.values()] == ["nightly"]
+    sent = json.dumps(next(iter(kfp_server.store.versions.values()))["pipeline_spec"])
     assert "registry.example.com/ml/launcher" in sent
+    monkeypatch.setenv("KFP_DDP_REGISTRY", "ghcr.io/kfp-ddp")
+    assert upload(str(COMPILED)).exit_code == 0
+    assert list(kfp_server.store.versions.values())[1]["pipeline_spec"] == read(COMPILED).body()
 
 
 @pytest.mark.parametrize(

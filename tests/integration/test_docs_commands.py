@@ -39,6 +39,7 @@ def scene(tmp_path: Path, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
     """Compiled pipelines, photographs, settings, and a server with a run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
+    monkeypatch.setenv("KFP_DDP_REGISTRY", "registry.example.com/ml")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     photographs.write(tmp_path / "photos", 2)
     (tmp_path / "build").mkdir()

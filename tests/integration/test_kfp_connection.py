@@ -35,6 +35,19 @@ def test_version_and_mode_of_the_server_are_known(kfp_server: KfpServer) -> None
     assert kfp_server.requests_for("list_runs")[0].query.get("namespace", "") == ""
 
 
+def test_a_proxy_of_the_environment_is_used_beyond_this_machine(
+    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", kfp_server.url)
+    monkeypatch.setenv("no_proxy", "other.example.com")
+    with open_client(Connection(host="http://kfp.example.com")) as client:
+        assert client.version == "2.17.0"
+    assert "other.example.com" in error_of(Connection(host="http://other.example.com", timeout=0.2))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with open_client(Connection(host=kfp_server.url)) as client:
+        assert client.version == "2.17.0"
+
+
 def test_a_multi_user_server_needs_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(multi_user=True) as server:
         with open_client(Connection(host=server.url, namespace="kubeflow-user")) as client:
@@ -83,6 +96,7 @@ def test_a_server_fault_is_retryable(
     [
         (faults.login_page, "set a token, a cookie or a Dex user"),
         (faults.page, "set a token, a cookie or a Dex user"),
+        (faults.proxy_error(404), "has no KFP API (404)"),
         *((faults.other_json(text), "with JSON that KFP does not") for text in ("null", "[]", "1")),
         (faults.other_json("[" * 100_000), "the answer was cut off"),
     ],
