@@ -195,11 +195,11 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
         soon = schedules.minute(row["next"][0]) if row["next"] else ""
         lines.append((row["id"][:8], row["state"], soon, row["name"]))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line, row in zip(lines, [None, *rows], strict=True):
+    for number, line in enumerate(lines):
         padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         echo("  ".join(padded).rstrip())
-        if row:
-            echo(f"          {row['when']}: {row['pipeline']}")
+        if number:
+            echo(f"          {rows[number - 1]['when']}: {rows[number - 1]['pipeline']}")
     for row in rows:
         if row["warning"]:
             echo(f"! {row['name']}: {row['warning']}", err=True)

@@ -160,7 +160,7 @@ def test_defaults_of_a_mapping_are_added_to_its_settings(monkeypatch: pytest.Mon
         "source": "gs://b/x",
         "gate": {"min_accuracy": 0.7, "min_improvement": 0.01},
     }
-    with pytest.raises(InputError, match=r"^source is missing: Where the images are"):
+    with pytest.raises(InputError, match=r"^source is missing: give --set source=…"):
         form.completed({})
 
 
