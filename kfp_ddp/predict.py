@@ -7,11 +7,7 @@ Prerequisite: the `predict` extra, and ONNX Runtime (or torch).
     probabilities = load("bundle")(["picture.jpg"])
 """
 
-import contextlib
-import io
-import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
@@ -27,7 +23,9 @@ from kfp_ddp.models import onnx_runtimes, programs
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
-from kfp_ddp.training.config import MAX_PIXELS
+from kfp_ddp.training import decoder
+from kfp_ddp.training.config import Reading
+from kfp_ddp.training.shards import Where, content
 
 if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
@@ -47,6 +45,8 @@ class Model:
     """Pixels to which the shorter side of a picture is resized."""
     size: int
     """Side of the centre crop in pixels."""
+    background: str
+    """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel."""
     runtime: str
     """onnxruntime or torch."""
     logits: Logits
@@ -58,7 +58,8 @@ class Model:
         Raises:
             InputError: A picture cannot be read, or the model does not fit its description.
         """
-        return self.compute([square(one, self.short_side, self.size) for one in pictures])
+        form = (self.short_side, self.size, self.background)
+        return self.compute([square(picture, *form) for picture in pictures])
 
     def compute(self, squares: Sequence[Bytes]) -> NDArray[np.float64]:
         """Return the same for the results of `square`."""
@@ -105,7 +106,7 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
             it is installed.
     """
     sealed = open_bundle(bundle, signer=signer)
-    classes, short, size = read_interface(sealed)
+    interface = read_interface(sealed)
     loaders: dict[str, tuple[str, Callable[[bytes], Logits]]] = {
         "model.onnx": (ONNXRUNTIME, onnx_runtimes.load),
         "model.pt2": ("torch", programs.load),
@@ -114,7 +115,7 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
     for name, (runtime, loader) in usable.items():
         if find_spec(runtime):
             logits = loader(sealed.read(name, _MAX_MODEL_BYTES) or b"")
-            return Model(classes, short, size, runtime, logits)
+            return Model(*interface, runtime, logits)
     raise InputError(
         f"{bundle} needs {' or '.join(one for one, _ in usable.values())}: pip install onnxruntime"
         if usable
@@ -122,7 +123,7 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
     )
 
 
-def square(picture: Picture, short_side: int, size: int) -> Bytes:
+def square(picture: Picture, short_side: int, size: int, background: str) -> Bytes:
     """Return the centre of a picture: uint8 [3, size, size], RGB.
 
     Values differ from those of torchvision by 2 of 255 at most.
@@ -131,11 +132,12 @@ def square(picture: Picture, short_side: int, size: int) -> Bytes:
         picture: The picture.
         short_side: Pixels to which the shorter side is resized.
         size: Side of the centre crop in pixels.
+        background: Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel.
 
     Raises:
         InputError: The picture cannot be read.
     """
-    image = _decode(picture)
+    image = _decode(picture, background)
     scale = short_side / min(image.size)
     box = [0.0, 0.0, 0.0, 0.0]
     for axis, length in enumerate(image.size):
@@ -147,41 +149,22 @@ def square(picture: Picture, short_side: int, size: int) -> Bytes:
     return np.asarray(crop).transpose(2, 0, 1)
 
 
-def _decode(picture: Picture) -> Image.Image:
+def _decode(picture: Picture, background: str) -> Image.Image:
     """Return the picture in RGB, rotated according to its EXIF data."""
     title = picture if isinstance(picture, str | Path) else "the picture"
     try:
-        with warnings.catch_warnings(), _opened(picture) as image:
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            if math.prod(image.size) > MAX_PIXELS:
-                raise ValueError(f"it has more than {MAX_PIXELS:,} pixels")
-            if getattr(image, "is_animated", False):
-                raise ValueError("it is an animation")
-            image = ImageOps.exif_transpose(image)
-            if image.mode.startswith("I"):  # 16 bits: Pillow clips at 255, libpng scales
-                deep = np.asarray(image).astype(np.int64)
-                image = Image.fromarray(((deep * 255 + 32895) >> 16).astype(np.uint8))
-            return image.convert("RGB")
-    except (OSError, TypeError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = "it is not a picture" if isinstance(error, UnidentifiedImageError) else str(error)
-        reason = getattr(error, "strerror", None) or reason
-        line = reason.splitlines()[0]
+        if isinstance(picture, np.ndarray):
+            if picture.dtype != np.uint8:  # Pillow takes fractions from 0 to 1 for black
+                raise ValueError(f"its values are {picture.dtype}, not uint8")
+            picture = Image.fromarray(picture)
+        if isinstance(picture, Image.Image):
+            return decoder.to_rgb(picture, background)
+        reading = Reading(background=background)
+        if not isinstance(picture, bytes):
+            picture = content(Where(str(picture)), reading.most_bytes)
+        return Image.fromarray(decoder.decode(picture, reading)[0])
+    except (OSError, TypeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"cannot read {title} ({line}): give a picture, such as a JPEG or a PNG"
+            f"cannot read {title} ({reason}): give a picture, such as a JPEG or a PNG"
         ) from None
-
-
-@contextlib.contextmanager
-def _opened(picture: Picture) -> Iterator[Image.Image]:
-    """Yield a picture of Pillow, whose file is open."""
-    if isinstance(picture, Image.Image):
-        yield picture
-    elif isinstance(picture, np.ndarray):
-        if picture.dtype != np.uint8:  # Pillow takes fractions from 0 to 1 for black
-            raise ValueError(f"its values are {picture.dtype}, not uint8")
-        yield Image.fromarray(picture)
-    elif isinstance(picture, bytes):
-        yield Image.open(io.BytesIO(picture))
-    else:
-        with Path(picture).open("rb") as file:
-            yield Image.open(file)

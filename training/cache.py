@@ -52,7 +52,7 @@ class Cache:
         pixels, table = self._files(part)
         self._refuse_if_shared(make=True)
         if pixels.exists() and table.exists():
-            return Findings(0, 0, 0, "")
+            return Findings(0, (), 0, "")
         rows: list[tuple[int, int, int]] = []
         # Nodes may share the folder; then each writes the same content.
         aside = pixels.with_suffix(f".{socket.gethostname()}-{os.getpid()}.tmp")
@@ -159,8 +159,9 @@ def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
         )
     name = hashlib.sha256()
     shape = (config.image_size, config.train_image_size, config.start_image_size, config.augment)
-    checks = (config.images, config.on_bad_image, config.max_pixels)
-    name.update(repr((os.path.abspath(config.output_dir), config.model, *shape, *checks)).encode())
+    name.update(
+        repr((os.path.abspath(config.output_dir), config.model, *shape, *config.reading)).encode()
+    )
     for index in splits:
         for path in index.slices.files if index.slices else index.paths:
             about = os.stat(path)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.core.files import durable, fsync
 from kfp_ddp.training import model as models
-from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
+from kfp_ddp.training.config import Reading, TrainConfig
 from kfp_ddp.training.manifest import (
     DIGEST,
     MANIFEST,
@@ -84,14 +84,10 @@ class ModelInfo:
         return str(self.config.get("model_code", ""))
 
     @property
-    def on_bad_image(self) -> str:
-        """Policy of the run for unreadable images: fail or skip."""
-        return str(self.config.get("on_bad_image", "fail"))
-
-    @property
-    def max_pixels(self) -> int:
-        """Limit of pixels of an image in the run."""
-        return int(self.config.get("max_pixels", MAX_PIXELS))
+    def reading(self) -> Reading:
+        """How the run read images; runs of earlier versions dropped alpha channels."""
+        names = {"on_bad_image", "max_pixels", "background"} & self.config.keys()
+        return Reading(**{name: self.config[name] for name in names})
 
     @property
     def test_time_flip(self) -> bool:

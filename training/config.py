@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -15,8 +15,26 @@ from kfp_ddp.training.torchvision_weights import TORCHVISION
 SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
 MODELS = (*SMALL_RESNETS, *TORCHVISION)
 MAX_PIXELS = 100_000_000
+BACKGROUND = "^(#[0-9a-fA-F]{6})?$"
 ADAMW = {"learning_rate": 1e-3, "weight_decay": 1e-2}
 """Defaults of optimizer=adamw, for fields that were not set."""
+
+
+class Reading(NamedTuple):
+    """How images are read; fields are as in `TrainConfig`, defaults as in runs without them."""
+
+    on_bad_image: str = "fail"
+    max_pixels: int = MAX_PIXELS
+    background: str = ""
+    images: str = "convert"
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest file: pixels of 8 bytes, profiles and thumbnails."""
+        return 8 * self.max_pixels + 2**26
+
+
+READING = Reading()
 
 
 class TrainConfig(Settings):
@@ -25,6 +43,7 @@ class TrainConfig(Settings):
     own: ClassVar[frozenset[str]] = frozenset(
         {"data", "output_dir", "run_id", "stop_when_stale", "stale_seconds"}
     )
+    patterns: ClassVar[dict[str, str]] = {BACKGROUND: "#rrggbb or ''"}
 
     data: str
     """Folder with the images, as <class>/, or as train/<class>/ and val/<class>/."""
@@ -123,6 +142,9 @@ class TrainConfig(Settings):
     images: Literal["convert", "strict"] = "convert"
     """Images that are not RGB or not square: convert them, with a warning if they are not RGB, or
     refuse them (strict)."""
+    background: str = Field("#ffffff", pattern=BACKGROUND)
+    """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel, as earlier versions
+    did. Evaluation, predict and serve take that of the training."""
     on_bad_image: Literal["fail", "skip"] = "fail"
     """An image that cannot be read: fail with its name, or skip and count it."""
     max_pixels: int = Field(MAX_PIXELS, ge=1)
@@ -259,6 +281,11 @@ class TrainConfig(Settings):
     def _fill(self, **values: Any) -> None:
         """Change fields of this frozen model while it is validated; they do not count as set."""
         self.__dict__.update(values)
+
+    @property
+    def reading(self) -> Reading:
+        """How images are read."""
+        return Reading(self.on_bad_image, self.max_pixels, self.background, self.images)
 
     def is_set(self, name: str) -> bool:
         """Return whether the field was set; a default may be replaced by a better one."""

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache
-from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
+from kfp_ddp.training.config import READING, Reading, TrainConfig
 from kfp_ddp.training.images import Decoded, read, read_part
 from kfp_ddp.training.model import affine
 from kfp_ddp.training.sampler import Key, Keys
@@ -99,11 +99,11 @@ class Images(Dataset[Batch]):
         config, where = self.config, self.index.where(position)
         if self.for_training and self.cache is None and config.images != "strict":
             needed = functools.partial(transforms.needed, config, epoch, position)
-            return read_part(where, config.max_pixels, needed)
+            return read_part(where, config.reading, needed)
         if self.cache is not None:
             image = self.cache.read(position, where)
         else:
-            image = read(where, config.images == "strict", config.max_pixels)
+            image = read(where, config.reading)
         return Decoded(image, *image.shape[-2:])
 
 
@@ -180,8 +180,7 @@ def evaluation_batches(
     batch_size: int,
     rank: int = 0,
     world: int = 1,
-    on_bad_image: str = "fail",
-    max_pixels: int = MAX_PIXELS,
+    reading: Reading = READING,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield every image once over the ranks, at most `batch_size` at a time, as `decoded` does.
 
@@ -189,19 +188,18 @@ def evaluation_batches(
         InputError: an image cannot be decoded and `on_bad_image` is fail.
     """
     keys = evaluation_keys(index, batch_size, rank, world)
-    yield from decoded(index, image_size, keys, on_bad_image, max_pixels)
+    yield from decoded(index, image_size, keys, reading)
 
 
 def decoded(
     index: Index,
     image_size: int,
     batches: Iterable[Keys],
-    on_bad_image: str = "fail",
-    max_pixels: int = MAX_PIXELS,
+    reading: Reading = READING,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the images of each batch: uint8 [N, 3, S, S], targets [N], positions in the index [N].
 
-    `on_bad_image` and `max_pixels` are as in the run's `TrainConfig`; a skipped image is left out.
+    `reading` is that of the run; a skipped image is left out.
 
     Raises:
         InputError: an image cannot be decoded and `on_bad_image` is fail.
@@ -214,9 +212,9 @@ def decoded(
             ahead.begin(keys.ahead)
         for _, position in keys:
             try:
-                image = read(index.where(position), max_pixels=max_pixels)
+                image = read(index.where(position), reading)
             except InputError:
-                if on_bad_image == "fail":
+                if reading.on_bad_image == "fail":
                     raise
                 continue
             images[len(positions)] = transforms.evaluate(image, image_size)

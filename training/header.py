@@ -5,33 +5,31 @@ from typing import NamedTuple
 
 _JPEG = b"\xff\xd8\xff"
 _EXIF = 0xE1
+_EXIF_MARK = b"Exif\0\0"
 _ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_RGB = b"\x08\x02\0\0"
+"""8 bits, RGB, and the only compression and filter."""
+_PNG_EXTRAS = (b"tRNS", b"eXIf", b"acTL")
 _JPEG_SIZE = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BASELINE = frozenset({0xC0, 0xC1})
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_END = frozenset({0xD9, 0xDA})
 
 
-def pixels_of(data: bytes) -> int:
-    """Return the pixels of all frames of a JPEG, PNG, WebP or GIF that its decoder allocates.
+def plain_pixels(data: bytes) -> int:
+    """Return the pixels of a PNG or WebP of RGB without transparency, rotation and animation.
 
-    Raises:
-        ValueError: another format, or invalid headers.
+    0 for any other file.
     """
-    try:
-        if data[:3] == _JPEG:
-            return _jpeg(data)
-        if data[:8] == _PNG:
-            width, height = struct.unpack_from(">II", data, 16)
-            return int(width * height)
-        if data[:6] in (b"GIF87a", b"GIF89a"):
-            return _gif(data)
-        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-            return _webp(data)
-    except (IndexError, struct.error):
-        raise ValueError("its header is truncated") from None
-    raise ValueError("not a JPEG, PNG, WebP or GIF")
+    if data[:8] == _PNG and data[24:28] == _PNG_RGB:
+        width, height = struct.unpack_from(">II", data, 16)
+        return 0 if any(extra in data for extra in _PNG_EXTRAS) else int(width * height)
+    if data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8 " and len(data) > 30:
+        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
+        # The decoder also finds frames after a wrong length.
+        return 0 if b"ANMF" in data or b"VP8X" in data else int(width * height)
+    return 0
 
 
 class Frame(NamedTuple):
@@ -56,11 +54,6 @@ def frame_of(data: bytes) -> Frame | None:
         return None
 
 
-def _jpeg(data: bytes) -> int:
-    frame = _frame(data)
-    return frame.height * frame.width
-
-
 def _frame(data: bytes) -> Frame:
     """Search markers as libjpeg does, which skips other bytes."""
     at = 2
@@ -79,13 +72,13 @@ def _frame(data: bytes) -> Frame:
             raise ValueError("no size before its pixels")
         if marker and marker not in _JPEG_ALONE:
             length = struct.unpack_from(">H", data, at)[0]
-            if marker == _EXIF and orientation is None:
-                orientation = _orientation(data[at + 8 : at + length])
+            if marker == _EXIF and orientation is None and data[at + 2 : at + 8] == _EXIF_MARK:
+                orientation = orientation_of(data[at + 8 : at + length])
             at += length
 
 
-def _orientation(tiff: bytes) -> int:
-    """Return the orientation in EXIF data, as torchcodec reads it; 1 without one."""
+def orientation_of(tiff: bytes) -> int:
+    """Return the orientation in EXIF data; 1 without one."""
     order = "<" if tiff[:2] == b"II" else ">"
     try:
         mark, at = struct.unpack_from(f"{order}HI", tiff, 2)
@@ -96,47 +89,3 @@ def _orientation(tiff: bytes) -> int:
     except struct.error:
         pass
     return 1
-
-
-def _gif(data: bytes) -> int:
-    """Count for each frame the pixels of the screen, or its own if larger."""
-    width, height, flags = struct.unpack_from("<HHB", data, 6)
-    screen, total, at = width * height, 0, 13 + _gif_colours(flags)
-    while at < len(data) and data[at] in b"!,":
-        if data[at] == ord("!"):
-            at += 2
-        else:
-            width, height, flags = struct.unpack_from("<HHB", data, at + 5)
-            total += max(screen, width * height)
-            at += 11 + _gif_colours(flags)
-        while length := data[at]:
-            at += 1 + length
-        at += 1
-    return int(total or screen)
-
-
-def _gif_colours(flags: int) -> int:
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
-
-
-def _webp(data: bytes) -> int:
-    """Count for each frame the pixels of the canvas, or of the image if larger."""
-    largest, at = 0, 12
-    while at + 8 <= len(data):
-        kind, length = struct.unpack_from("<4sI", data, at)
-        at += 8
-        width = height = 0
-        if kind == b"VP8X":
-            width = 1 + int.from_bytes(data[at + 4 : at + 7], "little")
-            height = 1 + int.from_bytes(data[at + 7 : at + 10], "little")
-        elif kind == b"VP8L":
-            (bits,) = struct.unpack_from("<I", data, at + 1)
-            width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-        elif kind == b"VP8 ":
-            width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, at + 6))
-        largest = max(largest, width * height)
-        at += length + length % 2
-    if not largest:
-        raise ValueError("its header is truncated")
-    # The decoder also finds frames after a wrong length: count everything that looks like one.
-    return largest * max(1, data.count(b"ANMF"))

@@ -2,14 +2,15 @@
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.config import MAX_PIXELS, TrainConfig
-from kfp_ddp.training.header import Frame, frame_of, pixels_of
+from kfp_ddp.training import decoder
+from kfp_ddp.training.config import READING, Reading, TrainConfig
+from kfp_ddp.training.header import Frame, frame_of, plain_pixels
 from kfp_ddp.training.shards import Where, content
 
 
@@ -117,81 +118,84 @@ def _sized(data: bytes, height: int, width: int, *, strict: bool) -> Tensor | No
 
 
 Keep = Callable[[int, Tensor | None], None]
-Mode = Literal["RGB", "UNCHANGED"]
-
-_MOST_BYTES_A_PIXEL = 8
-_MOST_EXTRA = 2**26
-"""Bytes of a file that are not pixels: profiles, thumbnails."""
 
 
-def read(path: str | Where, strict: bool = False, max_pixels: int = MAX_PIXELS) -> Tensor:
+def read(path: str | Where, reading: Reading = READING) -> Tensor:
     """Decode one image to RGB uint8 [3, H, W], rotated by its EXIF orientation.
 
     Raises:
         InputError: the file cannot be read or decoded, or has more than `max_pixels`; or, with
-            `strict`, is not RGB and square.
+            images=strict, is not RGB and square.
     """
-    image = _read(path, "UNCHANGED" if strict else "RGB", max_pixels).image
-    if strict:
-        _refuse_unusual(path, image)
-    return image
+    return _read(path, reading)[0].image
 
 
-def read_part(path: str | Where, max_pixels: int, needed: Needed) -> Decoded:
+def read_part(path: str | Where, reading: Reading, needed: Needed) -> Decoded:
     """Decode like `read`, but of a JPEG of three channels only the needed part.
 
     Raises:
         InputError: as in `read`.
     """
-    return _read(path, "RGB", max_pixels, needed)
+    return _read(path, reading, needed)[0]
 
 
-def _read(path: str | Where, mode: Mode, max_pixels: int, needed: Needed | None = None) -> Decoded:
+def _read(
+    path: str | Where, reading: Reading, needed: Needed | None = None
+) -> tuple[Decoded, bool]:
+    """Return the image, and whether its file has RGB of 8 bits."""
     try:
-        decoded = _decode(path, mode, max_pixels, needed)
+        decoded, plain = _decode(path, reading, needed or _whole)
     except (RuntimeError, ValueError, OSError) as error:
-        why = str(error).splitlines()[0].rpartition(", ")[2]
+        why = (getattr(error, "strerror", None) or str(error)).splitlines()[0].rpartition(", ")[2]
         raise InputError(
-            f"cannot decode {path} ({why}): replace or remove it in the source, or set "
-            "on_bad_image=skip"
+            f"cannot decode {path} ({why}): replace or remove it in the source, or leave out such "
+            "images with --set on_bad_image=skip"
         ) from None
-    if decoded.image.ndim != 3:
-        raise InputError(f"{path} is an animation: replace it by a single image")
-    return decoded
+    if reading.images == "strict":
+        if not plain:
+            raise InputError(f"{path} is not RGB of 8 bits: convert it, or set images=convert")
+        if decoded.height != decoded.width:
+            size = f"{decoded.width}x{decoded.height}"
+            raise InputError(f"{path} is {size}, not square: crop it, or set images=convert")
+    return decoded, plain
 
 
-def _decode(
-    path: str | Where, mode: Mode, max_pixels: int, needed: Needed | None = None
-) -> Decoded:
+def _whole(height: int, width: int) -> Need:
+    return Need(1, max(height, width))
+
+
+def _decode(path: str | Where, reading: Reading, needed: Needed) -> tuple[Decoded, bool]:
+    """Decode with the fastest library for the format; all of them give the same pixels."""
+    where = Where(path) if isinstance(path, str) else path
+    data = content(where, reading.most_bytes)
+    frame = frame_of(data)
+    pixels = frame.height * frame.width if frame else plain_pixels(data)
+    if 0 < pixels <= reading.max_pixels:
+        if frame and (part := decode_part(data, needed)):
+            return part, True
+        if not frame:
+            image = _decode_plain(data)
+            return Decoded(image, *image.shape[-2:]), True
+    array, plain = decoder.decode(data, reading)
+    image = torch.from_numpy(array).permute(2, 0, 1)
+    return Decoded(image, *image.shape[-2:]), plain
+
+
+def _decode_plain(data: bytes) -> Tensor:
+    """Decode an RGB PNG or WebP, in three quarters of the time of Pillow."""
     from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
-    where = Where(path) if isinstance(path, str) else path
-    data = content(where, _MOST_BYTES_A_PIXEL * max_pixels + _MOST_EXTRA)
-    pixels = pixels_of(data)
-    if pixels > max_pixels:
-        raise ValueError(f"its {pixels} pixels are more than max_pixels={max_pixels}")
-    if needed and (part := decode_part(data, needed)):
-        return part
     # A separate tensor: from bytes, torchcodec changes the warning filters each time.
-    image: Tensor = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=mode)
-    return Decoded(image, *image.shape[-2:])
-
-
-def _refuse_unusual(path: str | Where, image: Tensor) -> None:
-    channels, height, width = image.shape
-    if channels != 3:
-        raise InputError(
-            f"{path} is not RGB but has {channels} channels: convert it, or set images=convert"
-        )
-    if height != width:
-        raise InputError(f"{path} is {width}x{height}, not square: crop it, or set images=convert")
+    image: Tensor = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB")
+    return image
 
 
 class Findings(NamedTuple):
     """Result of `examine`."""
 
     checked: int
-    broken: int
+    broken: tuple[int, ...]
+    """Positions of the unreadable images."""
     not_rgb: int
     first_not_rgb: str
 
@@ -210,32 +214,20 @@ def examine(
         InputError: an image is broken and `on_bad_image` is fail, or unusual and `images` is
             strict.
     """
-    broken = not_rgb = 0
-    first = ""
+    broken: list[int] = []
+    not_rgb, first = 0, ""
     for position in positions:
-        path = where(position)
         try:
-            image = _unchanged(path, config.max_pixels)
+            decoded, plain = _read(where(position), config.reading)
         except InputError:
             if config.on_bad_image == "fail":
                 raise
-            broken += 1
+            broken.append(position)
             if keep:
                 keep(position, None)
             continue
-        if config.images == "strict":
-            _refuse_unusual(path, image)
-        unusual = image.shape[0] != 3
-        not_rgb += unusual
-        first = first or (str(path) if unusual else "")
+        not_rgb += not plain
+        first = first or ("" if plain else str(where(position)))
         if keep:
-            keep(position, read(path, max_pixels=config.max_pixels) if unusual else image)
-    return Findings(len(positions), broken, not_rgb, first)
-
-
-def _unchanged(path: str | Where, max_pixels: int) -> Tensor:
-    """Decode the image as stored; if only RGB decoding works, return one channel."""
-    try:
-        return _decode(path, "UNCHANGED", max_pixels).image
-    except (RuntimeError, ValueError, OSError):
-        return read(path, max_pixels=max_pixels)[:1]
+            keep(position, decoded.image)
+    return Findings(len(positions), tuple(broken), not_rgb, first)

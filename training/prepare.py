@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,10 +134,12 @@ def resolve(
             f"{images} training images allow on {ranks} ranks",
             flush=True,
         )
-    saved = {}
+    saved: dict[str, Any] = {}
     if before:
         unset = [name for name in ("weight_decay", "momentum") if not config.is_set(name)]
         saved = {name: before[name] for name in unset}
+        if not config.is_set("background"):
+            saved["background"] = before.get("background", "")
     warmup = config.warmup_epochs
     if before and not config.is_set("warmup_epochs") and before["warmup_epochs"] < config.epochs:
         warmup = before["warmup_epochs"]
@@ -205,7 +208,7 @@ def _warn(reports: list[tuple[int, list[Findings]]], first: bool) -> None:
             seen[part, number] = max(item, seen.get((part, number), item))
     findings = list(seen.values())
     checked = sum(item.checked for item in findings)
-    broken = sum(item.broken for item in findings)
+    broken = sum(len(item.broken) for item in findings)
     not_rgb = sum(item.not_rgb for item in findings)
     unusual = [item.first_not_rgb for item in findings if item.first_not_rgb]
     if broken and first:

@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.labels import Labels, Row
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".avif", ".heic", ".heif"),
+)
+"""Names of images that `decoder` reads; the only list."""
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
 _ROLES = {
     **dict.fromkeys(("train", "training"), TRAIN),

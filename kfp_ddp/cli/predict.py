@@ -53,14 +53,16 @@ def command(
 
 def _pictures(path: Path) -> Iterator[Path]:
     """Yield the file itself, or the images below a folder."""
-    from kfp_ddp.training.sides import is_image
+    from kfp_ddp.training.sides import SUFFIXES, is_image
 
     if not path.is_dir():
         yield path
         return
     files = sorted(file for file in path.rglob("*") if is_image(file.name) and file.is_file())
     if not files:
-        raise InputError(f"folder {path} contains no pictures (.jpg, .png, .webp); name another")
+        raise InputError(
+            f"folder {path} contains no pictures ({', '.join(SUFFIXES)}); name another"
+        )
     yield from files
 
 

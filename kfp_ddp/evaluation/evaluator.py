@@ -22,6 +22,7 @@ from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, PREDICTIONS, Evaluation
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.checkpoint import ModelInfo, load_model
+from kfp_ddp.training.config import Reading
 from kfp_ddp.training.distributed import World, alone
 from kfp_ddp.training.manifest import MANIFEST, read_manifest
 from kfp_ddp.training.sides import TEST
@@ -101,7 +102,10 @@ class Evaluator:
         index = replace(index, classes=info.classes, targets=targets)
         subject = Subject(network, info, champion.uri, own.checkpoint_digest)
         # The challenger read all of these, so an unreadable image is an error here.
-        measured = self._measure(subject, index, self.request.split, started, "fail")
+        reading = self.info.reading._replace(
+            on_bad_image="fail", background=info.reading.background
+        )
+        measured = self._measure(subject, index, self.request.split, started, reading)
         if measured is None or first is None:
             return None
         result = measured.result.model_copy(update={"skipped": first.result.skipped})
@@ -113,8 +117,8 @@ class Evaluator:
     def _own(
         self, index: Index, split: str, started: float, tags: slices.Tags | None
     ) -> Measured | None:
-        resamples, bad = self.measuring.resamples, self.info.on_bad_image
-        measured = self._measure(self.subject, index, split, started, bad, tags, resamples)
+        resamples, reading = self.measuring.resamples, self.info.reading
+        measured = self._measure(self.subject, index, split, started, reading, tags, resamples)
         if measured and (skipped := measured.predictions.skipped):
             print(
                 f"{len(skipped)} unreadable images are left out, as in training with "
@@ -128,16 +132,16 @@ class Evaluator:
         index: Index,
         split: str,
         started: float,
-        on_bad_image: str,
+        reading: Reading,
         tags: slices.Tags | None = None,
         resamples: int = 0,
     ) -> Measured | None:
-        info, size, pixels = subject.info, self.request.batch_size, self.info.max_pixels
-        share = predict_share(subject.network, info, index, size, self.world, on_bad_image, pixels)
+        info, size = subject.info, self.request.batch_size
+        share = predict_share(subject.network, info, index, size, self.world, reading)
         shares = self.world.to_first(share)
         if shares is None:
             return None
-        predictions = merged(index, shares, on_bad_image)
+        predictions = merged(index, shares, reading.on_bad_image)
         result = results.summarise(
             predictions,
             info,

@@ -18,7 +18,7 @@ from kfp_ddp.evaluation.measure import Tally
 from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training import data
 from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.config import MAX_PIXELS
+from kfp_ddp.training.config import READING, Reading
 from kfp_ddp.training.distributed import World, alone, keep_freed
 from kfp_ddp.training.model import affine, logits
 from kfp_ddp.training.splits import Index
@@ -92,13 +92,12 @@ def predict(
     index: Index,
     batch_size: int,
     device: torch.device,
-    on_bad_image: str = "fail",
-    max_pixels: int = MAX_PIXELS,
+    reading: Reading = READING,
 ) -> Predictions:
     """Return the predictions of this process on every sample; see `predict_share`, `merged`."""
     world = alone(device)
-    share = predict_share(model, info, index, batch_size, world, on_bad_image, max_pixels)
-    return merged(index, [share], on_bad_image)
+    share = predict_share(model, info, index, batch_size, world, reading)
+    return merged(index, [share], reading.on_bad_image)
 
 
 def predict_share(
@@ -107,12 +106,11 @@ def predict_share(
     index: Index,
     batch_size: int,
     world: World,
-    on_bad_image: str = "fail",
-    max_pixels: int = MAX_PIXELS,
+    reading: Reading = READING,
 ) -> Share:
     """Predict this rank's share of the samples. Batches do not depend on the number of ranks.
 
-    The model is in eval mode; unreadable images fail, or are left out if `on_bad_image` is skip.
+    The model is in eval mode; unreadable images fail, or are left out, as `reading` says.
 
     Raises:
         InputError: The model returns NaN or infinity, as after a diverged training, or an image is
@@ -123,7 +121,7 @@ def predict_share(
     if world.device.type == "cpu":
         keep_freed()
     with torch.inference_mode():
-        batches = _batches(index, info.image_size, batch_size, world, on_bad_image, max_pixels)
+        batches = _batches(index, info.image_size, batch_size, world, reading)
         for scores, targets, positions in _to_cpu(_forward(model, info, batches, world.device)):
             finite = scores.isfinite().all(1)
             if not finite.all():
@@ -216,16 +214,14 @@ def _batches(
     image_size: int,
     batch_size: int,
     world: World,
-    on_bad_image: str,
-    max_pixels: int,
+    reading: Reading,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the batches of this rank in order, decoded by threads that take turns."""
     mine = list(data.fixed_batches(index, batch_size, world.rank, world.size))
     cpus = (os.cpu_count() or 1) // world.local_size
     readers = max(1, min(cpus, 32, len(mine)))
     shares = [
-        data.decoded(index, image_size, mine[number::readers], on_bad_image, max_pixels)
-        for number in range(readers)
+        data.decoded(index, image_size, mine[number::readers], reading) for number in range(readers)
     ]
     with ThreadPoolExecutor(readers) as pool:
         waiting = deque((share, pool.submit(next, share, None)) for share in shares)

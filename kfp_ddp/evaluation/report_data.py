@@ -12,7 +12,7 @@ from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.data import Dataset, Mistake, ReportData
 from kfp_ddp.report.events import downsample, read_events
 from kfp_ddp.storage import manifest
-from kfp_ddp.training.config import MAX_PIXELS
+from kfp_ddp.training.config import Reading
 from kfp_ddp.training.layout import Layout, lay_out
 from kfp_ddp.training.shards import Where
 from kfp_ddp.training.sides import SIDES, TRAIN
@@ -42,8 +42,6 @@ def report_data(
     `run_dir` is that of the training, `dataset` the folder of the version, `test` the evaluation of
     the same checkpoint on the test split.
     """
-    most = info.config.get("max_pixels", MAX_PIXELS)
-    pixels = most if isinstance(most, int) else MAX_PIXELS
     by_loss = predictions.worst(worst, predictions.loss)
     by_confidence = predictions.worst(2 * worst, predictions.confidence)
     others = [position for position in by_confidence if position not in by_loss]
@@ -52,15 +50,15 @@ def report_data(
         config=dict(info.config),
         events=downsample(read_events(RunFolder(run_dir).metrics)),
         dataset=dataset_facts(dataset, predictions.index, info.config, split),
-        mistakes=[_mistake(predictions, position, pixels) for position in by_loss],
-        surest=[_mistake(predictions, position, pixels) for position in confident],
+        mistakes=[_mistake(predictions, position, info.reading) for position in by_loss],
+        surest=[_mistake(predictions, position, info.reading) for position in confident],
         test=test,
     )
 
 
-def _mistake(predictions: "Predictions", position: int, max_pixels: int) -> Mistake:
+def _mistake(predictions: "Predictions", position: int, reading: Reading) -> Mistake:
     index = predictions.index
-    picture, tiny = _thumbnail(index.where(position), max_pixels)
+    picture, tiny = _thumbnail(index.where(position), reading)
     return Mistake(
         path=predictions.relative(position),
         target=index.classes[index.targets[position]],
@@ -72,14 +70,14 @@ def _mistake(predictions: "Predictions", position: int, max_pixels: int) -> Mist
     )
 
 
-def _thumbnail(where: Where, max_pixels: int) -> tuple[str, bool]:
+def _thumbnail(where: Where, reading: Reading) -> tuple[str, bool]:
     """Return the picture as WebP in base64, at most 112 pixels wide and high, and if it is tiny."""
     from PIL import Image
 
     from kfp_ddp.training.images import read
 
     # The decoder of the training, as another one may reject the image.
-    picture = Image.fromarray(read(where, max_pixels=max_pixels).permute(1, 2, 0).numpy())
+    picture = Image.fromarray(read(where, reading).permute(1, 2, 0).numpy())
     tiny = max(picture.size) < THUMBNAIL_SIDE // 2
     picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     buffer = io.BytesIO()

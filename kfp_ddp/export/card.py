@@ -48,6 +48,9 @@ from PIL import Image, ImageOps
 
 classes = json.load(open("classes.json"))
 model = torch.export.load("model.pt2").module()"""
+_OVER = """\
+image = Image.alpha_composite(Image.new("RGBA", image.size, "{}"), image).convert("RGB")
+"""
 _TORCH_ALONE = (
     'With torch alone: `torch.export.load("model.pt2").module()(torch.from_numpy(images))`.'
 )
@@ -96,7 +99,7 @@ def readme(
     left_out = parity.get("left_out", {})
     code_digest = config.get("model_sha256", "")
     size, short = result.image_size, signature["preprocessing"]["short_side"]
-    before = signature["preprocessing"]["before"]
+    before, over = (signature["preprocessing"][name] for name in ("before", "background"))
     missing = {*left_out, *(["serving/", "sample/"] if _ONNX in left_out else [])}
     missing |= set() if code_digest else {"network.py"}
     missing |= set(FILES.values()) - {one.file for one in record.variants}
@@ -126,7 +129,8 @@ Before the model: {"; ".join(before)}. Normalisation is in the graph.
 
 ```python
 {_TORCH_LOAD if _ONNX in left_out else _ONNX_LOAD}
-image = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("RGB")
+image = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("{"RGBA" if over else "RGB"}")
+{_OVER.format(over) if over else ""}\
 scale = {short} / min(image.size)
 image = image.resize([max({short}, round(side * scale)) for side in image.size], 2)  # bilinear
 left, top = ((side - {size}) // 2 for side in image.size)

@@ -76,6 +76,8 @@ def write(
 def describe_signature(info: ModelInfo) -> dict[str, Any]:
     """Return input and output of the graphs, preprocessing and postprocessing."""
     size, short = info.image_size, short_side(info.image_size)
+    background = info.reading.background
+    over = f", transparent parts over {background}" if background else ", without alpha"
     return {
         "inputs": [
             {
@@ -91,11 +93,12 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
         "dynamic": {"batch": {"min": 1, "max": MAX_BATCH}},
         "preprocessing": {
             "before": [
-                "decode to RGB, rotated by EXIF data",
+                f"decode to RGB, rotated by EXIF data{over}",
                 f"resize the shorter side to {short}, bilinear with antialiasing",
                 f"crop the centre, {size} x {size}",
             ],
             "short_side": short,
+            "background": background,
             "in_graph": {"scale": 1 / 255, "mean": list(info.mean), "std": list(info.std)},
         },
         "postprocessing": "softmax over the logits; their order is that of classes.json",

@@ -40,8 +40,7 @@ def calibration(dataset: Path, info: ModelInfo, count: int) -> Iterator[Tensor]:
     index, _ = sides_of(dataset, TRAIN, info.classes, info.config)
     count = min(count, len(index))
     chosen = index.only([at * len(index) // count for at in range(count)])
-    reading: dict[str, Any] = {"on_bad_image": info.on_bad_image, "max_pixels": info.max_pixels}
-    for images, _, _ in evaluation_batches(chosen, info.image_size, BATCH, **reading):
+    for images, _, _ in evaluation_batches(chosen, info.image_size, BATCH, reading=info.reading):
         yield images.contiguous()
 
 

@@ -233,9 +233,9 @@ def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
 
     def decoded(position: int) -> tuple[int, Tensor, Tensor | None] | None:
         try:
-            image = read(index.where(position), max_pixels=info.max_pixels)
+            image = read(index.where(position), info.reading)
         except InputError:
-            if info.on_bad_image == "fail":
+            if info.reading.on_bad_image == "fail":
                 raise
             return None
         square = transforms.evaluate(image, info.image_size)

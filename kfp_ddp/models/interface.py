@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
+from kfp_ddp.training.config import BACKGROUND
 
 LARGEST_SIDE = 16384
 _LARGEST = 64 << 20
@@ -23,6 +24,7 @@ class _Input(Stored):
 
 class _Preprocessing(Stored):
     short_side: _Side
+    background: str = Field("", pattern=BACKGROUND)
 
 
 class _Signature(Stored):
@@ -75,6 +77,8 @@ class Interface(NamedTuple):
     classes: tuple[str, ...]
     short_side: int
     size: int
+    background: str
+    """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel."""
 
 
 class Sample(NamedTuple):
@@ -100,8 +104,8 @@ def read_interface(bundle: Bundle) -> Interface:
     signature = bundle.record(name, _Signature)
     if signature is None:
         raise bundle.damaged(f"{name} is missing")
-    size, short = signature.inputs[0].shape[2], signature.preprocessing.short_side
-    return Interface(read_classes(bundle), short, size)
+    size, before = signature.inputs[0].shape[2], signature.preprocessing
+    return Interface(read_classes(bundle), before.short_side, size, before.background)
 
 
 def read_sample(bundle: Bundle) -> Sample | None:

@@ -95,9 +95,9 @@ class Served(Model):  # type: ignore[misc]
 
     async def _decoded(self, pictures: list[bytes]) -> Images:
         """Decode pictures in another thread, so that other requests are answered meanwhile."""
-        _, short, size = self.interface
+        form = self.interface[1:]
         run = asyncio.get_running_loop().run_in_executor
-        return np.stack([await run(self.decoders, square, one, short, size) for one in pictures])
+        return np.stack([await run(self.decoders, square, one, *form) for one in pictures])
 
     async def _images(self, inputs: list[InferInput]) -> Images:
         """Return the images of a request; raises InvalidInput."""

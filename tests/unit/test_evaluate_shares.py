@@ -10,6 +10,7 @@ from PIL import Image
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.config import Reading
 from kfp_ddp.training.data import fixed_batches
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model import MEAN, STD, build
@@ -40,7 +41,7 @@ def network() -> torch.nn.Module:
 
 def shares(network: Any, index: Index, world: int, size: int, bad: str = "fail") -> list[Share]:
     return [
-        predict_share(network, INFO, index, size, World(rank, world, 0, world, CPU), bad)
+        predict_share(network, INFO, index, size, World(rank, world, 0, world, CPU), Reading(bad))
         for rank in range(world)
     ]
 

@@ -237,7 +237,7 @@ def test_damaged_documents_fail_with_one_line_error(
 def test_correct_documents_are_read(tmp_path: Path) -> None:
     texts = {name: json.dumps(document) for name, document in DOCUMENTS.items()}
     opened = sealed(tmp_path, texts)
-    assert read_interface(opened) == (("cat", "dog"), 2, 2)
+    assert read_interface(opened) == (("cat", "dog"), 2, 2, "")
     sample = read_sample(opened)
     assert sample is not None
     assert (sample.output.data, sample.allowed) == ((1.0, 2.0), 0.1)

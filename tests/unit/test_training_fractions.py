@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
-from kfp_ddp.training import data, transforms
+from kfp_ddp.training import data, decoder, transforms
 from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images
@@ -42,6 +41,10 @@ def photograph(seed: int, width: int, height: int, **options: Any) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", **options)
     return file.getvalue()
+
+
+def whole_of(content: bytes) -> torch.Tensor:
+    return torch.from_numpy(decoder.decode(content)[0]).permute(2, 0, 1)
 
 
 @pytest.fixture
@@ -137,7 +140,7 @@ def test_fraction_is_rotated_and_cut_like_the_full_image(orientation: int, by: i
     assert frame is not None
     assert frame[:4] == (height, width, 3, orientation or 1)
     assert frame.baseline is not options["progressive"]
-    whole = decode_image(content, mode="RGB")
+    whole = whole_of(content)
     asked: list[tuple[int, int]] = []
 
     def needed(*sides: int) -> Need:
@@ -166,7 +169,7 @@ def test_rows_below_a_crop_are_not_decoded(subsampling: int, options: dict[str, 
     for seed in range(12):
         width, height = draw.randint(90, 160), draw.randint(90, 160)
         content = photograph(seed, width, height, subsampling=subsampling, **options)
-        whole = decode_image(content, mode="RGB")
+        whole = whole_of(content)
         for rows in (*draw.sample(range(1, height), 8), height - 1, height):
             found = decode_part(content, lambda *_, rows=rows: Need(1, rows))
             assert found is not None
@@ -182,7 +185,7 @@ def test_rotated_image_is_decoded_to_its_last_row(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     content = photograph(orientation, 90, 70, exif=exif.tobytes())
-    whole = decode_image(content, mode="RGB")
+    whole = whole_of(content)
     found = decode_part(content, lambda *_: Need(1, 40))
     assert found is not None
     assert found[1:] == (*whole.shape[1:], 1, None)
@@ -201,7 +204,7 @@ def test_truncated_image_is_named(split: Path, size: int, lost: int, divided: bo
     assert (min(need.divisor for need in needs) > 1) is divided
     for epoch in range(5):
         error = images.__getitems__([(epoch, 1)]).error
-        assert error.startswith(f"cannot decode {path} (Image is inc")
+        assert error.startswith(f"cannot decode {path} (image file is truncated")
 
 
 def test_mirrored_image_is_divided_only_without_a_remainder() -> None:
@@ -267,8 +270,8 @@ def test_damaged_exif_data_leaves_the_header_readable() -> None:
         damaged[draw.randrange(12, 60)] = draw.choice((0, 1, 0x49, 0x7F, 0xFF))
         frame = frame_of(bytes(damaged))
         try:
-            image = decode_image(bytes(damaged))
-        except RuntimeError:
+            image = whole_of(bytes(damaged))
+        except ValueError:
             continue
         assert frame is not None
         turned = frame.orientation in (5, 6, 7, 8)

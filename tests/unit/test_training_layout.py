@@ -102,7 +102,7 @@ def test_hidden_files_and_other_files_are_ignored() -> None:
         (photographs(9, "cat"), r"one class only \(cat\)"),
         ([f"all/{name}" for name in photographs(9, "cat", "dog")], r"\(all\).*cat, dog.*all/"),
         ([*photographs(40, "cat", "dog"), "eel/"], r"class folder eel has no images"),
-        ([*photographs(40, "cat", "dog"), "eel/x.gif"], r"class folder eel has no images"),
+        ([*photographs(40, "cat", "dog"), "eel/x.svg"], r"class folder eel has no images"),
         ([f"train/{name}" for name in [*photographs(9, "cat", "dog"), "eel/"]], "train/eel has no"),
         (["val/cat/1.jpg", "val/dog/1.jpg"], "val/ found, but no train/"),
         (["train/cat/1.jpg", "train/dog/1.jpg", "val/eel/1.jpg"], "'eel' is in val/ but not"),

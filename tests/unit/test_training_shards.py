@@ -18,7 +18,7 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage import manifest
 from kfp_ddp.training import shards
 from kfp_ddp.training.cache import Cache, folder_for
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.config import Reading, TrainConfig
 from kfp_ddp.training.data import Images, evaluation_batches, evaluation_keys, loader
 from kfp_ddp.training.images import examine
 from kfp_ddp.training.prepare import digest_of
@@ -291,11 +291,11 @@ def test_member_damaged_later_is_named_or_skipped(
         examine(index.where, range(position, len(index)), run(packed))
     skipping = run(packed, on_bad_image="skip")
     found = examine(index.where, range(len(index)), skipping)
-    assert 1 <= found.broken <= spoilt
+    assert 1 <= len(found.broken) <= spoilt
     batch = Images(index, skipping, True).__getitems__([(0, position)])
     assert (batch.skipped, batch.error) == (1, "")
-    left = evaluation_batches(index, 8, 4, on_bad_image="skip")
-    assert sum(len(targets) for _, targets, _ in left) == len(index) - found.broken
+    left = evaluation_batches(index, 8, 4, reading=Reading("skip"))
+    assert sum(len(targets) for _, targets, _ in left) == len(index) - len(found.broken)
 
 
 def test_cache_has_the_images_of_archives(packed: Path, tmp_path: Path) -> None:

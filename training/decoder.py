@@ -1,0 +1,138 @@
+"""Decode pictures of all formats to RGB, alike in training, evaluation, prediction; without torch.
+
+JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF need Pillow, HEIC also the extra `heif`. Of several frames
+or pages the first one counts.
+"""
+
+import io
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from kfp_ddp.core.text import one_line
+from kfp_ddp.training.config import READING, Reading
+from kfp_ddp.training.header import frame_of, orientation_of
+
+_MAGIC = re.compile(
+    rb"(?P<Jpeg>\xff\xd8\xff)|(?P<Png>\x89PNG\r\n\x1a\n)|(?P<Gif>GIF8[79]a)|(?P<Bmp>BM)"
+    rb"|(?P<WebP>RIFF....WEBP)|(?P<Tiff>II[*+]\0|MM\0[*+])|(?P<Avif>....ftypavi[fs])"
+    rb"|(?P<Heif>....ftyp(he|mi|ms))",
+    re.DOTALL,
+)
+"""First bytes of each format, by the name of its module in Pillow."""
+_TURNS = dict(
+    enumerate(
+        (
+            Image.Transpose.FLIP_LEFT_RIGHT,
+            Image.Transpose.ROTATE_180,
+            Image.Transpose.FLIP_TOP_BOTTOM,
+            Image.Transpose.TRANSPOSE,
+            Image.Transpose.ROTATE_270,
+            Image.Transpose.TRANSVERSE,
+            Image.Transpose.ROTATE_90,
+        ),
+        start=2,
+    )
+)
+"""By EXIF orientation."""
+_ORIENTATION = 0x0112
+_BITS = (8, 12, 14, 16)
+_OPAQUE_RGB = ("RGB", "RGBX", "P")
+
+
+def open_picture(data: bytes, reading: Reading = READING) -> Image.Image:
+    """Read the header of a picture; its pixels are not decoded yet.
+
+    Raises:
+        ValueError: another format, a damaged header, or too many pixels.
+    """
+    match = _MAGIC.match(data)
+    kind = (match and match.lastgroup) or ""
+    if not kind:
+        raise ValueError("it is not a picture")
+    try:
+        image: Image.Image = _opener(kind)(io.BytesIO(data))
+    except ImportError:
+        raise ValueError("HEIC needs pip install 'kfp-ddp[heif]'") from None
+    except Exception as error:  # noqa: BLE001  the readers of Pillow raise many
+        raise ValueError(f"its header is damaged: {one_line(error)}") from None
+    if (pixels := image.width * image.height) > reading.max_pixels:
+        raise ValueError(f"its {pixels} pixels are more than max_pixels={reading.max_pixels}")
+    return image
+
+
+def _opener(kind: str) -> Any:
+    """Return the reader of one format; `Image.open` would try others, and limits the size."""
+    import importlib
+
+    module = "pi_heif" if kind == "Heif" else f"PIL.{kind}ImagePlugin"
+    return getattr(importlib.import_module(module), f"{kind}ImageFile")
+
+
+def is_plain(image: Image.Image) -> bool:
+    """Return whether its pixels are RGB of 8 bits, none of them transparent."""
+    return image.mode in _OPAQUE_RGB and not image.has_transparency_data
+
+
+def to_rgb(image: Image.Image, background: str, orientation: int = 0) -> Image.Image:
+    """Return a picture in RGB of 8 bits, upright.
+
+    Args:
+        image: An opened picture.
+        background: Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel.
+        orientation: That of its EXIF data, if known.
+
+    Raises:
+        ValueError: its pixels cannot be decoded.
+    """
+    try:
+        image.load()
+        orientation = orientation or _orientation(image)
+        if image.mode[0] in "IF":
+            image = Image.fromarray(_to_8_bits(np.asarray(image), image.format == "PNG"))
+        elif image.has_transparency_data:
+            clear = image.convert("RGBA")
+            image = Image.new("RGB", clear.size, background) if background else clear
+            if background:
+                image.paste(clear, mask=clear)
+        rgb = image if image.mode == "RGB" else image.convert("RGB")
+        return rgb.transpose(_TURNS[orientation]) if orientation in _TURNS else rgb
+    except Exception as error:  # noqa: BLE001  the decoders of Pillow raise many
+        raise ValueError(one_line(error)) from None
+
+
+def _orientation(image: Image.Image) -> int:
+    exif = image.info.get("exif") or b""
+    tags = getattr(image, "tag_v2", {})
+    return tags.get(_ORIENTATION, 1) if tags else orientation_of(exif.removeprefix(b"Exif\0\0"))
+
+
+def _to_8_bits(values: NDArray[Any], full_range: bool) -> NDArray[np.uint8]:
+    """Scale values of 16 or 32 bits, or fractions, to 0..255.
+
+    Microscopes store 12 or 14 bits in 16: unless all 16 are used (`full_range`), the largest value
+    decides, and fractions up to 1 are scaled by 255.
+    """
+    deep = np.nan_to_num(values.astype(np.float64))
+    largest = deep.max()
+    limits = [1.0] if values.dtype.kind == "f" else []
+    limits += [2.0**bits - 1 for bits in _BITS]
+    limit = next((one for one in limits if largest <= one), largest)
+    limit = limits[-1] if full_range else limit
+    return (deep.clip(0, limit) * (255 / limit) + 0.5).astype(np.uint8)
+
+
+def decode(data: bytes, reading: Reading = READING) -> tuple[NDArray[np.uint8], bool]:
+    """Return the pixels, uint8 [H, W, 3], RGB, upright; and whether the file has them plain.
+
+    Raises:
+        ValueError: it cannot be read, or has too many pixels.
+    """
+    image = open_picture(data, reading)
+    frame = frame_of(data)
+    plain = is_plain(image)
+    rgb = to_rgb(image, reading.background, frame.orientation if frame else 0)
+    return np.array(rgb), plain
