@@ -5,7 +5,7 @@ values "auto" and 0 mean that they are not set.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, model_validator
@@ -171,6 +171,24 @@ SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
     "sweep": (Sweep,),
 }
 """Models of each mapping in a form."""
+
+
+def described_settings() -> Iterator[dict[str, str]]:
+    """Yield each setting of a run: its mapping, '' for a box of its own, name, default, meaning."""
+    models = [("", Parameters), *((name, one) for name, all_ in SUBJECTS.items() for one in all_)]
+    for mapping, model in models:
+        for name, field in model.model_fields.items():
+            if name in model.own or (not mapping and name in SUBJECTS):
+                continue
+            default = "" if field.is_required() else field.get_default(call_default_factory=True)
+            closed = ", ".join(choice or "''" for choice in model.choices(name))
+            yield {
+                "mapping": mapping,
+                "name": name,
+                "default": str(list(default) if isinstance(default, tuple) else default),
+                "meaning": field.description or "",
+                "choices": f"One of {closed}." if closed else "",
+            }
 
 
 def description(name: str) -> str:

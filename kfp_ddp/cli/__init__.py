@@ -12,6 +12,7 @@ from kfp_ddp import __version__
 SECTIONS = {
     "Train": {
         "run": "Train on a folder or bucket of images, or run any pipeline, here or on KFP.",
+        "settings": "List the settings of a run, with defaults and meaning.",
         "predict": "Classify pictures with the model of a bundle.",
         "trace": "Trace the next steps of one rank of a running training.",
         "serve": "Serve the model of a bundle over HTTP and gRPC.",
@@ -45,6 +46,7 @@ SECTIONS = {
         "netcheck": "Measure the network between the pods of a job, and name slow links.",
         "doctor": "Check that a cluster and namespace have what the components need.",
         "config": "Show the settings of this program, and the origin of each.",
+        "init": "Write kfp-ddp.yaml: host, namespace, registry, destination.",
         "sync": "Download a bucket prefix to a folder: verified, resumable, incremental.",
         "manifest": "Print the job of a launch, without creating it.",
     },
@@ -66,6 +68,7 @@ MODULES = {
     **dict.fromkeys(("compile", "graph", "upload"), "pipelines"),
     "demo": "run",
     "logs": "describe",
+    "init": "config",
 }
 """Modules that are not named after their commands."""
 

@@ -1,9 +1,20 @@
 """`kfp-ddp config`: settings of this program, and the origin of each value."""
 
+from typing import Any
+
 import click
 
 from kfp_ddp.cli.options import AS_JSON, echo, echo_json
 from kfp_ddp.core import config
+from kfp_ddp.core.errors import InputError
+
+FIRST = {
+    "host": "https://kubeflow.example.com/pipeline",
+    "namespace": "team-vision",
+    "registry": "registry.example.com/ml",
+    "destination": "gs://bucket/models",
+}
+"""Settings that a folder needs first, with examples."""
 
 
 class _Group(click.Group):
@@ -28,6 +39,38 @@ def command() -> None:
     token of the current pod. Secrets are read from files, or from KFP_DDP_TOKEN, KFP_DDP_COOKIE
     and KFP_DDP_PASSWORD, and are never printed.
     """
+
+
+def _first(command: Any) -> Any:
+    for name in reversed(FIRST):
+        text = config.FIELDS[name].metadata["description"]
+        command = click.option(f"--{name}", default="", help=text, show_default=False)(command)
+    return command
+
+
+@click.command("init")
+@_first
+def init(**values: str) -> None:
+    """Write kfp-ddp.yaml with settings of this folder; an existing file stays.
+
+    What no option sets is a comment.
+
+    kfp-ddp init --host https://kubeflow.example.com/pipeline --registry registry.example.com/ml
+    """
+    import yaml
+
+    lines = ["# Settings of kfp-ddp in this folder: kfp-ddp config --help lists all."]
+    for name, example in FIRST.items():
+        line = yaml.safe_dump({name: values[name] or example}, width=1000).strip()
+        lines.append(line if values[name] else f"# {line}")
+    try:
+        with open(config.HERE, "x", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    except FileExistsError:
+        raise InputError(f"{config.HERE} exists: edit it, or delete it first") from None
+    echo(f"wrote {config.HERE}")
+    if reason := config.untrusted("host"):
+        echo(f"! {reason}", err=True)
 
 
 @command.command("show")

@@ -5,34 +5,12 @@ from pathlib import Path
 import click
 import yaml
 
-from kfp_ddp.cli.options import echo
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 
-def _list_settings(context: click.Context, option: click.Parameter, requested: bool) -> None:
-    """Print every setting with its default and description, and exit."""
-    if not requested or context.resilient_parsing:
-        return
-    for name, field in LaunchSpec.model_fields.items():
-        default = "" if field.is_required() else field.get_default(call_default_factory=True)
-        example = f"{name}={list(default) if isinstance(default, tuple) else default}"
-        choices = ", ".join(choice or "''" for choice in LaunchSpec.choices(name))
-        echo(f"{example:32} {field.description}{f' One of {choices}.' if choices else ''}")
-    context.exit()
-
-
 @click.command("manifest")
-@click.option(
-    "--settings",
-    "_list",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_list_settings,
-    help="List every setting with its default, and exit.",
-)
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("settings", nargs=-1, metavar="SETTING=VALUE...")
 @click.option("--namespace", "-n", default="default", help="Namespace of the job.")
@@ -43,7 +21,7 @@ def command(
 ) -> None:
     """Print the job for some settings without creating it.
 
-    The settings are those of the component `job`, with values in YAML:
+    The settings are those of the component `job` (kfp-ddp settings), with values in YAML:
 
     kfp-ddp manifest pytorchjob image=ghcr.io/you/trainer:1.0 nodes=2 gpus_per_node=8
     command='[python3, train.py]' claims='{/data: images:ro}'

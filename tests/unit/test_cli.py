@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -87,14 +88,21 @@ def test_unknown_command_is_refused() -> None:
     assert "No such command 'trian'" in answer.output
 
 
-def test_settings_of_a_job_are_listed_with_their_defaults() -> None:
-    answer = CliRunner().invoke(app, ["manifest", "--settings"])
-    assert answer.exit_code == 0, answer.output
-    listed = dict(line.split("=", 1) for line in answer.output.splitlines())
-    assert set(listed) == set(LaunchSpec.model_fields)
-    told = LaunchSpec.model_fields["shm_size"].description
-    assert listed["shm_size"].split(maxsplit=1) == ["2Gi", told]
-    assert listed["spot"].endswith(" One of '', gke, aks, karpenter, eks.")
+def test_settings_of_a_run_are_listed_with_their_defaults() -> None:
+    listed = json.loads(CliRunner().invoke(app, ["settings", "--json"]).stdout)
+    rows = {(row["mapping"], row["name"]): row for row in listed}
+    assert {name for mapping, name in rows if mapping == "job"} >= set(LaunchSpec.model_fields)
+    row = rows["job", "shm_size"]
+    assert (row["default"], row["meaning"]) == (
+        "2Gi",
+        LaunchSpec.model_fields["shm_size"].description,
+    )
+    assert rows["job", "spot"]["choices"] == "One of '', gke, aks, karpenter, eks."
+    assert ("", "source") in rows
+    assert "learning_rate=0.1" in CliRunner().invoke(app, ["settings", "lr"]).output
+    assert "did you mean 'epochs'?" in str(
+        CliRunner().invoke(app, ["settings", "epcohs"]).exception
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,17 @@ def test_without_anything_all_are_defaults() -> None:
     assert config() == Config()
 
 
+def test_init_writes_settings_once(files: dict[str, Path]) -> None:
+    words = ["init", "--host", "https://kfp.example.com", "--registry", "registry.example.com/ml"]
+    done = CliRunner().invoke(app, words)
+    assert "your own settings do not name this host" in done.stderr
+    assert config().registry == "registry.example.com/ml"
+    assert config().destination == ""
+    text = files["here"].read_text()
+    assert isinstance(CliRunner().invoke(app, words).exception, InputError)
+    assert files["here"].read_text() == text
+
+
 def test_a_flag_goes_before_a_variable_before_a_file_before_a_default(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
