@@ -228,10 +228,10 @@ class Api:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiError(0, "", f"no response from the API server: {error}") from error
 
-    def apply(self, path: str, body: Object) -> Object:
+    def apply(self, path: str, body: Object, **query: str) -> Object:
         """Create or change an object by server-side apply; return the result."""
         try:
-            return self.call("APPLY", path, body, MANAGER)
+            return self.call("APPLY", path, body, MANAGER | query)
         except ApiError as error:
             if UNTYPED not in error.message:
                 raise

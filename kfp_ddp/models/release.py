@@ -84,7 +84,11 @@ class Deployment(Settings):
     """Kubernetes service account whose secrets let KServe read the bucket; empty for the default
     one."""
     service_replicas: int = Field(1, ge=1)
-    """Minimum number of pods of the service."""
+    """Number of pods of the service, or the smallest if it follows the load."""
+    service_max_replicas: int = Field(0, ge=0)
+    """Largest number of pods, more than service_replicas: the number follows the load, without
+    Knative by a HorizontalPodAutoscaler, which needs a metrics server. 0 for a fixed number, with
+    Knative for no limit."""
     service_cpu: str = Field("1", pattern=AMOUNT)
     """Request and limit of CPUs of a pod of the service."""
     service_memory: str = Field("2Gi", pattern=AMOUNT)
@@ -100,7 +104,12 @@ class Deployment(Settings):
     """Timeout of one answer in seconds."""
 
     @model_validator(mode="after")
-    def _ours_has_an_image(self) -> Self:
+    def _valid_service(self) -> Self:
+        if 0 < self.service_max_replicas <= self.service_replicas:
+            raise ValueError(
+                f"service_max_replicas={self.service_max_replicas} is not above service_replicas="
+                f"{self.service_replicas}: raise it, or leave it out for a fixed number of pods"
+            )
         if self.service and self.service_runtime == OURS and not self.service_image:
             raise ValueError(
                 f"service_runtime={OURS} needs service_image: one with this package and its extra "

@@ -1,86 +1,107 @@
-"""The step `deploy` on a real cluster: KServe's definition, a stand-in for its controller."""
+"""The step `deploy` on a real cluster: with KServe itself, and with a stand-in for Knative."""
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import requests
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.api import MANAGER, Api
+from kfp_ddp.models.serving.inference_service import OPENVINO, RUNTIMES, TRITON, manifest
+from kfp_ddp.models.serving.predictors import beside, predictor_of, signed, trial_of
 from kfp_ddp.models.serving.rollout import Service, take_back_of
 from tests.e2e.harness import kserve, rights, workflow
-from tests.e2e.harness.deploy_step import DeployStep, publish
-from tests.e2e.harness.grounds import Grounds, until
-from tests.e2e.harness.kserve import Controller
+from tests.e2e.harness.deploy_step import NAME, DeployStep, publish, publish_again, serve_models
+from tests.e2e.harness.grounds import IMAGE, until
+from tests.e2e.harness.kserve import KNATIVE, STANDARD, Kserve
+from tests.e2e.harness.running import forget
 from tests.e2e.harness.scene import namespace
 
 SEEDS = itertools.count(1)
-KNATIVE, STANDARD = "Knative", "Standard"
 BOTH = pytest.mark.parametrize("controller", [KNATIVE, STANDARD], indirect=True)
 IN_STANDARD = pytest.mark.parametrize("controller", [STANDARD], indirect=True)
 IN_KNATIVE = pytest.mark.parametrize("controller", [KNATIVE], indirect=True)
 
 
+@pytest.fixture(scope="module")
+def models_url(cluster: client.ApiClient) -> Iterator[str]:
+    with serve_models(cluster) as url:
+        yield url
+
+
 @pytest.fixture
-def grounds(cluster: client.ApiClient, bucket_url: str) -> Iterator[Grounds]:
+def controller(
+    cluster: client.ApiClient, models_url: str, request: pytest.FixtureRequest
+) -> Iterator[Kserve]:
     workflow.define(cluster)
-    kserve.define(cluster)
+    environment = {
+        "AWS_ENDPOINT_URL_S3": models_url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     with namespace(cluster) as bare:
-        yield dataclasses.replace(bare, environment={"STORAGE_EMULATOR_HOST": bucket_url})
+        grounds = dataclasses.replace(bare, environment=environment)
+        with kserve.running(grounds, request.param) as running:
+            yield running
 
 
 @pytest.fixture
-def controller(grounds: Grounds, request: pytest.FixtureRequest) -> Iterator[Controller]:
-    with Controller(grounds, request.param).running() as running:
-        yield running
-
-
-@pytest.fixture
-def first(controller: Controller, bucket_url: str) -> str:
+def first(controller: Kserve, models_url: str) -> str:
     """Deploy a first model as the service `shop`; return its version."""
-    return (
-        DeployStep(controller.grounds, publish(bucket_url, next(SEEDS)), "shop")
-        .start()
-        .done()["version"]
-    )
+    return deploy(controller, models_url).start().done()["version"]
 
 
-def faulty(controller: Controller, url: str, fault: str, **release: Any) -> DeployStep:
-    """Return a step that rolls out a bundle with a fault of `Controller`."""
-    bundle = publish(url, next(SEEDS))
-    controller.faults[bundle] = fault
-    return DeployStep(controller.grounds, bundle, "shop", **release)
+def deploy(controller: Kserve, url: str, fault: str = "", **release: Any) -> DeployStep:
+    """Return a step that rolls out a new bundle, with a fault of the harness's server."""
+    return DeployStep(controller.grounds, publish(url, next(SEEDS), fault), "shop", **release)
 
 
-def shop(controller: Controller) -> dict[str, Any]:
+def shop(controller: Kserve) -> dict[str, Any]:
     found = controller.service("shop")
     assert found is not None
     return found
 
 
-def predictor(controller: Controller) -> dict[str, Any]:
-    found: dict[str, Any] = shop(controller)["spec"]["predictor"]
-    return found
+def predictor(controller: Kserve) -> dict[str, Any]:
+    return predictor_of(shop(controller))
+
+
+def settled(controller: Kserve, version: str) -> None:
+    """Check that only this version is left of all rollouts."""
+    found = shop(controller)["spec"]
+    assert found["predictor"]["labels"]["kfp-ddp/version"] == version
+    assert "canaryTrafficPercent" not in found["predictor"]
+    assert "canary" not in found
+    if controller.mode == STANDARD:
+        space = controller.grounds.namespace
+        until(lambda: len(controller.apps.list_namespaced_deployment(space).items) == 1, "one", 20)
+        until(lambda: len(controller.grounds.core.list_namespaced_service(space).items) == 1, "one")
 
 
 @pytest.mark.smoke
 @BOTH
 def test_a_model_is_rolled_out_and_replaced_by_the_next(
-    controller: Controller, first: str, bucket_url: str
+    controller: Kserve, first: str, models_url: str
 ) -> None:
-    bundle = publish(bucket_url, next(SEEDS))
+    bundle = publish(models_url, next(SEEDS))
     step = DeployStep(controller.grounds, bundle, "shop").start()
     done = step.done()
     assert bundle.endswith(done["version"])
     assert done["version"] != first
     host = f"shop-predictor.{controller.grounds.namespace}.svc.cluster.local"
     assert done["url"] == f"http://{host}"
-    assert ("testing http://latest-" in step.log()) == (controller.mode == KNATIVE)
-    assert predictor(controller)["labels"]["kfp-ddp/version"] == done["version"]
-    assert "canaryTrafficPercent" not in predictor(controller)
+    tried = "latest-shop" if controller.mode == KNATIVE else "shop-trial"
+    assert f"testing http://{tried}-predictor." in step.log()
+    settled(controller, done["version"])
     if controller.mode == KNATIVE:
         assert len(traffic(controller)) == 1
 
@@ -91,7 +112,7 @@ def test_a_model_is_rolled_out_and_replaced_by_the_next(
     assert shop(controller)["metadata"]["generation"] == before
 
 
-def traffic(controller: Controller) -> list[dict[str, Any]]:
+def traffic(controller: Kserve) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = shop(controller)["status"]["components"]["predictor"]["traffic"]
     return found
 
@@ -105,22 +126,22 @@ def traffic(controller: Controller) -> list[dict[str, Any]]:
     ],
 )
 def test_a_failed_model_is_rolled_back(
-    controller: Controller, first: str, bucket_url: str, fault: str, text: str
+    controller: Kserve, first: str, models_url: str, fault: str, text: str
 ) -> None:
-    error = faulty(controller, bucket_url, fault).start().error()
+    answering = controller.pods("shop-predictor")
+    error = deploy(controller, models_url, fault).start().error()
     assert text in error
     assert error.endswith(f"shop answers with {first} as before")
-    now = predictor(controller)
-    assert (now["labels"]["kfp-ddp/version"], "canaryTrafficPercent" in now) == (first, False)
-    fine = publish(bucket_url, next(SEEDS))
-    assert fine.endswith(DeployStep(controller.grounds, fine, "shop").start().done()["version"])
+    settled(controller, first)
+    if controller.mode == STANDARD:
+        assert controller.pods("shop-predictor") == answering
 
 
 @IN_KNATIVE
 def test_a_model_on_trial_gets_its_share_of_requests(
-    controller: Controller, first: str, bucket_url: str
+    controller: Kserve, first: str, models_url: str
 ) -> None:
-    step = faulty(controller, bucket_url, "slow", canary_percent=7, canary_seconds=2)
+    step = deploy(controller, models_url, "slow", canary_percent=7, canary_seconds=2)
     step.start().saw("testing http://latest-shop")
     assert {(each["tag"], each["percent"]) for each in traffic(controller)} == {
         ("latest", 7),
@@ -133,43 +154,59 @@ def test_a_model_on_trial_gets_its_share_of_requests(
 
 
 @IN_STANDARD
+@pytest.mark.parametrize(
+    ("fault", "release", "text"),
+    [
+        ("unready", {"service_minutes": 0.2}, "InferenceService shop is not ready after 0.2 min"),
+        (
+            "",
+            {"service_runtime": "kfp-ddp", "service_image": "Nowhere/server:1.0"},
+            "invalid reference format",
+        ),
+    ],
+)
 def test_a_first_model_that_does_not_become_ready_is_deleted(
-    controller: Controller, bucket_url: str
+    controller: Kserve, models_url: str, fault: str, release: dict[str, Any], text: str
 ) -> None:
-    error = faulty(controller, bucket_url, "unready", service_minutes=0.2).start().error()
-    assert error.startswith("InferenceService shop is not ready after 0.2 minutes, it waits for ")
+    error = deploy(controller, models_url, fault, **release).start().error()
+    assert text in error
     assert error.endswith("InferenceService shop was deleted, as nothing answered before")
     assert controller.service("shop") is None
 
 
 @IN_STANDARD
-def test_an_invalid_image_ends_the_wait_early(controller: Controller, bucket_url: str) -> None:
-    error = faulty(controller, bucket_url, "image", service_minutes=30).start().error()
-    assert "cannot pull Nowhere/server:1.0 (" in error
-    assert "invalid reference format" in error
-    assert controller.service("shop") is None
-
-
-@IN_STANDARD
-def test_a_repeated_step_resumes_the_rollout(
-    controller: Controller, first: str, bucket_url: str
+def test_a_trial_without_pods_ends_with_the_cause(
+    controller: Kserve, first: str, models_url: str
 ) -> None:
-    step = faulty(controller, bucket_url, "slow").start()
-    step.saw("testing http://shop")
-    step.evict()
-    assert step.wait() == "Lost"
-    assert predictor(controller)["canaryTrafficPercent"] == 10
-    controller.faults[step.bundle] = "wrong"
+    step = deploy(controller, models_url, service_account="nobody")
     error = step.start().error()
+    assert 'serviceaccount "nobody" not found' in error
     assert error.endswith(f"shop answers with {first} as before")
+    settled(controller, first)
 
 
 @IN_STANDARD
-def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
-    controller: Controller, first: str, bucket_url: str
+def test_a_rollout_that_is_killed_at_any_point_converges(
+    controller: Kserve, first: str, models_url: str
 ) -> None:
-    step = faulty(controller, bucket_url, "slow").start()
-    step.saw("testing http://shop")
+    step = deploy(controller, models_url, canary_requests=300)
+    answering = controller.pods("shop-predictor")
+    for point in ("shop waits for", "testing http://shop-trial-", "testing http://shop-predictor"):
+        step.start().saw(point)
+        forget(controller.grounds, step.pod["metadata"]["name"])
+        assert step.wait() == "Lost"
+        now = controller.pods("shop-predictor")
+        assert (now == answering) == (point != "testing http://shop-predictor")
+    settled(controller, step.start().done()["version"])
+
+
+@IN_STANDARD
+@pytest.mark.parametrize("point", ["testing http://shop-trial-", "testing http://shop-predictor"])
+def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
+    controller: Kserve, first: str, models_url: str, point: str
+) -> None:
+    step = deploy(controller, models_url, canary_requests=300).start()
+    step.saw(point)
     step.signal()
     assert step.wait() == "Failed"
     grounds = controller.grounds
@@ -179,36 +216,141 @@ def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
         assert take_back_of(api, step.run_id) == [f"shop answers with {first} as before"]
         assert take_back_of(api, step.run_id) == []
     assert predictor(controller)["labels"]["kfp-ddp/version"] == first
+    assert not trial_of(shop(controller))
 
 
 @IN_STANDARD
+@pytest.mark.parametrize("exists", [False, True])
 def test_another_run_takes_a_rollout_over(
-    controller: Controller, first: str, bucket_url: str
+    controller: Kserve, models_url: str, exists: bool, request: pytest.FixtureRequest
 ) -> None:
-    slow, fine = publish(bucket_url, next(SEEDS)), publish(bucket_url, next(SEEDS))
-    controller.faults[slow] = "unready"
-    publish_again(bucket_url, slow)
-    earlier = DeployStep(controller.grounds, slow, "shop").start()
+    if exists:
+        request.getfixturevalue("first")
+    fine = publish(models_url, next(SEEDS))
+    earlier = deploy(controller, models_url, "unready").start()
     earlier.saw("shop waits for")
-    publish_again(bucket_url, fine)
+    publish_again(models_url, fine)
     later = DeployStep(controller.grounds, fine, "shop").start()
     assert fine.endswith(later.done()["version"])
     error = earlier.error()
     assert f"InferenceService shop was given another model by {later.run_id} meanwhile" in error
-    assert predictor(controller)["labels"]["kfp-ddp/version"] == fine[-12:]
+    settled(controller, fine[-12:])
 
 
-def publish_again(url: str, bundle: str) -> None:
-    """Make an existing bundle the champion."""
-    from tests.e2e.harness import bucket
+@pytest.mark.slow
+@IN_STANDARD
+@pytest.mark.parametrize("runtime", ["kfp-ddp", TRITON])
+def test_a_rollout_loses_no_request(controller: Kserve, models_url: str, runtime: str) -> None:
+    """The stand-in for Triton stops at once on SIGTERM: its pods wait before it."""
+    release: dict[str, Any] = {
+        "service_runtime": runtime,
+        "service_minutes": 5,
+        "service_cpu": "200m",
+    }
+    if runtime == "kfp-ddp":
+        release |= {"service_image": IMAGE, "service_memory": "1Gi"}
+    deploy(controller, models_url, **release).start().done()
+    with clients(controller, 4) as answers:
+        for _ in range(2):
+            deploy(controller, models_url, **release).start().done()
+            time.sleep(15)  # until the pods that were replaced have stopped
+    lost = [answer for answer in answers if answer != "200"]
+    print(f"{len(lost)} of {len(answers)} requests were lost")
+    assert len(answers) > 100
+    assert lost == []
 
-    name = f"exports/{bundle.split('/')[-2]}/CHAMPION"
-    bucket.upload(url, bucket.MODELS, name, f"{bundle[-12:]}\n".encode())
+
+@contextlib.contextmanager
+def clients(controller: Kserve, number: int) -> Iterator[list[str]]:
+    """Send requests, each on its own connection, until the block ends; yields the answers."""
+    found = controller.grounds.core.read_namespaced_service(
+        "shop-predictor", controller.grounds.namespace
+    )
+    url = f"http://{found.spec.cluster_ip}/v2/models/{NAME}/infer"
+    image = {"name": "images", "datatype": "UINT8", "shape": [1, 3, 2, 2], "data": [1] * 12}
+    body, over, answers = json.dumps({"inputs": [image]}), threading.Event(), list[str]()
+
+    def ask() -> None:
+        while not over.wait(0.02):
+            try:
+                sent = requests.post(
+                    url, body, headers={"Content-Type": "application/json"}, timeout=10
+                )
+                answers.append(str(sent.status_code))
+            except requests.RequestException as error:
+                answers.append(str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answers
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 @pytest.mark.smoke
 @IN_STANDARD
-def test_invalid_input_fails_with_one_line_error(controller: Controller, bucket_url: str) -> None:
+def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -> None:
+    grounds = controller.grounds
+    scaled = client.AutoscalingV2Api(grounds.api)
+    service = Service(Api(grounds.api, grounds.namespace), "shop")
+    containers = [{**kserve.container(), "env": [{"name": "STORAGE_URI", "value": "s3://a/b"}]}]
+    bare = {"containers": containers, "serviceAccountName": kserve.READER, "minReplicas": 2}
+
+    def deployments() -> dict[str, int]:
+        found = controller.apps.list_namespaced_deployment(grounds.namespace).items
+        return {each.metadata.name: each.spec.replicas for each in found}
+
+    def limits() -> list[tuple[int, int]]:
+        found = scaled.list_namespaced_horizontal_pod_autoscaler(grounds.namespace).items
+        return [(each.spec.min_replicas, each.spec.max_replicas) for each in found]
+
+    def comes(seen: Callable[[], Any], expected: Any) -> None:
+        until(lambda: seen() == expected, str(expected), 20)
+
+    for version, more, expected in (
+        ("1", {}, []),
+        ("2", {"maxReplicas": 4}, [(2, 4)]),
+        ("3", {}, []),
+    ):
+        desired = signed({**bare, **more}, version, "s3://a/b", "run")
+        started = service.begin(desired, 10)
+        if version != "1":
+            comes(deployments, {"shop-predictor": 2, "shop-trial-predictor": 1})
+            started = service.promote(desired, 10)
+        service.settle(predictor_of(started), None)
+        comes(limits, expected)
+        comes(deployments, {"shop-predictor": 2})
+
+
+@pytest.mark.smoke
+@IN_STANDARD
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_kserve_takes_each_runtime_also_on_trial(controller: Kserve, runtime: str) -> None:
+    """A dry run with KServe's webhooks."""
+    grounds = controller.grounds
+    api = Api(grounds.api, grounds.namespace)
+    image = IMAGE if runtime == "kfp-ddp" else ""
+    body = manifest("shop", "s3://models/flowers", NAME, runtime, image=image)
+    service = Service(api, "shop")
+    desired = service.drained(signed({**predictor_of(body), "minReplicas": 1}, "1", "s3://a", "r"))
+    answering = {**desired, "minReplicas": 2}
+    body["spec"] = {
+        "predictor": answering,
+        "canary": [{"trafficPercent": 0, "predictor": beside(desired)}],
+    }
+    taken = api.call("APPLY", service.path, body, MANAGER | {"dryRun": "All"})
+    wait = {"preStop": {"exec": {"command": ["sleep", "10"]}}}
+    if runtime in (TRITON, OPENVINO):
+        assert predictor_of(taken)["model"]["lifecycle"] == wait
+
+
+@pytest.mark.smoke
+@IN_STANDARD
+def test_invalid_input_fails_with_one_line_error(controller: Kserve, models_url: str) -> None:
     grounds = controller.grounds
     bare = {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -238,9 +380,9 @@ def test_invalid_input_fails_with_one_line_error(controller: Controller, bucket_
 
 
 @IN_STANDARD
-def test_only_the_champion_is_rolled_out(controller: Controller, bucket_url: str) -> None:
-    old = publish(bucket_url, next(SEEDS))
-    new = publish(bucket_url, next(SEEDS))
+def test_only_the_champion_is_rolled_out(controller: Kserve, models_url: str) -> None:
+    old = publish(models_url, next(SEEDS))
+    new = publish(models_url, next(SEEDS))
     step = DeployStep(controller.grounds, old, "shop").start()
     assert step.done() == {"url": "", "version": ""}
     assert f"{old} is not rolled out: {new[-12:]} is the champion now" in step.log()

@@ -193,8 +193,8 @@ HOST = "http://shop-predictor.here.svc.cluster.local"
 def test_with_knative_the_newest_predictor_has_its_own_address(
     status: dict[str, Any], url: str, newest: str
 ) -> None:
-    service = {"metadata": {"name": "shop"}, "status": status}
-    assert (address(service), address(service, newest=True)) == (url, newest)
+    service = {"metadata": {"name": "shop"}, "spec": {}, "status": status}
+    assert (address(service), address(service, "spec")) == (url, newest)
 
 
 def test_a_service_without_an_address_is_an_error() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.models.serving.rollout import SPEC
+from kfp_ddp.models.serving.predictors import SPEC
 from kfp_ddp.models.serving.wait import (
     CRASHES,
     REFUSED,
@@ -30,7 +30,8 @@ def condition(name: str, status: str, reason: str = "", message: str = "") -> di
 
 def service(*conditions: dict[str, str], **status: Any) -> dict[str, Any]:
     listed = list(conditions) or [condition("Ready", "True")]
-    return {"metadata": {"name": "shop"}, "status": {"conditions": listed, **status}}
+    body = {"metadata": {"name": "shop"}, "spec": {}}
+    return {**body, "status": {"conditions": listed, **status}}
 
 
 def knative(percent: int, created: str = "2", latest: str = "2") -> dict[str, Any]:
@@ -62,7 +63,7 @@ LEAVING = pod(OLD, metadata={"deletionTimestamp": "2026-11-22T00:00:00Z"})
         (knative(0), [pod(NEW), pod(OLD)], False),
         (knative(100), [pod(NEW), pod(OLD)], False),
         (knative(10, created="3"), [pod(NEW), pod(OLD)], False),
-        ({"metadata": {"name": "shop"}}, [pod(NEW)], False),
+        ({"metadata": {"name": "shop"}, "spec": {}}, [pod(NEW)], False),
     ],
 )
 def test_it_is_ready_when_requests_reach_the_new_model(

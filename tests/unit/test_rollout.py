@@ -11,17 +11,19 @@ import pytest
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.models.serving import rollout
-from kfp_ddp.models.serving.rollout import (
-    Service,
+from kfp_ddp.models.serving.predictors import (
+    MODE,
+    PERCENT,
+    SPEC,
+    VERSION,
     before,
-    in_service,
     label,
     on_trial,
     predictor_of,
-    served,
     signed,
-    take_back_of,
+    trial_of,
 )
+from kfp_ddp.models.serving.rollout import Service, in_service, served, take_back_of
 
 GROUP = "/apis/serving.kserve.io/v1beta1"
 LIST = f"{GROUP}/namespaces/here/inferenceservices"
@@ -39,6 +41,10 @@ class Server(Api):
         """Number of changes whose answer is lost."""
         self.refuse: dict[str, int] = {}
         self.resources = [{"name": "inferenceservices"}]
+        self.mode = "Knative"
+        self.dies_after = -1
+        """Number of changes after which the step dies."""
+        self.refused_field = ""
 
     def ready(self) -> bool:
         return True
@@ -50,8 +56,11 @@ class Server(Api):
             return {"resources": self.resources}
         if path == LIST:
             return {"items": list(self.objects.values())}
+        if method == "APPLY" and self.refused_field in body["spec"]:
+            message = f"failed to create typed patch object: .spec.{self.refused_field}: not known"
+            raise ApiError(422, "Unprocessable Entity", message)
         if method == "APPLY":
-            return self.put(path, body)
+            return self.put(path, body, dry=bool(more and "dryRun" in more[0]))
         if path not in self.objects:
             raise ApiError(404, "Not Found", f"{path} not found")
         if method == "DELETE":
@@ -60,14 +69,20 @@ class Server(Api):
             return self.objects.pop(path)
         return copy.deepcopy(self.objects[path])
 
-    def put(self, path: str, body: Object) -> Object:
+    def put(self, path: str, body: Object, dry: bool = False) -> Object:
         existing = self.objects.get(path)
         version = body["metadata"].get("resourceVersion")
         if existing and version != existing["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "it was changed")
         changed: Object = copy.deepcopy(body)
         changed["metadata"] |= {"resourceVersion": str(next(self.versions)), "uid": "1"}
+        changed["metadata"].setdefault("annotations", {})[MODE] = self.mode
+        if dry:
+            return changed
         self.objects[path] = changed
+        self.dies_after -= 1
+        if self.dies_after == 0:
+            raise KeyboardInterrupt
         if self.lose_answers:
             self.lose_answers -= 1
             raise ApiError(0, "", "no answer")
@@ -84,14 +99,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return Server()
 
 
-def model(number: int, run: str = "run-1") -> Object:
+def model(number: int, run: str = "run-1", **more: Any) -> Object:
     version = f"{number:012x}"
     uri = f"gs://models/{version}"
-    return signed({"model": {"storageUri": uri}, "minReplicas": 1}, version, uri, run)
+    return signed({"model": {"storageUri": uri, **more}, "minReplicas": 2}, version, uri, run)
 
 
 def spec(number: int) -> str:
-    return label(model(number), rollout.SPEC)
+    return label(model(number), SPEC)
 
 
 def answering(server: Server, number: int) -> Service:
@@ -102,12 +117,22 @@ def answering(server: Server, number: int) -> Service:
     return service
 
 
+def roll_out(server: Server, number: int) -> None:
+    """Roll out a model as the step does."""
+    service, desired = Service(server, "shop"), model(number)
+    started = service.begin(desired, 10)
+    if trial_of(started):
+        started = service.promote(desired, 10)
+    if on_trial(started):
+        service.settle(predictor_of(started), before(started))
+
+
 def state(server: Server) -> tuple[str, int | None, str]:
     """Return the version of the service, its share, and the recorded version before it."""
     service = server.objects[SHOP]
     previous, predictor = before(service) or {}, predictor_of(service)
-    share = predictor.get(rollout.PERCENT)
-    return label(predictor, rollout.VERSION)[-1:], share, label(previous, rollout.VERSION)[-1:]
+    share = predictor.get(PERCENT)
+    return label(predictor, VERSION)[-1:], share, label(previous, VERSION)[-1:]
 
 
 def test_a_first_model_is_on_trial_and_then_has_all_requests(server: Server) -> None:
@@ -160,7 +185,7 @@ def test_a_rollback_is_final_and_does_not_block_the_next_rollout(server: Server)
     assert not on_trial(server.objects[SHOP])
     service.begin(model(3), 10)
     assert state(server) == ("3", 10, "1")
-    assert rollout.PERCENT not in (before(server.objects[SHOP]) or {})
+    assert PERCENT not in (before(server.objects[SHOP]) or {})
 
 
 def test_a_failed_first_model_is_deleted_unless_another_run_replaced_it(server: Server) -> None:
@@ -213,6 +238,84 @@ def test_a_cancelled_run_rolls_back_only_its_own_rollout(server: Server) -> None
     assert on_trial(server.objects[other.path])
 
 
+def tried(server: Server) -> str:
+    """Return the version that is tried beside the answering one."""
+    return label(trial_of(server.objects[SHOP]), VERSION)[-1:]
+
+
+def test_in_standard_mode_the_answering_pods_do_not_change_during_a_trial(server: Server) -> None:
+    server.mode = "Standard"
+    answering(server, 1)
+    roll_out(server, 2)
+    service, first = Service(server, "shop"), copy.deepcopy(server.objects[SHOP])
+    started = service.begin(model(3, "run-3"), 10)
+    assert (state(server), tried(server)) == (("2", None, "1"), "3")
+    assert started["metadata"]["annotations"] == first["metadata"]["annotations"]
+    # KServe takes the canary's pod off these.
+    assert started["spec"]["predictor"] == first["spec"]["predictor"] | {"minReplicas": 3}
+    assert in_service(server) == {f"{number:012x}" for number in (1, 2, 3)}
+    service.begin(model(4, "run-4"), 10)
+    with pytest.raises(JobError, match="shop was given another model by run-4 meanwhile"):
+        service.promote(model(3, "run-3"), 10)
+    assert take_back_of(server, "run-3") == []
+    assert f"{2:012x}" in take_back_of(server, "run-4")[0]
+    assert server.objects[SHOP]["spec"] == first["spec"]
+
+
+@pytest.mark.parametrize("writes", [1, 2, 3])
+@pytest.mark.parametrize("repeated", [True, False])
+def test_a_rollout_in_standard_mode_that_dies_at_any_write_converges(
+    server: Server, writes: int, repeated: bool
+) -> None:
+    server.mode = "Standard"
+    answering(server, 1)
+    server.dies_after = writes
+    with pytest.raises(KeyboardInterrupt):
+        roll_out(server, 2)
+    ended = writes == 3
+    if repeated:
+        roll_out(server, 2)
+    else:
+        assert len(take_back_of(server, "run-1")) == (not ended)
+        assert take_back_of(server, "run-1") == []
+    version, share, _ = state(server)
+    assert (version, tried(server)) == ("2" if repeated or ended else "1", "")
+    assert not share
+
+
+def test_a_run_that_takes_over_in_standard_mode_restores_the_model_before_both(
+    server: Server,
+) -> None:
+    server.mode = "Standard"
+    service = answering(server, 1)
+    service.begin(model(2, "run-2"), 10)
+    service.promote(model(2, "run-2"), 10)
+    service.begin(model(3, "run-3"), 10)
+    assert (state(server), tried(server)) == (("1", None, "1"), "3")
+    with pytest.raises(JobError, match="shop was given another model by run-3 meanwhile"):
+        service.take_back(spec(2))
+
+
+@pytest.mark.parametrize(("more", "refused"), [({"args": ["of the old one"]}, ""), ({}, "canary")])
+def test_a_model_that_kserve_cannot_try_beside_another_replaces_it(
+    server: Server, more: dict[str, Any], refused: str
+) -> None:
+    """A canary takes fields of the other, and KServe before 0.20 has no such field."""
+    server.mode, server.refused_field = "Standard", refused
+    service = Service(server, "shop")
+    service.settle(service.begin(model(1, **more), 10)["spec"]["predictor"], None)
+    service.begin(model(2), 10)
+    assert (state(server), tried(server)) == (("2", 10, "1"), "")
+
+
+def test_pods_wait_before_they_stop_in_standard_mode(server: Server) -> None:
+    service = Service(server, "shop")
+    assert service.drained(model(1)) == model(1)
+    server.mode = "Standard"
+    assert "preStop" in service.drained(model(1))["model"]["lifecycle"]
+    assert server.objects == {}
+
+
 @pytest.mark.parametrize(
     ("refused", "text"),
     [
@@ -235,7 +338,7 @@ def test_an_unknown_field_is_refused_without_retries(
     """The API server answers 500, for which other requests are repeated."""
     message = "failed to create typed patch object (/shop): .spec.predictor.imagine: not declared"
 
-    def refuse(*_: Any) -> Object:
+    def refuse(*_: Any, **__: Any) -> Object:
         raise ApiError(500, "Internal Server Error", message)
 
     monkeypatch.setattr(server, "put", refuse)
@@ -276,7 +379,7 @@ def test_current_and_previous_versions_are_in_service(server: Server) -> None:
     for number in (2, 3):
         started = service.begin(model(number), 10)
         assert in_service(server) == {f"{1:012x}", f"{number:012x}"}
-        service.take_back(label(predictor_of(started), rollout.SPEC))
+        service.take_back(label(predictor_of(started), SPEC))
         assert f"{1:012x}" in in_service(server)
     server.refuse = {"GET": 404}
     assert in_service(server) == set(), "there is no KServe"

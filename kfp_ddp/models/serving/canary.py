@@ -15,6 +15,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
 from kfp_ddp.models.interface import read_sample
+from kfp_ddp.models.serving.predictors import TRIAL, is_beside
 from kfp_ddp.models.serving.wait import component
 
 # Of the largest logit: half precision, the default of some runtimes, differs by 0.2 %.
@@ -74,23 +75,25 @@ class Sample:
         return ""
 
 
-def address(service: Object, newest: bool = False) -> str:
-    """Return the URL of a service inside the cluster, or of its newest predictor only.
+def address(service: Object, spec: str = "") -> str:
+    """Return the URL of a service inside the cluster, or of the predictor with this label only.
 
     With Knative the newest revision has its own address, by the tag that a rollout sets.
 
     Raises:
         JobError: the status has none.
     """
+    name = service["metadata"]["name"]
     status, predictor = service.get("status") or {}, component(service)
     own = _url(predictor.get("address"))
     tagged = any(part.get("tag") == "latest" for part in predictor.get("traffic") or ())
-    if newest and tagged and own:
+    if spec and tagged and own:
         return own.replace("://", "://latest-", 1)
     url = own or _url(status.get("address")) or str(status.get("url") or "")
     if not url:
-        name = service["metadata"]["name"]
         raise JobError(f"KServe reports no address of InferenceService {name}")
+    if is_beside(service, spec):
+        return url.replace(f"//{name}-predictor.", f"//{name}-{TRIAL}-predictor.")
     return url
 
 

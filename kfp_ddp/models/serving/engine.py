@@ -13,16 +13,18 @@ from kfp_ddp.models.champion import read_pointer
 from kfp_ddp.models.release import Deployment, part_of
 from kfp_ddp.models.serving.canary import Sample, address, try_out
 from kfp_ddp.models.serving.inference_service import manifest, served_name
-from kfp_ddp.models.serving.rollout import (
+from kfp_ddp.models.serving.predictors import (
     SPEC,
     VERSION,
-    Service,
     before,
+    beside,
+    is_beside,
     label,
     on_trial,
     predictor_of,
     signed,
 )
+from kfp_ddp.models.serving.rollout import Service
 from kfp_ddp.models.serving.wait import Watched
 from kfp_ddp.storage.kinds import open_store
 
@@ -80,9 +82,7 @@ def roll_out(
     bundle = _bundle(uri)
     sample = Sample.of(bundle)
     desired = signed(_predictor(settings, uri, model_name), bundle.version, uri, run_id)
-    service = Service(api, settings.service)
-    started = service.begin(desired, settings.canary_percent)
-    rollout = Rollout(api, service, started, settings, sample)
+    rollout = Rollout(api, settings, desired, sample)
     model = served_name(settings.service, model_name, settings.service_runtime)
     with rollout.watched.watching():
         url, seconds = rollout.run(model)
@@ -120,19 +120,28 @@ def _predictor(settings: Deployment, uri: str, model_name: str) -> Object:
         resources={"requests": amounts, "limits": amounts},
         service_account=settings.service_account,
     )
-    return {**predictor_of(service), "minReplicas": settings.service_replicas}
+    scaled = {"maxReplicas": most} if (most := settings.service_max_replicas) else {}
+    return {**predictor_of(service), "minReplicas": settings.service_replicas, **scaled}
 
 
 class Rollout:
-    """A started rollout, until it succeeds or is rolled back."""
+    """A rollout from its start, until it succeeds or is rolled back."""
 
-    def __init__(
-        self, api: Api, service: Service, started: Object, settings: Deployment, sample: Sample
-    ) -> None:
-        self.service, self.settings, self.sample = service, settings, sample
-        self.predictor, self.former = predictor_of(started), before(started)
-        self.spec, self.begun = label(self.predictor, SPEC), on_trial(started)
-        self.watched = Watched(api, service)
+    def __init__(self, api: Api, settings: Deployment, desired: Object, sample: Sample) -> None:
+        self.settings, self.sample = settings, sample
+        self.service = Service(api, settings.service)
+        self.desired = desired = self.service.drained(desired)
+        self._continue(self.service.begin(desired, settings.canary_percent))
+        self.watched = Watched(api, self.service)
+
+    def _continue(self, service: Object) -> None:
+        """Take the state of the rollout from the service."""
+        self.predictor, self.former = predictor_of(service), before(service)
+        self.spec = label(beside(self.desired), SPEC)
+        self.beside = is_beside(service, self.spec)
+        if not self.beside:
+            self.spec = label(self.predictor, SPEC)
+        self.begun = self.beside or on_trial(service)
 
     def run(self, model: str) -> tuple[str, float]:
         """Test the model with this name on the server; give it all requests, or roll back.
@@ -144,8 +153,13 @@ class Rollout:
             JobError: it failed.
             RunCancelledError: the run was terminated.
         """
+        percent = self.settings.canary_percent
         try:
-            seconds = self._try(model, self.settings.canary_percent if self.begun else ALL)
+            if self.beside:
+                self._try(model, percent)
+                self.watched.leave_if_cancelled()
+                self._continue(self.service.promote(self.desired, percent))
+            seconds = self._try(model, percent if self.begun else ALL)
             if self.begun:
                 self.watched.leave_if_cancelled()
                 self.service.settle(self.predictor, self.former)
@@ -162,7 +176,7 @@ class Rollout:
         raise failure
 
     def _try(self, model: str, percent: int) -> float:
-        url = address(self._wait(percent), newest=True)
+        url = address(self._wait(percent), self.spec)
         print(f"testing {url}", flush=True)
         times, seconds = self.settings.canary_requests, self.settings.canary_seconds
         check = self.watched.leave_if_cancelled
@@ -179,7 +193,7 @@ class Rollout:
 
     def _unpin(self) -> None:
         """Remove the share of the restored predictor when it is ready; it has all requests."""
-        if self.former is None:
+        if self.former is None or self.beside:
             return
         spec = label(self.former, SPEC)
         try:

@@ -17,6 +17,12 @@ RUNTIMES: tuple[str, ...] = get_args(Runtime)
 MOUNTED = "/mnt/models"
 """Folder in which KServe's storage initializer puts the files of a storageUri."""
 PORT = 8080
+DRAIN_SECONDS = 10
+"""Time after SIGTERM in which a pod takes requests, as nodes still route them to it.
+
+On KServe 0.20 in Standard mode, four clients and two busy cores: 13 requests of 16,643 were lost in
+three rollouts with 5 seconds, 0 of 19,382 with 10.
+"""
 # The default of OpenVINO is bf16 on CPUs that have it.
 _EXACT = '--plugin_config={"INFERENCE_PRECISION_HINT":"f32"}'
 

@@ -1,12 +1,5 @@
-"""Rollout of a new version of an InferenceService: start, promote, roll back.
+"""Rollout of a new version of an InferenceService: start, promote, roll back."""
 
-During a trial the predictor has a share of the requests above 0, `canaryTrafficPercent`, and an
-annotation of the service has the previous predictor. A later step can so recognize an unfinished
-rollout, after a crash or a cancel, and end it. KServe splits requests only with Knative.
-"""
-
-import hashlib
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,61 +8,31 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, custom
 from kfp_ddp.models.serving.inference_service import API_VERSION, KIND
+from kfp_ddp.models.serving.predictors import (
+    PERCENT,
+    SPEC,
+    VERSION,
+    Change,
+    before,
+    beside,
+    can_be_beside,
+    deployed_by,
+    drained,
+    final,
+    in_standard_mode,
+    is_beside,
+    kept,
+    label,
+    on_trial,
+    predictor_of,
+    replaced,
+    specs_of,
+    trial_of,
+)
 
 PLURAL = "inferenceservices"
-POD_OF = "serving.kserve.io/inferenceservice"
-"""The label that KServe gives the pods of a service."""
-TAGGED = "serving.kserve.io/enable-tag-routing"
-"""The annotation that makes Knative give the newest revision its own address."""
 OURS = {"app.kubernetes.io/managed-by": "kfp-ddp"}
-SPEC, VERSION = "kfp-ddp/spec", "kfp-ddp/version"
-"""Labels of a predictor and its pods: a digest of its spec, and the bundle's version."""
-RUN, BUNDLE = "kfp-ddp/run-id", "kfp-ddp/bundle"
-"""Annotations of a predictor: the run that deployed it, and the URI of its bundle."""
-BEFORE = "kfp-ddp/before"
-"""Annotation of a service: the predictor that a rollback restores."""
-PERCENT = "canaryTrafficPercent"
 _TIMES, _PAUSE = 10, 0.3
-
-
-def signed(predictor: Object, version: str, uri: str, run_id: str) -> Object:
-    """Return a predictor of a manifest with labels and annotations that identify its pods."""
-    content = json.dumps([predictor, version], sort_keys=True)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    labels = {SPEC: digest, VERSION: version}
-    return {**predictor, "labels": labels, "annotations": {RUN: run_id, BUNDLE: uri}}
-
-
-def label(predictor: Object, name: str) -> str:
-    """Return a label of a predictor; '' for none."""
-    return str((predictor.get("labels") or {}).get(name, ""))
-
-
-def deployed_by(predictor: Object) -> str:
-    """Return the run that deployed a predictor; '' if unknown."""
-    return str((predictor.get("annotations") or {}).get(RUN, ""))
-
-
-def predictor_of(service: Object) -> Object:
-    """Return the predictor of a service."""
-    predictor: Object = service["spec"]["predictor"]
-    return predictor
-
-
-def _same(one: Object, other: Object) -> bool:
-    return label(one, SPEC) == label(other, SPEC) and one.get(PERCENT) == other.get(PERCENT)
-
-
-def on_trial(service: Object) -> bool:
-    """Return whether a rollout is unfinished."""
-    return int(predictor_of(service).get(PERCENT) or 0) > 0
-
-
-def before(service: Object) -> Object | None:
-    """Return the predictor before the one on trial; None if there was no service."""
-    text = (service["metadata"].get("annotations") or {}).get(BEFORE, "")
-    predictor: Object | None = json.loads(text) if text else None
-    return predictor
 
 
 class Service:
@@ -101,6 +64,19 @@ class Service:
             )
         return service
 
+    def drained(self, desired: Object) -> Object:
+        """Return the predictor as it stops without losing requests in the cluster's mode.
+
+        Raises:
+            InputError: access is denied, or the server refuses it.
+        """
+        try:
+            # A dry run tells the mode of a service that is not there.
+            existing = self.find() or self._put({"predictor": desired}, {}, None, dryRun="All")
+        except ApiError as error:
+            raise self._refused("patch", error) from error
+        return drained(desired) if in_standard_mode(existing) else desired
+
     def begin(self, desired: Object, percent: int) -> Object:
         """Start the trial of a predictor, unless the service has it already; return the service.
 
@@ -113,17 +89,49 @@ class Service:
         Raises:
             InputError: access is denied, or the server refuses it.
         """
+        spec = label(desired, SPEC)
 
-        def change(existing: Object | None) -> tuple[Object, Object | None] | None:
+        def change(existing: Object | None, may_try: bool = True) -> Change | None:
             trial = {**desired, PERCENT: percent}
             if existing is None:
-                return trial, None
-            if on_trial(existing):
-                return trial, before(existing)
+                return replaced(trial, None)
             current = predictor_of(existing)
-            return None if label(current, SPEC) == label(desired, SPEC) else (trial, current)
+            if on_trial(existing):
+                answering = before(existing)
+            elif label(current, SPEC) == spec:
+                return None
+            else:
+                answering = current
+            known = (label(current, SPEC), label(answering or {}, SPEC))
+            if not (may_try and answering and spec not in known):
+                return replaced(trial, answering)
+            if not can_be_beside(existing, answering, desired):
+                return replaced(trial, answering)
+            # KServe takes the pods of canaries off the answering predictor's.
+            more = {"minReplicas": int(answering.get("minReplicas") or 1) + 1}
+            canary = [{"trafficPercent": 0, "predictor": beside(desired)}]
+            return {"predictor": final(answering) | more, "canary": canary}, kept(existing)
 
-        return self._update(change)
+        try:
+            return self._update(change)
+        except InputError as error:
+            if "canary" not in str(error):  # as of KServe before 0.20
+                raise
+            print(f"{self.name} is replaced without a trial beside it: {error}", flush=True)
+            return self._update(lambda existing: change(existing, may_try=False))
+
+    def promote(self, desired: Object, percent: int) -> Object:
+        """Put a predictor that was tried beside the answering one in its place.
+
+        Raises:
+            InputError: access is denied.
+            JobError: another run has deployed another predictor.
+        """
+        return self._advance(
+            label(beside(desired), SPEC),
+            lambda service: label(predictor_of(service), SPEC) == label(desired, SPEC),
+            lambda service: replaced({**desired, PERCENT: percent}, predictor_of(service)),
+        )
 
     def settle(self, predictor: Object, former: Object | None) -> Object:
         """Give a predictor all requests.
@@ -132,8 +140,7 @@ class Service:
             InputError: access is denied.
             JobError: another run has deployed another predictor.
         """
-        final = {name: value for name, value in predictor.items() if name != PERCENT}
-        return self._end(label(predictor, SPEC), final, former)
+        return self._end(label(predictor, SPEC), final(predictor), former)
 
     def take_back(self, spec: str) -> str:
         """Give all requests to the previous predictor; return the result as text.
@@ -147,30 +154,48 @@ class Service:
         existing = self.find()
         if existing is None:
             return "there is no service any more"
-        if (former := before(existing)) is None:
+        if is_beside(existing, spec):
+            service = self._advance(
+                spec,
+                lambda service: not trial_of(service),
+                lambda service: ({"predictor": predictor_of(service)}, kept(service)),
+            )
+            former = predictor_of(service)
+        elif (recorded := before(existing)) is None:
             self._delete(existing, spec)
             return f"InferenceService {self.name} was deleted, as nothing answered before"
-        self._end(spec, {**former, PERCENT: 0}, None)
+        else:
+            former = recorded
+            self._end(spec, {**former, PERCENT: 0}, None)
         version = label(former, VERSION)
         return f"{self.name} answers with {version or 'the previous model'} as before"
 
     def _end(self, spec: str, predictor: Object, former: Object | None) -> Object:
         """Replace the predictor with this label."""
 
-        def change(existing: Object | None) -> tuple[Object, Object | None] | None:
-            current = predictor_of(existing) if existing else {}
-            if existing and _same(current, predictor):
-                return None
-            if existing is None or label(current, SPEC) != spec:
-                raise self.taken_over(existing)
-            return predictor, former
+        def done(service: Object) -> bool:
+            current = predictor_of(service)
+            same = label(current, SPEC) == label(predictor, SPEC)
+            return same and current.get(PERCENT) == predictor.get(PERCENT)
 
-        return self._update(change)
+        return self._advance(spec, done, lambda _: replaced(predictor, former))
 
-    def _update(
-        self, change: Callable[[Object | None], tuple[Object, Object | None] | None]
+    def _advance(
+        self, spec: str, done: Callable[[Object], bool], change: Callable[[Object], Change]
     ) -> Object:
-        """Write the predictor and the one before it that `change` returns for the service.
+        """Change the service, which has the predictor with this label, unless that is done."""
+
+        def checked(existing: Object | None) -> Change | None:
+            if existing and done(existing):
+                return None
+            if existing is None or spec not in specs_of(existing):
+                raise self.taken_over(existing)
+            return change(existing)
+
+        return self._update(checked)
+
+    def _update(self, change: Callable[[Object | None], Change | None]) -> Object:
+        """Write the spec and the annotations that `change` returns for the service.
 
         `change` returns None to leave the service, and is called again after another change.
         """
@@ -191,20 +216,17 @@ class Service:
         """Return the error of a rollout whose predictor was replaced."""
         if service is None:
             return JobError(f"InferenceService {self.name} was deleted while it was rolled out")
-        run = deployed_by(predictor_of(service)) or "another writer"
+        run = deployed_by(trial_of(service) or predictor_of(service)) or "another writer"
         return JobError(f"InferenceService {self.name} was given another model by {run} meanwhile")
 
-    def _put(self, predictor: Object, former: Object | None, existing: Object | None) -> Object:
-        annotations = {TAGGED: "true"}
-        if former is not None:
-            previous = {name: value for name, value in former.items() if name != PERCENT}
-            annotations[BEFORE] = json.dumps(previous, sort_keys=True, separators=(",", ":"))
+    def _put(
+        self, spec: Object, annotations: Object, existing: Object | None, **query: str
+    ) -> Object:
         metadata: dict[str, Any] = {"name": self.name, "labels": OURS, "annotations": annotations}
         if existing is not None:
             metadata["resourceVersion"] = existing["metadata"]["resourceVersion"]
-        kind = {"apiVersion": API_VERSION, "kind": KIND}
-        body = {**kind, "metadata": metadata, "spec": {"predictor": predictor}}
-        return self.api.retry(lambda: self.api.apply(self.path, body))
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+        return self.api.retry(lambda: self.api.apply(self.path, body, **query))
 
     def _delete(self, service: Object, spec: str) -> None:
         if label(predictor_of(service), SPEC) != spec:
@@ -262,7 +284,7 @@ def in_service(api: Api) -> set[str]:
     predictors = [
         predictor
         for service in services
-        for predictor in (predictor_of(service), before(service))
+        for predictor in (predictor_of(service), before(service), trial_of(service))
         if predictor
     ]
     return {version for predictor in predictors if (version := label(predictor, VERSION))}
@@ -281,9 +303,10 @@ def take_back_of(api: Api, run_id: str) -> list[str]:
             return []
         raise JobError(f"cannot list {PLURAL}: {one_line(error.message)}") from error
     return [
-        Service(api, service["metadata"]["name"]).take_back(label(predictor_of(service), SPEC))
+        Service(api, service["metadata"]["name"]).take_back(label(unfinished, SPEC))
         for service in services
-        if on_trial(service) and deployed_by(predictor_of(service)) == run_id
+        if (unfinished := trial_of(service) or (on_trial(service) and predictor_of(service)))
+        and deployed_by(unfinished) == run_id
     ]
 
 

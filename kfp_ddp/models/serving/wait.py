@@ -17,7 +17,8 @@ from kfp_ddp.k8s.objects import label as pod_label
 from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, Wait, container_reason, track, waiting_reason
 from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.models.serving.inference_service import API_VERSION
-from kfp_ddp.models.serving.rollout import PLURAL, POD_OF, SPEC, Service, label, predictor_of
+from kfp_ddp.models.serving.predictors import POD_OF, SPEC, TRIAL, is_beside, specs_of
+from kfp_ddp.models.serving.rollout import PLURAL, Service
 
 CRASHES = 3
 """Number of exits of one container after which the wait ends."""
@@ -49,10 +50,13 @@ def ready(service: Object, pods: Iterable[Object], spec: str, percent: int) -> b
     """Return whether requests for the predictor with this label reach it, and only it.
 
     With Knative that is its newest revision, with this share of the requests; without, the previous
-    pods must be gone. `status.observedGeneration` is that of KServe's own objects.
+    pods must be gone. `status.observedGeneration` is that of KServe's own objects. A predictor that
+    is tried beside the answering one has its own address.
     """
     pods = list(pods)
     answers = any(condition(pod, "Ready") for pod in of_spec(pods, spec))
+    if is_beside(service, spec):
+        return answers
     if not condition(service, "Ready") or not answers:
         return False
     predictor = component(service)
@@ -171,7 +175,7 @@ class Watched:
             JobError: the reason why it does not become ready, or a timeout.
             RunCancelledError: the run was terminated.
         """
-        deadline, waits, reported = time.monotonic() + seconds, "", ""
+        start, waits, reported = time.monotonic(), "", ""
         blocked: dict[str, Wait] = {}
         while True:
             self.changed.wait(timeout=_TURN_SECONDS)
@@ -183,6 +187,10 @@ class Watched:
                 if ready(service, pods, spec, percent):
                     return service
                 now = time.monotonic()
+                if is_beside(service, spec):
+                    service = {}  # its status is that of the answering predictor
+                    if not own and now > start + LIMITS[REFUSED]:
+                        raise JobError(f"{self.service.name} gets no pod{self._warning()}")
                 blocked = track(blocked, self._blocking(service, own), now)
                 self._give_up(blocked, now)
                 waits = "; ".join(map(str, blocked.values())) or waits_for(service, own)
@@ -191,7 +199,7 @@ class Watched:
                 if news != reported:
                     reported = news
                     print(f"{self.service.name} waits for {waits}", flush=True)
-            if time.monotonic() > deadline:
+            if time.monotonic() > start + seconds:
                 raise JobError(
                     f"InferenceService {self.service.name} is not ready after "
                     f"{seconds / 60:g} minutes{waits and f', it waits for {waits}'}"
@@ -209,10 +217,10 @@ class Watched:
         if not (self._services.synced.is_set() and self._pods.synced.is_set()):
             return None
         service = next(iter(self._services.objects.values()), None)
-        if service is None or label(predictor_of(service), SPEC) != spec:
+        if service is None or spec not in specs_of(service):
             # The watch may be older than the applied change.
             existing = self.service.find()
-            if existing is None or label(predictor_of(existing), SPEC) != spec:
+            if existing is None or spec not in specs_of(existing):
                 raise self.service.taken_over(existing)
             return None
         pods = list(self._pods.objects.values())
@@ -224,6 +232,21 @@ class Watched:
         text = f"{crash.container} exits repeatedly with exit code {crash.code}"
         text += f": {log}" if (log := self._last_words(crash)) else ""
         return {crash.pod: Reason(CRASHING, text)}
+
+    def _warning(self) -> str:
+        """Return why KServe makes no pods of a trial, which only events tell."""
+        name, query = self.service.name, {"fieldSelector": "type=Warning"}
+        try:
+            events = self.api.call("GET", core(self.api.namespace, "events"), query=query)["items"]
+        except ApiError:
+            return ""
+        of_trial = [
+            event
+            for event in events
+            if f"{event['involvedObject']['name']}-".startswith((f"{name}-{TRIAL}-", f"{name}--"))
+        ]
+        newest = max(of_trial, key=lambda event: event.get("lastTimestamp") or "", default=None)
+        return f": {one_line(newest['message'])}" if newest else ""
 
     def _last_words(self, crash: Crashed) -> str:
         query = {"container": crash.container, "previous": "true", "tailLines": _LOG_LINES}

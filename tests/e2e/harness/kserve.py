@@ -1,9 +1,9 @@
-"""A stand-in for KServe's controller, whose images are not available.
+"""The real KServe of the cluster, or a stand-in for its controller with Knative.
 
-It takes InferenceServices by KServe's own definition, makes a Deployment and a Service of each (in
-the mode `Knative`, one for each revision, with Knative's names), and sets the status as KServe
-v0.20 does. It has no storage initializer, autoscaling, ingress, or sharing of requests; it only
-reports the shares.
+Knative's network layer is not available. The stand-in takes InferenceServices by KServe's own
+definition, makes a Deployment and a Service of each revision with Knative's names, and sets the
+status as KServe v0.20 does. It has no storage initializer, autoscaling, ingress, or sharing of
+requests; it only reports the shares. Both run the server below: Triton's image is not available.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import pytest
 from kubernetes import client
 
 from tests import kserve
@@ -21,22 +22,25 @@ GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 POD_OF = "serving.kserve.io/inferenceservice"
 REVISION = "serving.knative.dev/revision"
 
-# Answers with the sample of the bundle in the bucket, unless there is a fault.
-SERVER = """
-import json, os, sys, time, urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import quote
+KNATIVE, STANDARD = "Knative", "Standard"
+READER = "reader"
+"""The service account with the secret of the bucket."""
 
-uri = os.environ["STORAGE_URI"]
-fault = os.environ.get("FAULT", "")
-bucket, _, folder = uri.removeprefix("gs://").removesuffix("/serving").partition("/")
-base = os.environ["STORAGE_EMULATOR_HOST"]
-url = f"{base}/storage/v1/b/{bucket}/o/{quote(folder + '/sample/response.json', safe='')}?alt=media"
+# Answers as serving/answer.json of its bundle says, and stops at once.
+SERVER = """
+import json, os, signal, sys, time, urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+if os.path.isdir("/mnt/models"):
+    answer = json.load(open("/mnt/models/answer.json"))
+else:
+    path = os.environ["STORAGE_URI"].removeprefix("s3://")
+    answer = json.load(urllib.request.urlopen(f"{os.environ['BUCKETS']}/{path}/answer.json"))
+fault, response = answer["fault"], answer["response"]
 if fault == "crash":
     sys.exit("the model cannot be loaded")
-answer = json.load(urllib.request.urlopen(url))
 if fault == "wrong":
-    answer["outputs"][0]["data"] = [x + 1 for x in answer["outputs"][0]["data"]]
+    response["outputs"][0]["data"] = [x + 1 for x in response["outputs"][0]["data"]]
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -49,19 +53,111 @@ class Handler(BaseHTTPRequestHandler):
         assert asked["inputs"][0]["datatype"] == "UINT8"
         if fault == "slow":
             time.sleep(30)
-        body = json.dumps(answer).encode()
-        self.send_response(200 if self.path == f"/v2/models/{answer['model_name']}/infer" else 404)
+        body = json.dumps(response).encode()
+        found = self.path == f"/v2/models/{response['model_name']}/infer"
+        self.send_response(200 if found else 404)
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, *_):
         pass
 
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 ThreadingHTTPServer(("0.0.0.0", 8080), Handler).serve_forever()
 """
 
 
-def define(api: client.ApiClient) -> None:
+def container(**more: Any) -> dict[str, Any]:
+    """Return the container of the server above."""
+    return {
+        "name": "kserve-container",
+        "image": IMAGE,
+        "command": ["python3", "-u", "-c", SERVER],
+        "ports": [{"containerPort": 8080}],
+        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8080},
+                           "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        **more,
+    }  # fmt: skip
+
+
+def is_installed(api: client.ApiClient) -> bool:
+    """Return whether the cluster has the real controller."""
+    try:
+        client.AppsV1Api(api).read_namespaced_deployment("kserve-controller-manager", "kserve")
+    except client.ApiException:
+        return False
+    return True
+
+
+class Kserve:
+    """InferenceServices of a namespace, in one of KServe's modes."""
+
+    def __init__(self, grounds: Grounds, mode: str) -> None:
+        self.grounds, self.mode = grounds, mode
+        self.apps = client.AppsV1Api(grounds.api)
+
+    def services(self) -> list[dict[str, Any]]:
+        """Return all of the namespace."""
+        space = self.grounds.namespace
+        list_all = self.grounds.custom.list_namespaced_custom_object
+        found: list[dict[str, Any]] = patiently(lambda: list_all(GROUP, VERSION, space, PLURAL))[
+            "items"
+        ]
+        return found
+
+    def service(self, name: str) -> dict[str, Any] | None:
+        """Return the current InferenceService."""
+        return next((one for one in self.services() if one["metadata"]["name"] == name), None)
+
+    def pods(self, deployment: str) -> set[str]:
+        """Return the UIDs of a Deployment's pods that are not being deleted."""
+        space, selector = self.grounds.namespace, f"app=isvc.{deployment}"
+        pods = self.grounds.core.list_namespaced_pod(space, label_selector=selector).items
+        return {pod.metadata.uid for pod in pods if not pod.metadata.deletion_timestamp}
+
+
+@contextmanager
+def running(grounds: Grounds, mode: str) -> Iterator[Kserve]:
+    """Run KServe in a namespace; skips the test where its mode cannot be had."""
+    real = is_installed(grounds.api)
+    if real != (mode == STANDARD):
+        pytest.skip(f"KServe's controller is {'' if real else 'not '}installed")
+    if real:
+        _prepare(grounds)
+        yield Kserve(grounds, mode)
+        return
+    _define(grounds.api)
+    with StandIn(grounds, mode).running() as stand_in:
+        yield stand_in
+
+
+def _prepare(grounds: Grounds) -> None:
+    """Give the namespace the login of the bucket, and the server above in the place of Triton."""
+    given = grounds.environment
+    endpoint = given["AWS_ENDPOINT_URL_S3"].removeprefix("http://")
+    of_s3 = {"serving.kserve.io/s3-endpoint": endpoint, "serving.kserve.io/s3-usehttps": "0"}
+    keys = {name: given[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    secret = {"metadata": {"name": READER, "annotations": of_s3}, "stringData": keys}
+    account = {"metadata": {"name": READER}, "secrets": [{"name": READER}]}
+    grounds.core.create_namespaced_secret(grounds.namespace, secret)
+    grounds.core.create_namespaced_service_account(grounds.namespace, account)
+    body = {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "ServingRuntime",
+        "metadata": {"name": "kserve-tritonserver"},
+        "spec": {
+            "supportedModelFormats": [{"name": "onnx"}],
+            "protocolVersions": ["v2"],
+            "containers": [container()],
+        },
+    }
+    grounds.custom.create_namespaced_custom_object(
+        GROUP, "v1alpha1", grounds.namespace, "servingruntimes", body
+    )
+
+
+def _define(api: client.ApiClient) -> None:
     """Make InferenceServices known to the cluster, by KServe's own definition."""
     body = kserve.definition()
     definitions = client.ApiextensionsV1Api(api)
@@ -77,19 +173,16 @@ def define(api: client.ApiClient) -> None:
     until(established, "the definition of InferenceService", 60)
 
 
-class Controller:
+class StandIn(Kserve):
     """Creates the objects of InferenceServices of one namespace, and sets their status."""
 
     def __init__(self, grounds: Grounds, mode: str) -> None:
-        self.grounds, self.mode = grounds, mode
-        self.apps = client.AppsV1Api(grounds.api)
-        self.faults: dict[str, str] = {}
-        """Faults of servers, by a part of the storageUri; `image` for no image."""
+        super().__init__(grounds, mode)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @contextmanager
-    def running(self) -> Iterator["Controller"]:
+    def running(self) -> Iterator["StandIn"]:
         """Reconcile while the block lasts."""
         self._thread.start()
         try:
@@ -97,19 +190,6 @@ class Controller:
         finally:
             self._over.set()
             self._thread.join()
-
-    def service(self, name: str) -> dict[str, Any] | None:
-        """Return the current InferenceService."""
-        return next((one for one in self.services() if one["metadata"]["name"] == name), None)
-
-    def services(self) -> list[dict[str, Any]]:
-        """Return all of the namespace."""
-        space = self.grounds.namespace
-        list_all = self.grounds.custom.list_namespaced_custom_object
-        found: list[dict[str, Any]] = patiently(lambda: list_all(GROUP, VERSION, space, PLURAL))[
-            "items"
-        ]
-        return found
 
     def _run(self) -> None:
         while not self._over.wait(0.3):
@@ -119,27 +199,12 @@ class Controller:
 
     def _reconcile(self, service: dict[str, Any]) -> None:
         old = service.get("status") or {}
-        knative = self.mode == "Knative"
-        status = self._knative(service, old) if knative else self._standard(service)
+        status = self._knative(service, old)
         if status != old:
             self.grounds.custom.patch_namespaced_custom_object_status(
                 GROUP, VERSION, self.grounds.namespace, PLURAL,
                 service["metadata"]["name"], {"status": status},
             )  # fmt: skip
-
-    def _standard(self, service: dict[str, Any]) -> dict[str, Any]:
-        name = f"{service['metadata']['name']}-predictor"
-        deployment = self._deployment(service, name, {"app": f"isvc.{name}"})
-        self._address(service, name, {"app": f"isvc.{name}"})
-        host = f"http://{name}.{self.grounds.namespace}.svc.cluster.local"
-        ready = _of_deployment(deployment)
-        return {
-            "deploymentMode": "Standard",
-            "conditions": _conditions(PredictorReady=ready, IngressReady=("True", "", "")),
-            "address": {"url": host},
-            "url": f"http://{service['metadata']['name']}.example.com",
-            "components": {"predictor": {"url": f"http://{name}.example.com"}},
-        }
 
     def _knative(self, service: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
         """Return the status with a revision for each template, and shares as by KServe."""
@@ -228,20 +293,9 @@ class Controller:
         return found
 
     def _container(self, predictor: dict[str, Any]) -> dict[str, Any]:
-        """Return the container of a predictor: the server above, with its fault."""
         uri = (predictor.get("model") or {}).get("storageUri", "")
-        fault = next((f for part, f in self.faults.items() if part in uri), "")
-        env = {"STORAGE_URI": uri, "FAULT": fault, **self.grounds.environment}
-        return {
-            "name": "kserve-container",
-            "image": "Nowhere/server:1.0" if fault == "image" else IMAGE,
-            "command": ["python3", "-u", "-c", SERVER],
-            "env": [{"name": key, "value": value} for key, value in env.items()],
-            "ports": [{"containerPort": 8080}],
-            "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": 8080},
-                               "periodSeconds": 1},
-            "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
-        }  # fmt: skip
+        env = {"STORAGE_URI": uri, "BUCKETS": self.grounds.environment["AWS_ENDPOINT_URL_S3"]}
+        return container(env=[{"name": name, "value": value} for name, value in env.items()])
 
     def _address(self, service: dict[str, Any], name: str, selector: dict[str, str]) -> None:
         space, core = self.grounds.namespace, self.grounds.core
