@@ -175,7 +175,8 @@ SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
 
 def described_settings() -> Iterator[dict[str, str]]:
     """Yield each setting of a run: its mapping, '' for a box of its own, name, default, meaning."""
-    models = [("", Parameters), *((name, one) for name, all_ in SUBJECTS.items() for one in all_)]
+    models: list[tuple[str, type[Settings]]] = [("", Parameters)]
+    models += [(subject, model) for subject in SUBJECTS for model in SUBJECTS[subject]]
     for mapping, model in models:
         for name, field in model.model_fields.items():
             if name in model.own or (not mapping and name in SUBJECTS):
