@@ -9,9 +9,14 @@ from pathlib import Path
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import human, printable
 from kfp_ddp.datasets.context import Context
+from kfp_ddp.datasets.names import apply, without_markers
+from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
-from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.kinds import open_source
+from kfp_ddp.storage.listing import Filter, Listing
+from kfp_ddp.storage.retry import Retry
+from kfp_ddp.storage.source import SourceOptions
 from kfp_ddp.training.labels import LARGEST, Labels
 from kfp_ddp.training.layout import Layout, Rule, lay_out
 from kfp_ddp.training.sides import SIDES, TRAIN
@@ -20,6 +25,8 @@ from kfp_ddp.training.splits import splits_of
 FEW = 10
 """A class with fewer training images gets a warning."""
 _SHOWN = 5
+_SAMPLED = 12
+_LARGEST_SAMPLE = 32 << 20
 _TRAIN = SIDES.index(TRAIN)
 
 
@@ -75,8 +82,6 @@ def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
 
 def _table(context: Context, name: str, listing: Listing) -> Labels:
     """Download the table of labels."""
-    import tempfile  # only such a table needs it
-
     index = bisect_left(listing.names, name)
     if index == len(listing) or listing.names[index] != name:
         tables = [name for name in listing.names if name.lower().endswith((".csv", ".jsonl"))]
@@ -88,14 +93,41 @@ def _table(context: Context, name: str, listing: Listing) -> Labels:
             f"labels={name} is too large ({size}): give one of {human(LARGEST)} at most"
         )
     context.phase(f"reading {name}")
+    return Labels.parse(name, _contents(context, listing.take([index]))[0])
+
+
+def _contents(context: Context, listing: Listing) -> list[bytes]:
+    """Download small files of a source."""
+    import tempfile  # only few callers need it
+
     with tempfile.TemporaryDirectory() as folder:
-        stage = FileStage(Path(folder) / "labels", listing.take([index]))
+        stage = FileStage(Path(folder) / "files", listing)
         stage.open()
         try:
-            Transfer(context.source, stage.listing, stage, retry=context.retry).run([0])
-            return Labels.parse(name, stage.path(0).read_bytes())
+            every = range(len(listing))
+            Transfer(context.source, listing, stage, retry=context.retry).run(every)
+            return [stage.path(index).read_bytes() for index in every]
         finally:
             stage.close()
+
+
+def sample(source_url: str, options: Options, rule: Rule) -> tuple[Layout, list[bytes]]:
+    """List a source; return the layout of its images, and the content of some for training.
+
+    Raises:
+        InputError: the source or the table of labels is invalid, or no training is possible.
+        StorageError: the source cannot be read.
+    """
+    select = Filter(options.include, options.exclude)
+    limits = SourceOptions(options.timeout, options.symlinks, select=select)
+    context = Context(open_source(source_url, limits), options, Retry(), lambda *_: None)
+    listed, _ = without_markers(context.source.listing())
+    listing = apply(select.select(listed), options.hostile_names).listing
+    layout = check(context, rule, listing, None).layout
+    names = layout.train.names[:: -(-len(layout.train) // _SAMPLED)]
+    indices = (bisect_left(listing.names, name) for name in names)
+    few = listing.take([index for index in indices if listing.sizes[index] <= _LARGEST_SAMPLE])
+    return layout, _contents(context, few)
 
 
 def uneven(layout: Layout) -> Iterator[str]:
