@@ -30,7 +30,7 @@ def wire(form: dict[str, Any], claims: Claims) -> None:
 @described
 def train_resnet(
     source: str,
-    recipe: str = "none",
+    recipe: str = "auto",
     model: str = "auto",
     epochs: int = 0,
     batch_size: int = 0,

@@ -13,10 +13,12 @@ from typing import Any, Literal
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig, read_flags
 
-RecipeName = Literal["none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
+RecipeName = Literal["auto", "none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]
 
 RECIPES: dict[str, Recipe] = {
+    # A pipeline replaces it by settings that fit the images and the hardware.
+    "auto": {},
     "none": {},
     # scikit-learn's digits, 8x8: about 99 % on two CPU ranks in seconds.
     "digits": {
@@ -106,8 +108,8 @@ OPTIMIZER_FIELDS = ("learning_rate", "lr_reference_batch", "momentum", "weight_d
 def configured(name: str, fields: Mapping[str, Any]) -> TrainConfig:
     """Create the configuration of a recipe with `fields` (at least data and output_dir) over it.
 
-    With init_from the recipe none becomes finetune. The recipe's warm-up is dropped if it is not
-    shorter than the epochs, and its rates if the optimizer differs.
+    With init_from the recipes auto and none become finetune. The recipe's warm-up is dropped if it
+    is not shorter than the epochs, and its rates if the optimizer differs.
 
     Raises:
         InputError: the recipe is unknown, a field is invalid, or finetune has no init_from.
@@ -116,7 +118,7 @@ def configured(name: str, fields: Mapping[str, Any]) -> TrainConfig:
         raise InputError(f"the recipe {name!r} does not exist: use one of {', '.join(RECIPES)}")
     if name == "finetune" and not fields.get("init_from"):
         raise InputError("the recipe finetune needs init_from: initial weights")
-    if name == "none" and fields.get("init_from"):
+    if name in ("auto", "none") and fields.get("init_from"):
         name = "finetune"
     recipe, epochs = dict(RECIPES[name]), fields.get("epochs")
     if fields.get("optimizer", "sgd") != recipe.get("optimizer", "sgd"):

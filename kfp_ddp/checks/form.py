@@ -40,8 +40,9 @@ class Parameters(Settings):
     """Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name, or the
     https:// address of a manifest, with <class>/ below it, or train/<class>/ and val/<class>/."""
     recipe: RecipeName = "none"
-    """Proven settings of a training, which yours override; none for finetune where training has an
-    init_from, and otherwise for the defaults: a ResNet-50 in 90 epochs."""
+    """Proven settings of a training, which yours override; auto: settings that fit the images and
+    the GPUs; none: finetune where training has an init_from, otherwise the defaults, a ResNet-50 in
+    90 epochs."""
     backend: Backend = "pytorchjob"
     """Where to train: a pytorchjob of the Training Operator, a trainjob of the Trainer, or local,
     processes of the step itself."""

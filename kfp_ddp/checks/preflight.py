@@ -12,6 +12,7 @@ from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, StepResources
 from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large
 from kfp_ddp.checks.operators import check_service
 from kfp_ddp.checks.settings import Run, parse
+from kfp_ddp.checks.sizing import sized
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.step import step
@@ -55,9 +56,10 @@ def run(inputs: dict[str, Any]) -> Any:
         InputError: A parameter cannot be used; the first one in the order of the steps.
     """
     settings = parse(inputs)
-    warnings = [warning for check in CHECKS for warning in check(settings)]
+    warnings = [f"warning: {warning}" for check in CHECKS for warning in check(settings)]
+    settings, why = sized(settings)
     plan = _plan(settings)
-    _write_summary(inputs["plan_summary"], title(settings), warnings, plan)
+    _write_summary(inputs["plan_summary"], title(settings), [*why, *warnings], plan)
     return namedtuple("Plan", plan)(**plan)
 
 
@@ -284,13 +286,11 @@ def title(run: Run, gpus: str = "no GPU") -> str:
 
 
 def _write_summary(
-    summary: "dsl.Markdown", title: str, warnings: list[str], plan: Mapping[str, Any]
+    summary: "dsl.Markdown", title: str, notes: list[str], plan: Mapping[str, Any]
 ) -> None:
     """Print and write what will run, with all settings."""
-    for warning in warnings:
-        print(f"warning: {warning}", flush=True)
-    print(title, flush=True)
-    lines = [f"**{title}**", "", *(f"- warning: {warning}" for warning in warnings), ""]
+    print("\n".join([*notes, title]), flush=True)
+    lines = [f"**{title}**", "", *(f"- {note}" for note in notes), ""]
     lines += ["| | Set to |", "|---|---|"]
     for subject, value in plan.items():
         settings = value.items() if isinstance(value, dict) else [("", value)]

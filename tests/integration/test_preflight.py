@@ -1,14 +1,18 @@
 """The step preflight: invalid settings fail with one line before the first transfer."""
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from google.cloud import storage
+from PIL import Image
 
 from kfp_ddp.checks.form import MODELS, description
 from kfp_ddp.checks.preflight import check_release
+from kfp_ddp.checks.settings import parse
+from kfp_ddp.checks.sizing import sized
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
@@ -18,6 +22,10 @@ from tests.gcs_server import Bucket
 from tests.registry_server.server import RegistryServer, status
 
 GOOD: dict[str, Any] = {"source": "gs://bucket/ds", "backend": "local"}
+INPUTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(preflight.python_func).parameters.items()
+}
 IMAGE = "ghcr.io/kfp-ddp/trainer:0.1.0"
 SCRIPT = packed.pack(b"def build(num_classes): ...")
 
@@ -39,6 +47,29 @@ def test_summary_has_title_and_settings(summary: SimpleNamespace) -> None:
     assert title in text
     assert '| training.precision | `"bf16"` |' in text
     assert plan.training == {"model": "resnet18", "epochs": 12, "precision": "bf16"}
+
+
+def pictures(folder: Path, count: int, side: int) -> str:
+    for number in range(count):
+        path = folder / "ab"[number % 2] / f"{number}.{('jpg', 'png')[number % 3 > 0]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (side + 20, side)).save(path)
+    return str(folder)
+
+
+def test_recipe_auto_fits_images_and_hardware(summary: SimpleNamespace, tmp_path: Path) -> None:
+    source = pictures(tmp_path / "images", 40, 70)
+    plan = check(summary, source=source, recipe="auto", epochs=3)
+    assert (plan.training["epochs"], plan.training["image_size"]) == (3, 64)
+    assert plan.job["nproc_per_node"] >= 1
+    assert "40 images in 2 classes" in Path(summary.path).read_text()
+    job = {"recipe": "auto", "backend": "pytorchjob", "nodes": 2, "gpus_per_node": 4}
+    inputs = {**INPUTS, "source": source, **job, "training": {"label_smoothing": 0.2}}
+    run, _ = sized(parse(inputs))
+    assert (run.config.image_size, run.config.label_smoothing, run.spec.gpus()) == (64, 0.2, 4)
+    assert run.config.batch_size % 8 == 0
+    unseen, _ = sized(parse({**inputs, "source": "/missing"}))
+    assert unseen.config.image_size == 224
 
 
 def test_plan_has_the_settings_that_are_set_by_step(summary: SimpleNamespace) -> None:

@@ -1,0 +1,73 @@
+"""Size a training by its images and the hardware of its job, where the recipe is auto."""
+
+import struct
+from pathlib import Path
+from typing import Literal
+
+from kfp_ddp.checks.choice import Machine, Photographs, choose, statistics_of, this_machine
+from kfp_ddp.checks.settings import Run, parse
+from kfp_ddp.core.folders import is_remote
+from kfp_ddp.datasets.images import sample
+from kfp_ddp.datasets.settings import options_of
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.k8s.quantity import amount
+from kfp_ddp.training.header import frame_of
+from kfp_ddp.training.layout import Rule
+
+CORES = {"cpu": 4, "cuda": 8}
+"""Assumed cores of a process whose pod has no limit, by device."""
+UNSEEN = Photographs(10_000, 1_000, 0, 0)
+"""Assumed where the source is a folder that this step does not mount."""
+
+
+def sized(run: Run) -> tuple[Run, list[str]]:
+    """Return the run with the settings of `choose`, and what was chosen and why, in lines.
+
+    Unchanged and without lines for another recipe, for an evaluation alone, and for a script.
+
+    Raises:
+        KfpDdpError: The source cannot be read, or no training is possible with its images.
+    """
+    parameters, config, spec = run.parameters, run.config, run.spec
+    if parameters.recipe != "auto" or parameters.checkpoint or config.script:
+        return run, []
+    local = parameters.backend == "local"
+    photographs, machine = _photographs(run), this_machine() if local else _machine(spec)
+    ranks = (spec.nproc_per_node or 0) if local else spec.pods() * spec.processes()
+    choice = choose(photographs, machine, run.inputs, ranks, bool(config.init_from))
+    inputs = {name: choice.arguments.get(name, value) for name, value in run.inputs.items()}
+    if not local:
+        inputs["gpus_per_node"] = spec.gpus()
+    seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)
+    return parse(inputs), [f"chosen for {seen} and {machine}: {choice.why}"]
+
+
+def _photographs(run: Run) -> Photographs:
+    """Return statistics of the images of the source."""
+    source = run.parameters.source
+    if not is_remote(source) and not Path(source).is_dir():
+        return UNSEEN
+    rule = Rule(**{name: getattr(run.config, name) for name in Rule._fields})
+    layout, contents = sample(source, options_of(run.dataset.dataset, run.sync), rule)
+    about = statistics_of([header for content in contents if (header := _header(content))])
+    counts = len(layout.train), len(layout.val), len(layout.classes)
+    return Photographs(*counts, *about)
+
+
+def _header(data: bytes) -> tuple[str, int, int] | None:
+    """Return format, width and height of a JPEG or PNG, without Pillow; None for others."""
+    if frame := frame_of(data):
+        return "JPEG", frame.width, frame.height
+    if data[12:16] == b"IHDR" and len(data) >= 24:
+        width, height = struct.unpack_from(">II", data, 16)
+        return "PNG", width, height
+    return None
+
+
+def _machine(spec: LaunchSpec) -> Machine:
+    """Return the resources of all pods of a job."""
+    pods, gpus = spec.pods(), spec.gpus()
+    device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
+    limit = spec.requested()["limits"].get("cpu")
+    cores = int(amount(limit)) if limit else CORES[device] * spec.processes()
+    return Machine(max(1, cores) * pods, 0.0, device, gpus * pods, pods)
