@@ -140,7 +140,7 @@ def test_recipes_are_complete_configurations() -> None:
         assert configured(name, {**FOLDERS, "init_from": "/c", "epochs": 1}).epochs == 1
     assert configured("none", FOLDERS) == TrainConfig.create(**FOLDERS)
     for name, fields, words in (
-        ("mnist", {}, "use one of none, digits, cifar"),
+        ("mnist", {}, "use one of auto, none, digits, cifar"),
         ("finetune", {}, "needs init_from"),
         ("digits", {"epochs": 1, "warmup_epochs": 2}, "warmup_epochs=2 leaves nothing of epochs=1"),
     ):
