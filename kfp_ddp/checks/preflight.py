@@ -282,6 +282,10 @@ def title(run: Run, gpus: str = "no GPU") -> str:
         pods = plural(spec.nodes, "pod")
         where = f"{parameters.backend} of {pods}, {gpus} each, at most {most}"
     epochs = plural(config.epochs, "epoch")
+    if parameters.recipe == "auto" and not config.script:
+        parts = {"model": config.model, "epochs": epochs, "batch_size": batch}
+        given = ", ".join(part for name, part in parts.items() if config.is_set(name))
+        return f"{given or 'a network'} with settings by images and hardware, {where}"
     return f"{config.model} at {config.image_size} px, {epochs}, {batch}, {where}"
 
 
