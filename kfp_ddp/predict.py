@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 Picture = str | Path | bytes | Image.Image | NDArray[Any]
 """A path, the content of a file, a picture of Pillow, or uint8 [H, W] or [H, W, 3] in RGB."""
+_PARTS = 8
+"""Places of a covered part along each side; it is two of them high and wide."""
 _MAX_MODEL_BYTES = 16 << 30
 
 
@@ -58,13 +60,16 @@ class Model:
         Raises:
             InputError: A picture cannot be read, or the model does not fit its description.
         """
-        form = (self.short_side, self.size, self.background)
-        return self.compute([square(picture, *form) for picture in pictures])
+        return self.compute(np.stack([self.square(picture) for picture in pictures]))
 
-    def compute(self, squares: Sequence[Bytes]) -> NDArray[np.float64]:
-        """Return the same for the results of `square`."""
+    def square(self, picture: Picture) -> Bytes:
+        """Return the part of a picture that is classified; see `square`."""
+        return square(picture, self.short_side, self.size, self.background)
+
+    def compute(self, squares: Bytes) -> NDArray[np.float64]:
+        """Return the same for results of `square`, [N, 3, size, size]."""
         try:
-            logits = self.logits(np.stack(squares))
+            logits = self.logits(squares)
         except Exception as error:
             raise InputError(
                 f"{self.runtime} cannot compute pictures of {self.size} pixels: "
@@ -76,6 +81,26 @@ class Model:
                 f"picture(s) and {len(self.classes)} classes: export it again"
             )
         return softmax(logits)
+
+    def saliency(self, image: Bytes, label: int) -> NDArray[np.float64]:
+        """Return how much a class depends on each pixel of a result of `square`: 0 to 1, [H, W].
+
+        Parts are covered with the mean colour. What counts is how much less likely the class is
+        then (occlusion, https://arxiv.org/abs/1311.2901), so it works for any model.
+        """
+        centres, reach = (np.arange(_PARTS) + 0.5) * self.size / _PARTS, self.size / _PARTS
+        sides = [slice(max(0, int(at - reach)), int(at + reach)) for at in centres]
+        before = self.compute(image[None])[0, label]
+        drops = np.empty((_PARTS, _PARTS), np.float32)
+        for row, rows in enumerate(sides):
+            covered = np.stack([image] * _PARTS)
+            for one, columns in zip(covered, sides, strict=True):
+                one[:, rows, columns] = image.mean((1, 2))[:, None, None]
+            drops[row] = before - self.compute(covered)[:, label]
+        smooth = Image.fromarray(drops).resize((self.size, self.size), Image.Resampling.BILINEAR)
+        heat: NDArray[np.float64] = np.clip(np.asarray(smooth, np.float64), 0, None)
+        heat /= max(heat.max(), np.finfo(float).tiny)
+        return heat
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -137,6 +137,11 @@ def main() -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name not in ("fcntl", "resource"):
+            raise
+        echo("error: this command needs Linux or macOS: on Windows, use it in WSL", err=True)
+        sys.exit(2)
     except click.Abort:
         echo("interrupted", err=True)
         sys.exit(130)

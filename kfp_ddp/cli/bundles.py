@@ -1,6 +1,7 @@
 """`kfp-ddp sign` and `verify`: the signature of a bundle."""
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
 
 ADVICE = "do not use it: publish it again"
+TIME = "%Y-%m-%dT%H:%M:%SZ"
 PASSWORD = "KFP_DDP_SIGN_PASSWORD"  # noqa: S105
 KEY = click.option("--key", type=FILE, help="Public key in PEM of the required signer.")
 
@@ -59,6 +61,12 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
 @click.option(
     "--signature", type=FILE, help="File with the signature.  [default: model.sig of the bundle]"
 )
+@text_option("--name", help="Required name of the model.")
+@click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d", TIME]),
+    help="Earliest time of the export, in UTC.",
+)
 @AS_JSON
 def verify(
     bundle: str,
@@ -67,15 +75,18 @@ def verify(
     issuer: str,
     trust_root: Path | None,
     signature: Path | None,
+    name: str,
+    since: datetime | None,
     as_json: bool,
 ) -> None:
     """Check all files of BUNDLE against its manifest, and the manifest against a signature.
 
     BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
     of a model's versions, for its champion. An incomplete bundle, or one without the required
-    signature, ends with exit code 2. Signatures have the format of OpenSSF Model Signing.
+    signature, ends with exit code 2. Signatures have the format of OpenSSF Model Signing. One is
+    valid at any place and time: --name refuses a bundle of another model, --since an old one.
 
-    kfp-ddp verify gs://bucket/models/flowers --key release.pub
+    kfp-ddp verify gs://bucket/models/flowers --key release.pub --name flowers --since 2026-11-01
     """
     from kfp_ddp.models.champion import open_bundle
     from kfp_ddp.models.signature import check
@@ -87,10 +98,17 @@ def verify(
     if signer is not None:
         check(opened, signer, _content(signature) if signature is not None else None)
     count, size = len(opened.listed or ()), opened.verify()
+    exported = str(opened.lineage().get("exported_at") or "")
+    if name and opened.model_name != name:
+        raise InputError(f"{opened.uri} is of the model {opened.model_name}, not {name}: {ADVICE}")
+    if since is not None and exported < since.strftime(TIME):
+        at = exported or "at an unknown time"
+        raise InputError(f"{opened.uri} was exported {at}, before --since: {ADVICE}")
     by = signer.name if signer is not None else ""
     signed = opened.signature is not None
     if as_json:
         facts = {"uri": opened.uri, "version": opened.version, "files": count, "size": size}
+        facts |= {"name": opened.model_name, "exported_at": exported}
         echo_json({**facts, "signed": signed, "by": by})
         return
     echo(f"{opened.uri}: complete, {count} files, {size / 1e6:.1f} MB")

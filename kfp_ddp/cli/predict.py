@@ -1,16 +1,22 @@
 """`kfp-ddp predict`: classify pictures with the model of a bundle."""
 
+import csv
+import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kfp_ddp.cli.bundles import KEY, find_signer
-from kfp_ddp.cli.options import AS_JSON, echo, echo_json
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, echo, echo_json
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
+
+if TYPE_CHECKING:
+    from kfp_ddp.predict import Model
 
 BATCH = 8
 
@@ -19,17 +25,34 @@ BATCH = 8
 @click.argument("bundle")
 @click.argument("pictures", nargs=-1, required=True, metavar="PICTURE...")
 @click.option("--top", type=click.IntRange(1), default=3, help="Number of classes to print.")
+@click.option("--csv", "table", type=FILE, help="Also write a table with a row for each picture.")
+@click.option("--into", type=FOLDER, help="Copy the pictures to a folder for each class in this.")
+@click.option(
+    "--explain",
+    type=FOLDER,
+    help="Write pictures to this folder that mark what the class depends on.",
+)
 @KEY
 @AS_JSON
 def command(
-    bundle: str, pictures: tuple[str, ...], top: int, key: Path | None, as_json: bool
+    bundle: str,
+    pictures: tuple[str, ...],
+    top: int,
+    table: Path | None,
+    into: Path | None,
+    explain: Path | None,
+    key: Path | None,
+    as_json: bool,
 ) -> None:
     """Classify each PICTURE, a file or a folder of files, with probabilities.
 
     BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
-    of a model's versions, for its champion.
+    of a model's versions, for its champion. --explain covers parts of a picture: where that makes
+    the class less likely, the picture is orange. It takes 65 predictions for each picture.
 
+    \b
     kfp-ddp predict run-output/bundle picture.jpg ./more-pictures
+    kfp-ddp predict run-output/bundle ./pictures --csv classes.csv --into ./sorted
     """
     from kfp_ddp.local.installed import require
 
@@ -38,12 +61,25 @@ def command(
 
     model = load(bundle, find_signer(key))
     paths = [path for word in pictures for path in _pictures(Path(word))]
-    width = min(max(len(str(path)) for path in paths), shutil.get_terminal_size().columns // 2)
+    width = max(len(printable(str(path))) for path in paths)
+    if sys.stdout.isatty():
+        width = min(width, shutil.get_terminal_size().columns // 2)
     answers: list[dict[str, Any]] = []
     for start in range(0, len(paths), BATCH):
-        answers += _answers(model, paths[start : start + BATCH], top)
-        for answer in () if as_json else answers[start:]:
-            _print(answer, width)
+        batch = paths[start : start + BATCH]
+        answers += _answers(model, batch, top)
+        for path, answer in zip(batch, answers[start:], strict=True):
+            if not as_json:
+                _print(answer, width)
+            if "error" in answer:
+                continue
+            name = answer["classes"][0]["class"]
+            if into is not None:
+                shutil.copy2(path, _new_path(into / _folder_name(name), path.name))
+            if explain is not None:
+                _explain(model, path, name, _new_path(explain, f"{path.stem}.png"))
+    if table is not None:
+        _write_table(table, answers, min(top, len(model.classes)))
     if as_json:
         echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})
     failed = sum("error" in answer for answer in answers)
@@ -66,8 +102,10 @@ def _pictures(path: Path) -> Iterator[Path]:
     yield from files
 
 
-def _answers(model: Any, paths: list[Path], top: int) -> list[dict[str, Any]]:
+def _answers(model: "Model", paths: list[Path], top: int) -> list[dict[str, Any]]:
     """Classify a batch of pictures; if one cannot be read, each on its own."""
+    from kfp_ddp.predict import ranking
+
     try:
         probabilities = model(paths)
     except InputError as error:
@@ -75,19 +113,12 @@ def _answers(model: Any, paths: list[Path], top: int) -> list[dict[str, Any]]:
             return [{"picture": str(paths[0]), "error": str(error)}]
         return [answer for path in paths for answer in _answers(model, [path], top)]
     return [
-        {
-            "picture": str(path),
-            "classes": [
-                {"class": model.classes[at], "probability": float(row[at])}
-                for at in (-row).argsort(kind="stable")[:top]
-            ],
-        }
+        {"picture": str(path), "classes": ranking(model.classes, row, top)}
         for path, row in zip(paths, probabilities, strict=True)
     ]
 
 
 def _print(answer: dict[str, Any], width: int) -> None:
-
     if "error" in answer:
         echo(f"error: {answer['error']}", err=True)
         return
@@ -95,3 +126,41 @@ def _print(answer: dict[str, Any], width: int) -> None:
     name = name if len(name) <= width else f"…{name[1 - width :]}"
     text = "  ".join(f"{one['class']} {one['probability']:.1%}" for one in answer["classes"])
     echo(f"{name:<{width}}  {text}")
+
+
+def _write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
+    """Write a CSV with the likeliest classes, or the error, of each picture."""
+    names = [name for at in range(1, top + 1) for name in (f"class {at}", f"probability {at}")]
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["picture", *names, "error"])
+        for answer in answers:
+            values = [value for one in answer.get("classes", ()) for value in one.values()]
+            values += [""] * (len(names) - len(values))
+            writer.writerow([answer["picture"], *values, answer.get("error", "")])
+
+
+def _explain(model: "Model", path: Path, name: str, target: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    image = model.square(path)
+    heat = 0.7 * model.saliency(image, model.classes.index(name))[..., None]
+    orange = np.array([255, 120, 0])
+    marked = (1 - heat) * image.mean(0)[..., None] + heat * orange
+    Image.fromarray(marked.astype(np.uint8)).save(target)
+
+
+def _folder_name(name: str) -> str:
+    """Return the name of a class as that of a folder, which it cannot leave."""
+    return re.sub(r"[^\w .-]|^[ .]+|[ .]+$", "_", name) or "_"
+
+
+def _new_path(folder: Path, name: str) -> Path:
+    """Return a path in a folder where there is no file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, number = folder / name, 1
+    while path.exists():
+        number += 1
+        path = folder / f"{Path(name).stem}-{number}{Path(name).suffix}"
+    return path

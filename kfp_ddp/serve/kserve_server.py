@@ -1,6 +1,7 @@
 """A server with one model, on KServe's protocols: v2 over HTTP and gRPC, health, metrics."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -67,6 +68,7 @@ def serve(
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
+    logging.getLogger("kserve").setLevel(logging.CRITICAL)  # a traceback per refused request
     for sig in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sig, lambda *_: None)  # uvicorn raises the signal again at the end
     servicer = InferenceServicer(plane, Closed(models))

@@ -135,7 +135,10 @@ class Folder(Store):
             with self._locked(name):
                 content = change(self.read(name, SMALL))
                 if content is not None:
-                    with atomic_write(self.root / name, root=self.root) as out:
+                    target = self.root / name
+                    # One name, as this holds the lock: that of a killed writer is replaced.
+                    aside = target.with_name(f".{target.name}.tmp")
+                    with atomic_write(target, aside, self.root) as out:
                         out.write(content)
                         os.fchmod(out.fileno(), 0o644)
 

@@ -435,6 +435,21 @@ def test_a_step_killed_while_it_replaces_a_bundle_leaves_the_earlier_one(
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
+KILLED_MOVE = """
+import os, sys
+from kfp_ddp.storage.kinds import open_store
+os.replace = lambda *_, **__: os._exit(9)
+open_store(sys.argv[1]).update("CHAMPION", lambda _: b"half")
+"""
+
+
+def test_temporary_file_of_a_killed_move_is_replaced_by_the_next(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED_MOVE, str(tmp_path)], check=False)
+    assert (done.returncode, len(list(tmp_path.glob(".*.tmp")))) == (9, 1)
+    open_store(str(tmp_path)).update("CHAMPION", lambda _: b"new")
+    assert {path.name for path in tmp_path.iterdir()} == {"CHAMPION", ".CHAMPION.lock"}
+
+
 def test_temporary_files_of_a_killed_upload_are_deleted(tmp_path: Path) -> None:
     where, folder = open_store(str(tmp_path / "exports")), sealed(tmp_path / "bundle", "x")
     target = tmp_path / "exports" / "m" / bundle.version(folder)

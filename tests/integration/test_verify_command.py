@@ -64,6 +64,10 @@ def test_a_published_bundle_is_signed_and_verified(where: Store, tmp_path: Path)
     assert f"{exports}/{version}: signed by the key " in done.output
     facts = json.loads(call("verify", exports, "--key", tmp_path / "key.pub", "--json").output)
     assert (facts["version"], facts["files"], facts["signed"]) == (version, count, True)
+    at = facts["exported_at"]
+    assert call("verify", exports, "--name", facts["name"], "--since", at).exception is None
+    assert "not cats" in refused("verify", exports, "--name", "cats")
+    assert f"was exported {at}" in refused("verify", exports, "--since", "2999-01-01")
     assert facts["by"] in done.output
     assert "signed, not checked" in call("verify", f"{exports}/{version}").output
     assert "was made by another key" in refused("verify", exports, "--key", tmp_path / "other.pub")

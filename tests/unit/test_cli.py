@@ -141,6 +141,16 @@ def test_a_command_that_is_misspelt_or_called_otherwise_is_suggested(word: str, 
     assert f"No such command '{word}'. Did you mean '{meant}'?" in answer.output
 
 
+@pytest.mark.parametrize("name", ["predict", "serve"])
+def test_windows_is_refused_in_one_line(name: str) -> None:
+    blocked = "import sys; sys.modules.update(fcntl=None, resource=None)"
+    program = f"{blocked}; from kfp_ddp.cli import main; main()"
+    words = [sys.executable, "-c", program, name, "bundle", *["a.jpg"] * (name == "predict")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "WSL" in done.stderr
+
+
 def test_the_package_runs_as_a_module() -> None:
     words = [sys.executable, "-m", "kfp_ddp", "--version"]
     assert "kfp-ddp, version" in subprocess.run(words, capture_output=True, text=True).stdout
