@@ -118,6 +118,9 @@ class TrainConfig(Settings):
     class_weights: Literal["none", "sqrt", "balanced"] = "none"
     """Weight of a class in the loss: equal for all, or inversely proportional to its number of
     training images (balanced), or to the square root of that number (sqrt)."""
+    sampling: Literal["uniform", "sqrt", "balanced"] = "uniform"
+    """Share of a class in an epoch: in proportion to its images, to their square root, or equal for
+    all classes (balanced). Images of small classes are then repeated, with other augmentation."""
     mixup: float = Field(0.0, ge=0, le=10)
     """Mix each training image and target with another one of its batch, by a share drawn from
     Beta(mixup, mixup) (Zhang et al. 2017); 0: off."""
@@ -270,6 +273,8 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"start_image_size={self.start_image_size} is more than the final size of {final}"
             )
+        if self.sampling == self.class_weights == "balanced":
+            raise ValueError("sampling and class_weights are both balanced: use one of them")
         if self.strategy == "fsdp" and self.ema_decay:
             raise ValueError("ema_decay needs strategy=ddp: averaged weights are not sharded")
         if self.strategy == "fsdp" and self.compile:

@@ -58,11 +58,13 @@ class Images(Dataset[Batch]):
         if self.for_training:
             size = transforms.size_of_epoch(config, keys[0][0])
         images = channels_last(len(keys), size)
-        indices = [position for _, position in keys]
+        indices = [position % len(self.index) for _, position in keys]
         readable: list[int] = []
-        for row, (epoch, position) in enumerate(keys):
+        for row, (epoch, drawn) in enumerate(keys):
+            position = indices[row]
+            again = drawn - position
             try:
-                decoded, at = self._usable(epoch, position)
+                decoded, at = self._usable(epoch, position, again)
             except InputError as error:
                 if self.for_training or config.on_bad_image == "fail":
                     return Batch(images, indices, indices, 0, str(error))
@@ -72,7 +74,7 @@ class Images(Dataset[Batch]):
             indices[row] = at
             prepared = self.cache is not None
             images[row] = transforms.finish(
-                decoded.image, config, self.for_training, epoch, at, prepared, decoded[1:]
+                decoded.image, config, self.for_training, epoch, at + again, prepared, decoded[1:]
             )
         skipped = len(keys) - len(readable)
         if skipped and not self.for_training:
@@ -80,25 +82,28 @@ class Images(Dataset[Batch]):
         targets = [self.index.targets[at] for at in indices]
         return Batch(images, targets, indices, skipped, "")
 
-    def _usable(self, epoch: int, position: int) -> tuple[Decoded, int]:
-        """Load the image at `position`, or with on_bad_image=skip the next readable one."""
+    def _usable(self, epoch: int, position: int, again: int) -> tuple[Decoded, int]:
+        """Load the image at `position`, or with on_bad_image=skip the next readable one.
+
+        `again` is added to the position in the augmentation; see `Key`.
+        """
         try:
-            return self._read(epoch, position), position
+            return self._read(epoch, position, again), position
         except InputError:
             if self.config.on_bad_image == "fail" or not self.for_training:
                 raise
         for offset in range(1, min(len(self.index), 100)):
             at = (position + offset) % len(self.index)
             try:
-                return self._read(epoch, at), at
+                return self._read(epoch, at, again), at
             except InputError:
                 continue
         raise InputError(f"100 images in a row cannot be read from {self.index.where(position)}")
 
-    def _read(self, epoch: int, position: int) -> Decoded:
+    def _read(self, epoch: int, position: int, again: int) -> Decoded:
         config, where = self.config, self.index.where(position)
         if self.for_training and self.cache is None and config.images != "strict":
-            needed = functools.partial(transforms.needed, config, epoch, position)
+            needed = functools.partial(transforms.needed, config, epoch, position + again)
             return read_part(where, config.reading, needed)
         if self.cache is not None:
             image = self.cache.read(position, where)

@@ -55,6 +55,7 @@ def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Pat
             for name in ("blur_pool", "batch_size", "seed")
         },
         "optimizer": (config.optimizer, saved.get("optimizer", "sgd")),
+        "sampling": (config.sampling, saved.get("sampling", "uniform")),
         "a separate classifier group (freeze_epochs, body_lr_factor)": (
             has_separate_body(config.freeze_epochs, config.body_lr_factor),
             has_separate_body(saved.get("freeze_epochs", 0), saved.get("body_lr_factor", 1.0)),

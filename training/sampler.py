@@ -9,8 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.shards import PIECE, Piece, Slices, in_store_order, runs
+from kfp_ddp.training.splits import Index
 
 MOST_LANES = 64
 _PIECES = 8
@@ -95,6 +97,53 @@ def windows_of(slices: Slices | None, config: TrainConfig) -> Windows | None:
     return Windows(slices, config.batch_size, int(config.shuffle_buffer_mb * (1 << 20)))
 
 
+class Classes:
+    """Draws the images of an epoch by class, as `sampling` of `TrainConfig` defines."""
+
+    def __init__(self, targets: Sequence[int], sampling: str) -> None:
+        """Divide an epoch of as many images as there are among the classes of `targets`."""
+        sizes = torch.bincount(torch.tensor(targets))
+        weights = sizes.double().sqrt() if sampling == "sqrt" else sizes.clamp(max=1).double()
+        ends = (weights.cumsum(0) * (len(targets) / weights.sum())).round().long()
+        self.counts = ends.diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()
+        self.members = torch.split(torch.tensor(targets).argsort(stable=True), sizes.tolist())
+        self.samples = len(targets)
+
+    def epoch(self, shuffle: Generator) -> Tensor:
+        """Return the images in random order; a repeated one is its position + n * samples.
+
+        All images of a class are used equally often, except for one more use of some.
+        """
+        drawn = [
+            torch.cat(
+                [
+                    members[torch.randperm(len(members), generator=shuffle)] + again
+                    for again in range(0, -(-count // len(members)) * self.samples, self.samples)
+                ]
+            )[:count]
+            for members, count in zip(self.members, self.counts, strict=True)
+            if count
+        ]
+        order = torch.cat(drawn)
+        return order[torch.randperm(len(order), generator=shuffle)]
+
+
+def classes_of(index: Index, config: TrainConfig) -> Classes | None:
+    """Create the classes to draw from; None for each image once.
+
+    Raises:
+        InputError: the images are in archives, which are read in sequence.
+    """
+    if config.sampling == "uniform":
+        return None
+    if index.slices is not None:
+        raise InputError(
+            f"sampling={config.sampling} repeats single images, but those of a packed dataset are "
+            "read in sequence: use class_weights=balanced, or sync with pack=none"
+        )
+    return Classes(index.targets, config.sampling)
+
+
 class Epoch(NamedTuple):
     """Order of an epoch: each step's images, and the pieces that contain them."""
 
@@ -145,7 +194,8 @@ def _lane(low: int, high: int, steps: int, windows: int) -> Lane:
 
 
 Key = tuple[int, int]
-"""(epoch, position in the index): with the seed, all that a training image depends on."""
+"""(epoch, position in the index): with the seed, all that a training image depends on. The n-th
+repetition in an epoch has the position + n * samples."""
 
 
 class Keys(list[Key]):
@@ -160,7 +210,7 @@ class ResumableSampler:
     The permutation depends only on (seed, epoch), and is divided into global batches of
     micro-batches; rank r takes micro-batches r, r + world, ... of each. So the step alone is the
     position in the data, for any world size, and the last partial batch is left out. For images in
-    archives `windows` make the permutation and plan the reading ahead.
+    archives `windows` make the permutation and plan the reading ahead; `classes` draw by class.
     """
 
     def __init__(
@@ -172,7 +222,9 @@ class ResumableSampler:
         world: int,
         seed: int,
         windows: Windows | None = None,
+        classes: Classes | None = None,
     ) -> None:
+        self.classes = classes
         self.samples, self.micro, self.seed, self.windows = samples, micro, seed, windows
         self.rank, self.world = rank, world
         self.per_step = batch // micro
@@ -192,7 +244,10 @@ class ResumableSampler:
         """Yield this rank's micro-batches of an epoch from its step `first_step` on."""
         shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         if self.windows is None:
-            order = torch.randperm(self.samples, generator=shuffle)
+            if self.classes is None:
+                order = torch.randperm(self.samples, generator=shuffle)
+            else:
+                order = self.classes.epoch(shuffle)
             for micro in self._distribute(order, first_step):
                 yield [(epoch, position) for position in micro]
             return

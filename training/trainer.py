@@ -20,7 +20,7 @@ from kfp_ddp.training.learner import Learner, learning_rate
 from kfp_ddp.training.meter import on_own_gradients
 from kfp_ddp.training.model import logits
 from kfp_ddp.training.report import Report
-from kfp_ddp.training.sampler import ResumableSampler, windows_of
+from kfp_ddp.training.sampler import ResumableSampler, classes_of, windows_of
 from kfp_ddp.training.saving import Saving
 from kfp_ddp.training.splits import Index
 from kfp_ddp.training.traces import Traces
@@ -192,6 +192,7 @@ class Trainer:
             world=world.size,
             seed=config.seed,
             windows=windows_of(train_split.index.slices, config),
+            classes=classes_of(train_split.index, config),
         )
         self.steps_total = config.epochs * self.sampler.steps
         classes = train_split.index.classes

@@ -83,6 +83,11 @@ def parse(inputs: Mapping[str, Any]) -> Run:
             check_address(name, uri)
     dataset, sync = _dataset(parameters, inputs["publish"])
     config = _training(parameters, inputs)
+    if config.sampling != "uniform" and sync.get("pack", "none") != "none":
+        raise InputError(
+            f"training sets sampling={config.sampling}, which repeats single images, and sync sets "
+            "pack=tar, which is read in sequence: leave pack out, or use class_weights=balanced"
+        )
     spec, supervision, steps = _job(parameters, inputs)
     check_model_name(parameters.model_name)
     gate, measuring, rules = _gate(parameters)

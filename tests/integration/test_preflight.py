@@ -143,6 +143,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"script": SCRIPT, "training": {"script": SCRIPT}}, "training sets script, which is a"),
     ({"keep": -1}, "keep=-1 cannot be used"),
     ({"gate": {"min_accuracy": 70}}, "min_accuracy=70 cannot be used"),
+    ({"training": {"sampling": "sqrt"}, "sync": {"pack": "tar"}}, "sync sets pack=tar"),
     ({"gate": {"min_acuracy": 0.9}}, "did you mean 'min_accuracy'?"),
     ({"gate": {"min_improvement": 0.01}}, "min_improvement is set but champion is empty"),
     ({"gate": {"min_slice_accuracy": 0.9}}, "no tags for slices"),

@@ -13,7 +13,7 @@ from tests.training_ranks import Ranks, config, dataset, output_of, state_hash, 
 ALL: dict[str, Any] = {
     "epochs": 2,
     "optimizer": "adamw",
-    "class_weights": "balanced",
+    "sampling": "balanced",
     "mixup": 0.4,
     "cutmix": 1.0,
     "randaugment": 9,

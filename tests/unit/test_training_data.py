@@ -227,13 +227,18 @@ def test_cache_is_synced_before_its_rename(
 def test_augmentation_depends_only_on_seed_epoch_and_position(split: Path) -> None:
     index = scan(split)
 
-    def batch(seed: int, epoch: int) -> torch.Tensor:
+    def batch(seed: int, epoch: int, position: int = 5) -> torch.Tensor:
         config = run(split, augment="crop-flip", seed=seed)
-        return Images(index, config, for_training=True).__getitems__([(epoch, 5)]).images
+        came = Images(index, config, for_training=True).__getitems__([(epoch, position)])
+        assert came.indices == [5]
+        return came.images
 
     assert torch.equal(batch(0, 1), batch(0, 1))
     assert not torch.equal(batch(0, 1), batch(0, 2))
     assert not torch.equal(batch(0, 1), batch(1, 1))
+    again = 5 + len(index)  # the same image once more in this epoch
+    assert torch.equal(batch(0, 1, again), batch(0, 1, again))
+    assert not torch.equal(batch(0, 1), batch(0, 1, again))
 
 
 def test_sizes_grow_and_end_at_the_final_one(split: Path) -> None:

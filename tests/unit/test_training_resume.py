@@ -25,7 +25,7 @@ CLASSES = ("a", "b")
 SEPARATE = "a separate classifier group (freeze_epochs, body_lr_factor)"
 ADDED = {
     *("model_code", "optimizer", "freeze_epochs", "body_lr_factor", "shuffle_buffer_mb"),
-    *("class_weights", "mixup", "cutmix"),
+    *("class_weights", "mixup", "cutmix", "sampling"),
 }
 """Settings that checkpoints of early versions lack."""
 RECORDED = Path(__file__).parent / "recorded"
@@ -122,6 +122,7 @@ def test_checkpoint_of_another_run_is_refused(
     ("fields", "difference"),
     [
         ({"optimizer": "adamw"}, "optimizer was adamw and is now sgd"),
+        ({"sampling": "sqrt"}, "sampling was sqrt and is now uniform"),
         ({"freeze_epochs": 1}, f"{SEPARATE} was True and is now False"),
         ({"body_lr_factor": 0.1}, f"{SEPARATE} was True and is now False"),
     ],

@@ -1,13 +1,18 @@
 """The images that each rank reads in each step, from plain files and from archives."""
 
+import dataclasses
 from array import array
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
-from kfp_ddp.training.sampler import Key, Keys, ResumableSampler, Windows
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.sampler import Classes, Key, Keys, ResumableSampler, Windows, classes_of
 from kfp_ddp.training.shards import PIECE, Slices, in_store_order, pieces, runs
+from kfp_ddp.training.splits import Index
 
 IMAGES, BATCH, MICRO = 2000, 24, 4
 SIZE = PIECE // 10
@@ -28,16 +33,19 @@ def windows(buffer: int = IMAGES * SIZE // 5) -> Windows:
     return Windows(archives(), BATCH, buffer)
 
 
+RARE = (0,) * 80 + (1,) * 16 + (3,) * 5
+"""Classes of 101 images; class 2 has none."""
+
+
 def steps_of_ranks(
-    world: int, first_step: int = 0, micro: int = MICRO, packed: bool = False
+    world: int, first_step: int = 0, micro: int = MICRO, packed: bool = False, sampling: str = ""
 ) -> list[list[tuple[Key, ...]]]:
     """The micro-batches of each step of two epochs over all ranks, in the global order."""
     steps: list[dict[int, tuple[Key, ...]]] = []
     images = IMAGES if packed else 101
+    order = windows() if packed else None, Classes(RARE, sampling) if sampling else None
     for rank in range(world):
-        sampler = ResumableSampler(
-            images, BATCH, micro, rank, world, 3, windows() if packed else None
-        )
+        sampler = ResumableSampler(images, BATCH, micro, rank, world, 3, *order)
         for number, keys in enumerate(sampler.batches(first_step, 2)):
             step, own = divmod(number, sampler.mine)
             steps += [{}] * (step + 1 - len(steps))
@@ -46,18 +54,46 @@ def steps_of_ranks(
 
 
 @pytest.mark.parametrize(
-    ("packed", "world", "first_step"),
+    ("packed", "sampling", "world", "first_step"),
     [
-        *((False, world, step) for world in range(1, 7) for step in (0, 3, 4, 6)),
-        *((True, world, step) for world in (2, 3, 6) for step in (0, 5, 82, 120)),
+        *((False, "", world, step) for world in range(1, 7) for step in (0, 3, 4, 6)),
+        *((False, "balanced", world, step) for world in (1, 2, 3) for step in (0, 3, 4, 6)),
+        *((False, "sqrt", world, 3) for world in (1, 2, 3)),
+        *((True, "", world, step) for world in (2, 3, 6) for step in (0, 5, 82, 120)),
     ],
 )
 def test_order_does_not_depend_on_the_ranks_or_a_resume(
-    packed: bool, world: int, first_step: int
+    packed: bool, sampling: str, world: int, first_step: int
 ) -> None:
-    steps = steps_of_ranks(world, first_step, packed=packed)
+    steps = steps_of_ranks(world, first_step, packed=packed, sampling=sampling)
     assert all(len(step) == BATCH // MICRO for step in steps)
-    assert steps == steps_of_ranks(1, packed=packed)[first_step:]
+    assert steps == steps_of_ranks(1, packed=packed, sampling=sampling)[first_step:]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"), [("balanced", [34, 33, 34]), ("sqrt", [60, 26, 15])]
+)
+def test_classes_have_their_shares_of_an_epoch(sampling: str, expected: list[int]) -> None:
+    roots = [n**0.5 if sampling == "sqrt" else 1 for n in (80, 16, 5)]
+    assert expected == pytest.approx([root / sum(roots) * 101 for root in roots], abs=1)
+    sampler = ResumableSampler(101, 1, 1, 0, 1, 3, classes=Classes(RARE, sampling))
+    both = [[key for keys in sampler.epoch(epoch) for _, key in keys] for epoch in (0, 1)]
+    assert both[0] != both[1]
+    for drawn in both:
+        assert len(set(drawn)) == 101, "a repetition has a number of its own"
+        uses = Counter(key % 101 for key in drawn)
+        by_class = [[uses[at] for at in range(101) if RARE[at] == label] for label in (0, 1, 3)]
+        assert [sum(counts) for counts in by_class] == expected
+        assert all(max(counts) - min(counts) <= 1 for counts in by_class)
+
+
+def test_archives_are_not_sampled_by_class() -> None:
+    index = Index(Path(), ("a", "b"), ("x", "y"), (0, 1))
+    config = TrainConfig.create(data="/d", output_dir="/o", sampling="sqrt")
+    assert classes_of(index, config) is not None
+    packed = dataclasses.replace(index, slices=archives(2))
+    with pytest.raises(InputError, match=r"sampling=sqrt .* pack=none"):
+        classes_of(packed, config)
 
 
 def test_global_batch_does_not_depend_on_the_micro_batch() -> None:
