@@ -6,7 +6,7 @@ or pages the first one counts.
 
 import io
 import re
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ _MAGIC = re.compile(
     re.DOTALL,
 )
 """First bytes of each format, by the name of its module in Pillow."""
+_MAGIC_BYTES = 16
 _TURNS = dict(
     enumerate(
         (
@@ -43,18 +44,19 @@ _BITS = (8, 12, 14, 16)
 _OPAQUE_RGB = ("RGB", "RGBX", "P")
 
 
-def open_picture(data: bytes, reading: Reading = READING) -> Image.Image:
-    """Read the header of a picture; its pixels are not decoded yet.
+def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
+    """Read the header of a picture; its pixels are not decoded yet, and need the file.
 
     Raises:
         ValueError: another format, a damaged header, or too many pixels.
     """
-    match = _MAGIC.match(data)
+    match = _MAGIC.match(file.read(_MAGIC_BYTES))
+    file.seek(0)
     kind = (match and match.lastgroup) or ""
     if not kind:
         raise ValueError("it is not a picture")
     try:
-        image: Image.Image = _opener(kind)(io.BytesIO(data))
+        image: Image.Image = _opener(kind)(file)
     except ImportError:
         raise ValueError("HEIC needs pip install 'kfp-ddp[heif]'") from None
     except Exception as error:  # noqa: BLE001  the readers of Pillow raise many
@@ -131,7 +133,7 @@ def decode(data: bytes, reading: Reading = READING) -> tuple[NDArray[np.uint8], 
     Raises:
         ValueError: it cannot be read, or has too many pixels.
     """
-    image = open_picture(data, reading)
+    image = open_picture(io.BytesIO(data), reading)
     frame = frame_of(data)
     plain = is_plain(image)
     rgb = to_rgb(image, reading.background, frame.orientation if frame else 0)

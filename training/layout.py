@@ -24,7 +24,10 @@ from kfp_ddp.training.sides import (
     by_folders,
     by_labels,
     by_top,
+    is_ignored,
+    is_image,
     side_of,
+    tables_in,
     use_a_table,
 )
 
@@ -111,8 +114,25 @@ def lay_out(
         assignment.form += f", validation by name (val_fraction={val_fraction:g})"
         assignment.sides[VAL] = _by_name(assignment.sides[TRAIN], val_fraction, classes is None)
     _check_known(assignment, known)
+    assignment.notes += _not_read(tops, labels)
     train, val, test = (number(assignment.sides.get(side, Side()), known) for side in SIDES)
     return Layout(known, train, val, test, by_name, assignment.form, tuple(assignment.notes))
+
+
+def _not_read(tops: dict[str, list[str]], labels: Labels | None) -> Iterator[str]:
+    """Yield a note with the number of files that are no images, by the end of their names."""
+    names = (name for members in tops.values() for name in members)
+    kinds = Counter(
+        f".{last.rpartition('.')[2].lower()}" if "." in last else "without a suffix"
+        for name in names
+        if not is_image(name) and not is_ignored(name) and name != (labels and labels.name)
+        for last in [name.rpartition("/")[2]]
+    )
+    if kinds:
+        most = [f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN)]
+        rest = kinds.total() - sum(count for _, count in kinds.most_common(_SHOWN))
+        parts = ", ".join([*most, *([f"{rest:,} others"] if rest else [])])
+        yield f"{kinds.total():,} file{'s' * (kinds.total() > 1)} not read: {parts}"
 
 
 def _position(name: str) -> float:
@@ -144,7 +164,7 @@ def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
     if len(train.classes) == 1:
         (only,) = train.classes
         inner = sorted(side_of(train.classes[only], f"{folder}{only}").classes)
-        hint = ""
+        hint = f"; {use_a_table(tops)}" if tables_in(tops) else ""
         if len(inner) > 1:
             shown = ", ".join(inner[:_SHOWN])
             hint = f"; if {shown} are the classes, use {folder}{only}/ as the source"

@@ -57,6 +57,13 @@ def is_hidden(folder: str) -> bool:
     return folder.startswith(".") or folder == "__MACOSX"
 
 
+def is_ignored(name: str) -> bool:
+    """Return whether a file, of any kind, belongs to a system or to a version and not to a user."""
+    *folders, last = name.split("/")
+    hidden = last.startswith((".", "_")) or last in ("", "Thumbs.db", "desktop.ini")
+    return hidden or any(map(is_hidden, folders))
+
+
 def by_top(names: Iterable[str]) -> dict[str, list[str]]:
     """Group names by their top-level folder, '' for names outside of folders."""
     tops: dict[str, list[str]] = {"": []}
@@ -161,10 +168,14 @@ def _check_folders(side: Side, tops: dict[str, list[str]]) -> None:
 
 def use_a_table(tops: dict[str, list[str]]) -> str:
     """Advise a table of labels in place of class folders, with an example of such a file."""
-    kinds = (".csv", ".jsonl", ".tsv")
-    tables = sorted(name for name in tops[""] if name.lower().endswith(kinds) and name[0] != "_")
-    like = f", such as {tables[0]}" if tables else ""
+    like = f", such as {tables[0]}" if (tables := tables_in(tops)) else ""
     return f"set labels to the name of a CSV of path,label in the dataset{like}"
+
+
+def tables_in(tops: dict[str, list[str]]) -> list[str]:
+    """Return the names of files that may be tables of labels."""
+    kinds = (".csv", ".jsonl", ".tsv")
+    return sorted(name for name in tops[""] if name.lower().endswith(kinds) and name[0] not in "._")
 
 
 def by_labels(tops: dict[str, list[str]], labels: Labels) -> Assignment:

@@ -49,7 +49,9 @@ def train(
     source = survey.located(source)
     if "://" not in source:
         _check_apart(Path(source), output)
-    photographs = survey.look(source, arguments)
+    arguments["training"] = {"on_bad_image": "skip", **arguments.get("training", {})}
+    surveyed = survey.look(source, arguments)
+    photographs = surveyed.photographs
     computer = this_machine()
     choice = choose(photographs, computer, arguments, ranks)
     everything = {"model_name": named_after(source), **choice.arguments}
@@ -58,6 +60,7 @@ def train(
     engine.prepare(output)
     click.echo(f"{photographs}; {computer}: {_title(choice)}")
     click.echo(f"chosen for {choice.why}" if choice.why else "")
+    click.echo("\n".join(surveyed.lines))
     click.echo("".join(f"note: {note}\n" for note in photographs.notes))
     threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}
     return engine.run(output, everything, threads, started)

@@ -1,8 +1,10 @@
 """Count the images of a source, before anything is copied."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,22 @@ from kfp_ddp.checks.choice import Photographs, statistics_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
 from kfp_ddp.datasets.images import uneven
+from kfp_ddp.local.results import shown
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.labels import Labels
-from kfp_ddp.training.layout import lay_out
+from kfp_ddp.training.layout import Layout, lay_out
+from kfp_ddp.training.sides import TEST, TRAIN, VAL, by_top, tables_in
 
-_LOOKED_AT = 25
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
+"""Bytes near the end of a complete file."""
+_TAIL = 1 << 16
+_THREADS = 16
+_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
+_ROWS, _WIDTH = 20, 48
+_BROKEN = 8
+"""Classes and columns of their names in the table, and broken images in the list."""
 
 
 def located(source: str) -> str:
@@ -29,27 +40,54 @@ def located(source: str) -> str:
     if "://" in source and not source.startswith("file:"):
         return source
     folder = Path(open_source(source).root).expanduser().absolute()  # type: ignore[attr-defined]
+    if folder.suffix in _ARCHIVES and folder.is_file():
+        raise InputError(
+            f"source {folder} is an archive: unpack it, and give the folder with the photographs"
+        )
     if not folder.is_dir():
         what = "is no folder: give the one" if folder.exists() else "does not exist; give a folder"
         raise InputError(f"source {folder} {what} with a folder of photographs for each class")
     return str(folder)
 
 
-def look(source: str, arguments: Mapping[str, Any]) -> Photographs:
-    """Count the images of a source, as the pipeline will take them.
+@dataclass(frozen=True)
+class Survey:
+    """The images of a source."""
+
+    photographs: Photographs
+    table: tuple[str, ...]
+    """Images of each class and split, a line each."""
+    broken: dict[str, str]
+    """Why images cannot be read, by their path."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the table and the broken images as text."""
+        lines = list(self.table)
+        if count := len(self.broken):
+            lines.append(f"left out, as {'they' if count > 1 else 'it'} cannot be read:")
+            some = list(self.broken.items())[:_BROKEN]
+            lines += [f"  {shown(path)}: {why}" for path, why in some]
+            lines += [f"  and {count - _BROKEN:,} more"] if count > _BROKEN else []
+        return lines
+
+
+def look(source: str, arguments: Mapping[str, Any]) -> Survey:
+    """Count the images of a source, as the pipeline will take them; of a folder, read all headers.
 
     Args:
         source: As `located` returned it.
         arguments: Arguments of the pipeline.
 
     Raises:
-        KfpDdpError: the source cannot be read, or what it holds cannot be trained on.
+        KfpDdpError: the source cannot be read, what it holds cannot be trained on, or images are
+            broken and on_bad_image is fail.
     """
     folder = None if "://" in source else Path(source)
     training, sync = arguments.get("training", {}), arguments.get("sync", {})
     selection = Filter(*(tuple(sync.get(name, ())) for name in ("include", "exclude")))
     everything = _names(folder) if folder else open_source(source).listing().names
-    names = filter(selection.takes, everything)
+    names = [name for name in everything if selection.takes(name)]
     table = training.get("labels") or TrainConfig.model_fields["labels"].default
     labels = None
     if table and folder:
@@ -61,11 +99,43 @@ def look(source: str, arguments: Mapping[str, Any]) -> Photographs:
             ) from None
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
     layout = lay_out(names, val_fraction=fraction, labels=labels)
-    paths = [folder / name for name in layout.train.names] if folder else []
-    about = statistics_of(_pictures(paths))
-    counts = (len(layout.train), len(layout.val), len(layout.classes))
-    notes = map(printable, (*layout.notes, *uneven(layout)))
-    return Photographs(*counts, *about, tuple(notes))
+    notes = [*layout.notes, *uneven(layout)]
+    if not table and (tables := tables_in(by_top(names))):
+        notes.append(f"{tables[0]} is not used: if it has the classes, --set labels={tables[0]}")
+    pictures, broken = _open_all(folder, layout) if folder else ([], {})
+    if broken and training.get("on_bad_image") == "fail":
+        first = next(f"{shown(name)} ({why})" for name, why in broken.items())
+        raise InputError(
+            f"{len(broken):,} images cannot be read, {first} first: replace or remove them, or "
+            "leave them out with --set on_bad_image=skip"
+        )
+    if broken and not pictures:
+        raise InputError(f"none of the images can be read: {next(iter(broken.values()))}")
+    columns = {}
+    for side, part in layout.parts.items():
+        counts = Counter(t for name, t in part if str(folder and folder / name) not in broken)
+        columns[side] = [counts[number] for number in range(len(layout.classes))]
+    sizes = (sum(columns[TRAIN]), sum(columns[VAL]), len(layout.classes))
+    photographs = Photographs(*sizes, *statistics_of(pictures), tuple(map(printable, notes)))
+    return Survey(photographs, tuple(_table(layout, columns)), broken)
+
+
+def _table(layout: Layout, by_side: Mapping[str, list[int]]) -> Iterator[str]:
+    """Yield the images of each class and split as lines of at most 80 columns."""
+    sides = [side for side in by_side if side != TEST or any(by_side[TEST])]
+    columns = [by_side[side] for side in sides]
+    rows = list(zip(map(printable, layout.classes), *columns, strict=True))
+    hidden = rows[_ROWS:] if len(rows) > _ROWS + 1 else []
+    rows = rows[: len(rows) - len(hidden)]
+    if hidden:
+        sums = [sum(column) for column in list(zip(*hidden, strict=True))[1:]]
+        rows.append((f"{len(hidden):,} more classes", *sums))
+    width = min(max(len(row[0]) for row in (*rows, ("class",))), _WIDTH)
+    for name, *numbers in (("class", *sides), *rows, ("all", *map(sum, columns))):
+        name = name if len(name) <= width else f"{name[: width - 1]}…"
+        yield f"  {name:<{width}}" + "".join(
+            f"{one:>9,}" if isinstance(one, int) else f"{one:>9}" for one in numbers
+        )
 
 
 def _names(folder: Path) -> Iterator[str]:
@@ -77,13 +147,37 @@ def _names(folder: Path) -> Iterator[str]:
         yield from ((below / name).as_posix() for name in files)
 
 
-def _pictures(paths: list[Path]) -> list[tuple[str, int, int]]:
-    """Return format, width and height of some images, without those that are not readable."""
-    from PIL import Image, UnidentifiedImageError
+def _open_all(folder: Path, layout: Layout) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
+    """Return format, width and height of the readable images, and why others cannot be read."""
+    paths = [folder / name for part in layout.parts.values() for name in part.names]
+    pictures, broken = [], {}
+    with ThreadPoolExecutor(_THREADS) as pool:  # a network drive answers many at once
+        for path, result in zip(paths, pool.map(_open, paths), strict=True):
+            if isinstance(result, str):
+                broken[str(path)] = result
+            else:
+                pictures.append(result)
+    return pictures, broken
 
-    pictures = []
-    for path in filter(Path.is_file, paths[:: max(1, len(paths) // _LOOKED_AT)]):  # no pipes
-        # The training reports what cannot be read.
-        with suppress(OSError, UnidentifiedImageError, ValueError), Image.open(path) as image:
-            pictures.append((image.format or "", *image.size))
-    return pictures
+
+def _open(path: Path) -> tuple[str, int, int] | str:
+    """Return format, width and height of an image, or why it cannot be read.
+
+    Pixels are decoded only where the end of the file is missing.
+    """
+    from kfp_ddp.training import decoder
+
+    try:
+        if not path.is_file():
+            return "it is not a file"
+        with path.open("rb") as file:
+            image = decoder.open_picture(file)
+            kind, end = image.format or "", _ENDS.get(image.format or "", b"")
+            file.seek(max(0, path.stat().st_size - _TAIL))
+            if end not in file.read():
+                decoder.decode(path.read_bytes())
+            return kind, *image.size
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError as error:
+        return str(error)
