@@ -154,7 +154,8 @@ class Form:
             )
             near = hint(setting, known) or ("" if self.subjects else f"; it has {', '.join(known)}")
             raise InputError(f"there is no setting {name!r}{near}")
-        if len(places) > 1 and setting in JOB_OWN:
+        # A table of labels is meant more often than labels of pods, which are job.labels.
+        if len(places) > 1 and (setting in JOB_OWN or setting == "labels"):
             places.remove("job")
         if len(places) > 1:
             several = " or ".join(f"{one}.{setting}" for one in places)

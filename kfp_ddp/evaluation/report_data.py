@@ -102,7 +102,10 @@ def dataset_facts(
         bytes=_count(head, "bytes"),
         sides={side: len(part) for side, part in layout.parts.items()} if layout else {},
         training=dict(zip(index.classes, counts, strict=True)) if layout else {},
-        problems=_problems(version, evaluated, layout if split != TRAIN else None),
+        problems=[
+            *_problems(version, evaluated, layout if split != TRAIN else None),
+            *(layout.notes if layout else ()),
+        ],
     )
 
 

@@ -56,13 +56,15 @@ def test_invalid_word_fails_with_one_line_error(word: str, line: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_script_is_a_setting_of_the_training(tmp_path: Path) -> None:
+def test_script_and_table_are_settings_of_the_training(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("print('hi')\n")
     given = form_of("train_resnet").read(None, [f"script={file}"])
     assert given == {"training": {"script": model_file.pack(file, "script")}}
-    with pytest.raises(InputError, match=r"write training\.labels or job\.labels"):
-        form_of("train_resnet").read(None, ["labels=labels.csv"])
+    given = form_of("train_resnet").read(None, ["labels=labels.csv"])
+    assert given == {"training": {"labels": "labels.csv"}}
+    with pytest.raises(InputError, match=r"write job\.service_account or release\.service_account"):
+        form_of("train_resnet").read(None, ["service_account=robot"])
 
 
 def test_words_override_a_file(tmp_path: Path) -> None:
