@@ -15,15 +15,13 @@ from kfp_ddp.training.netcheck.record import NetworkCheck
 if TYPE_CHECKING:
     from kfp_ddp.training.netcheck.record import Network
 
-TRAINER = f"ghcr.io/kfp-ddp/trainer:{__version__}"
-
 
 def _help(name: str) -> str:
     return NetworkCheck.model_fields[name].description or ""
 
 
 @click.command("netcheck")
-@configured("namespace", "context")
+@configured("namespace", "context", "registry", "trainer_image")
 @click.option("--nodes", default=2, help="Number of pods, or of local processes.")
 @click.option("--gpus-per-node", default=0, help="GPUs per pod; uses NCCL.")
 @click.option(
@@ -50,6 +48,8 @@ def command(
     nodes: int,
     gpus_per_node: int,
     kind: str,
+    registry: str,
+    trainer_image: str,
     image: str,
     settings: tuple[str, ...],
     as_json: bool,
@@ -67,8 +67,9 @@ def command(
     if not as_json:
         where = "processes of this machine" if kind == "local" else f"pods of a {kind}"
         echo(f"measuring the network between {nodes} {where}", err=True)
+    image = image or trainer_image or f"{registry.rstrip('/')}/trainer:{__version__}"
     with contextlib.redirect_stdout(sys.stderr):
-        size = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image or TRAINER}
+        size = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image}
         network = _measure(check, kind, namespace, context, {**_job(settings), **size})
     wrong = problems(network, check)
     if as_json:

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
+from kfp_ddp.core.text import plural
 
 MACROS = {
     "@yearly": "0 0 0 1 1 *",
@@ -100,10 +101,8 @@ def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[
 def often(six: str) -> str:
     """Return a warning about a schedule that runs more than each quarter of an hour; or ''."""
     first, second = next_times(six, UTC, datetime.now(UTC), 2)
-    minutes = (second - first).total_seconds() / 60
-    if minutes >= 15:
-        return ""
-    return f"runs every {minutes:g} minutes ({describe(six)}), and each starts pods"
+    minutes = int((second - first).total_seconds()) // 60
+    return f"starts a run every {plural(minutes, 'minute')}" if minutes < 15 else ""
 
 
 def zone(name: str) -> tzinfo:

@@ -121,6 +121,7 @@ def execute(
         child.wait()
     if failed or child.returncode != 0:
         reason = last_error((output / LOG).read_text()) or f"exit code {child.returncode}"
+        reason = reason.removeprefix("training failed: ")  # the step is train
         raise JobError(f"{failed or 'the pipeline'} failed: {reason}; the log is {output / LOG}")
 
 

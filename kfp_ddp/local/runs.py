@@ -11,6 +11,7 @@ import click
 
 from kfp_ddp.checks.choice import Choice, choose, this_machine
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import plural
 from kfp_ddp.local import engine, results, survey
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
@@ -87,7 +88,7 @@ def _title(choice: Choice) -> str:
     ]
     parts[0] += f" at {size} px" if size else ""
     if epochs := arguments.get("epochs"):
-        parts.append(f"{epochs} epochs")
+        parts.append(plural(epochs, "epoch"))
     if batch := arguments.get("batch_size"):
         parts.append(f"batch {batch}")
     parts.append(results.ranks(choice.ranks))

@@ -78,6 +78,7 @@ def test_many_requests_go_through_one_forward(grounds: Grounds) -> None:
 
 def test_a_command_ends_its_forward(grounds: Grounds) -> None:
     words = ["upload", "train_resnet", "--json", "--kfp-namespace", grounds.namespace]
+    words += ["--registry", "registry.example.com/ml"]
     environment = {name: value for name, value in os.environ.items() if name != "KFP_DDP_HOST"}
     done = subprocess.run(
         [sys.executable, "-m", "kfp_ddp", *words],
