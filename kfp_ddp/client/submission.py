@@ -73,12 +73,12 @@ class Submission:
         version = content_name(self.pipeline, self.pipeline.name)
         document = {**self.document(), "version": self.version.name if self.version else version}
         if run := check_arguments(self.pipeline, self.arguments):
-            form = run.parameters
+            form, majority = run.parameters, {"majority_class": "must be beaten"}
             document |= {
                 "runs": title(run, "all GPUs" if run.inputs["gpus_per_node"] == -1 else "no GPU"),
                 "source": form.source,
                 "destination": form.destination or "none: the bundle stays in the run",
-                "gate": run.gate or "none",
+                "gate": run.gate if "min_accuracy" in run.gate else {**majority, **run.gate},
                 "champion": run.champion or "none",
             }
             if run.trials:

@@ -15,7 +15,7 @@ from tests.kfp_server.server import KfpServer
 
 def test_an_interrupted_command_ends_with_130_and_a_word(kfp_server: KfpServer) -> None:
     kfp_server.fail("*", faults.silence)
-    words = ["upload", "train_resnet", "--host", kfp_server.url]
+    words = ["upload", "train_resnet", "--host", kfp_server.url, "--registry", "example.com/ml"]
     with subprocess.Popen(
         [sys.executable, "-m", "kfp_ddp", *words], stderr=subprocess.PIPE, text=True
     ) as command:

@@ -75,7 +75,7 @@ def test_dry_run_shows_what_will_run(call: Call, kfp_server: KfpServer) -> None:
     words = ("run", "gs://bucket/flowers", "--gpus", "2", "--pipeline", "sweep", "--dry-run")
     shown = json.loads(call(*words, "--json").stdout)
     assert shown["runs"].startswith("a network with settings by images")
-    assert (shown["trials"], shown["gate"]) == (3, {"min_accuracy": 0.7})
+    assert (shown["trials"], shown["gate"]) == (3, {"majority_class": "must be beaten"})
     assert re.fullmatch(r"sweep-[0-9a-f]{12}", shown["version"])
     assert [image.partition(":")[0] for image in shown["images"]] == [
         "ghcr.io/kfp-ddp/launcher",
@@ -99,8 +99,6 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
     ("words", "line"),
     [
         (["gs://bucket/flowers", "--set", "epoch=3"], "no setting 'epoch'; did you mean 'epochs'?"),
-        (["gs://bucket/flowers", "--set", "epochs=1.5"], "epochs=1.5 cannot be used: it should be"),
-        (["gs://bucket/flowers", "--set", "precision=half"], "precision='half' is unknown"),
         (
             ["gs://bucket/flowers", "--set", "batch_size=100", "--gpus", "8"],
             "batch_size=100 cannot be divided evenly among 8 ranks",
@@ -124,11 +122,9 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
             "source is missing: give --set source=… (Where",
         ),
         (["own.yaml"], "rounds is missing"),
-        (["own.yaml", "--set", "rounds=ten"], "rounds='ten' cannot be used: it should be a whole"),
         (["own.yaml", "--set", "rounds=1", "--gpus", "1"], "own has no parameter gpus_per_node"),
         (["own.yaml", "--pipeline", "retrain"], "are two pipelines: give one of them"),
         (["junk.yaml"], "junk.yaml is not YAML"),
-        (["set.yaml"], "set.yaml is not a compiled pipeline"),
         (["mine.py"], "mine.py is not compiled: kfp-ddp compile mine.py"),
     ],
 )

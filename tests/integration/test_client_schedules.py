@@ -81,16 +81,12 @@ def test_the_options_arrive(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--cron", "0 3 * *"), "has 4 fields"),
         (("--cron", "0 3 31 2 *"), "never runs"),
-        (("--time-zone", "Mars/Base"), "there is no time zone 'Mars/Base'"),
         (("--end", "2020-01-01"), "end=2020-01-01T00:00:00+00:00 is in the past"),
         (("--start", "2020-01-01"), "is in the past: leave it out, or give --catchup"),
         (("--start", "2098-01-02", "--end", "2098-01-01"), "has no time before end="),
         (("--start", "tomorrow"), "start='tomorrow' is not a time"),
-        (("--set", "rounds=1.5"), "rounds=1.5 cannot be used: it should be a whole number"),
         (("--set", "training={a: 'https://me:b@x'}"), "training.a is an address with a login"),
-        (("--set", "round=1"), "there is no setting 'round'; did you mean 'rounds'?"),
         (("--pipeline", "owm"), "the server has no pipeline 'owm'"),
         (
             ("--pipeline", "train_resnet@2"),

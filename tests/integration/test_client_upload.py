@@ -89,15 +89,9 @@ def test_a_built_in_pipeline_is_uploaded_with_the_configured_images(
     assert list(kfp_server.store.versions.values())[1]["pipeline_spec"] == read(COMPILED).body()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"\x00\x01{{{", "not YAML"), (b"a: 1\n", "not a compiled pipeline"), (b"", "it is empty")],
-)
-def test_an_invalid_file_or_name_is_not_sent(
-    kfp_server: KfpServer, tmp_path: Path, content: bytes, message: str
-) -> None:
-    (tmp_path / "junk.yaml").write_bytes(content)
-    assert message in str(upload(str(tmp_path / "junk.yaml")).exception)
+def test_an_invalid_file_or_name_is_not_sent(kfp_server: KfpServer, tmp_path: Path) -> None:
+    (tmp_path / "junk.yaml").write_bytes(b"\x00\x01{{{")
+    assert "not YAML" in str(upload(str(tmp_path / "junk.yaml")).exception)
     assert "did you mean 'train_resnet'?" in str(upload("train_resnett").exception)
     assert not kfp_server.requests
 

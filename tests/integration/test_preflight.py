@@ -109,7 +109,7 @@ def test_settings_override_the_recipe(summary: SimpleNamespace) -> None:
 
 
 INVALID: list[tuple[dict[str, Any], str]] = [
-    ({"source": "ftp://host/ds"}, "unknown scheme"),
+    ({"source": "ftp://host/ds"}, "it begins with ftp://"),
     ({"source": "GS//bucket/ds"}, "write gs://bucket/ds"),
     ({"source": "gs://My_Bucket/x"}, "'My_Bucket' is not a valid name of a bucket"),
     ({"sync": {"dataset": "Flowers"}}, "dataset is 'Flowers'"),
@@ -153,7 +153,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"release": {"variant": ["int8"]}}, "did you mean 'variants'?"),
     ({"release": {"service": "Shop"}}, "service"),
     ({"model_name": "../model"}, "model_name is '../model'"),
-    ({"destination": "https://host/x"}, "cannot store files at https://host/x"),
+    ({"destination": "https://host/x"}, "it begins with https://"),
     ({"destination": "models/resnet"}, "is a folder that does not exist"),
     ({"destination": "gs://absent/x"}, "the bucket gs://absent does not exist"),
     ({"champion": "gs://absent/x"}, "the bucket gs://absent does not exist"),
