@@ -89,13 +89,13 @@ class Cost(NamedTuple):
 
 
 COSTS = {
-    "resnet18": Cost(0.0065, 0.085),
-    "resnet34": Cost(0.0120, 0.185),
-    "resnet50": Cost(0.0100, 0.315),
-    "mobilenet_v3_large": Cost(0.0060, 0.030),
-    "cifar_resnet20": Cost(0.0010, 0.116),
-    "cifar_resnet14": Cost(0.0007, 0.080),
-    "cifar_resnet8": Cost(0.0005, 0.040),
+    "resnet18": Cost(0.0050, 0.068),
+    "resnet34": Cost(0.0095, 0.150),
+    "resnet50": Cost(0.0080, 0.250),
+    "mobilenet_v3_large": Cost(0.0050, 0.024),
+    "cifar_resnet20": Cost(0.0008, 0.093),
+    "cifar_resnet14": Cost(0.0006, 0.064),
+    "cifar_resnet8": Cost(0.0004, 0.032),
 }
 """Measured on a Zen 5 core with AVX-512, fp32."""
 EVALUATION = 0.3
@@ -113,18 +113,17 @@ EPOCH_SECONDS = 0.4
 class Plan(NamedTuple):
     """What depends on whether a training starts from existing weights."""
 
-    load: int
-    """Images in all epochs that the image size must allow within the target duration."""
     seen: int
-    """Images in all epochs that a training needs; few images are seen in more epochs."""
+    """Images in all epochs that a training needs, and that the image size must allow within the
+    target duration; few images are seen in more epochs."""
     fewest: int
     most: int
     least: int
     """Epochs that a target duration does not reduce."""
 
 
-RANDOM = Plan(load=50_000, seen=60_000, fewest=30, most=100, least=3)
-WEIGHTS = Plan(load=12_000, seen=20_000, fewest=5, most=15, least=2)
+RANDOM = Plan(seen=100_000, fewest=30, most=150, least=3)
+WEIGHTS = Plan(seen=15_000, fewest=5, most=15, least=2)
 
 
 @dataclass(frozen=True)
@@ -236,10 +235,9 @@ class _Sized:
         batch = max(min(most, self.images // 8), min(4 if weights else 8, self.images // 2))
         self.batch = requested.get("batch_size") or max(1, batch // ranks) * ranks
         wanted = min(max(math.ceil(self.plan.seen / self.images), self.plan.fewest), self.plan.most)
-        once = self.seconds(1) - self.seconds(0)
-        possible = int((machine.minutes * 60 - self.seconds(0)) / once) if once else wanted
-        self.wanted, least = wanted, min(self.plan.least, wanted)
-        self.epochs = requested.get("epochs") or max(least, min(wanted, possible))
+        self.wanted, least, budget = wanted, min(self.plan.least, wanted), machine.minutes * 60
+        fitting = (n for n in range(wanted, least, -1) if self.seconds(n) <= budget)
+        self.epochs = requested.get("epochs") or next(fitting, least)
 
     def _size(self, tiny: bool) -> int:
         """Return the largest image size that the images and the hardware allow."""
@@ -253,7 +251,7 @@ class _Sized:
         possible = (
             size
             for size in SIZES
-            if (not short or size <= 1.15 * short) and self.plan.load * cost.at(size) <= seconds
+            if (not short or size <= 1.15 * short) and self.plan.seen * cost.at(size) <= seconds
         )
         return next(possible, SMALLEST)
 
@@ -287,8 +285,8 @@ class _Sized:
         parts = [f"short sides of {short} px" if short else "images of unknown size"]
         parts.append("existing weights" if self.weights else "random weights")
         if 0 < self.seconds(self.epochs) <= minutes * 60:
-            cut = f"{self.epochs} of {self.wanted} epochs" if self.epochs < self.wanted else "it"
-            parts.append(f"{cut} in {minutes:.0f} min")
+            cut = f"{self.epochs} of {self.wanted}" if self.epochs < self.wanted else self.epochs
+            parts.append(f"{cut} epochs fit {minutes:.0f} min")
         return "; ".join(parts)
 
 
