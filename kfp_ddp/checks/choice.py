@@ -229,7 +229,7 @@ class _Sized:
         size, model = training.get("image_size", 0), requested.get("model", "")
         tiny = (size or short or SMALLEST) < SMALLEST and not weights
         chosen = "cifar_resnet20" if tiny else network(photographs, machine, weights)
-        self.model = model or chosen
+        self.model, self.weighted = model or chosen, "sampling" in training
         self.size = size or self._size(tiny)
         most = BATCH[machine.device] * max(1, machine.gpus)
         batch = max(min(most, self.images // 8), min(4 if weights else 8, self.images // 2))
@@ -274,7 +274,8 @@ class _Sized:
         training |= {"keep_best": True, "early_stop_epochs": max(10, self.epochs // 3)}
         if not self.weights:
             training |= {"learning_rate": min(0.8, 0.05 * self.batch / BATCH["cpu"])}
-            training |= {"weight_decay": 5e-4, "class_weights": "sqrt"}
+            weighting = "none" if self.weighted else "sqrt"
+            training |= {"weight_decay": 5e-4, "class_weights": weighting}
         training["workers"] = min(4, self.machine.cores // 2) if self.machine.gpus else 0
         names = {"model": self.model, "epochs": self.epochs, "batch_size": self.batch}
         return {**names, "training": training}
