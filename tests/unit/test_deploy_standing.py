@@ -43,6 +43,12 @@ def knative(percent: int, created: str = "2", latest: str = "2") -> dict[str, An
     return service(components={"predictor": {"traffic": traffic, **revisions}})
 
 
+def trial() -> dict[str, Any]:
+    """Return a service that does not answer, with a predictor that is tried beside it."""
+    canary = [{"predictor": {"name": "trial", "labels": {SPEC: NEW}}}]
+    return service(condition("Ready", "False")) | {"spec": {"canary": canary}}
+
+
 LEAVING = pod(OLD, metadata={"deletionTimestamp": "2026-11-22T00:00:00Z"})
 
 
@@ -58,6 +64,8 @@ LEAVING = pod(OLD, metadata={"deletionTimestamp": "2026-11-22T00:00:00Z"})
         (service(), [pod(NEW), pod(OLD, phase="Failed")], True),
         (service(condition("Ready", "False")), [pod(NEW)], False),
         (service(condition("Ready", "Unknown")), [pod(NEW)], False),
+        (trial(), [pod(NEW), pod(OLD)], True),
+        (trial(), [pod(NEW, answers=False), pod(OLD)], False),
         (knative(10), [pod(NEW), pod(OLD)], True),
         (knative(10), [pod(OLD)], False),
         (knative(0), [pod(NEW), pod(OLD)], False),

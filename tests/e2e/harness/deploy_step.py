@@ -16,9 +16,10 @@ from kubernetes import client
 from tests.e2e.harness import bucket, step_pod, workflow
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.kserve import READER
-from tests.e2e.harness.running import Attempt, evict, signal_step
+from tests.e2e.harness.running import Attempt, signal_step
 
 NAME = "flowers"
+SIGNATURE = {"inputs": [{"shape": ["batch", 3, 2, 2]}], "preprocessing": {"short_side": 2}}
 FACTORS = (1.0, 2.0, -1.5)
 # The logits are the mean of the pixels by these factors.
 MODEL = """
@@ -56,7 +57,7 @@ def serve_models(api: client.ApiClient) -> Iterator[str]:
         server.stop()
 
 
-def publish(url: str, seed: int, fault: str = "", *, champion: bool = True) -> str:
+def publish(url: str, seed: int, fault: str = "") -> str:
     """Upload a bundle with its own answer, and make it the champion; return its URI.
 
     `fault` is one of the harness's server: crash, slow, unready or wrong.
@@ -72,6 +73,7 @@ def publish(url: str, seed: int, fault: str = "", *, champion: bool = True) -> s
     files = {
         "classes.json": b'["a", "b", "c"]',
         "model.onnx": model.SerializeToString(),
+        "signature.json": json.dumps(SIGNATURE).encode(),
         "sample/request.json": json.dumps({"inputs": [request]}).encode(),
         "sample/response.json": json.dumps(response).encode(),
         "serving/answer.json": json.dumps({"fault": fault, "response": response}).encode(),
@@ -84,8 +86,7 @@ def publish(url: str, seed: int, fault: str = "", *, champion: bool = True) -> s
     for name, content in files.items():
         _put(url, f"{folder}/{name}", content)
     uri = f"s3://{bucket.MODELS}/{folder}"
-    if champion:
-        publish_again(url, uri)
+    publish_again(url, uri)
     return uri
 
 
@@ -179,7 +180,3 @@ class DeployStep:
     def signal(self) -> None:
         """Send the signal as Argo does a second after that."""
         signal_step(self.grounds, self.pod["metadata"]["name"])
-
-    def evict(self) -> None:
-        """Delete the pod, as a drained node does; Argo runs the step again."""
-        evict(self.grounds, self.pod["metadata"]["name"], seen=False)
