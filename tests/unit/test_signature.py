@@ -124,22 +124,19 @@ def envelope(folder: Path) -> dict[str, Any]:
     return content
 
 
-def text(payload: bytes) -> str:
-    return base64.b64encode(payload).decode()
-
-
-@pytest.mark.parametrize("part", ["payload", "signature"])
-def test_a_flipped_bit_makes_a_signature_invalid(tmp_path: Path, part: str) -> None:
+def test_a_flipped_bit_makes_a_signature_invalid(tmp_path: Path) -> None:
     folder = make(tmp_path, KEY)
-    whole = envelope(folder)
-    inner = whole["dsseEnvelope"] if part == "payload" else whole["dsseEnvelope"]["signatures"][0]
-    name = "payload" if part == "payload" else "sig"
-    content = bytearray(base64.b64decode(inner[name]))
-    content[len(content) // 2] ^= 1
-    inner[name] = text(bytes(content))
-    (folder / bundle.SIGNATURE).write_text(json.dumps(whole))
-    with pytest.raises(InputError, match="was made not by this key"):
-        check(folder)
+    for name in ("payload", "sig"):
+        whole = envelope(folder)
+        inner = whole["dsseEnvelope"]
+        inner = inner["signatures"][0] if name == "sig" else inner
+        content = bytearray(base64.b64decode(inner[name]))
+        content[len(content) // 2] ^= 1
+        inner[name] = base64.b64encode(content).decode()
+        with pytest.raises(InputError, match="was made not by this key"):
+            signature.check(
+                in_folder(folder), signature.by_key(KEY.public_key()), json.dumps(whole).encode()
+            )
 
 
 @pytest.mark.parametrize(
@@ -177,28 +174,25 @@ def test_an_invalid_signature_fails_with_one_line_error(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("payload", [b"1", b"{}", b'{"_type": "x", "predicateType": "y"}'])
-def test_a_signed_statement_of_something_else_is_refused(tmp_path: Path, payload: bytes) -> None:
-    folder = make(tmp_path)
-    (folder / bundle.SIGNATURE).write_bytes(signature._sign(payload, KEY))
-    with pytest.raises(InputError, match="does not sign a model"):
-        check(folder)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        (b"1", "does not sign a model"),
+        (b"{}", "does not sign a model"),
+        (b'{"_type": "x", "predicateType": "y"}', "does not sign a model"),
         ({"model.safetensors": ""}, r"model\.safetensors is not signed"),
         ({"more": "0" * 64}, "more, which is signed, is missing"),
         ({"model.safetensors": "0" * 64}, r"model\.safetensors differs from the signed one"),
     ],
 )
-def test_a_signed_statement_of_other_files_is_refused(
-    tmp_path: Path, change: dict[str, str], words: str
+def test_a_signed_statement_of_something_else_is_refused(
+    tmp_path: Path, change: bytes | dict[str, str], words: str
 ) -> None:
     folder = make(tmp_path)
-    files = in_folder(folder).signed_files | change
-    payload = signature._statement("x", {name: sha for name, sha in files.items() if sha})
+    payload: Any = change
+    if isinstance(change, dict):
+        files = in_folder(folder).signed_files | change
+        payload = signature._statement("x", {name: sha for name, sha in files.items() if sha})
     (folder / bundle.SIGNATURE).write_bytes(signature._sign(payload, KEY))
     with pytest.raises(InputError, match=words):
         check(folder)
