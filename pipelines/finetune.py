@@ -10,13 +10,13 @@ from kfp_ddp.pipelines.train_resnet import like_train_resnet
 
 
 def wire(form: dict[str, Any], claims: Claims) -> None:
-    """Train from existing weights: a champion, a checkpoint, or torchvision."""
+    """Train from existing weights: torchvision's, a champion, a checkpoint or a file."""
     train_resnet.wire({**form, "recipe": "finetune"}, claims)
 
 
 finetune = dsl.pipeline(
     name="finetune",
     display_name="Fine-tune a network on your images",
-    description="Like train-resnet, from weights of another training, by the recipe finetune: for "
+    description="Like train-resnet, from existing weights, by the recipe finetune: for "
     "hundreds to some ten thousand images.",
-)(like_train_resnet(wire, "finetune", without=("recipe",), required=("init_from",)))
+)(like_train_resnet(wire, "finetune", without=("recipe",), defaults={"pretrained": "true"}))

@@ -13,9 +13,10 @@ import kfp_ddp
 from kfp_ddp.checks.form import MODELS, SUBJECTS
 from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.settings import Settings, hint
+from kfp_ddp.core.settings import Settings, hint, rename
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.launch_spec import JOB_OWN
+from kfp_ddp.models.initial_weights import is_path
 from kfp_ddp.pipelines.document import Document, defaults_of
 from kfp_ddp.pipelines.document import read as read_document
 from kfp_ddp.training import model_file
@@ -145,6 +146,9 @@ class Form:
             if not dot or one == subject
         }
         setting = inner if dot else name
+        if setting not in self.parameters:
+            everything = (model for models in self.subjects.values() for model in models)
+            (setting,) = rename({setting: None}, *everything)
         if setting in self.parameters and (not dot or setting in offered[subject]):
             return Key(setting)
         places = [one for one, fields in offered.items() if setting in fields]
@@ -218,7 +222,7 @@ def named_after(source: str) -> str:
 
 
 def _with_files(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with the text of code files, and the absolute path of init_from."""
+    """Return arguments with the text of code files, and the absolute path of weights."""
     training = arguments.get("training", {})
     boxes: dict[str, Any] = {
         name: arguments[name] for name in ("model", "script") if name in arguments
@@ -227,9 +231,12 @@ def _with_files(arguments: dict[str, Any]) -> dict[str, Any]:
     if "script" in boxes:
         arguments = {**arguments, "script": packed.pop("script")}
     more: dict[str, Any] = {n: packed[n] for n in ("model_code", "script") if n in packed}
-    if training.get("init_from") and Path(training["init_from"]).exists():
-        more["init_from"] = str(Path(training["init_from"]).resolve())
-    return {**arguments, "training": {**training, **more}} if more else arguments
+    arguments = {**arguments, "training": {**training, **more}} if more else arguments
+    for place in (arguments, arguments.get("training", {})):
+        pretrained = str(place.get("pretrained", ""))
+        if is_path(pretrained) and Path(pretrained).exists():
+            place["pretrained"] = str(Path(pretrained).resolve())
+    return arguments
 
 
 def _of_file(file: Path) -> list[tuple[str, Any]]:

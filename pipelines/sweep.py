@@ -33,7 +33,7 @@ sweep = dsl.pipeline(
     like_train_resnet(
         wire,
         "sweep",
-        without=("batch_size",),
+        without=("pretrained",),
         defaults={"sweep": {"space": {"learning_rate": [0.025, 0.1, 0.4]}}},
     )
 )

@@ -31,9 +31,9 @@ def wire(form: dict[str, Any], claims: Claims) -> None:
 def train_resnet(
     source: str,
     recipe: str = "auto",
+    pretrained: str = "auto",
     model: str = "auto",
     epochs: int = 0,
-    batch_size: int = 0,
     training: dict = {},  # noqa: B006
     backend: str = "pytorchjob",
     nodes: int = 1,

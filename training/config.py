@@ -3,9 +3,9 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint
@@ -36,10 +36,20 @@ class Reading(NamedTuple):
 
 READING = Reading()
 
+RANDOM = ("auto", "false")
+"""Values of `pretrained` with which a training starts from random weights."""
+
+
+def _in_words(pretrained: object) -> object:
+    """Return a truth value as text; '' is what older settings have for random weights."""
+    words = {True: "true", False: "false", "": "false"}
+    return words.get(pretrained, pretrained) if isinstance(pretrained, bool | str) else pretrained
+
 
 class TrainConfig(Settings):
     """A training run; the defaults train a ResNet-50 on 224 px images."""
 
+    former: ClassVar[Mapping[str, str]] = {"init_from": "pretrained"}
     own: ClassVar[frozenset[str]] = frozenset(
         {"data", "output_dir", "run_id", "stop_when_stale", "stale_seconds"}
     )
@@ -69,10 +79,11 @@ class TrainConfig(Settings):
     """Arguments of that file, written as on a command line."""
     blur_pool: bool = False
     """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
-    init_from: str = ""
-    """Initial weights: a checkpoint, a bundle, the champion in a model's exports, or a file .pth or
-    .safetensors. Takes a path, a URI that the train step downloads, or torchvision:DEFAULT for
-    weights in torch's cache; '' for random weights."""
+    pretrained: Annotated[str, BeforeValidator(_in_words)] = "auto"
+    """Initial weights. true: those of torchvision, trained on ImageNet. auto: the same if they can
+    be had and there are fewer than 50,000 images; never without a pipeline. false: random ones. Or
+    a path or an address (https, gs, s3, az, hf) of a file .pth or .safetensors, a checkpoint, a
+    bundle or a model's exports; torchvision:NAME for others of torchvision."""
     image_size: int = Field(224, ge=4, le=2048)
     """Height and width in pixels, in evaluation and serving."""
     train_image_size: int = Field(0, ge=0, le=2048)
@@ -252,7 +263,7 @@ class TrainConfig(Settings):
                 f"model_code is set, but model={self.model} is not a function of a file"
             )
         _check_mlflow(self.mlflow_uri)
-        _check_shown(self.init_from)
+        _check_shown(self.pretrained)
         if not self.is_set("warmup_epochs"):
             self._fill(warmup_epochs=min(self.warmup_epochs, self.epochs / 10))
         if self.optimizer == "adamw":
@@ -291,6 +302,11 @@ class TrainConfig(Settings):
     def reading(self) -> Reading:
         """How images are read."""
         return Reading(self.on_bad_image, self.max_pixels, self.background, self.images)
+
+    @property
+    def starts_from_weights(self) -> bool:
+        """Whether the training starts from existing weights."""
+        return self.pretrained not in RANDOM
 
     def is_set(self, name: str) -> bool:
         """Return whether the field was set; a default may be replaced by a better one."""
@@ -337,12 +353,12 @@ def _check_mlflow(uri: str) -> None:
         raise ValueError(f"mlflow_uri={uri!r} is not a URI such as https://mlflow.example.com")
 
 
-def _check_shown(init_from: str) -> None:
+def _check_shown(pretrained: str) -> None:
     """Raise ValueError for a URI that may contain a secret, which the error does not show."""
-    _, _, rest = init_from.partition("://")
+    _, _, rest = pretrained.partition("://")
     if "@" in rest.partition("/")[0] or set("?#") & set(rest):
         raise ValueError(
-            "init_from has a login or a query in it, which a run's settings would show: put the "
+            "pretrained has a login or a query in it, which a run's settings would show: put the "
             "file into a bucket or on a claim, and use that"
         )
 

@@ -1,4 +1,4 @@
-"""Weights on disk, and the start of a run from them (`init_from`)."""
+"""Weights on disk, and the start of a run from them (`pretrained`)."""
 
 import json
 import pickle
@@ -15,10 +15,17 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training import checkpoint
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig
 from kfp_ddp.training.manifest import MANIFEST
-from kfp_ddp.training.model import WRAPPERS, head_of, not_finite
-from kfp_ddp.training.torchvision_weights import PREFIX, PUBLISHED, TORCHVISION, cached, is_intact
+from kfp_ddp.training.model import WRAPPERS, build, head_of, not_finite
+from kfp_ddp.training.torchvision_weights import (
+    DEFAULT,
+    PREFIX,
+    PUBLISHED,
+    TORCHVISION,
+    cached,
+    is_intact,
+)
 
 BUNDLED = "model.safetensors"
 _LISTED = "MANIFEST.sha256"
@@ -65,10 +72,10 @@ def read(path: Path) -> Weights:
         if path.is_file():
             return _safetensors(path) if path.suffix == ".safetensors" else _saved_by_torch(path)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; correct init_from") from None
+        raise InputError(f"cannot read {path}: {error.strerror}; correct pretrained") from None
     what = "neither a checkpoint nor a bundle" if path.is_dir() else "missing"
     raise InputError(
-        f"{path} is {what}: give init_from a folder step-<number> of another run, a bundle, or a "
+        f"{path} is {what}: give pretrained a folder step-<number> of another run, a bundle, or a "
         "file .pth or .safetensors"
     )
 
@@ -82,13 +89,13 @@ def read_torchvision(name: str, model: str) -> Weights:
     files = TORCHVISION.get(model, {})
     if name not in files:
         raise InputError(
-            f"torchvision has no weights {name} of {model}: it has {', '.join(files) or 'none'}"
+            f"torchvision has no {name} weights of {model}: it has {', '.join(files) or 'none'}"
         )
     path, url = cached(files[name]), f"{PUBLISHED}/{files[name]}"
     if not is_intact(path):
         raise InputError(
-            f"the weights {name} of {model} are not at {path}, or do not match the digest in the "
-            f"name, and ranks download nothing: put {url} there, or give init_from that address"
+            f"the {name} weights of {model} are not at {path}, or do not match the digest in the "
+            f"name, and ranks download nothing: put {url} there, or give pretrained that address"
         )
     return _saved_by_torch(path)
 
@@ -178,57 +185,80 @@ def _no_weights(path: Path, error: object) -> InputError:
 def initialise(
     network: nn.Module, config: TrainConfig, classes: tuple[str, ...], log: bool
 ) -> None:
-    """Load the weights of `config.init_from`; those of the classifier only for the same classes.
+    """Load the weights of `config.pretrained`; those of the classifier only for the same classes.
 
     If a file does not name its classes, their number decides.
 
     Raises:
         InputError: they cannot be read, or belong to another network.
     """
-    source = config.init_from
-    if source.startswith(PREFIX):
-        weights = read_torchvision(source.removeprefix(PREFIX), config.model)
+    source = config.pretrained
+    if source == "true" or source.startswith(PREFIX):
+        name = DEFAULT if source == "true" else source.removeprefix(PREFIX)
+        weights = read_torchvision(name, config.model)
     elif "://" in source:
         raise InputError(
-            f"init_from={source} is a URI, which only the train step downloads: use a file"
+            f"pretrained={source} is a URI, which only the train step downloads: use a file"
         )
     else:
         weights = read(Path(source))
     by_name = weights.model and not config.model_code and ".py:" not in weights.model
     if by_name and (weights.model, weights.blur_pool) != (config.model, config.blur_pool):
         raise InputError(
-            f"init_from={source} is a {weights.model}, not a {config.model} with the "
+            f"pretrained={source} is a {weights.model}, not a {config.model} with the "
             "same blur_pool: set model and blur_pool as that run did"
         )
     own, head = network.state_dict(), head_of(network)
-    tensors = _named_alike(weights.tensors, set(own), config)
+    tensors = _named_alike(weights.tensors, set(own), config.model, config.image_size)
     if _other_classes(weights, tensors, head, classes):
         tensors = {n: value for n, value in tensors.items() if not n.startswith(f"{head}.")}
         if log:
-            print(f"init_from: a new classifier for {len(classes)} classes", flush=True)
+            print(f"pretrained: a new classifier for {len(classes)} classes", flush=True)
     problem = _misfit(tensors, own, f"{head}.")
     if problem:
         raise InputError(
-            f"init_from={source} does not fit {config.model}: {problem}; set model to the network "
+            f"pretrained={source} does not fit {config.model}: {problem}; set model to the network "
             "of these weights, or use other weights"
         )
     for name, value in tensors.items():
         dense = value.layout == torch.strided and value.device.type == "cpu"
         if not dense or value.is_quantized or value.is_complex():
             raise InputError(
-                f"init_from={source} has no real, dense tensor on the CPU in {name}: save the "
+                f"pretrained={source} has no real, dense tensor on the CPU in {name}: save the "
                 "state_dict with such tensors"
             )
     if broken := not_finite(tensors):
         raise InputError(
-            f"init_from={source} has NaN or infinite values in {broken}: use weights of a run "
+            f"pretrained={source} has NaN or infinite values in {broken}: use weights of a run "
             "that did not diverge"
         )
     network.load_state_dict(tensors, strict=False)
 
 
+def network_of(path: Path) -> str:
+    """Return the network that weights are of, by their metadata or names and shapes; '' if unknown.
+
+    Only ResNets are recognised by names and shapes.
+
+    Raises:
+        InputError: the weights cannot be read.
+    """
+    weights = read(path)
+    if weights.model:
+        return weights.model if weights.model in MODELS else ""
+    for model in (*SMALL_RESNETS, *(one for one in MODELS if "resne" in one)):
+        with torch.device("meta"):
+            network = build(model, 1)
+        own, head = network.state_dict(), f"{head_of(network)}."
+        tensors = _named_alike(weights.tensors, set(own), model)
+        body = {name: value for name, value in tensors.items() if not name.startswith(head)}
+        if not _misfit(body, own, head):
+            return model
+    return ""
+
+
 def _named_alike(
-    tensors: dict[str, Tensor], own: set[str], config: TrainConfig
+    tensors: dict[str, Tensor], own: set[str], model: str, image_size: int = 224
 ) -> dict[str, Tensor]:
     """Strip prefixes that wrappers put before the network's own names."""
     for _ in range(len(_PREFIXES)):
@@ -246,17 +276,19 @@ def _named_alike(
     early = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")  # as torchvision renames
     tensors = {n if n in own else early.sub(r"\1\2", n): v for n, v in tensors.items()}
     known = {n: v for n, v in tensors.items() if n in own or not n.startswith(_SURPLUS)}
-    return _resized_positions(known, config) if config.model.startswith("vit_") else known
+    return _resized_positions(known, model, image_size) if model.startswith("vit_") else known
 
 
-def _resized_positions(tensors: dict[str, Tensor], config: TrainConfig) -> dict[str, Tensor]:
+def _resized_positions(
+    tensors: dict[str, Tensor], model: str, image_size: int
+) -> dict[str, Tensor]:
     """Interpolate the positional embeddings of a vision transformer to this image size."""
     from torchvision.models.vision_transformer import interpolate_embeddings
 
     try:
-        patch = int(config.model.rpartition("_")[2])
+        patch = int(model.rpartition("_")[2])
         state = {"encoder.pos_embedding": tensors["encoder.pos_embedding"]}
-        return {**tensors, **interpolate_embeddings(config.image_size, patch, state)}
+        return {**tensors, **interpolate_embeddings(image_size, patch, state)}
     except (LookupError, ValueError):
         return tensors  # reported as a misfit later
 

@@ -149,7 +149,7 @@ class Learner:
         torch.manual_seed(config.seed)
         sharded = config.strategy == "fsdp" and world.size > 1
         network = model.build_for(config, len(classes))
-        if config.init_from:
+        if config.starts_from_weights:
             initialise(network, config, classes, log=world.first)
         if world.device.type == "cpu" and not config.compile:
             use_products(network)

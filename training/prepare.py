@@ -20,7 +20,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Split
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.images import Findings, examine
-from kfp_ddp.training.initial_weights import initialise
+from kfp_ddp.training.initial_weights import initialise, network_of
 from kfp_ddp.training.splits import Index, splits_of
 from kfp_ddp.training.transforms import size_of_epoch
 from kfp_ddp.training.watch import ELASTIC, LAUNCH
@@ -62,6 +62,10 @@ def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
             f"cannot write to output_dir={config.output_dir}: {error.strerror}; "
             "give the run a folder that its user may write"
         ) from None
+    path = Path(config.pretrained)
+    if not config.is_set("model") and path.exists() and (model := network_of(path)):
+        print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)
+        config = TrainConfig.create(**{**config.given(), "model": model})
     splits = splits_of(Path(config.data), config.val_fraction, config.labels)
     share = config.val_fraction if splits.by_name else 0.0
     return config.model_copy(update={"val_fraction": share}), splits.train, splits.val
@@ -229,7 +233,7 @@ def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:
         InputError: a step fails, or the output does not have the shape of logits.
     """
     network = model.build_for(config, len(classes))
-    if config.init_from:
+    if config.starts_from_weights:
         initialise(network, config, classes, log=False)
     training = {size_of_epoch(config, 0), size_of_epoch(config, config.epochs)}
     network.eval()

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.config import TrainConfig, read_flags
+from kfp_ddp.core.settings import rename
+from kfp_ddp.training.config import RANDOM, TrainConfig, read_flags
 
 RecipeName = Literal["auto", "none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]
@@ -82,7 +83,7 @@ RECIPES: dict[str, Recipe] = {
         "crop_min_area": 0.25,
         "workers": 12,
     },
-    # From the weights of `init_from`, for hundreds to some ten thousand images: an epoch for the
+    # From the weights of `pretrained`, for hundreds to some ten thousand images: an epoch for the
     # classifier alone, as in fastai's fine_tune, then all of it, the body at a tenth of the rate.
     "finetune": {
         "epochs": 15,
@@ -108,17 +109,22 @@ OPTIMIZER_FIELDS = ("learning_rate", "lr_reference_batch", "momentum", "weight_d
 def configured(name: str, fields: Mapping[str, Any]) -> TrainConfig:
     """Create the configuration of a recipe with `fields` (at least data and output_dir) over it.
 
-    With init_from the recipes auto and none become finetune. The recipe's warm-up is dropped if it
-    is not shorter than the epochs, and its rates if the optimizer differs.
+    With initial weights the recipes auto and none become finetune, which starts from torchvision's
+    unless others are given. The recipe's warm-up is dropped if it is not shorter than the epochs,
+    and its rates if the optimizer differs.
 
     Raises:
-        InputError: the recipe is unknown, a field is invalid, or finetune has no init_from.
+        InputError: the recipe is unknown, a field is invalid, or finetune gets none.
     """
     if name not in RECIPES:
         raise InputError(f"the recipe {name!r} does not exist: use one of {', '.join(RECIPES)}")
-    if name == "finetune" and not fields.get("init_from"):
-        raise InputError("the recipe finetune needs init_from: initial weights")
-    if name in ("auto", "none") and fields.get("init_from"):
+    fields = rename(fields, TrainConfig)
+    pretrained = TrainConfig.checked("pretrained", fields.get("pretrained", "auto"))
+    if name == "finetune" and pretrained == "auto":
+        fields["pretrained"] = "true"
+    elif name == "finetune" and pretrained in RANDOM:
+        raise InputError("the recipe finetune needs initial weights: set pretrained to true")
+    if name in ("auto", "none") and pretrained not in RANDOM:
         name = "finetune"
     recipe, epochs = dict(RECIPES[name]), fields.get("epochs")
     if fields.get("optimizer", "sgd") != recipe.get("optimizer", "sgd"):

@@ -30,7 +30,7 @@ def preflight(
     publish: str = "",
     run_id: str = "",
     keep: int = 0,
-    init_from: str = "",
+    pretrained: str = "",
     script: str = "",
     sweep: dict = {},  # noqa: B006
     checkpoint: str = "",

@@ -26,7 +26,7 @@ SMALLEST = SIZES[-1]
 """Image size from which on networks of torchvision are chosen."""
 BATCH = {"cpu": 32, "mps": 64, "cuda": 64}
 """Images in a step, on the CPU over all ranks, otherwise for each GPU."""
-UNSET: dict[str, Any] = {"recipe": "auto", "model": "auto", "epochs": 0, "batch_size": 0}
+UNSET: dict[str, Any] = {"recipe": "auto", "model": "auto", "epochs": 0, "pretrained": "auto"}
 """Values of form parameters that are not set."""
 SHARE = 0.85
 """Fraction of its speed that a core has when all cores are used."""
@@ -198,7 +198,7 @@ def choose(
             always["training"] |= {"device": "mps", "strategy": "single"}
     if (requested.get("recipe") or "none") != "none":
         return Choice(merged(always, requested), ranks, 0.0)
-    weights = weights or bool(requested.get("training", {}).get("init_from"))
+    weights = weights or requested.get("pretrained", "false") != "false"
     always["recipe"] = "finetune" if weights else "none"
     sized = _Sized(photographs, machine, requested, ranks, weights)
     everything = merged(merged(always, sized.arguments()), requested)
@@ -233,7 +233,7 @@ class _Sized:
         self.size = size or self._size(tiny)
         most = BATCH[machine.device] * max(1, machine.gpus)
         batch = max(min(most, self.images // 8), min(4 if weights else 8, self.images // 2))
-        self.batch = requested.get("batch_size") or max(1, batch // ranks) * ranks
+        self.batch = training.get("batch_size") or max(1, batch // ranks) * ranks
         wanted = min(max(math.ceil(self.plan.seen / self.images), self.plan.fewest), self.plan.most)
         self.wanted, least, budget = wanted, min(self.plan.least, wanted), machine.minutes * 60
         fitting = (n for n in range(wanted, least, -1) if self.seconds(n) <= budget)
@@ -277,8 +277,8 @@ class _Sized:
             weighting = "none" if self.weighted else "sqrt"
             training |= {"weight_decay": 5e-4, "class_weights": weighting}
         training["workers"] = min(4, self.machine.cores // 2) if self.machine.gpus else 0
-        names = {"model": self.model, "epochs": self.epochs, "batch_size": self.batch}
-        return {**names, "training": training}
+        training["batch_size"] = self.batch
+        return {"model": self.model, "epochs": self.epochs, "training": training}
 
     def why(self) -> str:
         """Return the reasons for the choice."""

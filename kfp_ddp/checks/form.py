@@ -41,8 +41,8 @@ class Parameters(Settings):
     https:// address of a manifest, with <class>/ below it, or train/<class>/ and val/<class>/."""
     recipe: RecipeName = "none"
     """Proven settings of a training, which yours override; auto: settings that fit the images and
-    the GPUs; none: finetune where training has an init_from, otherwise the defaults, a ResNet-50 in
-    90 epochs."""
+    the GPUs; none: finetune where the training starts from existing weights, otherwise the
+    defaults, a ResNet-50 in 90 epochs."""
     backend: Backend = "pytorchjob"
     """Where to train: a pytorchjob of the Training Operator, a trainjob of the Trainer, or local,
     processes of the step itself."""
@@ -212,7 +212,7 @@ def description(name: str) -> str:
 
 def _has_recipe_value(model: type[Settings], name: str) -> bool:
     """Return whether the recipe sets a parameter that the form leaves open."""
-    return model is TrainConfig and model.model_fields[name].default != ""
+    return model is TrainConfig and model.model_fields[name].default not in UNSET
 
 
 def choices(name: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from kfp_ddp.checks.claims import check_modes, mounted_at_once
 from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, StepResources
 from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large
 from kfp_ddp.checks.operators import check_service
-from kfp_ddp.checks.settings import Run, parse
+from kfp_ddp.checks.settings import Run, parse, with_weights
 from kfp_ddp.checks.sizing import sized
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
@@ -57,9 +57,11 @@ def run(inputs: dict[str, Any]) -> Any:
     """
     settings = parse(inputs)
     warnings = [f"warning: {warning}" for check in CHECKS for warning in check(settings)]
-    settings, why = sized(settings)
+    settings, notes = sized(settings)
+    settings = with_weights(settings, initial_weights.find)
+    notes += [settings.start.origin] if settings.start.origin else []
     plan = _plan(settings)
-    _write_summary(inputs["plan_summary"], title(settings), [*why, *warnings], plan)
+    _write_summary(inputs["plan_summary"], title(settings), [*notes, *warnings], plan)
     return namedtuple("Plan", plan)(**plan)
 
 
@@ -124,7 +126,7 @@ def check_source(run: Run) -> list[str]:
 
 def check_weights(run: Run) -> list[str]:
     """Check that the initial weights exist."""
-    initial_weights.check(run.config.init_from)
+    initial_weights.check(run.config.pretrained)
     return []
 
 

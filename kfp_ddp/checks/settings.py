@@ -1,15 +1,15 @@
 """Check the settings of a run offline, and split them by subject."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kfp_ddp.checks.form import LAST, SUBJECTS, Dataset, Parameters, StepResources, set_fields
 from kfp_ddp.checks.sweep import Sweep, trials_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
-from kfp_ddp.core.settings import split
+from kfp_ddp.core.settings import rename, split
 from kfp_ddp.datasets.access import options_on_nodes
 from kfp_ddp.datasets.options import dataset_name
 from kfp_ddp.datasets.settings import options_of
@@ -17,6 +17,7 @@ from kfp_ddp.datasets.volume.request import check_strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
 from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, Supervision, check_backend
+from kfp_ddp.models.initial_weights import RANDOM_START, Start
 from kfp_ddp.models.release import MODELS as PARTS
 from kfp_ddp.models.release import check_model_name, part_of
 from kfp_ddp.runs.notify import Notification
@@ -25,6 +26,7 @@ from kfp_ddp.training.batches import check_divides
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import configured
 
+Finder = Callable[..., Start]
 PARAMETER = "is a parameter of the form"
 OPTIONAL = {"publish": "", "nodes": 1, "gpus_per_node": -1}
 """Inputs of preflight, with its defaults, that a compiled pipeline may lack."""
@@ -40,6 +42,8 @@ class Run:
     dataset: Dataset
     sync: dict[str, Any]
     config: TrainConfig
+    start: Start
+    """Initial weights, once they were looked for."""
     spec: LaunchSpec
     """The job of `train`, without its command."""
     supervision: dict[str, Any]
@@ -74,7 +78,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
     Raises:
         InputError: A parameter is invalid; the first one in the order of the steps.
     """
-    inputs = {**OPTIONAL, **inputs}
+    inputs = {**OPTIONAL, **rename(inputs, TrainConfig)}  # former names: compiled earlier
     own = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
     parameters = Parameters.create(**own)
     for name in ("source", "destination", "champion", "work", "checkpoint"):
@@ -82,7 +86,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
         if uri != LAST:
             check_address(name, uri)
     dataset, sync = _dataset(parameters, inputs["publish"])
-    config = _training(parameters, inputs)
+    config, start = _training(parameters, inputs)
     if config.sampling != "uniform" and sync.get("pack", "none") != "none":
         raise InputError(
             f"training sets sampling={config.sampling}, which repeats single images, and sync sets "
@@ -98,6 +102,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
         dataset=dataset,
         sync=sync,
         config=config,
+        start=start,
         spec=spec,
         supervision=supervision,
         steps=steps,
@@ -110,6 +115,21 @@ def parse(inputs: Mapping[str, Any]) -> Run:
     if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
         run.check_batch()
     return run
+
+
+def with_weights(run: Run, find: Finder) -> Run:
+    """Return the run with initial weights as the workers take them.
+
+    Args:
+        run: `pretrained` is auto for random weights: `sizing` replaces it where it may mean others.
+        find: `models.initial_weights.find`.
+
+    Raises:
+        InputError: They cannot be had.
+    """
+    config, start = _training(run.parameters, run.inputs, find)
+    trials = _trials(run.parameters, run.inputs, find)
+    return replace(run, config=config, start=start, trials=trials)
 
 
 def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
@@ -132,7 +152,9 @@ def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, A
     return dataset, sync
 
 
-def _trials(parameters: Parameters, inputs: Mapping[str, Any]) -> list[TrainConfig]:
+def _trials(
+    parameters: Parameters, inputs: Mapping[str, Any], find: Finder | None = None
+) -> list[TrainConfig]:
     """Return the settings of each trial; empty without a sweep."""
     (fields,) = split("sweep", parameters.sweep, *SUBJECTS["sweep"], own={})
     if not fields:
@@ -142,7 +164,7 @@ def _trials(parameters: Parameters, inputs: Mapping[str, Any]) -> list[TrainConf
         (trial,) = split("a trial of sweep", trial, TrainConfig, own={})
         stop = {"stop_behind_epochs": sweep.stop_behind_epochs}
         try:
-            trials.append(_training(parameters, inputs, stop, trial))
+            trials.append(_training(parameters, inputs, find, stop, trial)[0])
         except InputError as error:
             raise InputError(f"the trial {json.dumps(trial)} of sweep: {error}") from None
     return trials
@@ -151,19 +173,35 @@ def _trials(parameters: Parameters, inputs: Mapping[str, Any]) -> list[TrainConf
 def _training(
     parameters: Parameters,
     inputs: Mapping[str, Any],
+    find: Finder | None = None,
     under: Mapping[str, Any] = {},
     over: Mapping[str, Any] = {},
-) -> TrainConfig:
-    """Return the training; `under` and `over` are defaults and overrides of its settings."""
-    own = {
-        n: PARAMETER for n, value in inputs.items() if n in TrainConfig.model_fields and value != ""
-    }
-    if parameters.sweep:
-        own.pop("batch_size", None)  # not in the form of a sweep
+) -> tuple[TrainConfig, Start]:
+    """Return the training, and the weights that it starts from.
+
+    Args:
+        parameters: Of the form.
+        inputs: Of preflight by name.
+        find: As in `with_weights`; None to leave `pretrained` as it is.
+        under: Defaults of its settings.
+        over: Overrides of its settings.
+    """
+    boxes = set_fields(inputs, TrainConfig)
+    own = dict.fromkeys(boxes, PARAMETER)
     (training,) = split("training", parameters.training, *SUBJECTS["training"], own=own)
     folders = {"data": data_dir(), "output_dir": work_dir()}
-    fields = {**under, **set_fields(inputs, TrainConfig), **training, **over, **folders}
-    return configured(parameters.recipe, fields)
+    fields = {**under, **boxes, **training, **over, **folders}
+    config = configured(parameters.recipe, fields)
+    if find is None or parameters.checkpoint or not config.starts_from_weights:
+        return config, RANDOM_START
+    # A trial with another network may have none.
+    pretrained = "auto" if config.pretrained == "true" and "model" in over else config.pretrained
+    start = find(pretrained, config.model, own_image="image" in parameters.job)
+    if not start:
+        return configured(parameters.recipe, {**fields, "pretrained": start.pretrained}), start
+    known = {"model": start.model} if start.model and not config.is_set("model") else {}
+    fields = {**known, **fields, "pretrained": start.pretrained}
+    return configured(parameters.recipe, fields), start
 
 
 def _job(

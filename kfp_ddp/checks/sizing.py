@@ -1,18 +1,31 @@
 """Size a training by its images and the hardware of its job, where the recipe is auto."""
 
 import struct
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from kfp_ddp.checks.choice import Machine, Photographs, choose, statistics_of, this_machine
+from kfp_ddp.checks.choice import (
+    Choice,
+    Machine,
+    Photographs,
+    choose,
+    statistics_of,
+    this_machine,
+)
 from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.datasets.images import sample
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.quantity import amount
+from kfp_ddp.models import initial_weights
+from kfp_ddp.models.initial_weights import RANDOM_START, Start
+from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.header import frame_of
 from kfp_ddp.training.layout import Rule
+from kfp_ddp.training.torchvision_weights import TORCHVISION
 
 CORES = {"cpu": 4, "cuda": 8}
 """Assumed cores of a process whose pod has no limit, by device."""
@@ -34,12 +47,59 @@ def sized(run: Run) -> tuple[Run, list[str]]:
     local = parameters.backend == "local"
     photographs, machine = _photographs(run), this_machine() if local else _machine(spec)
     ranks = (spec.nproc_per_node or 0) if local else spec.pods() * spec.processes()
-    choice = choose(photographs, machine, run.inputs, ranks, bool(config.init_from))
-    inputs = {name: choice.arguments.get(name, value) for name, value in run.inputs.items()}
+    find = partial(initial_weights.find, own_image="image" in parameters.job)
+    requested = {**run.inputs, "pretrained": config.pretrained}
+    choice, start = choose_weights(photographs, machine, requested, ranks, find)
+    inputs = {name: choice.arguments.get(name, value) for name, value in requested.items()}
+    inputs["training"].pop("pretrained", None)  # it is a parameter now, if the form has it or not
+    if start and config.pretrained == "auto":
+        inputs["pretrained"] = "true"
     if not local:
         inputs["gpus_per_node"] = spec.gpus()
     seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)
-    return parse(inputs), [f"chosen for {seen} and {machine}: {choice.why}"]
+    lines = [f"chosen for {seen} and {machine}: {choice.why}"]
+    return parse(inputs), lines if start or not start.origin else [*lines, start.origin]
+
+
+def choose_weights(
+    photographs: Photographs,
+    machine: Machine,
+    requested: Mapping[str, Any],
+    ranks: int,
+    find: Callable[[str, str, int], Start],
+) -> tuple[Choice, Start]:
+    """Return settings as `choose`, and the weights that the training starts from.
+
+    Args:
+        photographs: Images to train on.
+        machine: Machine to train on.
+        requested: Arguments of the pipeline.
+        ranks: Number of processes; 0 to choose.
+        find: `initial_weights.find` or `obtain`.
+
+    Raises:
+        InputError: Weights that were requested cannot be had.
+    """
+    pretrained, recipe = requested.get("pretrained", "auto"), requested.get("recipe", "auto")
+    if recipe == "finetune" and pretrained == "auto":
+        pretrained = "true"
+    known = initial_weights.network_in(pretrained)
+    unset = requested.get("model", "auto") == "auto"
+    if known and unset:
+        requested = {**requested, "model": known}
+    random = choose(photographs, machine, requested, ranks)
+    tuned, start = random, RANDOM_START
+    # Networks for tiny images have no weights, and a script may take none.
+    suits = recipe in ("auto", "none") and not requested.get("training", {}).get("script")
+    if pretrained != "auto" or (suits and random.arguments["model"] in TORCHVISION):
+        tuned = choose(photographs, machine, requested, ranks, weights=True)
+        model = tuned.arguments.get("model", TrainConfig.model_fields["model"].default)
+        start = find(pretrained, model, photographs.train + photographs.val)
+    choice = tuned if start else random
+    choice.arguments["pretrained"] = start.pretrained
+    if start and unset and not start.model:
+        choice.arguments["model"] = "auto"  # the workers read it from the weights
+    return choice, start
 
 
 def _photographs(run: Run) -> Photographs:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.client.pipelines import content_name, find_pipeline, find_version, spec_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
+from kfp_ddp.models.initial_weights import is_path
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.compiled import REGISTRY, Images
 from kfp_ddp.pipelines.document import Document, of_api, parsed
@@ -175,6 +176,8 @@ def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
     """
     if run := check_arguments(pipeline, settings):
         _check_source(run.parameters.source)
+        for config in (run.config, *run.trials):
+            _check_weights(config.pretrained)
 
 
 def check_secrets(value: Any, name: str = "") -> None:
@@ -224,6 +227,16 @@ def _check_source(source: str) -> None:
         raise InputError(
             f"source={source!r} is a folder of this machine, which a cluster cannot read: copy it "
             "to a bucket, or train here with --local"
+        )
+
+
+def _check_weights(pretrained: str) -> None:
+    """Refuse a local file, which no pod can read, and an unknown word."""
+    if is_path(pretrained) and (Path(pretrained).exists() or not pretrained.startswith("/")):
+        raise InputError(
+            f"pretrained={pretrained} is no address, nor a path on a PVC, and a cluster cannot "
+            "read files of this machine: copy the file to a bucket and give its address, or "
+            "auto, true or false; or train here with --local"
         )
 
 

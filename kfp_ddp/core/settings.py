@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from kfp_ddp.core.errors import InputError
@@ -21,7 +21,7 @@ ALIASES = {
     "lr": "learning_rate",
     "network": "model",
     "size": "image_size",
-    "weights": "init_from",
+    "weights": "pretrained",
     "wd": "weight_decay",
 }
 """Names of settings in other programs."""
@@ -35,6 +35,8 @@ class Settings(BaseModel):
     )
     patterns: ClassVar[dict[str, str]] = {}
     """Descriptions of the fields' patterns, for messages."""
+    former: ClassVar[Mapping[str, str]] = {}
+    """Fields by their former names, which are still read."""
     own: ClassVar[frozenset[str]] = frozenset()
     """Fields that only the step sets."""
     secret: ClassVar[frozenset[str]] = frozenset()
@@ -44,6 +46,11 @@ class Settings(BaseModel):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         for field in cls.model_fields.values():
             field.description = " ".join((field.description or "").split())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _renamed(cls, fields: Any) -> Any:
+        return rename(fields, cls) if cls.former and isinstance(fields, dict) else fields
 
     @classmethod
     def create(cls, **fields: Any) -> Self:
@@ -122,6 +129,12 @@ def check_given(subject: str, given: Mapping[str, Any], own: Mapping[str, str]) 
             raise InputError(f"{subject} sets {name}, which {own[name]}")
 
 
+def rename(given: Mapping[str, Any], *models: type[Settings]) -> dict[str, Any]:
+    """Return settings with those that have a former name under that of their field."""
+    former = {old: new for model in models for old, new in model.former.items()}
+    return {former.get(name, name): value for name, value in given.items()}
+
+
 def split(
     subject: str, given: Mapping[str, Any], *models: type[Settings], own: Mapping[str, str]
 ) -> list[dict[str, Any]]:
@@ -139,6 +152,7 @@ def split(
     offered = [[name for name in model.model_fields if name not in model.own] for model in models]
     known = [name for names in offered for name in names]
     steps = {name: "the step sets itself" for model in models for name in model.own - set(known)}
+    given = rename(given, *models)
     check_given(subject, given, {**steps, **own})
     for name in given:
         if name not in known:

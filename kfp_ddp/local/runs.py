@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 
-from kfp_ddp.checks.choice import Choice, choose, this_machine
+from kfp_ddp.checks.choice import Choice, this_machine
+from kfp_ddp.checks.sizing import choose_weights
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
 from kfp_ddp.local import engine, results, survey
+from kfp_ddp.models.initial_weights import is_path, network_in, obtain
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
 
@@ -54,7 +56,12 @@ def train(
     surveyed = survey.look(source, arguments)
     photographs = surveyed.photographs
     computer = this_machine()
-    choice = choose(photographs, computer, arguments, ranks)
+    pretrained = arguments.get("pretrained", "auto")
+    if is_path(pretrained) and not network_in(pretrained) and "model" not in arguments:
+        from kfp_ddp.training.initial_weights import network_of  # imports torch
+
+        arguments["model"] = network_of(Path(pretrained)) or "auto"
+    choice, start = choose_weights(photographs, computer, arguments, ranks, obtain)
     everything = {"model_name": named_after(source), **choice.arguments}
     everything |= {"source": source, "backend": "local"}
     check_arguments(form.pipeline, form.completed(everything))
@@ -62,7 +69,8 @@ def train(
     click.echo(f"{photographs}; {computer}: {_title(choice)}")
     click.echo(f"chosen for {choice.why}" if choice.why else "")
     click.echo("\n".join(surveyed.lines))
-    click.echo("".join(f"note: {note}\n" for note in photographs.notes))
+    notes = (*photographs.notes, start.origin)
+    click.echo("".join(f"note: {note}\n" for note in notes if note))
     threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}
     return engine.run(output, everything, threads, started)
 
@@ -89,7 +97,7 @@ def _title(choice: Choice) -> str:
     parts[0] += f" at {size} px" if size else ""
     if epochs := arguments.get("epochs"):
         parts.append(plural(epochs, "epoch"))
-    if batch := arguments.get("batch_size"):
+    if batch := arguments["training"].get("batch_size"):
         parts.append(f"batch {batch}")
     parts.append(results.ranks(choice.ranks))
     if choice.minutes:

@@ -19,7 +19,7 @@ from kfp_ddp.storage.http.answer import TooLongError
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, target_of
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.config import MODELS
+from kfp_ddp.training.config import MODELS, RANDOM
 from kfp_ddp.training.manifest import MANIFEST, STATE
 from kfp_ddp.training.torchvision_weights import (
     DEFAULT,
@@ -60,7 +60,7 @@ class Start(NamedTuple):
         return self.pretrained != "false"
 
 
-RANDOM = Start("false")
+RANDOM_START = Start("false")
 
 
 def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) -> Start:
@@ -80,19 +80,21 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
     """
     optional, name = pretrained == "auto", pretrained.removeprefix(PREFIX)
     if pretrained == "false":
-        return RANDOM
+        return RANDOM_START
     if pretrained not in ("auto", "true") and name == pretrained:
         return Start(pretrained, network_in(pretrained), f"weights of {pretrained}")
     name = DEFAULT if name == pretrained else name
     files = TORCHVISION.get(model, {})
     if optional and not files:
-        return RANDOM
+        return RANDOM_START
     if name not in files:
         known = ", ".join(files) or "none; choose one of its networks, or set pretrained=false"
-        raise InputError(f"torchvision has no weights {name} of {model}: it has {known}")
+        raise InputError(f"torchvision has no {name} weights of {model}: it has {known}")
     if optional and images >= MOST_IMAGES:
-        return RANDOM._replace(origin=f"random weights, as {images:,} images are enough for them")
-    what = f"torchvision's weights {name} of {model}"
+        return RANDOM_START._replace(
+            origin=f"random weights, as {images:,} images are enough for them"
+        )
+    what = f"torchvision's {name} weights of {model}"
     value = "true" if name == DEFAULT else pretrained
     if is_intact(path := cached(files[name])):
         return Start(value, model, f"{what}, from {path}")
@@ -103,11 +105,32 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
     if not problem:
         return Start(address, model, f"{what}, from {address}")
     if optional:
-        return RANDOM._replace(origin=f"random weights, as {what} cannot be had: {problem}")
+        return RANDOM_START._replace(origin=f"random weights, as {what} cannot be had: {problem}")
     raise InputError(
         f"{what} cannot be had: {problem}; put the file at {path}, give pretrained an address "
         "that can be reached, or set pretrained=false"
     )
+
+
+def obtain(pretrained: str, model: str, images: int = 0) -> Start:
+    """Return what `find` returns, with weights of torchvision downloaded to torch's cache.
+
+    Raises:
+        InputError, StorageError: the weights cannot be had; never for auto.
+    """
+    start = find(pretrained, model, images)
+    ours = pretrained in ("auto", "true") or pretrained.startswith(PREFIX)
+    if not ours or not is_remote(address := start.pretrained):
+        return start
+    print(f"downloading {address}", flush=True)
+    target = cached(address.rpartition("/")[2])
+    try:
+        _place(address, target, target.parent / f".{target.name}.{os.getpid()}")
+    except KfpDdpError as error:
+        if pretrained != "auto":
+            raise
+        return RANDOM_START._replace(origin=f"random weights: {error}")
+    return find(pretrained, model, images)
 
 
 def network_in(address: str) -> str:
@@ -135,37 +158,43 @@ def _problem_of(address: str) -> str:
     return "" if status == HTTPStatus.OK else f"{address}: HTTP {status}"
 
 
-def is_per_node(init_from: str) -> bool:
+def is_path(pretrained: str) -> bool:
+    """Return whether the setting is a path, not an address or a word."""
+    named = pretrained in ("", "true", *RANDOM) or pretrained.startswith(PREFIX)
+    return not named and not is_remote(pretrained)
+
+
+def is_per_node(pretrained: str) -> bool:
     """Return whether it must be downloaded: an address, or the folder of a model's exports.
 
     That folder has no weights, but its CHAMPION names a bundle.
     """
-    exports = bool(init_from) and (Path(init_from) / champion.CHAMPION).is_file()
-    return exports or is_remote(init_from)
+    exports = bool(pretrained) and (Path(pretrained) / champion.CHAMPION).is_file()
+    return exports or is_remote(pretrained)
 
 
-def check(init_from: str) -> None:
+def check(pretrained: str) -> None:
     """Refuse an address that does not exist; the content is checked when it is downloaded.
 
     Raises:
         InputError: it does not exist.
     """
-    if init_from.startswith("https://") or not is_per_node(init_from):
+    if pretrained.startswith("https://") or not is_per_node(pretrained):
         return
-    parent, _, name = init_from.rstrip("/").rpartition("/")
+    parent, _, name = pretrained.rstrip("/").rpartition("/")
     if name.endswith(SUFFIXES):
         exists = open_store(parent).exists(name)
     else:
-        exists = open_store(init_from).has_files()
+        exists = open_store(pretrained).has_files()
     if not exists:
-        raise _missing(init_from)
+        raise _missing(pretrained)
 
 
-def download(init_from: str, folder: Path) -> Path:
+def download(pretrained: str, folder: Path) -> Path:
     """Download the weights to `folder`; return the file or folder, which a restart reuses.
 
     Args:
-        init_from: The address of a file of weights, of a bundle, of a model's exports whose
+        pretrained: The address of a file of weights, of a bundle, of a model's exports whose
             CHAMPION names one, or of a checkpoint's folder step-<number>.
         folder: Created if needed.
 
@@ -173,13 +202,19 @@ def download(init_from: str, folder: Path) -> Path:
         InputError: the address does not exist, or its content is damaged.
         StorageError: it cannot be read, or not be written here.
     """
-    address = init_from.rstrip("/")
+    address = pretrained.rstrip("/")
     name = address.rpartition("/")[2]
     key = hashlib.sha256(address.encode()).hexdigest()[:12]  # two addresses may end with one name
     target = folder / key / name
-    if target.exists():
-        return target
-    aside = folder / f".{key}.{os.getpid()}"
+    if not target.exists():
+        _place(address, target, folder / f".{key}.{os.getpid()}")
+        print(f"downloaded {pretrained} to {target}", flush=True)
+    return target
+
+
+def _place(address: str, target: Path, aside: Path) -> None:
+    """Download to the folder `aside`, and move the file or folder to `target` when it is whole."""
+    name = target.name
     try:
         aside.mkdir(parents=True, exist_ok=True)
         _download(address, name, aside)
@@ -188,13 +223,11 @@ def download(init_from: str, folder: Path) -> Path:
         inner.rename(target)
     except OSError as error:
         raise StorageError(
-            f"cannot download init_from={init_from} to {folder}: {error.strerror or error}; "
+            f"cannot download pretrained={address} to {aside.parent}: {error.strerror or error}; "
             "free some space or repair the volume and start again"
         ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    print(f"downloaded {init_from} to {target}", flush=True)
-    return target
 
 
 def _download(address: str, name: str, folder: Path) -> None:
@@ -211,7 +244,7 @@ def _download(address: str, name: str, folder: Path) -> None:
         _fetch(address, STATE, folder)
     else:
         raise InputError(
-            f"init_from={address} has neither a bundle nor a checkpoint: give the address of "
+            f"pretrained={address} has neither a bundle nor a checkpoint: give the address of "
             f"either, or of a file {', '.join(SUFFIXES)}"
         )
 
@@ -223,7 +256,7 @@ def _fetch(where: str, name: str, folder: Path) -> None:
 
 
 def _download_https(url: str, target: Path) -> None:
-    """Download a file, and print its SHA-256; a digest in its name, as of torchvision, is checked.
+    """Download a file; check the SHA-256 in its name, as torchvision's have one, or print it.
 
     Redirects stay with https.
     """
@@ -244,7 +277,7 @@ def _download_https(url: str, target: Path) -> None:
             status = event_loop.run(_get(url, take))
         except TooLongError as error:
             raise InputError(
-                f"init_from={url} has {error}, which weights may have: correct the address"
+                f"pretrained={url} has {error}, which weights may have: correct the address"
             ) from None
         except OSError as error:
             if full:
@@ -252,9 +285,10 @@ def _download_https(url: str, target: Path) -> None:
             raise _unreachable(url, error) from None
         if status != HTTPStatus.OK:
             raise _unreachable(url, f"HTTP {status}")
-    print(f"sha256 of {url}: {digest.hexdigest()}", flush=True)
     suffix = re.search(r"-([0-9a-f]{8,})\.", target.name)
-    if suffix and not digest.hexdigest().startswith(suffix[1]):
+    if not suffix:
+        print(f"sha256 of {url}: {digest.hexdigest()}", flush=True)
+    elif not digest.hexdigest().startswith(suffix[1]):
         raise StorageError(
             f"{url} arrived damaged: its sha256 is not the one in its name; try again"
         )
@@ -273,9 +307,9 @@ async def _get(url: str, take: Callable[[bytes], None] | None, seconds: float = 
 
 def _unreachable(url: str, why: object) -> StorageError:
     return StorageError(
-        f"cannot fetch init_from={url}: {why}; give an address that the step can reach"
+        f"cannot fetch pretrained={url}: {why}; give an address that the step can reach"
     )
 
 
 def _missing(address: str) -> InputError:
-    return InputError(f"init_from={address} does not exist: correct the address")
+    return InputError(f"pretrained={address} does not exist: correct the address")

@@ -57,7 +57,7 @@ def test_champion_in_a_bucket_is_fine_tuned(scene: Scene, first: Run) -> None:
     arguments = {**TRAINING, **LOCAL, "epochs": 1, "gate": {"min_accuracy": 0.0}}
     arguments |= {"training": {**LOOP, "warmup_epochs": 0.0, "freeze_epochs": 0}}
     weights = f"{EXPORTS}/{TRAINING['model_name']}"
-    run = scene.run(document("finetune"), **arguments, init_from=weights).play()
+    run = scene.run(document("finetune"), **arguments, pretrained=weights).play()
     assert run.succeeded, run.explain()
     assert f"downloaded {weights} to" in run.steps["train"].log
     assert run.steps["evaluate"].outputs["accuracy"] >= TRAINING["gate"]["min_accuracy"]

@@ -11,7 +11,7 @@ TRIALS = ("train", "train-2", "train-3")
 def test_trials_run_beside_one_another_and_the_best_is_evaluated(scene: Scene) -> None:
     run = scene.run(
         COMPILED.with_name("sweep.yaml"),
-        **{name: value for name, value in TRAINING.items() if name != "batch_size"},
+        **TRAINING,
         backend="local",
         job={"nproc_per_node": 1},
         sweep={"trials": [{"model": "vgg11"}, {"learning_rate": 0.05}, {"learning_rate": 0.1}]},

@@ -53,7 +53,9 @@ def test_fine_tuning_beats_training_from_scratch(tmp_path: Path) -> None:
     torch.save({"state_dict": state, "epoch": 5}, start)
     few = write(tmp_path / "new", NEW, 70, train=16, val=60)
     same = {**COMMON, "data": str(few), "epochs": 4, "learning_rate": 0.1, "lr_reference_batch": 0}
-    tuned = configured("none", {**same, "output_dir": str(tmp_path / "t"), "init_from": str(start)})
+    tuned = configured(
+        "none", {**same, "output_dir": str(tmp_path / "t"), "pretrained": str(start)}
+    )
     assert (tuned.freeze_epochs, tuned.body_lr_factor) == (1, 0.1)  # finetune is the default then
     scratch = configured("none", {**same, "output_dir": str(tmp_path / "s")})
     found = accuracy(tuned), accuracy(scratch)

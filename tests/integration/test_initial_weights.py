@@ -26,9 +26,9 @@ from tests import tls
 from tests.sync_runs import small_disk
 
 
-def config(init_from: str, output: Path) -> TrainConfig:
+def config(pretrained: str, output: Path) -> TrainConfig:
     return TrainConfig.create(
-        data="/d", output_dir=str(output), init_from=init_from, model="cifar_resnet8"
+        data="/d", output_dir=str(output), pretrained=pretrained, model="cifar_resnet8"
     )
 
 
@@ -45,14 +45,14 @@ def test_file_in_a_bucket_is_downloaded_once(emulator: storage.Client, tmp_path:
     address = "gs://models/pretrained/theirs.pth"
     initial_weights.check(address)
     run = with_local_weights(config(address, tmp_path / "run"), tmp_path / "run")
-    found = Path(run.init_from)
+    found = Path(run.pretrained)
     assert found.parents[1] == RunFolder(tmp_path / "run").initial_weights
     assert agrees(found, state)
     other = {name: value + 1 for name, value in state.items()}
     torch.save(other, tmp_path / "theirs.pth")
     emulator.bucket("models").blob("v2/theirs.pth").upload_from_filename(tmp_path / "theirs.pth")
     second = config("gs://models/v2/theirs.pth", tmp_path / "run")
-    assert agrees(Path(with_local_weights(second, tmp_path / "run").init_from), other)
+    assert agrees(Path(with_local_weights(second, tmp_path / "run").pretrained), other)
     blob.delete()
     assert with_local_weights(config(address, tmp_path / "run"), tmp_path / "run") == run
     for missing in (address, "gs://models/nothing"):
@@ -88,7 +88,7 @@ def test_bundle_champion_and_checkpoint_are_downloaded_by_uri(
     ):
         run_dir = tmp_path / f"with_local_weights-{number}"
         initial_weights.check(address)
-        found = Path(with_local_weights(config(address, run_dir), run_dir).init_from)
+        found = Path(with_local_weights(config(address, run_dir), run_dir).pretrained)
         assert agrees(found, network.state_dict()), address
         assert read(found).classes == info.classes
     target = Path(uri.removeprefix("file://")) / bundle.WEIGHTS
@@ -99,10 +99,10 @@ def test_bundle_champion_and_checkpoint_are_downloaded_by_uri(
 
 
 def test_unreachable_address_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"^cannot fetch init_from=https://127\.0\.0\.1:9/x"):
+    with pytest.raises(StorageError, match=r"^cannot fetch pretrained=https://127\.0\.0\.1:9/x"):
         with_local_weights(config("https://127.0.0.1:9/x-01234567.pth", tmp_path), tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"cannot download init_from=file:///nowhere/x\.pth to"):
+    with pytest.raises(StorageError, match=r"cannot download pretrained=file:///nowhere/x\.pth to"):
         with_local_weights(config("file:///nowhere/x.pth", tmp_path), tmp_path / "file")
     plain: Any = config("/a/path.pth", tmp_path)
     assert with_local_weights(plain, tmp_path) is plain
@@ -120,8 +120,10 @@ def test_weights_of_torchvision_are_found_without_a_download(
     with pytest.raises(InputError, match="cannot be had: KFP_DDP_WEIGHTS is off"):
         find("true", "resnet18")
     # No word of alarm where there are no weights, or where they are not wished for.
-    assert find("auto", "cifar_resnet8") == find("false", "resnet18") == initial_weights.RANDOM
-    with pytest.raises(InputError, match="has no weights DEFAULT of cifar_resnet8"):
+    assert (
+        find("auto", "cifar_resnet8") == find("false", "resnet18") == initial_weights.RANDOM_START
+    )
+    with pytest.raises(InputError, match="has no DEFAULT weights of cifar_resnet8"):
         find("true", "cifar_resnet8")
     monkeypatch.setenv("KFP_DDP_BAKED_WEIGHTS", "resnet50 resnet18")
     assert find("auto", "resnet18")[:2] == ("true", "resnet18")
@@ -201,7 +203,7 @@ def test_too_large_download_is_refused(
     head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(initial_weights, "_LARGEST", 1 << 20)
-    told = r"^init_from=https://\S+/w\.pth has more than 1,048,576 bytes"
+    told = r"^pretrained=https://\S+/w\.pth has more than 1,048,576 bytes"
     with (
         answering(head + bytes(3_000_000), tmp_path) as server,
         pytest.raises(InputError, match=told),
@@ -212,7 +214,7 @@ def test_too_large_download_is_refused(
 
 def test_full_disk_during_a_download_is_one_line(tmp_path: Path) -> None:
     answer = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(3_000_000)
-    full = r"^cannot download init_from=https://\S+/w\.pth to \S+: No space left on device"
+    full = r"^cannot download pretrained=https://\S+/w\.pth to \S+: No space left on device"
     with (
         small_disk(tmp_path / "small", "size=1m") as disk,
         answering(answer, tmp_path) as server,
@@ -231,7 +233,7 @@ def test_full_disk_during_a_download_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_partial_download_is_not_reused(answer: bytes, tmp_path: Path) -> None:
-    told = pytest.raises(StorageError, match=r"^cannot fetch init_from=https://")
+    told = pytest.raises(StorageError, match=r"^cannot fetch pretrained=https://")
     with answering(answer, tmp_path) as server, told:
         with_local_weights(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
     assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
@@ -241,4 +243,4 @@ def test_partial_download_is_not_reused(answer: bytes, tmp_path: Path) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(whole)}\r\n\r\n".encode()
     with answering(head + whole, tmp_path) as server:
         run = with_local_weights(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
-    assert agrees(Path(run.init_from), state)
+    assert agrees(Path(run.pretrained), state)

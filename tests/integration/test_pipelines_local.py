@@ -92,11 +92,10 @@ def test_second_nightly_run_trains_nothing(place: Place) -> None:
 def test_champion_is_fine_tuned(place: Place) -> None:
     place.run(
         "finetune",
-        init_from=str(place.models),
+        pretrained=str(place.models),
         model="cifar_resnet8",
         epochs=1,
-        batch_size=16,
-        training={**TRAINING, "freeze_epochs": 0},
+        training={**TRAINING, "batch_size": 16, "freeze_epochs": 0},
         backend="local",
         gate={"min_accuracy": 1.0, "champion_must_exist": True},
         champion=str(place.models),

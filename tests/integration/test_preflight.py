@@ -135,9 +135,13 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"epochs": 3, "training": {"warmup_epochs": 5}}, "leaves nothing of epochs=3"),
     ({"training": {"precison": "bf16"}}, "training has no setting 'precison'; did you mean"),
     ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
-    ({"training": {"epochs": 20}}, "training sets epochs, which is a parameter of the form"),
+    (
+        {"epochs": 9, "training": {"epochs": 20}},
+        "training sets epochs, which is a parameter of the form",
+    ),
     ({"recipe": "imagenet"}, "recipe='imagenet' is unknown"),
-    ({"recipe": "finetune", "init_from": ""}, "finetune needs init_from"),
+    ({"recipe": "finetune", "pretrained": "false"}, "finetune needs initial weights"),
+    ({"pretrained": "true"}, "cannot be had: KFP_DDP_WEIGHTS is off"),
     ({"script": "train.py"}, "script='train.py'... is not a packed Python file"),
     ({"script": SCRIPT, "model": "train.py:make"}, "train.py does not define make"),
     ({"script": SCRIPT, "training": {"script": SCRIPT}}, "training sets script, which is a"),
@@ -166,7 +170,10 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ),
     ({"checkpoint": "gs:/bucket/models"}, "checkpoint='gs:/bucket/models' is not an address"),
     ({"checkpoint": "gs://bucket/models/dogs"}, "checkpoint=gs://bucket/models/dogs is not found"),
-    ({"recipe": "finetune", "init_from": "gs://bucket/none.pth"}, "init_from=gs://bucket/none.pth"),
+    (
+        {"recipe": "finetune", "pretrained": "gs://bucket/none.pth"},
+        "pretrained=gs://bucket/none.pth",
+    ),
     ({"work": "gs://absent/x"}, "the bucket gs://absent does not exist"),
     ({"work": "gs:/bucket/x"}, "work='gs:/bucket/x' is not an address: write gs://bucket/x"),
     ({"work": "gs://bucket/x", "job": {"elastic": "1:2"}}, "job sets elastic='1:2'"),
@@ -257,11 +264,11 @@ def test_initial_weights_are_a_parameter_or_a_setting(
 ) -> None:
     bucket.put("weights.pth", b"x")
     weights = "gs://bucket/weights.pth"
-    plan = check(summary, recipe="finetune", init_from=weights, epochs=3)
-    assert (plan.training["init_from"], plan.training["epochs"]) == (weights, 3)
-    assert check(summary, training={"init_from": weights}).training["init_from"] == weights
-    with pytest.raises(SystemExit, match="training sets init_from, which is"):
-        check(summary, init_from=weights, training={"init_from": weights})
+    plan = check(summary, recipe="finetune", pretrained=weights, epochs=3)
+    assert (plan.training["pretrained"], plan.training["epochs"]) == (weights, 3)
+    assert check(summary, training={"pretrained": weights}).training["pretrained"] == weights
+    with pytest.raises(SystemExit, match="training sets pretrained, which is"):
+        check(summary, pretrained=weights, training={"pretrained": weights})
 
 
 def test_trial_settings_override_the_training(summary: SimpleNamespace) -> None:
@@ -297,7 +304,7 @@ def test_script_with_the_network_is_in_the_plan_once(summary: SimpleNamespace) -
 def test_every_parameter_of_the_form_has_a_field() -> None:
     form = set(train_resnet.pipeline_spec.root.input_definitions.parameters)
     assert form <= {name for model in MODELS for name in model.model_fields}
-    assert "as the recipe has it" not in description("init_from")
+    assert "as the recipe has it" not in description("pretrained")
     assert description("model").endswith("auto: as the recipe has it.")
 
 

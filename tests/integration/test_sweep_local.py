@@ -82,8 +82,8 @@ def test_own_script_is_evaluated_gated_and_exported(photographs: Path, tmp_path:
         script=model_file.pack(script),
         model="own_script.py:build",
         epochs=12,
-        batch_size=8,
         training={
+            "batch_size": 8,
             "learning_rate": 0.05,
             "image_size": 16,
             "val_fraction": 0.25,

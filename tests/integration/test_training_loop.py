@@ -68,7 +68,7 @@ def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
         four = dataset(tmp_path / "four", train=24, val=6, classes=4)
         first = config(four, tmp_path / "first", epochs=1, warmup_epochs=0, image_size=16)
         assert train(first, 1) == [0]
-        extra = {"init_from": str(tmp_path / "first" / "checkpoints" / "step-00000003")}
+        extra = {"pretrained": str(tmp_path / "first" / "checkpoints" / "step-00000003")}
     folders = {"data": str(root), "output_dir": str(tmp_path / "run")}
     run = configured(name, {**folders, **SMALL, **SMALLER[name], **extra})
     output = output_of(run, 2)

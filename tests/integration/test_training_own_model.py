@@ -141,9 +141,9 @@ def test_file_of_the_command_line_is_packed_without_its_folder(
     assert TrainConfig.create(**run.given()) == run
     (tmp_path / "weights.pth").touch()
     form = form_of("train_resnet").read(
-        None, [f"model={file}:build", f"init_from={tmp_path}/../{tmp_path.name}/weights.pth"]
+        None, [f"model={file}:build", f"pretrained={tmp_path}/../{tmp_path.name}/weights.pth"]
     )
-    assert form["training"]["init_from"] == str(tmp_path / "weights.pth")
+    assert form["pretrained"] == str(tmp_path / "weights.pth")
     assert model_file.unpack(form["training"]["model_code"]) == OWN
     file.unlink()
     for model, line in (

@@ -39,11 +39,11 @@ def test_what_is_chosen_can_train(machine: Machine, images: int, weights: bool) 
         if name in TrainConfig.model_fields and name not in SUBJECTS
     }
     TrainConfig.create(data="-", output_dir="-", **boxes, **arguments["training"])
-    assert arguments["batch_size"] % choice.ranks == 0
-    assert arguments["batch_size"] <= max(images, choice.ranks)
+    assert arguments["training"]["batch_size"] % choice.ranks == 0
+    assert arguments["training"]["batch_size"] <= max(images, choice.ranks)
     assert machine.pods or arguments["job"]["nproc_per_node"] == choice.ranks
     assert 0 < choice.minutes <= 1.1 * machine.minutes or arguments["epochs"] <= 3
-    assert not weights or images < 32 or arguments["batch_size"] <= images / 8
+    assert not weights or images < 32 or arguments["training"]["batch_size"] <= images / 8
     assert choice.why
 
 
@@ -98,7 +98,7 @@ def test_memory_limits_the_ranks() -> None:
 
 def test_few_images_have_one_rank_and_no_batch_of_one() -> None:
     choice = choose(photographs(24), NEW, {})
-    assert (choice.ranks, choice.arguments["batch_size"]) == (1, 8)
+    assert (choice.ranks, choice.arguments["training"]["batch_size"]) == (1, 8)
 
 
 def test_an_apple_gpu_has_one_rank_alone() -> None:
@@ -113,7 +113,7 @@ def test_an_apple_gpu_has_one_rank_alone() -> None:
         {"epochs": 7},
         {"model": "efficientnet_b0"},
         {"model": "cifar_resnet8", "training": {"image_size": 24}},
-        {"batch_size": 5, "training": {"learning_rate": 0.2}},
+        {"training": {"batch_size": 5, "learning_rate": 0.2}},
         {"gate": {"min_accuracy": 0.9}, "job": {"nproc_per_node": 1}},
         {"training": {"cache_gb": 0.0, "log_steps": 1}},
     ],
@@ -128,12 +128,12 @@ def test_what_was_requested_stays(requested: dict[str, Any]) -> None:
 
 
 def test_a_box_that_is_left_as_the_form_has_it_is_chosen() -> None:
-    left = {"recipe": "auto", "model": "auto", "epochs": 0, "batch_size": 0}
+    left = {"recipe": "auto", "model": "auto", "epochs": 0, "pretrained": "auto"}
     assert choose(photographs(500), NEW, left) == choose(photographs(500), NEW, {})
 
 
 def test_weights_to_begin_with_are_fine_tuned() -> None:
-    requested = {"training": {"init_from": "bundle"}}
+    requested = {"pretrained": "bundle"}
     arguments = choose(photographs(500), NEW, requested).arguments
     assert arguments["recipe"] == "finetune"
     assert "learning_rate" not in arguments["training"]

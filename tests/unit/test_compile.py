@@ -117,11 +117,11 @@ def test_forms_are_short_and_described(name: str) -> None:
     form = form_of(name)
     assert len(form) <= 18
     assert all(parameter.get("description") for parameter in form.values())
-    more = {"retrain": "destination", "finetune": "init_from", "evaluate_checkpoint": "checkpoint"}
+    more = {"retrain": "destination", "evaluate_checkpoint": "checkpoint"}
     more |= {"train_resnet_bucket": "work", "train_resnet_claimless": "work"}
     more |= {"own_script": "script"}
     assert required(form) == {"source", more.get(name, "source")}
-    own = {"gate", "destination"} if name == "retrain" else set()
+    own = {"gate", "destination"} if name == "retrain" else {"pretrained"}
     if name in ("retrain", "finetune"):
         ours = form_of("train_resnet")
         shared = form.keys() & ours.keys() - own

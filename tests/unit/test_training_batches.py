@@ -136,12 +136,12 @@ def test_recipe_fits_the_train_step(name: str, tmp_path: Path) -> None:
 def test_recipes_are_complete_configurations() -> None:
     assert tuple(RECIPES) == typing.get_args(RecipeName)
     for name in RECIPES:
-        configured(name, {**FOLDERS, "init_from": "/c"})
-        assert configured(name, {**FOLDERS, "init_from": "/c", "epochs": 1}).epochs == 1
+        configured(name, {**FOLDERS, "pretrained": "/c"})
+        assert configured(name, {**FOLDERS, "pretrained": "/c", "epochs": 1}).epochs == 1
     assert configured("none", FOLDERS) == TrainConfig.create(**FOLDERS)
     for name, fields, words in (
         ("mnist", {}, "use one of auto, none, digits, cifar"),
-        ("finetune", {}, "needs init_from"),
+        ("finetune", {"pretrained": False}, "needs initial weights"),
         ("digits", {"epochs": 1, "warmup_epochs": 2}, "warmup_epochs=2 leaves nothing of epochs=1"),
     ):
         with pytest.raises(InputError, match=words):
@@ -149,12 +149,15 @@ def test_recipes_are_complete_configurations() -> None:
 
 
 def test_initial_weights_are_fine_tuned_unless_another_recipe_is_set() -> None:
-    fields = {**FOLDERS, "init_from": "w"}
+    fields = {**FOLDERS, "pretrained": "w"}
     tuned = configured("none", fields)
     assert (tuned.freeze_epochs, tuned.body_lr_factor, tuned.keep_best) == (1, 0.1, True)
     assert tuned == configured("finetune", fields)
     assert configured("cifar", fields).freeze_epochs == 0
-    assert configured("none", FOLDERS).freeze_epochs == 0
+    for random in ("auto", False, ""):
+        assert configured("none", {**FOLDERS, "pretrained": random}).freeze_epochs == 0
+    assert configured("finetune", FOLDERS).pretrained == "true"
+    assert configured("none", {**FOLDERS, "init_from": "w"}) == tuned  # its former name
 
 
 def test_another_optimizer_has_rates_of_its_own() -> None:
@@ -170,7 +173,7 @@ def test_another_optimizer_has_rates_of_its_own() -> None:
         ("digits", {}),
         ("digits --epochs 4", {"epochs": 4}),  # fewer than the warm-up of no recipe
         ("imagenet-fast --no-blur-pool --epochs 90", {"blur_pool": False, "epochs": 90}),
-        ("finetune --init-from=/c", {"init_from": "/c"}),
+        ("finetune --pretrained=/c", {"pretrained": "/c"}),
     ],
 )
 def test_recipe_is_printed_as_flags(

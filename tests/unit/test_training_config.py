@@ -59,8 +59,10 @@ def test_flags_have_only_the_fields_that_were_set() -> None:
     ]
     again = parse(run.to_argv())
     assert again.model_fields_set == run.model_fields_set == set(run.given())
-    other_forms = parse(["--data=/d", "--output_dir", "/o", "--init-from", "epochs=2", "--compile"])
-    assert other_forms.model_fields_set == {"data", "output_dir", "init_from", "compile"}
+    other_forms = parse(
+        ["--data=/d", "--output_dir", "/o", "--pretrained", "epochs=2", "--compile"]
+    )
+    assert other_forms.model_fields_set == {"data", "output_dir", "pretrained", "compile"}
 
 
 @pytest.mark.parametrize(
@@ -103,14 +105,14 @@ def test_descriptions_end_with_a_full_stop() -> None:
 def test_address_with_a_secret_is_refused_and_not_shown(
     address: str,
 ) -> None:
-    with pytest.raises(InputError, match=r"^init_from has a login or a query in it") as caught:
-        TrainConfig.create(**REQUIRED, init_from=address)
+    with pytest.raises(InputError, match=r"^pretrained has a login or a query in it") as caught:
+        TrainConfig.create(**REQUIRED, pretrained=address)
     assert "s3cr3t" not in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ["https://e.com/a@b.pth", "gs://b/a@c.pth", "/a@b?.pth"])
 def test_odd_names_of_weights_are_accepted(address: str) -> None:
-    assert TrainConfig.create(**REQUIRED, init_from=address).init_from == address
+    assert TrainConfig.create(**REQUIRED, pretrained=address).pretrained == address
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"data": "/d", "output_dir": "/o", "x": 1}'])

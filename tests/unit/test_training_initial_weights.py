@@ -26,9 +26,9 @@ CLASSES = ("a", "b")
 State = dict[str, Tensor]
 
 
-def run(init_from: str | Path, **fields: Any) -> TrainConfig:
+def run(pretrained: str | Path, **fields: Any) -> TrainConfig:
     more = {"model": "cifar_resnet8", "image_size": 32, **fields}
-    return TrainConfig.create(data="/d", output_dir="/o", init_from=str(init_from), **more)
+    return TrainConfig.create(data="/d", output_dir="/o", pretrained=str(pretrained), **more)
 
 
 def started(config: TrainConfig, classes: tuple[str, ...] = CLASSES) -> nn.Module:
@@ -94,7 +94,7 @@ def test_classifier_of_another_class_count_is_replaced(
     network = started(run(tmp_path / "theirs.pth"))
     check_weights(network, state, ignored="fc.")
     assert network.get_parameter("fc.weight").shape == (2, 64)
-    assert capsys.readouterr().out == "init_from: a new classifier for 2 classes\n"
+    assert capsys.readouterr().out == "pretrained: a new classifier for 2 classes\n"
 
 
 def changed(state: State, name: str, value: Tensor | None) -> State:
@@ -160,8 +160,8 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, plain: bool) -> None:
         ("a.pth", b"", "a.pth contains no readable weights"),
         ("a.pth", b"PK\x03\x04 and no more", "a.pth contains no readable weights"),
         ("a.safetensors", b"\x00" * 9, "a.safetensors contains no readable weights"),
-        ("a/b", b"", "/a is neither a checkpoint nor a bundle: give init_from"),
-        ("b", b"", "/a is missing: give init_from"),
+        ("a/b", b"", "/a is neither a checkpoint nor a bundle: give pretrained"),
+        ("b", b"", "/a is missing: give pretrained"),
     ],
 )
 def test_file_without_weights_is_refused(
@@ -232,12 +232,12 @@ def test_cached_weights_of_torchvision_are_read(
     state = source(1000, "squeezenet1_1")
     check_weights(started(run(name, **fields)), state, ignored="classifier.1.")
     for wrong, model in (("torchvision:V9", "squeezenet1_1"), (name, "cifar_resnet8")):
-        with pytest.raises(InputError, match=f"has no weights {wrong[12:]} of {model}"):
+        with pytest.raises(InputError, match=f"has no {wrong[12:]} weights of {model}"):
             started(run(wrong, **fields | {"model": model}))
 
 
 def test_uri_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^init_from=gs://b/x is a URI"):
+    with pytest.raises(InputError, match=r"^pretrained=gs://b/x is a URI"):
         started(run("gs://b/x"))
 
 
@@ -245,8 +245,11 @@ def test_positions_of_a_vision_transformer_are_resized() -> None:
     from kfp_ddp.training.initial_weights import _resized_positions
 
     positions = {"encoder.pos_embedding": torch.zeros(1, 1 + 2 * 2, 8)}
-    config = run("/w", model="vit_b_32", image_size=128)
-    assert _resized_positions(positions, config)["encoder.pos_embedding"].shape == (1, 17, 8)
+    assert _resized_positions(positions, "vit_b_32", 128)["encoder.pos_embedding"].shape == (
+        1,
+        17,
+        8,
+    )
 
 
 @pytest.mark.parametrize("log", [True, False])

@@ -109,10 +109,10 @@ def with_local_weights(config: TrainConfig, run_dir: Path) -> TrainConfig:
     Raises:
         KfpDdpError: they cannot be downloaded.
     """
-    if not initial_weights.is_per_node(config.init_from):
+    if not initial_weights.is_per_node(config.pretrained):
         return config
-    weights = initial_weights.download(config.init_from, RunFolder(run_dir).initial_weights)
-    return TrainConfig.create(**{**config.given(), "init_from": str(weights)})
+    weights = initial_weights.download(config.pretrained, RunFolder(run_dir).initial_weights)
+    return TrainConfig.create(**{**config.given(), "pretrained": str(weights)})
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def begin(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> Begin:
             dataset_path=synced.steps["data-sync"].outputs["path"],
             data_claim=DATA,
             work_claim=WORK,
-            training={**LOOP, "model": "cifar_resnet8", "epochs": 20, "batch_size": 32, **training},
+            training={**LOOP, "model": "cifar_resnet8", "epochs": 20, **training},
             backend=backend,
             job={**WORKERS, "nodes": nodes, "nproc_per_node": 1},
         ).start()

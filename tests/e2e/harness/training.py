@@ -6,6 +6,7 @@ from tests.e2e.harness import bucket
 
 # Some of the demo's digits, trained just long enough to be told apart.
 LOOP: dict[str, Any] = {
+    "batch_size": 32,
     "image_size": 16,
     "learning_rate": 0.1,
     "warmup_epochs": 2.0,
@@ -18,7 +19,6 @@ TRAINING: dict[str, Any] = {
     "source": f"gs://{bucket.DATASET}",
     "model": "cifar_resnet8",
     "epochs": 20,
-    "batch_size": 32,
     "training": LOOP,
     "gpus_per_node": 0,
     "sync": {"dataset": "digits"},
