@@ -28,8 +28,8 @@ class Batch(NamedTuple):
     targets: list[int]
     indices: list[int]
     """Positions in the index."""
-    skipped: int
-    """Unreadable images: replaced by a neighbour in training, left out in evaluation."""
+    skipped: list[int]
+    """Positions of unreadable images: replaced by a neighbour in training, left out otherwise."""
     error: str
     """Why the batch is invalid; empty if it is valid."""
 
@@ -67,7 +67,7 @@ class Images(Dataset[Batch]):
                 decoded, at = self._usable(epoch, position, again)
             except InputError as error:
                 if self.for_training or config.on_bad_image == "fail":
-                    return Batch(images, indices, indices, 0, str(error))
+                    return Batch(images, indices, indices, [], str(error))
                 continue
             if at == position:
                 readable.append(row)
@@ -76,7 +76,7 @@ class Images(Dataset[Batch]):
             images[row] = transforms.finish(
                 decoded.image, config, self.for_training, epoch, at + again, prepared, decoded[1:]
             )
-        skipped = len(keys) - len(readable)
+        skipped = [keys[row][1] for row in set(range(len(keys))).difference(readable)]
         if skipped and not self.for_training:
             images, indices = images[readable], [indices[row] for row in readable]
         targets = [self.index.targets[at] for at in indices]
@@ -237,7 +237,7 @@ class DeviceBatch(NamedTuple):
     targets: Tensor
     """int64 [N]."""
     indices: list[int]
-    skipped: int
+    skipped: list[int]
 
 
 @functools.cache

@@ -194,8 +194,8 @@ class Findings(NamedTuple):
     """Result of `examine`."""
 
     checked: int
-    broken: tuple[int, ...]
-    """Positions of the unreadable images."""
+    broken: tuple[str, ...]
+    """Names of the unreadable images in the dataset."""
     not_rgb: int
     first_not_rgb: str
 
@@ -214,7 +214,7 @@ def examine(
         InputError: an image is broken and `on_bad_image` is fail, or unusual and `images` is
             strict.
     """
-    broken: list[int] = []
+    broken: list[str] = []
     not_rgb, first = 0, ""
     for position in positions:
         try:
@@ -222,7 +222,7 @@ def examine(
         except InputError:
             if config.on_bad_image == "fail":
                 raise
-            broken.append(position)
+            broken.append(str(where(position)).removeprefix(f"{config.data}/"))
             if keep:
                 keep(position, None)
             continue

@@ -26,6 +26,8 @@ from kfp_ddp.training.transforms import size_of_epoch
 from kfp_ddp.training.watch import ELASTIC, LAUNCH
 
 _TOGETHER = 1000
+_NAMED = 8
+"""Unreadable images in a warning."""
 
 
 def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Split]:
@@ -212,11 +214,17 @@ def _warn(reports: list[tuple[int, list[Findings]]], first: bool) -> None:
             seen[part, number] = max(item, seen.get((part, number), item))
     findings = list(seen.values())
     checked = sum(item.checked for item in findings)
-    broken = sum(len(item.broken) for item in findings)
+    broken = sorted(name for item in findings for name in item.broken)
     not_rgb = sum(item.not_rgb for item in findings)
     unusual = [item.first_not_rgb for item in findings if item.first_not_rgb]
     if broken and first:
-        print(f"warning: {broken} of {checked} images cannot be read", file=sys.stderr, flush=True)
+        more = f" and {len(broken) - _NAMED:,} more" if len(broken) > _NAMED else ""
+        print(
+            f"warning: {len(broken):,} of {checked:,} images cannot be read and are skipped: "
+            f"{', '.join(broken[:_NAMED])}{more}",
+            file=sys.stderr,
+            flush=True,
+        )
     if unusual and first:
         print(
             f"warning: of {checked} images checked, {not_rgb} are not RGB (first {unusual[0]}); "

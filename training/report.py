@@ -29,6 +29,9 @@ from kfp_ddp.training.time_spent import (
 )
 from kfp_ddp.training.watch import NODE
 
+_FILES = 100
+"""Names of unreadable images in an event."""
+
 
 class Report:
     """Reports each `log_steps`, the first and the last step, on rank 0."""
@@ -47,6 +50,7 @@ class Report:
         self.metrics = Metrics(path, sinks(config)) if world.first else Metrics(None)
         self.meter = Meter(config, world, num_classes)
         self.first_step = 1
+        self.skipped = 0
 
     def begin(self, done: int, exhausted: str, class_weights: Sequence[float]) -> None:
         """Report the start of a run after `done` steps, or why there is nothing to train."""
@@ -79,7 +83,6 @@ class Report:
         loss: Tensor,
         micro_batches: int,
         rate: float,
-        skipped: int,
         scaler: torch.amp.GradScaler,
     ) -> None:
         """Report `step`; only here a step waits for the device and for all ranks.
@@ -91,7 +94,7 @@ class Report:
             figures["loss_scale"] = float(scaler.get_scale())
         phases = [f"{phase}_seconds" for phase in REPORTED]
         mine = [figures[name] for name in phases]
-        rows, sums = self._gather(mine, [float(loss) * micro_batches, micro_batches, skipped])
+        rows, sums = self._gather(mine, [float(loss) * micro_batches, micro_batches])
         mean = sums[0] / sums[1]
         pace = Pace([row[: len(OWN)] for row in rows], figures["step_seconds"])
         columns = zip(*rows, strict=True)
@@ -109,7 +112,7 @@ class Report:
             epoch=step / self.steps_per_epoch,
             loss=mean,
             lr=rate,
-            skipped_images=int(sums[2]),
+            skipped_images=self.skipped,
             data_wait_fraction=means["data_seconds"] / figures["step_seconds"],
             **{**figures, **means},
             slowest_rank=pace.slowest,
@@ -119,6 +122,12 @@ class Report:
             rank_seconds=pace.seconds,
         )
         gc.collect(1)
+
+    def unreadable(self, step: int, files: Sequence[str]) -> None:
+        """Report the files that were skipped so far, if there are more than before."""
+        if len(files) > self.skipped:
+            self.skipped = len(files)
+            self.metrics.write("unreadable", step=step, images=len(files), files=files[:_FILES])
 
     def evaluation(self, step: int, figures: dict[str, float], seconds: float) -> None:
         """Report an evaluation at the end of an epoch, and its duration."""

@@ -122,8 +122,8 @@ class Validation:
 
     def __init__(self, config: TrainConfig, world: World, split: Split) -> None:
         self.config, self.world, self.split = config, world, split
-        self.skipped = 0
-        """Unreadable images over all evaluations."""
+        self.skipped: set[int] = set()
+        """Positions of this rank's unreadable images."""
 
     @torch.no_grad()
     def measure(self, learner: Learner) -> dict[str, float]:
@@ -135,7 +135,7 @@ class Validation:
         sums = torch.zeros(3, dtype=exact, device=self.world.device)
         rounds = samples = 0
         for batch in self._batches():
-            self.skipped += batch.skipped
+            self.skipped.update(batch.skipped)
             rounds, samples = rounds + 1, samples + len(batch.targets)
             with learner.autocast:
                 output = logits(network, batch.images, self.config.test_time_flip)
@@ -204,7 +204,8 @@ class Trainer:
         self.saving = Saving(config, world, train_split, val_split, self.learner)
         self.report = Report(config, world, len(classes), self.sampler.steps, self.steps_total)
         self.progress = progress or Progress(RunFolder(config.output_dir).ranks, world.rank)
-        self.step = self.skipped = 0
+        self.skipped: set[int] = set()
+        self.step = 0
 
     def fit(self) -> bool:
         """Train to the last epoch; return False if the ranks agreed to stop before."""
@@ -232,9 +233,9 @@ class Trainer:
         self.progress.step = self.step
         if self.report.is_due(self.step):
             self.divergence.check(self.sampler.steps)
-            skipped = self.skipped + self.validation.skipped
+            self.report.unreadable(self.step, self._skipped_files())
             scaler = self.learner.scaler
-            self.report.step(self.step, loss, self.sampler.mine, rate, skipped, scaler)
+            self.report.step(self.step, loss, self.sampler.mine, rate, scaler)
         if self.step % self.sampler.steps == 0:
             self._end_epoch(self.step // self.sampler.steps)
         stop, save = self.stop.agreed()
@@ -271,7 +272,7 @@ class Trainer:
             batch = next(batches)
             self.progress.phase = "step"
             enter("forward")
-            self.skipped += batch.skipped
+            self.skipped.update(batch.skipped)
             indices.append(batch.indices)
             images, own = mixed(batch.images, self.config, epoch, batch.indices[0])
             learner.seed_step(self.step, self.world.rank + number * self.world.size)
@@ -294,6 +295,15 @@ class Trainer:
         total /= mine
         self.divergence.note(self.step, total, indices)
         return total
+
+    def _skipped_files(self) -> list[str]:
+        """Return the unreadable files that any rank met, below the dataset; a collective call."""
+        if self.config.on_bad_image == "fail":
+            return []
+        pairs = ((self.split, self.skipped), (self.validation.split, self.validation.skipped))
+        mine = {split.index.paths[at] for split, positions in pairs for at in positions}
+        files = set[str]().union(*self.world.gather(mine))
+        return sorted(path.removeprefix(f"{self.config.data}/") for path in files)
 
     def _end_epoch(self, epoch: int) -> None:
         last, better = self.step == self.steps_total, False

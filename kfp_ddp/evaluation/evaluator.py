@@ -30,6 +30,8 @@ from kfp_ddp.training.splits import Index, sides_of
 
 CONFIG = "config.json"
 _MAX_DOCUMENT = 16 << 20
+_FILES = 20
+"""Names of unreadable images in a record."""
 
 
 class Subject(NamedTuple):
@@ -155,7 +157,8 @@ class Evaluator:
             tags=tags,
             resamples=resamples,
         )
-        return Measured(predictions, result.model_copy(update=_hardware(self.world)))
+        more = {"skipped_files": list(predictions.skipped[:_FILES]), **_hardware(self.world)}
+        return Measured(predictions, result.model_copy(update=more))
 
 
 def _hardware(world: World) -> dict[str, object]:

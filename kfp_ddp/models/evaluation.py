@@ -128,8 +128,9 @@ class Evaluation(Stored):
     cross-entropy in nats, without label smoothing. Macro means leave out classes without samples
     and predictions. `samples_digest` identifies the samples by path and class, `split_digest` by
     path, size and crc32c, if the version has a manifest; `skipped` is the number of files that
-    cannot be read and were left out (on_bad_image=skip). `balanced_accuracy` is the mean recall of
-    the classes with samples, `macro_roc_auc` the mean of each such class against the rest.
+    cannot be read and were left out (on_bad_image=skip), `skipped_files` names the first of them.
+    `balanced_accuracy` is the mean recall of the classes with samples, `macro_roc_auc` the mean of
+    each such class against the rest.
     `intervals` are 95 % bootstrap intervals by metric. Fields with a default are missing in records
     of earlier versions.
     """
@@ -163,6 +164,7 @@ class Evaluation(Stored):
     device: str
     seconds: float
     skipped: int = Field(0, ge=0)
+    skipped_files: list[str] = Field(default_factory=list)
     balanced_accuracy: float | None = None
     macro_roc_auc: float | None = None
     intervals: dict[str, Interval] = Field(default_factory=dict)

@@ -96,7 +96,7 @@ def downsample(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     steps = [by_step[step] for step in sorted(by_step)]
     size = -(-len(steps) // MAX_POINTS) or 1
     means = [_mean(steps[at : at + size]) for at in range(0, len(steps), size)]
-    kinds = ("start", "eval", "checkpoint", "ranks", "end")
+    kinds = ("start", "eval", "checkpoint", "ranks", "unreadable", "end")
     others = [e for e in events if e.get("event") in kinds][-_MAX_OTHER_EVENTS:]
     rest = [{k: v for k, v in e.items() if k != "class_weights"} for e in others]
     return sorted([*means, *rest], key=lambda e: e["time"] if is_number(e.get("time")) else 0.0)

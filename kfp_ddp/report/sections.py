@@ -25,6 +25,8 @@ from kfp_ddp.report.training import training_line
 from kfp_ddp.training.config import TrainConfig
 
 _MAX_CHANGES = 6
+_FILES = 10
+"""Names of unreadable images."""
 """Classes in each table of the comparison with the champion."""
 _TOP5_FROM = 20
 """Classes from which top-5 accuracy is of interest."""
@@ -140,16 +142,24 @@ def changes(result: Evaluation) -> list[tuple[str, list[ClassChange]]]:
 def problems(material: Material) -> list[str]:
     """Return the known problems of the dataset."""
     lines = list(material.data.dataset.problems)
-    steps = (e.get("skipped_images") for e in material.events if e.get("event") == "step")
-    skipped = last = 0.0
-    for count in filter(is_number, steps):  # a running total, from 0 again after a resume
-        skipped, last = skipped + (last if count < last else 0), count
-    skipped += last
-    if material.result.skipped:
-        lines.append(f"{material.result.skipped} unreadable images of this split are left out")
-    if skipped:
-        lines.append(f"unreadable images were skipped {skipped:,.0f} times in the training")
+    if count := material.result.skipped:
+        what = f"{count:,} unreadable image{'s' * (count > 1)} of this split left out"
+        lines.append(_named(what, count, material.result.skipped_files))
+    events = [e for e in material.events if e.get("event") == "unreadable"]
+    files = sorted({str(name) for e in events for name in e.get("files") or ()})
+    if files:  # after a resume, events begin anew
+        count = max(len(files), *(int(e.get("images") or 0) for e in events))
+        what = f"{count:,} unreadable image{'s' * (count > 1)} skipped in the training"
+        lines.append(_named(what, count, files))
+    elif any(e.get("skipped_images") for e in material.events if e.get("event") == "step"):
+        lines.append("unreadable images skipped in the training")  # of earlier versions
     return lines
+
+
+def _named(what: str, count: int, files: Sequence[str]) -> str:
+    some = ", ".join(files[:_FILES])
+    more = f" and {count - _FILES:,} more" if count > _FILES else ""
+    return f"{what}: {some}{more}" if some else what
 
 
 def calibration(result: Evaluation) -> list[Markup]:

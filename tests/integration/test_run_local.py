@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 from kfp_ddp import predict as predict_module
 from kfp_ddp.cli import app
@@ -71,6 +72,21 @@ def test_predictions_equal_the_checkpoint(summary: dict[str, Any], photos: Path)
     assert torch.from_numpy(predicted).allclose(
         expected, atol=1e-3
     )  # Pillow rounds the resized pixels
+
+
+def test_cut_out_is_predicted_as_its_flat_copy(summary: dict[str, Any], photos: Path) -> None:
+    names, network = ("cut.png", "flat.jpg"), load(summary["bundle"])
+    assert network.background == "#ffffff"
+    for path in sorted(photos.rglob("*.jpg"))[::12]:
+        cut = Image.open(path).convert("RGBA")
+        hole = (0, 0, cut.width // 2, cut.height)
+        cut.paste((0, 255, 0, 0), hole)
+        cut.save(photos.parent / names[0])
+        cut.paste((255, 255, 255, 255), hole)
+        cut.convert("RGB").save(photos.parent / names[1], quality=100)
+        first, second = network([photos.parent / name for name in names])
+        assert first.argmax() == second.argmax()
+        assert first == pytest.approx(second, abs=0.02)
 
 
 def test_predictions_equal_the_evaluation(summary: dict[str, Any], photos: Path) -> None:

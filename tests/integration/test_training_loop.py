@@ -184,7 +184,7 @@ def test_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: fl
     root = dataset(tmp_path / "data")
     broken = sorted((root / "train" / "class1").iterdir())[7]
     broken.write_bytes(b"no image")
-    fields: dict[str, Any] = {"cache_gb": cache_gb, "epochs": 1, "warmup_epochs": 0}
+    fields: dict[str, Any] = {"cache_gb": cache_gb, "epochs": 2, "warmup_epochs": 0}
     fields |= {"cache_dir": str(tmp_path)}
     for more in ({}, {"verify_images": 0}):  # before the first epoch, and in it
         stopped = Ranks(config(root, tmp_path / "run", **fields, **more), 2)
@@ -195,6 +195,10 @@ def test_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: fl
         config(root, tmp_path / "skip", **fields, on_bad_image="skip", log_steps=12), 2
     )
     assert skipping.wait() == [0, 0], skipping.output()
+    name = broken.relative_to(root).as_posix()
+    assert f"1 of 116 images cannot be read and are skipped: {name}" in skipping.output()
+    (unreadable,) = events(tmp_path / "skip", "unreadable")
+    assert (unreadable["images"], unreadable["files"]) == (1, [name])
     assert events(tmp_path / "skip", "step")[-1]["skipped_images"] == 1
 
 

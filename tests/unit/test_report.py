@@ -190,17 +190,17 @@ def test_changed_settings_are_separate_from_defaults(tmp_path: Path) -> None:
 
 
 def test_problems_of_the_data_are_listed(tmp_path: Path) -> None:
-    step = {"event": "step", "epoch": 1.0, "loss": 1.0}
-    totals = [1, 2, 2, 18, 1]  # with a resume before the last step
-    steps = [{**step, "step": at, "skipped_images": total} for at, total in enumerate(totals)]
+    # With a resume before the last event.
+    known = [("a/1.jpg",), tuple(f"a/{at}.jpg" for at in range(1, 13)), ("b/1.jpg", "a/2.jpg")]
+    events = [{"event": "unreadable", "images": len(files), "files": files} for files in known]
     folder = reports.make(
-        tmp_path, TWO, COUNTS, skipped=3, events=steps,
+        tmp_path, TWO, COUNTS, skipped=3, skipped_files=["b/7.jpg"], events=events,
         dataset=reports.dataset(problems=["2 training images have the content of <val>"]),
     )  # fmt: skip
     content = text(report.html(folder))
     assert "2 training images have the content of &lt;val&gt;" in content
-    assert "3 unreadable images of this split" in content
-    assert "were skipped 19 times in the training" in content
+    assert "3 unreadable images of this split left out: b/7.jpg" in content
+    assert "13 unreadable images skipped in the training: a/1.jpg, a/10.jpg" in content
 
 
 def test_measurements_of_the_bundle_are_shown(tmp_path: Path) -> None:

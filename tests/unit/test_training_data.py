@@ -106,10 +106,10 @@ def test_skipped_image_is_replaced_in_training_and_left_out_in_evaluation(split:
     config = run(split, on_bad_image="skip")
     keys = [(0, 2), (0, 3)]
     trained = Images(index, config, for_training=True).__getitems__(keys)
-    assert (trained.skipped, trained.error) == (1, "")
+    assert (trained.skipped, trained.error) == ([3], "")
     assert trained.indices == [2, 4]
     evaluated = Images(index, config, for_training=False).__getitems__(keys)
-    assert evaluated.skipped == 1
+    assert evaluated.skipped == [3]
     assert evaluated.indices == [2]
     assert "1.png" in Images(index, run(split), for_training=True).__getitems__(keys).error
 

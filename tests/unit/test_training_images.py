@@ -16,6 +16,7 @@ from PIL import Image
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import decoder
+from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import Reading, TrainConfig
 from kfp_ddp.training.data import Images, evaluation_batches
 from kfp_ddp.training.header import plain_pixels
@@ -134,6 +135,27 @@ def test_transparency_is_composited_on_the_background(form: str, tmp_path: Path)
         assert read(str(tmp_path / form))[:, 0, 0].tolist() == [10, 20, 30]
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_cut_out_trains_and_evaluates_as_its_flat_copy(cached: bool, tmp_path: Path) -> None:
+    batches = []
+    for kind in ("cut", "flat"):
+        for label in "ab":
+            (tmp_path / kind / label).mkdir(parents=True)
+            cut = Image.frombytes("RGBA", (50, 40), random.Random(label).randbytes(8000))
+            flat = Image.new("RGB", cut.size, "white")
+            flat.paste(cut, mask=cut)
+            (cut if kind == "cut" else flat).save(tmp_path / kind / label / "1.png")
+        index, config = scan(tmp_path / kind), run(tmp_path / kind)
+        for training in (True, False):
+            cache = Cache(tmp_path / f"{kind} {training}", "train", 2, parts=1) if cached else None
+            if cache:
+                cache.build(index.where, config, training, 0)
+            images = Images(index, config, training, cache)
+            batches.append(images.__getitems__([(0, 0), (0, 1)]).images)
+    assert torch.equal(batches[0], batches[2])
+    assert torch.equal(batches[1], batches[3])
+
+
 def test_deep_values_are_scaled_by_what_the_file_holds(tmp_path: Path) -> None:
     ramp = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     files: dict[str, NDArray[Any]] = {
@@ -201,7 +223,7 @@ def test_image_of_too_many_pixels_counts_as_unreadable(split: Path) -> None:
         ):
             examine(index.where, range(6), run(split, **fields))
     found = examine(index.where, range(6), run(split, on_bad_image="skip"))
-    assert (found.checked, found.broken) == (6, (1,))
+    assert (found.checked, found.broken) == (6, ("class0/2.png",))
     assert "2.png" in Images(index, run(split), for_training=True).__getitems__([(0, 1)]).error
     skipping = run(split, on_bad_image="skip")
     assert Images(index, skipping, for_training=True).__getitems__([(0, 1)]).indices == [2]

@@ -293,7 +293,7 @@ def test_member_damaged_later_is_named_or_skipped(
     found = examine(index.where, range(len(index)), skipping)
     assert 1 <= len(found.broken) <= spoilt
     batch = Images(index, skipping, True).__getitems__([(0, position)])
-    assert (batch.skipped, batch.error) == (1, "")
+    assert (batch.skipped, batch.error) == ([position], "")
     left = evaluation_batches(index, 8, 4, reading=Reading("skip"))
     assert sum(len(targets) for _, targets, _ in left) == len(index) - len(found.broken)
 
