@@ -107,7 +107,8 @@ class Steps:
         each = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
         each |= {} if self.claims.data else {"publish": "each-node"}
         first = preflight(**self.form, **each).set_display_name("preflight: check all of it")
-        small(first.set_caching_options(False))
+        # Each million objects of the listing take 200 MB.
+        small(first.set_caching_options(False)).set_memory_limit("4Gi")
         return self.with_bucket(first).outputs
 
     def with_bucket(self, task: dsl.PipelineTask) -> dsl.PipelineTask:
