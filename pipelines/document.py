@@ -45,12 +45,10 @@ class Document(NamedTuple):
 
     def images(self) -> list[str]:
         """Return the images of its steps, and those in the defaults of their inputs."""
-        documents = [*self._containers().values(), *self.spec.get("components", {}).values()]
-        texts = {
-            *(str(one.get("image", "")) for one in documents),
-            *(str(defaults_of(one).get("image", "")) for one in documents),
-        }
-        return sorted(texts - {""})
+        inputs = map(defaults_of, self.spec.get("components", {}).values())
+        return sorted(
+            {one["image"] for one in (*self._containers().values(), *inputs) if "image" in one}
+        )
 
     def body(self) -> dict[str, Any]:
         """Return the object that KFP's API takes."""

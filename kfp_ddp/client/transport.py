@@ -146,12 +146,11 @@ class Transport(RESTClientObject):  # type: ignore[misc]
 
 
 def _proxy(host: str) -> str | None:
-    """Return the proxy of the environment for a host, as HTTPS_PROXY; None for none."""
+    """Return the proxy of HTTPS_PROXY, which sees no login; None for http and by NO_PROXY."""
     parts = urlsplit(host)
-    name = parts.hostname or ""
-    if name in ("localhost", "127.0.0.1") or proxy_bypass(name):
+    if parts.scheme != "https" or proxy_bypass(parts.hostname or ""):
         return None
-    return getproxies().get(parts.scheme)
+    return getproxies().get("https")
 
 
 def _is_json(body: Any) -> bool:

@@ -122,11 +122,6 @@ def test_windows_is_refused_in_one_line(name: str) -> None:
     assert "WSL" in done.stderr
 
 
-def test_the_package_runs_as_a_module() -> None:
-    words = [sys.executable, "-m", "kfp_ddp", "--version"]
-    assert "kfp-ddp, version" in subprocess.run(words, capture_output=True, text=True).stdout
-
-
 @pytest.mark.parametrize("words", [["demo"], ["run", "photos", "--local"]])
 def test_what_an_install_lacks_is_named_with_its_extra(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
