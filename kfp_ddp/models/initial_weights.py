@@ -82,7 +82,7 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
     if pretrained == "false":
         return RANDOM_START
     if pretrained not in ("auto", "true") and name == pretrained:
-        return Start(pretrained, network_in(pretrained), f"weights of {pretrained}")
+        return Start(pretrained, network_in(pretrained), f"starts from {pretrained}")
     name = DEFAULT if name == pretrained else name
     files = TORCHVISION.get(model, {})
     if optional and not files:
@@ -94,16 +94,16 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
         return RANDOM_START._replace(
             origin=f"random weights, as {images:,} images are enough for them"
         )
-    what = f"torchvision's {name} weights of {model}"
+    what = f"torchvision's weights of {model} ({name})"
     value = "true" if name == DEFAULT else pretrained
     if is_intact(path := cached(files[name])):
-        return Start(value, model, f"{what}, from {path}")
+        return Start(value, model, f"starts from {what}, in {path}")
     if name == DEFAULT and not own_image and model in os.environ.get(BAKED, "").split():
-        return Start(value, model, f"{what}, from the trainer image")
+        return Start(value, model, f"starts from {what}, in the trainer image")
     address = f"{os.environ.get(SOURCE) or PUBLISHED}/{files[name]}"
     problem = _problem_of(address)
     if not problem:
-        return Start(address, model, f"{what}, from {address}")
+        return Start(address, model, f"starts from {what}, at {address}")
     if optional:
         return RANDOM_START._replace(origin=f"random weights, as {what} cannot be had: {problem}")
     raise InputError(

@@ -100,6 +100,10 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
     [
         (["gs://bucket/flowers", "--set", "epoch=3"], "no setting 'epoch'; did you mean 'epochs'?"),
         (
+            ["gs://bucket/flowers", "--set", "pretrained=weights.pth"],
+            "pretrained=weights.pth is no address",
+        ),
+        (
             ["gs://bucket/flowers", "--set", "batch_size=100", "--gpus", "8"],
             "batch_size=100 cannot be divided evenly among 8 ranks",
         ),

@@ -1,5 +1,6 @@
 """Weights to begin with that lie at an address."""
 
+import hashlib
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -144,6 +145,30 @@ def test_weights_of_torchvision_are_found_without_a_download(
     file.rename(file.with_name("r.pth"))
     assert find("torchvision:DEFAULT", "resnet18")[:2] == ("true", "resnet18")
     assert str(file.with_name("r.pth")) in find("true", "resnet18").origin
+
+
+def test_weights_of_torchvision_are_downloaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    torch.save(build("squeezenet1_1", 1000).state_dict(), tmp_path / "w.pth")
+    whole = (tmp_path / "w.pth").read_bytes()
+    file = f"s-{hashlib.sha256(whole).hexdigest()[:8]}.pth"
+    monkeypatch.setitem(TORCHVISION["squeezenet1_1"], "DEFAULT", file)
+    for content in (whole[:-1] + b"x", whole):
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+        with answering(head + content, tmp_path) as server:
+            monkeypatch.setenv("KFP_DDP_WEIGHTS", server)
+            start = initial_weights.obtain("auto", "squeezenet1_1")
+            assert bool(start) == (content == whole)
+            if content != whole:
+                assert "damaged" in start.origin
+                with pytest.raises(StorageError, match="arrived damaged"):
+                    initial_weights.obtain("true", "squeezenet1_1")
+    (path,) = (tmp_path / "torch").rglob("*.pth")
+    assert str(path) in start.origin
+    assert initial_weights.obtain("auto", "squeezenet1_1") == start  # the server is gone
+    assert [one.name for one in path.parent.iterdir()] == [file]
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,13 @@ def test_file_of_the_command_line_is_packed_without_its_folder(
         None, [f"model={file}:build", f"pretrained={tmp_path}/../{tmp_path.name}/weights.pth"]
     )
     assert form["pretrained"] == str(tmp_path / "weights.pth")
+    (tmp_path / "old.yaml").write_text("init_from: w.pth\nbatch_size: 8\n")
+    old = form_of("train_resnet").read(tmp_path / "old.yaml", [])
+    assert old == {"pretrained": "w.pth", "training": {"batch_size": 8}}
+    old = form_of("sweep").read(None, ["training.init_from=w.pth"])
+    assert old == {"training": {"pretrained": "w.pth"}}
+    (tmp_path / "old.yaml").write_text("pretrained: true\n")
+    assert form_of("train_resnet").read(tmp_path / "old.yaml", []) == {"pretrained": "true"}
     assert model_file.unpack(form["training"]["model_code"]) == OWN
     file.unlink()
     for model, line in (

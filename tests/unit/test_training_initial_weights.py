@@ -18,7 +18,7 @@ from kfp_ddp.models import weights
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.initial_weights import initialise
+from kfp_ddp.training.initial_weights import initialise, network_of
 from kfp_ddp.training.model import build, build_for
 from kfp_ddp.training.torchvision_weights import TORCHVISION, cached
 
@@ -234,6 +234,20 @@ def test_cached_weights_of_torchvision_are_read(
     for wrong, model in (("torchvision:V9", "squeezenet1_1"), (name, "cifar_resnet8")):
         with pytest.raises(InputError, match=f"has no {wrong[12:]} weights of {model}"):
             started(run(wrong, **fields | {"model": model}))
+
+
+@pytest.mark.parametrize(
+    ("network", "state"),
+    [
+        ("resnet18", named("module.", source(7, "resnet18"))),
+        ("cifar_resnet14", source(2, "cifar_resnet14")),
+        ("", {"layer1.weight": torch.ones(3)}),
+    ],
+)
+def test_weights_name_their_network(tmp_path: Path, network: str, state: State) -> None:
+    torch.save({"state_dict": state}, tmp_path / "w.pth")
+    assert network_of(tmp_path / "w.pth") == network
+    assert network_of(saved(tmp_path, "cifar_resnet8")) == "cifar_resnet8"
 
 
 def test_uri_is_refused() -> None:
