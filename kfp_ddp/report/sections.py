@@ -8,7 +8,6 @@ from markupsafe import Markup
 
 from kfp_ddp.core import packed
 from kfp_ddp.models.evaluation import (
-    Baseline,
     CalibrationBin,
     ClassChange,
     ClassResult,
@@ -19,7 +18,7 @@ from kfp_ddp.models.evaluation import (
 from kfp_ddp.report.charts import HEIGHT, Axis, Key, Shape, dot, linear, plot
 from kfp_ddp.report.data import Confusion, Material
 from kfp_ddp.report.events import is_number, training_time
-from kfp_ddp.report.matrix import MAX_CLASSES, MAX_NUMBERED, confusion_matrix
+from kfp_ddp.report.matrix import MAX_CLASSES, MAX_NUMBERED, confusion_matrix, shorten
 from kfp_ddp.report.render import Card, duration, number, percents, points, points_with_interval
 from kfp_ddp.report.training import training_line
 from kfp_ddp.training.config import TrainConfig
@@ -104,10 +103,11 @@ def headline(material: Material) -> list[Card]:
             detail = f"95 % interval {points(compared.low)} to {points(compared.high)}"
         label = f"points to champion {compared.champion_version[:12]}".strip()
         cards.append(Card(label, points(compared.gain), detail))
-    if (largest := baseline(result)) is not None:
-        name = largest.name if len(largest.name) <= 24 else f"{largest.name[:23]}…"
-        gain = f"{points(result.accuracy - largest.share)} points above it"
-        cards.append(Card(f"majority-class baseline: {name}", f"{largest.share:.2%}", gain))
+    if result.classes:
+        largest = max(result.classes, key=lambda one: one.samples)
+        name, share = shorten(largest.name, 24), largest.samples / result.samples
+        gain = f"{points(result.accuracy - share)} points above it"
+        cards.append(Card(f"majority-class baseline: {name}", f"{share:.2%}", gain))
     cards += _quality(result)
     seconds, _ = training_time(material.events)
     if seconds:
@@ -118,16 +118,6 @@ def headline(material: Material) -> list[Card]:
 def test_headline(result: Evaluation) -> list[Card]:
     """Return the headline numbers of the test split."""
     return [_accuracy(result), *_quality(result)]
-
-
-def baseline(result: Evaluation) -> Baseline | None:
-    """Return the majority-class baseline, computed if an earlier version did not record it."""
-    if result.baseline is not None:
-        return result.baseline
-    largest = max(result.classes, key=lambda one: one.samples, default=None)
-    if largest is None:
-        return None
-    return Baseline(name=largest.name, share=largest.samples / result.samples)
 
 
 def changes(result: Evaluation) -> list[tuple[str, list[ClassChange]]]:

@@ -11,7 +11,6 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import Reading
-from kfp_ddp.training.data import fixed_batches
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model import MEAN, STD, build
 from kfp_ddp.training.splits import Index, scan
@@ -74,14 +73,6 @@ def test_results_do_not_depend_on_the_number_of_ranks(
     assert sum(len(share.positions) for share in parts) == 47
     assert figures(merged(index, parts)) == figures(single)
     assert figures(merged(index, parts[::-1])) == figures(single)
-
-
-def test_batches_do_not_depend_on_the_number_of_ranks(index: Index) -> None:
-    batches = {tuple(keys) for keys in fixed_batches(index, 5, 0, 1)}
-    for world in (2, 3):
-        dealt = [tuple(k) for rank in range(world) for k in fixed_batches(index, 5, rank, world)]
-        assert len(dealt) == len(batches)
-        assert set(dealt) == batches
 
 
 def test_unreadable_images_are_skipped_on_any_number_of_ranks(

@@ -65,13 +65,6 @@ def test_a_tie_passes_and_a_worse_model_only_with_a_negative_bound(tmp_path: Pat
     assert not blessed(better, worse, max_p_value=0.24)
 
 
-def test_the_first_model_passes_unless_a_champion_must_exist(tmp_path: Path) -> None:
-    path = evaluation(tmp_path / "run", hits(3))
-    assert blessed(path, tmp_path / "none", max_p_value=0.05)
-    assert not blessed(path, tmp_path / "none", champion_must_exist=True)
-    assert blessed(path, path, champion_must_exist=True)
-
-
 @pytest.mark.parametrize("without", ["run", "champion"])
 def test_without_predictions_only_accuracies_are_compared(without: str, tmp_path: Path) -> None:
     champion = evaluation(tmp_path / "champion", hits(5))

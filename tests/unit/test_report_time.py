@@ -1,6 +1,5 @@
 """The section of a report on the time of the training."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from kfp_ddp.report.events import downsample
 from kfp_ddp.report.training import time_section
 from kfp_ddp.training.time_spent import PHASES
 from tests import reports
-from tests.unit.test_report import EVIL, text
+from tests.unit.test_report import text
 
 
 def ranks(*seconds: dict[str, float], **more: Any) -> dict[str, Any]:
@@ -73,15 +72,3 @@ def test_only_the_slowest_of_many_ranks_are_shown() -> None:
 )
 def test_invalid_events_are_ignored(broken: dict[str, Any]) -> None:
     assert time_section([{"event": "ranks", **broken}]) == ""
-
-
-def test_advice_and_nodes_are_escaped() -> None:
-    end = {"event": "end", "advice": [EVIL, 3], "mfu": "x"}
-    shown = time_section([ranks(FAST, SLOW, nodes=[EVIL, EVIL]), end])
-    assert "<script" not in shown
-    assert "&lt;script" in shown
-
-
-def test_the_page_of_a_training_has_the_section(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(ranks(FAST, SLOW)) + "\n")
-    assert "Where the time went" in report.training_page(tmp_path)

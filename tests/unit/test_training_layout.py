@@ -44,17 +44,6 @@ def test_folders_name_splits(val: str) -> None:
     assert "masks" in " ".join(layout.notes)
 
 
-def test_split_follows_from_the_digest_of_the_name() -> None:
-    layout = laid_out(photographs(1000, "cat", "dog"))
-    # First 8 hex digits of sha256("split:" + name) over 2**32, computed by another program.
-    assert "cat/00011.jpg" in dict(layout.val)
-    assert "cat/00000.jpg" in dict(layout.train)
-    assert 150 < len(layout.val) < 250
-    assert len(layout.train) + len(layout.val) == 2000
-    assert not len(layout.test)
-    assert layout.val.folder == layout.train.folder == ""
-
-
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
 def test_split_of_a_growing_class(share: float) -> None:
     """Each class has enough to validate, and images move only while the hash chooses too few."""
@@ -77,13 +66,6 @@ def test_split_of_a_growing_class(share: float) -> None:
 
 def position(name: str) -> float:
     return int(hashlib.sha256(f"split:{name}".encode()).hexdigest()[:8], 16) / 2**32
-
-
-def test_train_without_val_is_split_by_name() -> None:
-    layout = laid_out([f"train/{name}" for name in photographs(200, "cat", "dog")])
-    assert layout.train.folder == layout.val.folder == "train"
-    assert 20 < len(layout.val) < 70
-    assert not {name for name, _ in layout.val} & {name for name, _ in layout.train}
 
 
 def test_hidden_files_and_other_files_are_ignored() -> None:

@@ -142,13 +142,6 @@ def test_ranks_may_have_unequal_numbers_of_micro_batches(world: int, mine: list[
         assert len(list(sampler.epoch(1, 3))) == mine[rank]
 
 
-def test_only_the_first_epoch_starts_in_its_middle() -> None:
-    sampler = ResumableSampler(8, 2, 2, 0, 1, seed=0)
-    epochs = [epoch for keys in sampler.batches(5, 3) for epoch, _ in keys]
-    assert epochs == [1] * 6 + [2] * 8
-    assert not list(sampler.batches(12, 3))
-
-
 def test_one_window_over_all_images_gives_the_order_of_plain_files() -> None:
     plain = ResumableSampler(IMAGES, BATCH, MICRO, 0, 1, 3)
     packed = ResumableSampler(IMAGES, BATCH, MICRO, 0, 1, 3, windows(IMAGES * SIZE))
