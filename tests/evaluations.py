@@ -5,7 +5,9 @@ from typing import Any
 
 from kfp import dsl
 
-from kfp_ddp.components.evaluate.component import evaluate
+from kfp_ddp.components.evaluate.component import evaluate as component
+from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share
+from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models.evaluation import Evaluation, wilson
 
 
@@ -21,7 +23,7 @@ def run_step(
 ) -> tuple[Path, Evaluation, dict[str, Any]]:
     """Run the step; return the folder of the evaluation, its record and the artifacts."""
     filled = artifacts(folder)
-    accuracy, path = evaluate.python_func(
+    accuracy, path = component.python_func(
         checkpoint=str(checkpoint),
         run_dir=str(run_dir),
         dataset_path=str(dataset),
@@ -31,6 +33,15 @@ def run_step(
     record = Evaluation.read(Path(path))
     assert accuracy == record.accuracy
     return Path(path).parent, record, filled
+
+
+def evaluate(checkpoint: Path | str, run_dir: Path, dataset: Path, **fields: Any) -> Evaluated:
+    """Evaluate in this process; a checkpoint as text may be a bundle or a URI."""
+    folders = {"checkpoint": str(checkpoint), "run_dir": str(run_dir), "data": str(dataset)}
+    known = {"of_run": isinstance(checkpoint, Path), "batch_size": 64, "worst": 0}
+    evaluated = evaluate_share(Request.create(**{**known, **folders, **fields}))
+    assert evaluated is not None  # this is the first rank
+    return evaluated
 
 
 def record(correct: int, samples: int = 100, **fields: Any) -> Evaluation:

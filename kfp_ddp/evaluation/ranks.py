@@ -3,9 +3,9 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kfp_ddp import report
 from kfp_ddp.core.errors import InputError
@@ -50,33 +50,6 @@ class Evaluated(NamedTuple):
         curve = json.loads((folder / ROC).read_bytes())
         document = (folder / REPORT).read_text(encoding="utf-8")
         return cls(result, Roc(**curve) if curve else None, document, data.test)
-
-
-def evaluate(
-    checkpoint: Path | str,
-    run_dir: Path,
-    dataset: Path,
-    split: str = "val",
-    batch_size: int = 64,
-    worst: int = 0,
-    champion: str = "",
-    options: Mapping[str, Any] = {},
-) -> Evaluated:
-    """Evaluate in this process; a checkpoint as text may be a bundle or a URI."""
-    request = Request.create(
-        checkpoint=str(checkpoint),
-        of_run=isinstance(checkpoint, Path),
-        run_dir=str(run_dir),
-        data=str(dataset),
-        split=split,
-        batch_size=batch_size,
-        worst=worst,
-        champion=champion,
-        options=dict(options),
-    )
-    evaluated = evaluate_share(request)
-    assert evaluated is not None  # this is the first rank
-    return evaluated
 
 
 @contextlib.contextmanager

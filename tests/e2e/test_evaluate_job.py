@@ -21,7 +21,8 @@ FILL = """
 from pathlib import Path
 import torch
 from PIL import Image
-from kfp_ddp.evaluation.ranks import evaluate
+from kfp_ddp.evaluation.ranks import evaluate_share
+from kfp_ddp.evaluation.request import Request
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model import build
@@ -41,7 +42,8 @@ config = TrainConfig.create(
 state = {"model": build("cifar_resnet8", 2).state_dict(), "ema": None}
 manifest = checkpoint.manifest_of(config, ("dark", "light"))
 path = checkpoint.write(Path("/work/model/checkpoints"), 1, state, manifest)
-evaluate(path, Path("/work/single"), Path("/data/good"), batch_size=4, worst=3)
+folders = {"checkpoint": str(path), "run_dir": "/work/single", "data": "/data/good"}
+evaluate_share(Request.create(**folders, batch_size=4, worst=3))
 """
 
 EVALUATE = """

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import Evaluation
@@ -23,7 +22,7 @@ from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build
 from tests import gating
-from tests.evaluations import run_step
+from tests.evaluations import evaluate, run_step
 
 INCOMPARABLE = "the champion was evaluated on other samples, so the two are not comparable"
 PUBLISHED = "gs://models/exports/squares"

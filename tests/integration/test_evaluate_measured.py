@@ -7,8 +7,8 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.comparison import mcnemar
-from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.models.evaluation import FILE, PREDICTIONS, Evaluation
+from tests.evaluations import evaluate
 
 
 def test_slices_intervals_and_gain_are_in_the_record(

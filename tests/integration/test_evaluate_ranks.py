@@ -14,7 +14,7 @@ import psutil
 import pytest
 from google.cloud import storage
 
-from kfp_ddp.evaluation.ranks import Evaluated, evaluate
+from kfp_ddp.evaluation.ranks import Evaluated
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.jobs.local import EVALUATION
 from kfp_ddp.models import bundle, weights
@@ -23,6 +23,7 @@ from kfp_ddp.runs import checkpoints as bucketed
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training import checkpoint as checkpoints
+from tests.evaluations import evaluate
 from tests.serving import free_port
 from tests.training_ranks import forked
 

@@ -8,12 +8,12 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import log_metrics
-from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.summary import markdown
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.splits import splits_of
+from tests.evaluations import evaluate
 
 
 def test_val_by_name_is_that_of_the_training(
@@ -55,7 +55,7 @@ def test_the_test_split_is_evaluated_with_val(
     assert "Test split" not in without.document
     assert not (trained_run / "evaluation-test").exists()
     with pytest.raises(InputError, match="has no folder test/"):
-        evaluate(trained_checkpoint, trained_run, data, "test")
+        evaluate(trained_checkpoint, trained_run, data, split="test")
 
     shutil.copytree(data / "val" / "red", data / "test" / "red")
     both = evaluate(trained_checkpoint, trained_run, data)
@@ -68,6 +68,6 @@ def test_the_test_split_is_evaluated_with_val(
     logged: dict[str, float] = {}
     log_metrics(both.test, SimpleNamespace(log_metric=logged.__setitem__), "test_")
     assert logged["test_accuracy"] == pytest.approx(both.test.accuracy, abs=1e-6)
-    only = evaluate(trained_checkpoint, trained_run, data, "test")
+    only = evaluate(trained_checkpoint, trained_run, data, split="test")
     assert only.test is None
     assert only.result.samples_digest == both.test.samples_digest

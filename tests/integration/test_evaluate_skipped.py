@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export.engine import make
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.training import checkpoint as checkpoints
 from tests import gating
-from tests.evaluations import run_step
+from tests.evaluations import evaluate, run_step
 
 BROKEN = ("red/000.png", "green/003.png")
 

@@ -11,13 +11,12 @@ from PIL import Image
 
 from kfp_ddp.components.evaluate.component import evaluate as component
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.checkpoint import load_model
 from kfp_ddp.training.data import evaluation_batches
 from kfp_ddp.training.model import build, normalise
 from kfp_ddp.training.splits import scan
-from tests.evaluations import artifacts, run_step
+from tests.evaluations import artifacts, evaluate, run_step
 
 
 def predictions(run_dir: Path) -> list[dict[str, str]]:
@@ -72,7 +71,7 @@ def test_a_split_of_one_class_and_of_another_name(
 ) -> None:
     dataset = tmp_path / "data"
     shutil.copytree(trained_dataset / "val" / "red", dataset / "drift" / "red")
-    record, _, document, _ = evaluate(trained_checkpoint, trained_run, dataset, "drift")
+    record, _, document, _ = evaluate(trained_checkpoint, trained_run, dataset, split="drift")
     assert (record.samples, record.dataset_digest) == (17, "")
     assert (trained_run / "evaluation-drift" / "evaluation.json").is_file()
     assert not re.search(r">[^<]*\b(nan|inf)\b", document)

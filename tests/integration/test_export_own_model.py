@@ -14,11 +14,11 @@ import torch
 from kfp_ddp.components.export.component import export
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export.engine import make
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
+from tests.evaluations import evaluate
 from tests.integration.test_export_step import arguments
 
 CLASSES = ("blue", "green", "red")
@@ -71,7 +71,7 @@ def made(trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """A run folder with checkpoint, evaluation and bundle."""
     run_dir = tmp_path_factory.mktemp("own")
     path = saved(run_dir, trained_dataset, OWN)
-    evaluate(path, run_dir, trained_dataset, "val", 64, 4)
+    evaluate(path, run_dir, trained_dataset, worst=4)
     evaluation = run_dir / "evaluation" / "evaluation.json"
     make(path, run_dir, trained_dataset / "val", evaluation, "squares")
     return run_dir
@@ -133,7 +133,7 @@ def test_a_network_that_no_format_supports_leaves_no_bundle(
     trained_dataset: Path, tmp_path: Path
 ) -> None:
     path = saved(tmp_path, trained_dataset, BRANCH)
-    evaluate(path, tmp_path, trained_dataset, "val", 64, 4)
+    evaluate(path, tmp_path, trained_dataset, worst=4)
     evaluation = tmp_path / "evaluation" / "evaluation.json"
     with pytest.raises(InputError, match=r"^mine\.py:build can be written neither as") as caught:
         make(path, tmp_path, trained_dataset / "val", evaluation, "squares")

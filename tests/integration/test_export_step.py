@@ -15,11 +15,11 @@ from kfp import dsl
 
 from kfp_ddp.components.export.component import export
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export import formats
 from kfp_ddp.export.engine import make
 from kfp_ddp.export.formats import from_bundle, from_checkpoint
 from kfp_ddp.models import bundle
+from tests.evaluations import evaluate
 
 FILES = [
     "MANIFEST.sha256",
@@ -54,7 +54,7 @@ def made(
 ) -> Path:
     """A run folder with an evaluation and a bundle; tests that change it take a copy."""
     run_dir = tmp_path_factory.mktemp("made")
-    evaluate(trained_checkpoint, run_dir, trained_dataset, "val", 64, 4)
+    evaluate(trained_checkpoint, run_dir, trained_dataset, worst=4)
     make(
         trained_checkpoint,
         run_dir,
@@ -86,7 +86,7 @@ def arguments(run_dir: Path, checkpoint: Path, dataset: Path, out: Path) -> dict
 def test_a_network_with_blur_pooling_is_exported(
     blurred_checkpoint: Path, trained_dataset: Path, tmp_path: Path
 ) -> None:
-    evaluate(blurred_checkpoint, tmp_path, trained_dataset, "val", 64, 4)
+    evaluate(blurred_checkpoint, tmp_path, trained_dataset, worst=4)
     evaluation = tmp_path / "evaluation" / "evaluation.json"
     make(blurred_checkpoint, tmp_path, trained_dataset / "val", evaluation, "squares")
     assert bundle.intact(tmp_path / "bundle")

@@ -19,7 +19,6 @@ from PIL import Image
 from kfp_ddp.components.export.component import export
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export import card, formats, prove, variants
 from kfp_ddp.export.engine import make
 from kfp_ddp.export.formats import Predict, from_checkpoint
@@ -29,6 +28,7 @@ from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import Measured, Record
 from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import load_model
+from tests.evaluations import evaluate
 from tests.integration.test_export_step import arguments
 
 REQUESTED = Variants(variants=("fp16", "int8", "resize"), max_variant_drop=0.3)
@@ -41,7 +41,7 @@ def made(
 ) -> Path:
     """A run folder with a bundle that has all further forms."""
     run_dir = tmp_path_factory.mktemp("forms")
-    evaluate(trained_checkpoint, run_dir, trained_dataset, "val", 64, 4)
+    evaluate(trained_checkpoint, run_dir, trained_dataset, worst=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prove, "_SECONDS_EACH", 0.0)
         _make(trained_checkpoint, run_dir, trained_dataset, run_dir)
@@ -263,7 +263,7 @@ def test_a_repeated_export_to_a_bucket_removes_other_forms(
     run_dir = tmp_path / "bucket" / "run-1" / "train"
     checkpoint = run_dir / "checkpoints" / trained_checkpoint.name
     shutil.copytree(trained_checkpoint, checkpoint)
-    evaluate(checkpoint, run_dir, trained_dataset, "val", 64, 4)
+    evaluate(checkpoint, run_dir, trained_dataset, worst=4)
     given = arguments(run_dir, checkpoint, trained_dataset, tmp_path)
     given |= {name: f"file://{given[name]}" for name in ("run_dir", "checkpoint", "evaluation")}
     export.python_func(**given, release={"variants": ["fp16"], "max_variant_drop": 1.0})

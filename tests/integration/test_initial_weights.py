@@ -73,9 +73,9 @@ def test_bundle_champion_and_checkpoint_are_downloaded_by_uri(
     made = tmp_path / "bundle"
     made.mkdir()
     weights.write(network, info, made / bundle.WEIGHTS)
-    from kfp_ddp.evaluation.ranks import evaluate
+    from tests.evaluations import evaluate
 
-    evaluate(trained_checkpoint, tmp_path / "run", trained_dataset, "val", 64, 4)
+    evaluate(trained_checkpoint, tmp_path / "run", trained_dataset, worst=4)
     evaluation = tmp_path / "run" / "evaluation" / "evaluation.json"
     (made / "metrics.json").write_bytes(evaluation.read_bytes())
     bundle.seal(made)

@@ -8,9 +8,9 @@ import torch
 
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.evaluation.ranks import evaluate
 from kfp_ddp.export.prove import real_samples
 from kfp_ddp.training import checkpoint
+from tests.evaluations import evaluate
 from tests.training_ranks import Ranks, config, dataset, state_hash, train
 
 SMALL_BUFFER = {"shuffle_buffer_mb": 0.01}
@@ -84,7 +84,8 @@ def test_evaluation_and_proof_are_equal_for_archives_and_folders(
     told, samples = [], []
     _, info = checkpoint.load_model(trained_checkpoint)
     for data in (trained_dataset, packed):
-        record, _, document, _ = evaluate(trained_checkpoint, trained_run, data, "val", 7, 8)
+        sizes = {"batch_size": 7, "worst": 8}
+        record, _, document, _ = evaluate(trained_checkpoint, trained_run, data, **sizes)
         rows = (trained_run / "evaluation" / "predictions.csv").read_text().splitlines()
         predictions = [row.split(",")[:3] for row in rows]
         digests = (record.samples_digest, record.dataset_digest, record.accuracy)
