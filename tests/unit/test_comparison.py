@@ -86,19 +86,6 @@ def test_the_gain_is_told_with_its_interval_and_by_class(tmp_path: Path) -> None
     assert found.champion_accuracy == before.accuracy
 
 
-def test_without_predictions_only_the_gain_is_told(tmp_path: Path) -> None:
-    ours, theirs = sides([("cat", True, False), ("dog", True, True)])
-    found = compare(
-        record(tmp_path / "a", ours),
-        record(tmp_path / "b", theirs),
-        None,
-        where="m.json",
-        version="",
-    )
-    assert found.gain == 0.5
-    assert (found.low, found.p_value, found.won, found.classes) == (None, None, None, [])
-
-
 def test_other_samples_do_not_compare(tmp_path: Path) -> None:
     ours, theirs = sides([("cat", True, False), ("dog", True, True)])
     theirs["other.png"] = theirs.pop("0.png")

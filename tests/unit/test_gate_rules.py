@@ -69,7 +69,6 @@ def test_a_model_of_one_class_may_have_a_split_of_one_class() -> None:
         ((59, 6), 60, 40, (False, True)),  # 6 won, 1 lost: p = 8 / 128
         ((59, 7), 60, 40, (True, False)),  # 7 won, 1 lost: p = 9 / 256
         ((60, 4), 60, 40, (False, True)),
-        ((60, 0), 60, 40, (False, False)),
         ((40, 20), 60, 40, (False, False)),
         ((2, 3), 8, 9, (False, False)),  # 29 % against 47 %
         ((2, 2), 2, 2, (False, True)),
