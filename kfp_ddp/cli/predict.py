@@ -51,8 +51,8 @@ def command(
     the class less likely, the picture is orange. It takes 65 predictions for each picture.
 
     \b
-    kfp-ddp predict run-output/bundle picture.jpg ./more-pictures
-    kfp-ddp predict run-output/bundle ./pictures --csv classes.csv --into ./sorted
+    kfp-ddp predict run-output/latest/bundle picture.jpg ./more-pictures
+    kfp-ddp predict run-output/latest/bundle ./pictures --csv classes.csv --into ./sorted
     """
     from kfp_ddp.local.installed import require
 

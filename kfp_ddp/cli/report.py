@@ -25,7 +25,7 @@ def command(folder: Path, split: str, output: Path | None) -> None:
     FOLDER is the output of `run --local` or `download`, the folder of a run, or that of an
     evaluation. Of several evaluations the newest is used.
 
-    kfp-ddp report run-output
+    kfp-ddp report run-output/latest
     """
     from kfp_ddp import report
     from kfp_ddp.core.run_folder import REPORT

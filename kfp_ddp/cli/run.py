@@ -27,11 +27,30 @@ if TYPE_CHECKING:
 
 RUN_SETTINGS = ("experiment", "pipeline_root", "service_account")
 IMAGES = ("registry", "launcher_image", "trainer_image")
-LOCAL_ONLY = ("output", "ranks")
+SHORTCUTS = ("model", "epochs", "batch_size")
+"""Settings that are options, too."""
+LOCAL_ONLY = ("output", "ranks", "fresh", "replace")
 KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
 
 
-@click.command("run")
+class RunCommand(click.Command):
+    """Explains how to write a setting that is not an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Raise UsageError for an unknown option, with the form of a setting."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from kfp_ddp.checks.form import SUBJECTS
+
+            key = error.option_name.lstrip("-").replace("-", "_")
+            models = (model for models in SUBJECTS.values() for model in models)
+            if any(key in model.model_fields for model in models):
+                raise click.UsageError(f"It is a setting: write --set {key}=VALUE.", ctx) from None
+            raise
+
+
+@click.command("run", cls=RunCommand)
 @click.argument("source", default="", metavar="[SOURCE|FILE]")
 @click.option("--local", is_flag=True, help="Run on this machine, without a cluster.")
 @text_option(
@@ -46,6 +65,9 @@ KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
     help="A parameter of the pipeline or a setting in it, such as epochs=10 or precision=bf16. "
     "May be repeated.",
 )
+@click.option("--model", metavar="NAME", help="As --set model=NAME.")
+@click.option("--epochs", metavar="N", help="As --set epochs=N.")
+@click.option("--batch-size", metavar="N", help="As --set batch_size=N.")
 @click.option(
     *("--file", "-f"), type=FILE, help="YAML file of such settings, which --set overrides."
 )
@@ -63,8 +85,14 @@ KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
 @click.option(
     *("--output", "-o"),
     type=FOLDER,
-    help="With --local, a folder for the copied data and the results: a new one, or that of an "
-    "earlier run.  [default: run-output]",
+    help="With --local, a folder for the copied data and the results.  [default: a new one in "
+    "run-output, with the name of SOURCE, and a link run-output/latest to it]",
+)
+@click.option(
+    "--fresh", is_flag=True, help="With --local, start over where the same command was interrupted."
+)
+@click.option(
+    "--replace", is_flag=True, help="With --local, delete the model of an earlier run in --output."
 )
 @click.option(
     "--ranks",
@@ -88,6 +116,9 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
     kfp-ddp run my_pipeline.yaml --set rounds=3
     kfp-ddp run gs://bucket/flowers --pipeline retrain --dry-run
     """
+    for name in SHORTCUTS:
+        if (value := options.pop(name)) is not None:
+            options["words"] = (*options["words"], f"{name}={value}")
     if not source and not options["pipeline"]:
         raise click.UsageError("Give a SOURCE, a FILE or --pipeline.")
     excluded = KFP_ONLY if local else LOCAL_ONLY
@@ -124,11 +155,11 @@ def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
     from kfp_ddp.local.demo import run
     from kfp_ddp.local.results import conduct
 
-    def begin() -> dict[str, Any]:
+    def begin() -> tuple[Path, dict[str, Any]]:
         echo(f"train_resnet.yaml through kfp.local, {ranks} ranks on this machine")
-        return run(output.resolve(), ranks, {} if epochs is None else {"epochs": epochs})
+        return output, run(output.resolve(), ranks, {} if epochs is None else {"epochs": epochs})
 
-    conduct(begin, output, as_json)
+    conduct(begin, as_json)
     if not as_json:
         echo("  with your images, a folder for each class: kfp-ddp run ./photos --local")
 
@@ -148,15 +179,17 @@ def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> Non
     ours = file is None and name == "train_resnet"
     if options["ranks"] and not ours:
         raise InputError("--ranks is for train_resnet: leave it out")
-    folder = options["output"] or Path("run-output")
-    settings = folder.resolve(), options["words"], options["file"]
+    if options["replace"] and not options["output"]:
+        raise InputError("--replace is for --output: without it each run has its own folder")
+    asked = ("output", "words", "file", "fresh", "replace")
+    command = runs.Command(source, **{option: options[option] for option in asked})
 
-    def begin() -> dict[str, Any]:
+    def begin() -> tuple[Path, dict[str, Any]]:
         if ours:
-            return runs.train(source, *settings, options["ranks"] or 0)
-        return runs.run(file or COMPILED / f"{name}.yaml", source, *settings)
+            return runs.train(command, options["ranks"] or 0)
+        return runs.run(file or COMPILED / f"{name}.yaml", command)
 
-    conduct(begin, folder, options["as_json"])
+    conduct(begin, options["as_json"])
 
 
 def _run_on_kfp(

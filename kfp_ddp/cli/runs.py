@@ -1,5 +1,7 @@
 """`kfp-ddp runs`, `status`, `cancel` and `retry`: runs on a KFP server."""
 
+from pathlib import Path
+
 import click
 
 from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, text_option
@@ -15,7 +17,7 @@ from kfp_ddp.client.runs import (
     started,
 )
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import printable
 
 
@@ -72,10 +74,14 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None:
     """Show the steps of RUN and the progress of its training.
 
-    RUN is an id or the start of one, a name, or last.
+    RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. The exit
+    code is 0 whatever the state of the run is, and with --follow 1 unless it succeeded.
 
     kfp-ddp status last --follow
     """
+    if Path(run).is_dir():
+        _show_local(Path(run), watch, as_json)
+        return
     from kfp_ddp.client.follow import Cluster, check_success, tree, until_over
     from kfp_ddp.client.steps import documents, steps_of
 
@@ -94,6 +100,29 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
         echo(connection.run_page(current.run_id) or current.run_id)
     if watch:
         check_success(current)
+
+
+def _show_local(folder: Path, watch: bool, as_json: bool) -> None:
+    """Show a run of this machine; following one that runs is left to its own terminal."""
+    from kfp_ddp.client.follow import duration, tree_of
+    from kfp_ddp.client.run_info import local_run
+    from kfp_ddp.client.steps import documents
+    from kfp_ddp.local.results import Progress
+
+    info = local_run(folder)
+    progress = Progress(folder)
+    if as_json:
+        head = {"run_id": info.id, "name": info.name, "state": info.state, "folder": str(folder)}
+        echo_json({**head, "steps": documents(info.steps)})
+    else:
+        from rich.console import Console
+
+        console, time = Console(), duration(info.start, info.end)
+        line = progress.line(console.width - 30)
+        steps = tree_of(info.name, info.id, info.state, time, info.steps, lambda _: line)
+        console.print(steps)
+    if watch and info.state != "SUCCEEDED":
+        raise JobError(f"{info.name} is {info.state}: see kfp-ddp describe {folder}")
 
 
 @click.command("cancel")

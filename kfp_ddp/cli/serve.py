@@ -78,9 +78,9 @@ def command(
     most 30 seconds; in a pod it first takes new ones for 10 seconds.
 
     \b
-    kfp-ddp serve run-output/bundle --name flowers
+    kfp-ddp serve run-output/latest/bundle --name flowers
     curl --data-binary @picture.jpg localhost:8080/predict
-    curl --json @run-output/bundle/sample/request.json localhost:8080/v2/models/flowers/infer
+    curl --json @run-output/latest/bundle/sample/request.json localhost:8080/v2/models/flowers/infer
     kfp-ddp serve gs://my-bucket/models/flowers --manifest kserve-tritonserver | kubectl apply -f -
     """
     if manifest:

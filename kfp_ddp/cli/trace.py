@@ -31,7 +31,7 @@ def command(run: str, rank: int, steps: int, output: Path, minutes: float) -> No
     every 10 seconds; the others wait for it while it traces. Open the file in
     https://ui.perfetto.dev or chrome://tracing.
 
-    kfp-ddp trace run-output --rank 1 --steps 5
+    kfp-ddp trace run-output/latest --rank 1 --steps 5
     """
     from kfp_ddp.client.trace import trace
 

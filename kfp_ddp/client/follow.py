@@ -195,15 +195,25 @@ def tree(
     run: "V2beta1Run", steps: Sequence[Step], progress: Callable[[Step], str] = lambda _: ""
 ) -> "Tree":
     """Return the steps of a run, to be printed."""
+    state, time = shown_state(run), duration(started(run), ended(run))
+    return tree_of(run.display_name, run.run_id, state, time, steps, progress)
+
+
+def tree_of(
+    name: str,
+    run_id: str,
+    state: str,
+    time: str,
+    steps: Sequence[Step],
+    progress: Callable[[Step], str],
+) -> "Tree":
+    """Return the steps of a run of this name, id and state, which took this time so far."""
     from rich.text import Text
     from rich.tree import Tree
 
-    state = shown_state(run)
-    mark, colour, _ = MARKS.get(state, MARKS["RUNNING"])
+    mark, colour, _ = MARKS.get(state, MARKS["UNKNOWN"])
     head = Text.assemble(
-        (f"{mark} ", colour),
-        (printable(run.display_name), "bold"),
-        f"  {run.run_id[:8]}  {state}  {duration(started(run), ended(run))}",
+        (f"{mark} ", colour), (printable(name), "bold"), f"  {run_id[:8]}  {state}  {time}"
     )
     root = Tree(head, guide_style="dim")
     _add_branches(root, steps, progress)

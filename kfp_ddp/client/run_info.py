@@ -20,6 +20,7 @@ from kfp_ddp.core.config import Connection, config
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.local.folder import is_running
 from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.pipelines.document import defaults_of
 
@@ -42,7 +43,7 @@ class RunInfo:
     id: str
     name: str
     state: str
-    """KFP's, such as FAILED; UNFINISHED for a local run without an end."""
+    """KFP's, such as FAILED; UNFINISHED for a local run that was stopped."""
     start: datetime | None
     end: datetime | None
     steps: tuple[Step, ...]
@@ -104,7 +105,7 @@ class RunFinder:
     def find(self, word: str) -> RunInfo:
         """Return the run of a local folder, else that of the server (see `runs.find_run`)."""
         if Path(word).is_dir():
-            return _local_run(Path(word))
+            return local_run(Path(word))
         if os.sep in word:
             raise InputError(f"folder {word} not found: give one of run --local, or a run's id")
         return self._remote_run(runs.find_run(self.client, word))
@@ -175,14 +176,18 @@ def run_finder(connection: Connection) -> Iterator[RunFinder]:
         yield RunFinder(connection, stack)
 
 
-def _local_run(folder: Path) -> RunInfo:
-    """Return the run whose output a folder contains."""
+def local_run(folder: Path) -> RunInfo:
+    """Return the run whose output a folder contains.
+
+    Raises:
+        InputError: it contains none.
+    """
     try:
         text = (folder / LOG).read_text(errors="replace")
         end = datetime.fromtimestamp((folder / LOG).stat().st_mtime, UTC)
     except OSError:
         raise InputError(
-            f"{folder} contains no run: name the folder of run --local --output"
+            f"{folder} contains no run: name one of run --local, such as run-output/latest"
         ) from None
     states: dict[str, str] = {}
     for line in text.splitlines():
@@ -192,15 +197,17 @@ def _local_run(folder: Path) -> RunInfo:
             states[ended[1]] = LOCAL_STATES.get(ended[2], ended[2])
     finished = FINISHED.findall(text)[-1:]
     state = LOCAL_STATES.get(finished[0], finished[0]) if finished else "UNFINISHED"
+    if state == "UNFINISHED" and is_running(folder):
+        state = "RUNNING"
     if "FAILED" in states.values():
         state = "FAILED"
     run_id = max((path.name for path in (folder / "work").glob("[!.]*")), default="")
     return RunInfo(
         id=run_id,
-        name=folder.name or str(folder),
+        name=folder.resolve().name,
         state=state,
         start=_local_start(folder),
-        end=None if state == "UNFINISHED" else end,
+        end=None if state in ("RUNNING", "UNFINISHED") else end,
         steps=tuple(Step(name, name, state) for name, state in states.items()),
         files=lambda: StoredFiles(str(folder / "work" / run_id)),
         folder=folder,

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import stat
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +18,9 @@ from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.datasets.versions import Store
 from kfp_ddp.storage import manifest
+from kfp_ddp.storage.folder_source import FolderSource
 from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.source import Source
 
 
 @contextlib.contextmanager
@@ -101,9 +104,26 @@ def download(
         retry=context.retry,
     )
     context.watch("downloading", transfer.meter, len(missing), size)
-    transfer.run(missing)
+    cloned = _cloned(context.source, stage, missing)
+    transfer.run([i for i in missing if i not in cloned])
     retries = result.retries + transfer.meter.retries
     return replace(result, retries=retries, downloaded=len(missing), downloaded_bytes=size)
+
+
+def _cloned(source: Source, stage: FileStage, missing: Sequence[int]) -> set[int]:
+    """Share blocks with files of a folder until the file system refuses; return their indices."""
+    cloned: set[int] = set()
+    if isinstance(stage, TarStage) or not isinstance(source, FolderSource):
+        return cloned
+    if sys.platform != "linux":  # the request has another number
+        return cloned
+    for index in missing:
+        listing = stage.listing
+        with source.opened(listing.origin(index), listing.generations[index]) as file:
+            if not stage.clone(index, file.fileno()):
+                break
+        cloned.add(index)
+    return cloned
 
 
 def write_manifest(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from kfp_ddp.core.folders import data_dir as folder_of_data
 from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.step import step
+from kfp_ddp.core.text import printable
 from kfp_ddp.datasets import report as reports
 from kfp_ddp.datasets.progress import Progress
 from kfp_ddp.datasets.settings import options_of, rule_of
@@ -65,7 +66,7 @@ def run(
         more = [f"… {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
         print("\n".join([*lines[:SHOWN], *more, total]))
     print(reports.line(result), flush=True)
-    facts = {
+    facts: dict[str, object] = {
         "dataset": result.dataset,
         "source": result.source,
         "digest": result.digest,
@@ -74,6 +75,8 @@ def run(
         "bytes": result.bytes,
         "downloaded": result.downloaded,
     }
+    if result.images and result.images.warnings:
+        facts["warnings"] = "\n".join(map(printable, result.images.warnings))
     dataset_version.metadata.update(facts)
     Path(dataset_version.path).write_text(json.dumps(facts, indent=1) + "\n")
     Path(sync_report.path).write_text(reports.markdown(result))

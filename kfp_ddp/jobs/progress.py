@@ -65,22 +65,29 @@ class TrainingProgress:
                 self.accuracy, changed = float(event.get("accuracy", math.nan)), True
         return changed
 
-    def line(self) -> str:
-        """Return a line such as `step 120/450 · loss 0.412 · 1,234 images/s · ETA 1:05`."""
+    def line(self, width: int | None = None) -> str:
+        """Return a line such as `step 120/450 · loss 0.412 · 1,234 images/s · ETA 1:05`.
+
+        With a width, the least important parts are left out until the line fits; step and
+        remaining time stay.
+        """
         last = self.last or {}
         step = int(last.get("step", 0))
-        parts = [f"step {step}/{self.total}" if self.total else f"step {step}"]
+        parts = {"step": f"step {step}/{self.total}" if self.total else f"step {step}"}
         if math.isfinite(loss := float(last.get("loss") or math.nan)):
-            parts.append(f"loss {loss:.3f}")
+            parts["loss"] = f"loss {loss:.3f}"
         if speed := float(last.get("images_per_s") or 0):
-            parts.append(f"{speed:,.0f} images/s")
+            parts["speed"] = f"{speed:,.0f} images/s"
         if waits := _waits(last):
-            parts.append(waits)
+            parts["waits"] = waits
         if self.accuracy is not None:
-            parts.append(f"val accuracy {self.accuracy:.1%}")
+            parts["accuracy"] = f"val accuracy {self.accuracy:.1%}"
         if (left := self.seconds_left()) is not None:
-            parts.append(f"ETA {clock(left)}")
-        return " · ".join(parts)
+            parts["left"] = f"ETA {clock(left)}"
+        for name in ("waits", "speed", "loss", "accuracy"):
+            if width is not None and len(" · ".join(parts.values())) > width:
+                parts.pop(name, None)
+        return " · ".join(parts.values())
 
     def seconds_left(self) -> float | None:
         """Return the time to the last step at the rate since the first event; None for unknown."""

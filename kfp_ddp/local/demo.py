@@ -5,6 +5,7 @@ Prerequisite: the `demo` extra. `kfp-ddp demo` runs it.
 
 import base64
 import contextlib
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.local import engine
+from kfp_ddp.local.folder import LocalRun, begin, identity_of, unfinished
 from kfp_ddp.local.screen import Phase
 
 BUCKET = "digits"
@@ -143,11 +145,15 @@ def _digits() -> Iterator[tuple[str, bytes]]:
 def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any]:
     """Run the full pipeline in the folder `output`, and return the summary.
 
+    A demo that was interrupted is resumed; the results of a complete one are replaced.
+
     Raises:
         JobError: The pipeline failed; the message has the step, its error and the log.
     """
     started = time.monotonic()
-    engine.prepare(output)
+    settings = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
+    new = LocalRun(identity_of(demo=settings), settings)
+    run = unfinished(output, new.identity) or begin(new, output, "", replace=True)
     storage, filled = empty(), threading.Event()
 
     def fill() -> None:
@@ -158,6 +164,6 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
         filled.set()
 
     with serve(storage, filled) as url:
-        settings = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
         environment = {"STORAGE_EMULATOR_HOST": url, "OMP_NUM_THREADS": "1"}
-        return engine.run(output, settings, environment, started, meanwhile=fill)
+        run = dataclasses.replace(run, environment=environment)
+        return engine.run(run, started, meanwhile=fill)

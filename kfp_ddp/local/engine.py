@@ -1,5 +1,6 @@
 """Run a compiled pipeline in a child process, and show its steps."""
 
+import dataclasses
 import json
 import os
 import queue
@@ -10,124 +11,115 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import click
 import psutil
 
-from kfp_ddp.core.errors import InputError, JobError, StorageError
+from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.core.step import last_error
 from kfp_ddp.local import results
-from kfp_ddp.local.pipeline import COMPILED
+from kfp_ddp.local.folder import LocalRun, link_latest, locked
+from kfp_ddp.local.pipeline import COMPILED, end_tree
 from kfp_ddp.local.results import ENDED, LOG, STARTED
-from kfp_ddp.local.screen import Phase
+from kfp_ddp.local.screen import Phase, say
+from kfp_ddp.training.watch import PARENT
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 Detail = Callable[[Path, str], str]
 REFRESH_SECONDS = 0.2
-GRACE_SECONDS = 10.0
-
-
-def prepare(output: Path) -> None:
-    """Create the folder, or remove the work of the previous run from it; data and results stay.
-
-    Raises:
-        InputError: the folder has files of another origin.
-        StorageError: it cannot be written.
-    """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        if any(output.iterdir()) and not (output / LOG).is_file():
-            raise InputError(
-                f"{output} holds files that are not of a run, and some might be deleted; "
-                "name a new or an empty folder with --output"
-            )
-        for name in ("artifacts", "work"):
-            shutil.rmtree(output / name, ignore_errors=True)
-        (output / LOG).write_text("")
-    except OSError as error:
-        raise StorageError(
-            f"cannot write to {output}: {error.strerror}; choose another folder with --output"
-        ) from error
 
 
 def run(
-    output: Path,
-    arguments: Mapping[str, Any],
-    environment: Mapping[str, str],
+    run: LocalRun,
     started: float,
     meanwhile: Callable[[], None] = lambda: None,
+    known: Collection[str] = (),
 ) -> dict[str, Any]:
     """Run train_resnet as `execute` does, and return the summary of `results.gather`.
 
     Args:
-        output: The folder.
-        arguments: Arguments of the pipeline.
-        environment: Further environment variables of its steps.
+        run: The run, with its folder.
         started: `time.monotonic` at the start of the command.
         meanwhile: Called while the pipeline starts.
+        known: Notes on the images that were printed before.
 
     Raises:
         JobError: the pipeline failed; the line names the step, its error and the log.
     """
-    cache = output / "cache"
-    training = {"cache_dir": str(cache), **arguments.get("training", {})}
+    cache = run.folder / "cache"
+    training = {"cache_dir": str(cache), **run.arguments.get("training", {})}
     try:
-        arguments = {**arguments, "training": training}
-        execute(output, COMPILED, arguments, environment, results.detail, meanwhile)
+        cached = dataclasses.replace(run, arguments={**run.arguments, "training": training})
+        execute(cached, COMPILED, results.detail, meanwhile, known)
     finally:
         shutil.rmtree(cache, ignore_errors=True)
-    return results.gather(output, seconds=time.monotonic() - started)
+    summary = results.gather(run.folder, seconds=time.monotonic() - started)
+    dataclasses.replace(run, complete=True).write()
+    return summary
 
 
 def execute(
-    output: Path,
+    run: LocalRun,
     compiled: Path,
-    arguments: Mapping[str, Any],
-    environment: Mapping[str, str],
     detail: Detail,
     meanwhile: Callable[[], None] = lambda: None,
+    known: Collection[str] = (),
 ) -> None:
-    """Run a compiled pipeline in a folder of `prepare`, and show its steps.
+    """Run a compiled pipeline in the folder of a run, and show its steps.
+
+    The folder gets the log, artifacts below `artifacts`, and trainings below `work`.
 
     Args:
-        output: The folder; it gets the log, and artifacts below `artifacts`.
+        run: The run, with its folder.
         compiled: The YAML.
-        arguments: Arguments of the pipeline.
-        environment: Further environment variables of its steps.
         detail: Returns a line about a successful step, from the folder and the step's name.
         meanwhile: Called while the pipeline starts.
+        known: Notes on the images that were printed before.
 
     Raises:
         JobError: the pipeline failed; the line names the step, its error and the log.
     """
-    folders = {DATA_VARIABLE: str(output / "data"), WORK_VARIABLE: str(output / "work")}
-    module = [sys.executable, "-u", "-m", "kfp_ddp.local.pipeline"]
-    with _stopped_at_the_end(
-        subprocess.Popen(
-            [*module, json.dumps(arguments), str(output / "artifacts"), str(compiled)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **folders, **environment},
-        )
-    ) as child:
-        meanwhile()
-        assert child.stdout is not None
-        failed = _follow(child.stdout, output, detail)
-        child.wait()
+    output = run.folder
+    folders = {DATA_VARIABLE: str(run.data), WORK_VARIABLE: str(output / "work")}
+    inputs = [json.dumps(run.arguments), str(output / "artifacts"), str(compiled), run.seed]
+    with locked(output) as lock:
+        link_latest(run)
+        shutil.rmtree(output / "artifacts", ignore_errors=True)
+        (output / LOG).write_text("")
+        with _stopped_at_the_end(
+            subprocess.Popen(
+                [sys.executable, "-u", "-m", "kfp_ddp.local.pipeline", *inputs],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **folders, **run.environment, PARENT: str(os.getpid())},
+                pass_fds=(lock,),
+                process_group=0,  # Ctrl-C reaches this process alone, which ends the others
+            ),
+            run,
+        ) as child:
+            meanwhile()
+            assert child.stdout is not None
+            failed = _follow(child.stdout, output, detail, known)
+            child.wait()
     if failed or child.returncode != 0:
         reason = last_error((output / LOG).read_text()) or f"exit code {child.returncode}"
         reason = reason.removeprefix("training failed: ")  # the step is train
-        raise JobError(f"{failed or 'the pipeline'} failed: {reason}; the log is {output / LOG}")
+        resumes = f"; the same command resumes at {at}" if (at := run.progress()) else ""
+        raise JobError(
+            f"{failed or 'the pipeline'} failed: {reason}; the log is {output / LOG}{resumes}"
+        )
 
 
-def _follow(stream: IO[str], output: Path, detail: Detail) -> str:
+def _follow(stream: IO[str], output: Path, detail: Detail, known: Collection[str]) -> str:
     """Log the child's output and show its steps until it ends; return a failed step or ''."""
-    failed, phase = "", None
+    failed, phase, progress = "", None, results.Progress(output)
     with (output / LOG).open("a") as log:
         for line in _lines(stream):
             if line:
@@ -141,9 +133,12 @@ def _follow(stream: IO[str], output: Path, detail: Detail) -> str:
                 phase.detail = detail(output, phase.name) if good else "failed"
                 phase.end(good)
                 failed = failed or ("" if good else phase.name)
+                for note in results.notes(output, phase.name) if good else ():
+                    if note not in known:
+                        say(f"note: {note}")
                 phase = None
             elif phase is not None and not line:
-                phase.show(results.progress(output) if phase.name == "train" else "")
+                phase.show(progress.line(phase.width) if phase.name == "train" else "")
     return failed
 
 
@@ -169,28 +164,34 @@ def _lines(stream: IO[str]) -> Iterator[str]:
 
 
 @contextmanager
-def _stopped_at_the_end(child: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Stop the child and all its descendants at the end of the block; ranks have own sessions."""
+def _stopped_at_the_end(
+    child: subprocess.Popen[str], run: LocalRun
+) -> Iterator[subprocess.Popen[str]]:
+    """Stop the child and all its descendants at the end of the block; ranks have own sessions.
+
+    Raises:
+        SystemExit: 130 after an interrupt, with a line about how to resume.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
+    interrupted = False
     try:
         yield child
+    except KeyboardInterrupt:
+        interrupted = True
+        click.echo("\nstopping; a training saves a checkpoint (again: stop at once)", err=True)
     finally:
         if child.poll() is None:
-            _end_tree(psutil.Process(child.pid))
+            end_tree(psutil.Process(child.pid))
         child.wait()
         if child.stdout is not None:
             child.stdout.close()
         signal.signal(signal.SIGTERM, before)
-
-
-def _end_tree(root: psutil.Process) -> None:
-    tree = [*root.children(recursive=True), root]
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in tree:
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
-        _, tree = psutil.wait_procs(tree, timeout=GRACE_SECONDS)
+    if interrupted:
+        at = run.progress() or "no checkpoint yet"
+        line = f"stopped, all processes have ended; the same command resumes ({at})"
+        click.echo(line, err=True)
+        raise SystemExit(130)

@@ -1,23 +1,39 @@
 """The child process of a local run: a compiled pipeline through kfp.local, with its log on stdout.
 
-Prerequisite: the `local` extra. `python -m kfp_ddp.local.pipeline ARGUMENTS_JSON ROOT [YAML]`.
+Prerequisite: the `local` extra.
+`python -m kfp_ddp.local.pipeline ARGUMENTS_JSON ROOT [YAML [SEED]]`.
 """
 
 import json
+import os
+import random
+import signal
 import sys
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
+
+import psutil
 
 import kfp_ddp
 from kfp_ddp.local import warm
+from kfp_ddp.training.watch import PARENT, Parent
 
 COMPILED = Path(kfp_ddp.__file__).parent / "compiled" / "train_resnet.yaml"
 TORCH_STEPS = ("train", "evaluate", "export")
+GRACE_SECONDS = 30.0
+"""Time for the ranks to end a step and save a checkpoint."""
 
 
-def run(arguments: dict[str, object], pipeline_root: str, compiled: Path = COMPILED) -> None:
+def run(
+    arguments: dict[str, object],
+    pipeline_root: str,
+    compiled: str = str(COMPILED),
+    seed: str | None = None,
+) -> None:
     """Run a compiled pipeline in subprocesses of this one.
+
+    Equal seeds give equal ids of the run and its tasks, which kfp.local draws from `random`.
 
     Raises:
         RuntimeError: A step failed.
@@ -29,14 +45,38 @@ def run(arguments: dict[str, object], pipeline_root: str, compiled: Path = COMPI
     # The steps run in this Python, with any image and without a cluster.
     warnings.filterwarnings("ignore", message="You may be attemping", category=RuntimeWarning)
     warnings.filterwarnings("ignore", message=r"Task '.*': settings .* have no effect")
-    text = compiled.read_text(encoding="utf-8")
+    text = Path(compiled).read_text(encoding="utf-8")
     imports_torch = any(f"comp-{name}:" in text for name in TORCH_STEPS)
     with warm.python() if imports_torch else nullcontext():
         # kfp would create a folder in /tmp for each run, and never remove it.
         workspace = f"{pipeline_root}/.workspace"
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root, workspace)
-        components.load_component_from_file(str(compiled))(**arguments)
+        pipeline = components.load_component_from_file(compiled)
+        random.seed(seed)
+        pipeline(**arguments)
+
+
+def end_tree(root: psutil.Process, itself: bool = True) -> None:
+    """End a process and all its descendants: SIGTERM, `GRACE_SECONDS` to save, then SIGKILL.
+
+    An interrupt during the wait sends SIGKILL at once.
+    """
+    tree = [*root.children(recursive=True), *([root] if itself else [])]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in tree:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        with suppress(KeyboardInterrupt):
+            _, tree = psutil.wait_procs(tree, timeout=GRACE_SECONDS)
+
+
+def _end() -> None:
+    end_tree(psutil.Process(), itself=False)
+    os._exit(1)
 
 
 if __name__ == "__main__":
-    run(json.loads(sys.argv[1]), sys.argv[2], *map(Path, sys.argv[3:]))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    Parent().on_gone = _end
+    os.environ.pop(PARENT, None)  # the steps have another parent
+    run(json.loads(sys.argv[1]), *sys.argv[2:])

@@ -14,28 +14,36 @@ from typing import Any
 
 import click
 
-from kfp_ddp.jobs.progress import TrainingProgress, clock
+from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress
 from kfp_ddp.local.screen import bar
 from kfp_ddp.report.events import read_events
 
 LOG = "pipeline.log"
 STARTED = re.compile(r"Executing task '([^']+)'")
 ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
+SHORTEST_BAR = 4
 FORMATS = {"model.safetensors": "safetensors", "model.onnx": "ONNX", "model.pt2": ".pt2"}
 
 
-def progress(output: Path) -> str:
-    """Return the progress of the training: bar, steps, loss, images/s and the remaining time."""
-    training = TrainingProgress()
-    training.update(_events(output))
-    if training.last is None:
-        return "starting the ranks"
-    step, left = int(training.last["step"]), training.seconds_left()
-    return (
-        f"{bar(step, training.total, width=10)} step {step}/{training.total}  "
-        f"loss {training.last['loss']:.3f}  {training.last['images_per_s']:,.0f} images/s"
-        f"{'' if left is None else f'  {clock(left)} left'}"
-    )
+class Progress:
+    """The progress of the trainings of a run, from their growing files of metrics."""
+
+    def __init__(self, output: Path) -> None:
+        self._output, self._training = output, TrainingProgress()
+        self._tail: MetricsTail | None = None
+
+    def line(self, width: int) -> str:
+        """Return bar, step, figures and remaining time, as far as the width allows."""
+        files = [] if self._tail else list(self._output.glob("work/*/*/metrics.jsonl"))
+        self._tail = MetricsTail(files[0]) if files else self._tail
+        training = self._training
+        training.update(self._tail.read() if self._tail else [])
+        if training.last is None:
+            return "starting the ranks"
+        line = training.line(width)
+        space = min(10, width - len(line) - 1)
+        step = int(training.last["step"])
+        return f"{bar(step, training.total, space)} {line}" if space >= SHORTEST_BAR else line
 
 
 def detail(output: Path, step: str) -> str:
@@ -48,14 +56,17 @@ def detail(output: Path, step: str) -> str:
             return str(values["Output"])
         case "data-sync":
             copied = f"{values['downloaded']:,} copied" if values["downloaded"] else "none copied"
-            return f"{values['files']:,} files verified, {copied}, version {values['digest'][:12]}"
+            return f"{values['files']:,} files, {copied}, version {values['digest'][:12]}"
         case "changes":
             return str(values["reason"])
         case "dataset-volume":
             return "read in place: " + "/".join(Path(values["path"]).parts[-2:])
         case "train":
-            speed = images_per_second(output)
-            return f"{values['step']:.0f} steps" + (f", {speed:,.0f} images/s" if speed else "")
+            speed, accuracy = images_per_second(output), values.get("val_accuracy")
+            steps = [event["step"] for event in _events(output) if event["event"] == "step"]
+            text = f"{max(steps, default=values['step']):.0f} steps"
+            text += f", {speed:,.0f} images/s" if speed else ""
+            return text if accuracy is None else f"{text}, val accuracy {accuracy:.1%}"
         case "evaluate":
             low, high = values["accuracy_low"], values["accuracy_high"]
             return f"accuracy {values['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"
@@ -63,10 +74,15 @@ def detail(output: Path, step: str) -> str:
             return str(values["reason"])
         case "export":
             formats = [word for file, word in FORMATS.items() if file in values["formats"]]
-            return f"{', '.join(formats[:-1])} and {formats[-1]} agree with the checkpoint"
+            return f"{', '.join(formats[:-1])} and {formats[-1]} match the checkpoint"
         case "publish":
             return f"version {values['version']}" + (", the champion" if values["champion"] else "")
     return ""
+
+
+def notes(output: Path, step: str) -> list[str]:
+    """Return the warnings of a sync about the images."""
+    return str(outputs(output, step).get("warnings", "")).splitlines()
 
 
 def images_per_second(output: Path) -> float:
@@ -135,12 +151,13 @@ def shown(path: str | Path) -> str:
 
 
 def example(output: Path) -> str:
-    """Return the path of an image of the evaluation, quoted for a shell."""
+    """Return the path of an image of the evaluation, quoted for a shell: the user's own, if any."""
     with (output / "bundle" / "predictions.csv").open(encoding="utf-8", newline="") as file:
         name = next(csv.DictReader(file))["path"]
-    data = output / "data" / "current"
-    image = next((path for path in (data / name, *data.glob(f"*/{name}")) if path.is_file()), None)
-    return shown(image) if image else "picture.jpg"
+    synced = outputs(output, "data-sync")
+    folders = [Path(folder) for folder in (synced["source"], synced["path"])]
+    images = (path for folder in folders for path in (folder / name, *folder.glob(f"*/{name}")))
+    return shown(next((path for path in images if path.is_file()), "picture.jpg"))
 
 
 def outputs(output: Path, step: str) -> dict[str, Any]:
@@ -170,28 +187,25 @@ def _events(output: Path) -> list[dict[str, Any]]:
     return read_events(files[0]) if files else []
 
 
-def conduct(run: Callable[[], dict[str, Any]], output: Path, as_json: bool) -> None:
+def conduct(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool) -> None:
     """Run, and print the summary as text, or as JSON with other output on stderr.
 
-    Raises:
-        SystemExit: 130 after an interrupt.
+    Args:
+        run: Returns the folder and the summary.
+        as_json: Whether to print JSON.
     """
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    try:
-        with elsewhere:
-            summary = run()
-    except KeyboardInterrupt:
-        click.echo("\nstopped; all processes have ended, the synced data remains", err=True)
-        raise SystemExit(130) from None
+    with elsewhere:
+        output, summary = run()
     if as_json:
         click.echo(json.dumps(summary))
-    else:
-        if "accuracy" in summary:
-            click.echo("\n" + "\n".join(summary_lines(summary)))
-        elif "report" in summary:
-            click.echo(f"\n  report      {shown(summary['report'])}")
-        seconds = f"{summary['seconds']:.0f} seconds"
-        click.echo(f"\n  {seconds}; the results are in {shown(output)}/")
-        if "bundle" in summary:
-            picture = example(output)
-            click.echo(f"  try it: kfp-ddp predict {shown(summary['bundle'])} {picture}")
+        return
+    if "accuracy" in summary:
+        click.echo("\n" + "\n".join(summary_lines(summary)))
+    elif "report" in summary:
+        click.echo(f"\n  report      {shown(summary['report'])}")
+    seconds = f"{summary['seconds']:.0f} seconds"
+    click.echo(f"\n  {seconds}; the results are in {shown(output)}/")
+    if "bundle" in summary:
+        picture = example(output)
+        click.echo(f"  try it: kfp-ddp predict {shown(summary['bundle'])} {picture}")

@@ -1,11 +1,13 @@
 """Run pipelines on this machine: a training on photographs, or any compiled pipeline."""
 
 import contextlib
+import dataclasses
+import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -13,11 +15,17 @@ from kfp_ddp.checks.choice import Choice, this_machine
 from kfp_ddp.checks.sizing import choose_weights
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
-from kfp_ddp.local import engine, results, survey
+from kfp_ddp.datasets.settings import options_of
+from kfp_ddp.datasets.sync import sync
+from kfp_ddp.local import engine, folder, results, survey
+from kfp_ddp.local.results import shown
+from kfp_ddp.local.screen import say
 from kfp_ddp.models.initial_weights import is_path, network_in, obtain
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
+from kfp_ddp.training.sides import is_image
 
+_LOOP = re.compile("parameterIterator|artifactIterator")
 _FIXED = {
     "source": "is the argument SOURCE",
     "backend": "is local with --local",
@@ -26,16 +34,28 @@ _FIXED = {
 }
 
 
-def train(
-    source: str, output: Path, words: Sequence[str], file: Path | None, ranks: int
-) -> dict[str, Any]:
-    """Run train_resnet on a source in the folder `output`, and return the summary.
+class Command(NamedTuple):
+    """What a command line requests of a local run."""
+
+    source: str
+    """Folder or URI of the images; '' for none."""
+    output: Path | None = None
+    """The folder; None for a new one below `folder.RUNS`."""
+    words: Sequence[str] = ()
+    """Settings, as `key=value`."""
+    file: Path | None = None
+    """A YAML file of settings, which words override."""
+    fresh: bool = False
+    """Whether to start over where the same command was interrupted."""
+    replace: bool = False
+    """Whether to delete an earlier model in `output`."""
+
+
+def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
+    """Run train_resnet on a source, and return its folder and the summary.
 
     Args:
-        source: Folder or URI of the images.
-        output: A new or empty folder, or that of an earlier run.
-        words: Settings, as `key=value`.
-        file: A YAML file of settings, which words override; None for none.
+        command: The request.
         ranks: Number of processes; 0 to choose.
 
     Raises:
@@ -43,15 +63,21 @@ def train(
     """
     started = time.monotonic()
     form = form_of("train_resnet")
-    arguments = form.read(file, words)
+    arguments = form.read(command.file, command.words)
     for name, why in _FIXED.items():
         if name in arguments:
             raise InputError(f"{name} cannot be set: it {why}")
     if ranks and "nproc_per_node" in arguments.get("job", {}):
         raise InputError("nproc_per_node and --ranks are one setting: give one of them")
-    source = survey.located(source)
+    source = survey.located(command.source)
+    output = command.output and command.output.resolve()
     if "://" not in source:
-        _check_apart(Path(source), output)
+        _check_apart(Path(source), output or folder.RUNS.resolve())
+    identity = folder.identity_of(source=source, arguments=arguments, ranks=ranks)
+    run = folder.unfinished(output, identity)
+    if run is not None and not command.fresh and _is_resumable(run):
+        return run.folder, engine.run(run, started)
+    replace = command.replace or (command.fresh and run is not None)
     arguments["training"] = {"on_bad_image": "skip", **arguments.get("training", {})}
     surveyed = survey.look(source, arguments)
     photographs = surveyed.photographs
@@ -62,17 +88,48 @@ def train(
 
         arguments["model"] = network_of(Path(pretrained)) or "auto"
     choice, start = choose_weights(photographs, computer, arguments, ranks, obtain)
-    everything = {"model_name": named_after(source), **choice.arguments}
-    everything |= {"source": source, "backend": "local"}
+    name = named_after(source)
+    everything = {"model_name": name, **choice.arguments, "source": source, "backend": "local"}
     check_arguments(form.pipeline, form.completed(everything))
-    engine.prepare(output)
-    click.echo(f"{photographs}; {computer}: {_title(choice)}")
-    click.echo(f"chosen for {choice.why}" if choice.why else "")
-    click.echo("\n".join(surveyed.lines))
-    notes = (*photographs.notes, start.origin)
-    click.echo("".join(f"note: {note}\n" for note in notes if note))
+    everything["sync"] = _images_only(source, everything)
     threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}
-    return engine.run(output, everything, threads, started)
+    new = folder.LocalRun(identity, everything, threads)
+    run = folder.begin(new, output, name, replace)
+    say(f"{photographs}; {computer}: {_title(choice)}")
+    if choice.why:
+        say(f"chosen for {choice.why}")
+    click.echo("\n".join(surveyed.lines))
+    for note in filter(None, (*photographs.notes, start.origin)):
+        say(f"note: {note}")
+    click.echo()
+    return run.folder, engine.run(run, started, known=photographs.notes)
+
+
+def _is_resumable(run: folder.LocalRun) -> bool:
+    """Return whether the source still is what an interrupted run was trained on, and say so."""
+    arguments, at = run.arguments, run.progress()
+    if at:
+        options = options_of("", {**arguments.get("sync", {}), "dry_run": True})
+        digest = sync(arguments["source"], run.data, options).digest
+        if not digest.startswith(run.version()):
+            say(f"the images have changed since the run in {shown(run.folder)} stopped at {at}")
+            return False
+    say(f"resuming at {at or 'the start'} in {shown(run.folder)}; --fresh starts over\n")
+    return True
+
+
+def _images_only(source: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the sync; of a local folder, files that are not images are left out.
+
+    A setting of the user takes precedence, and a script of the user may read any file.
+    """
+    options, training = dict(arguments.get("sync", {})), arguments.get("training", {})
+    if "://" in source or {"include", "exclude"} & options.keys() or training.get("script"):
+        return options
+    keep = Path(training.get("labels", "")).suffix
+    suffixes = {path.suffix for path in Path(source).rglob("*.*")} - {"", keep}
+    others = sorted(one for one in suffixes if not is_image(f"x{one}") and not set(one) & set("*?"))
+    return {**options, "exclude": [f"*{suffix}" for suffix in others]} if others else options
 
 
 def _check_apart(source: Path, output: Path) -> None:
@@ -105,17 +162,8 @@ def _title(choice: Choice) -> str:
     return ", ".join(parts)
 
 
-def run(
-    compiled: Path, source: str, output: Path, words: Sequence[str], file: Path | None
-) -> dict[str, Any]:
-    """Run a compiled pipeline in the folder `output`, and return its name, duration and report.
-
-    Args:
-        compiled: YAML of the pipeline.
-        source: Its parameter source; '' for none.
-        output: A new or empty folder, or that of an earlier run.
-        words: Settings, as `key=value`.
-        file: A YAML file of settings, which words override; None for none.
+def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
+    """Run a compiled pipeline, and return its folder, and its name, duration and report.
 
     Raises:
         KfpDdpError: File, settings or output are invalid, or the pipeline failed.
@@ -123,21 +171,32 @@ def run(
     started = time.monotonic()
     pipeline = read(compiled)
     form = Form(pipeline)
-    requested = form.read(file, words)
+    requested = form.read(command.file, command.words)
     fixed = {"backend": "local"} if form.subjects and "backend" in form.parameters else {}
-    if source:
+    if command.source:
         if "source" not in form.parameters:
             raise InputError(f"SOURCE cannot be used: {pipeline.name} has no parameter source")
-        fixed["source"] = survey.located(source)
+        fixed["source"] = survey.located(command.source)
     if twice := [name for name in fixed if name in requested]:
         raise InputError(f"{twice[0]} cannot be set: with --local it is {fixed[twice[0]]}")
     arguments = form.completed({**requested, **fixed})
     check_arguments(pipeline, arguments)
-    engine.prepare(output)
+    text, output = compiled.read_text(encoding="utf-8"), command.output and command.output.resolve()
+    identity = folder.identity_of(pipeline=text, arguments=arguments)
+    one = folder.unfinished(output, identity)
+    # The ids of iterations, which run at once, differ from attempt to attempt.
+    if one is not None and not command.fresh and not _LOOP.search(text):
+        say(f"resuming at {one.progress() or 'the start'}; --fresh starts over")
+    else:
+        new, name = folder.LocalRun(identity, arguments), command.source or pipeline.name
+        replace = command.replace or (command.fresh and one is not None)
+        one = folder.begin(new, output, named_after(name), replace)
     click.echo(f"{pipeline.name} on this machine\n")
-    engine.execute(output, compiled, arguments, {}, describe_step if form.subjects else _outputs)
+    engine.execute(one, compiled, describe_step if form.subjects else _outputs)
     seconds = round(time.monotonic() - started, 1)
-    return {"pipeline": pipeline.name, "seconds": seconds, **report(output)}
+    summary = {"pipeline": pipeline.name, "seconds": seconds, **report(one.folder)}
+    dataclasses.replace(one, complete=True).write()
+    return one.folder, summary
 
 
 def report(output: Path) -> dict[str, str]:

@@ -139,9 +139,10 @@ def supervise(connection: socket.socket, shim: str) -> None:
         os.close(stream)
 
     def forward() -> None:
-        while number := connection.recv(1):
-            os.kill(worker, number[0])
-        os.kill(worker, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended
+            while number := connection.recv(1):
+                os.kill(worker, number[0])
+            os.kill(worker, signal.SIGKILL)
 
     connection.sendall(b"+")
     threading.Thread(target=forward, daemon=True).start()

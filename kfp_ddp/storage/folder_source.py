@@ -7,6 +7,7 @@ import stat
 from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -143,6 +144,16 @@ class FolderSource:
             Changed: something else has replaced it, or a folder above it.
             StorageError: it cannot be read.
         """
+        with self.opened(name, pin) as file:
+            try:
+                file.seek(offset)
+                while block := file.read(BLOCK):
+                    yield block
+            except OSError as error:
+                raise _unreadable(self.root / name, error) from error
+
+    def opened(self, name: str, pin: int) -> FileIO:
+        """Open a listed file; raises as `blocks`."""
         folder, _, last = name.rpartition("/")
         flags = _READ if self._symlinks == "follow" else _READ | os.O_NOFOLLOW
         with self._reading(name), self._folder(folder) as descriptor:
@@ -151,13 +162,7 @@ class FolderSource:
         if not stat.S_ISREG(status.st_mode) or (pin and pin != _pin(status)):
             os.close(opened)
             raise Changed(name)
-        with open(opened, "rb", buffering=0) as file:
-            try:
-                file.seek(offset)
-                while block := file.read(BLOCK):
-                    yield block
-            except OSError as error:
-                raise _unreadable(self.root / name, error) from error
+        return FileIO(opened)
 
     def _folder(self, name: str) -> contextlib.AbstractContextManager[int]:
         follows = self._symlinks == "follow"

@@ -3,15 +3,9 @@
 import hashlib
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from PIL import Image
 
@@ -64,35 +58,6 @@ def test_second_demo_copies_nothing_and_uploads_no_weak_model(
     assert again["blessed"] is False
     assert (Path(again["bundle"]) / "_SUCCESS").is_file()
     assert "uploaded_to" not in again
-
-
-def processes_of(folder: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if any(str(folder) in part for part in process.cmdline()):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-    return found
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "tmp").mkdir()
-    program = [sys.executable, "-m", "kfp_ddp", "demo", "--output", str(tmp_path / "output")]
-    inside = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
-    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=inside) as demo:
-        while not list(tmp_path.glob("output/work/*/*/metrics.jsonl")):
-            assert demo.poll() is None
-            time.sleep(0.1)
-        assert len(processes_of(tmp_path)) > 3, "demo, pipeline, step and ranks are at work"
-        demo.send_signal(number)
-        _, said = demo.communicate()
-    assert demo.returncode == 130
-    assert "all processes have ended" in said
-    assert processes_of(tmp_path) == []
-    assert not list(tmp_path.rglob("kfp-ddp-cache-*")), "decoded images are gone too"
 
 
 def test_small_bucket_without_a_split_is_trained(bucket: Bucket, tmp_path: Path) -> None:

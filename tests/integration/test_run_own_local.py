@@ -44,7 +44,7 @@ def test_own_pipeline_runs_and_shows_its_outputs(call: Call) -> None:
     done = call("sums.yaml", "--set", "rounds=4")
     assert done.exit_code == 0, done.output
     assert done.output.startswith("sums on this machine\n\n  ✓ add             6 ")
-    assert "the results are in run-output/" in done.output
+    assert "the results are in run-output/sums/" in done.output
 
 
 def test_failed_step_is_one_line_with_its_reason(call: Call) -> None:
@@ -59,6 +59,9 @@ def test_failed_step_is_one_line_with_its_reason(call: Call) -> None:
         (["sums.yaml"], "rounds is missing"),
         (["sums.yaml", "--set", "rounds=1.5"], "rounds=1.5 cannot be used: it should be a whole"),
         (["sums.yaml", "--gpus", "1"], "--gpus is for a run on KFP"),
+        (["sums.yaml", "--replace"], "--replace is for --output"),
+        (["sums.yaml", "--epochs", "3"], "there is no setting 'epochs'"),
+        (["sums.yaml", "--image-size", "3"], "--set image_size=VALUE"),
         (["sums.yaml", "--ranks", "2"], "--ranks is for train_resnet"),
         (["sums.yaml", "--pipeline", "retrain"], "are two pipelines"),
         (["photos", "--pipeline", "mine"], "with --local, --pipeline is one of train_resnet,"),
@@ -66,5 +69,5 @@ def test_failed_step_is_one_line_with_its_reason(call: Call) -> None:
 )
 def test_invalid_input_is_one_line(call: Call, words: list[str], line: str) -> None:
     refused = call(*words)
-    assert line in str(refused.exception)
+    assert line in f"{refused.exception}{refused.output}"
     assert not Path("run-output").exists()

@@ -1,5 +1,6 @@
 """A folder as a source, on a volume of others: links, pipes, and what nobody may read."""
 
+import errno
 import os
 import threading
 from functools import partial
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets import stage
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync as sync_stubbornly
 from kfp_ddp.datasets.transfer import SMALL
@@ -197,3 +199,27 @@ def test_filters_enter_the_folders_of_what_they_take(globs: list[str], name: lis
 def test_paths_that_cannot_be_are_one_line(source: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises((InputError, StorageError), match=r"^[^\n]*source[^\n]*$"):
         sync(f"{source}/{name}", tmp_path / "target", QUICK)
+
+
+@pytest.mark.parametrize("shared", [3, 1, 0])
+def test_blocks_are_shared_where_the_file_system_can(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: int
+) -> None:
+    calls: list[int] = []
+
+    def clone(target: int, number: int, opened: int) -> None:
+        """The ioctl of Btrfs and XFS; then of a file system that fills up, or writes nonsense."""
+        calls.append(number)
+        if len(calls) > shared:
+            if shared:
+                raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+            os.write(target, b"wrong")
+        else:
+            os.sendfile(target, opened, 0, 100)
+
+    monkeypatch.setattr("kfp_ddp.datasets.stage.fcntl.ioctl", clone)
+    result = sync(str(source), tmp_path / "target", QUICK)
+    assert calls == [stage.FICLONE] * min(shared + 1, 3)
+    assert result.downloaded == 3
+    assert content(result.path) == content(source)
+    assert sync(str(source), tmp_path / "target", Options(verify="full")).unchanged

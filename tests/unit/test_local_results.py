@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.local import results, runs
+from kfp_ddp.local import results, runs, screen
 from kfp_ddp.local.screen import CLEAR_LINE, Phase, bar
+from tests import run_output
 
 
 def write(output: Path, step: str, /, **values: Any) -> None:
@@ -23,7 +24,7 @@ def write(output: Path, step: str, /, **values: Any) -> None:
 
 def test_export_names_the_written_formats(tmp_path: Path) -> None:
     write(tmp_path, "export", formats="model.pt2, model.safetensors")
-    expected = "safetensors and .pt2 agree with the checkpoint"
+    expected = "safetensors and .pt2 match the checkpoint"
     assert results.detail(tmp_path, "export") == expected
 
 
@@ -79,24 +80,32 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_line_does_not_wrap(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_neither_wraps_nor_cuts_words(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    stream = Terminal()
+    stream, words = Terminal(), [f"word{number}" for number in range(40)]
     with Phase("dataset-volume", stream) as phase:
-        phase.show("x" * 300)
-    drawn = [line for line in stream.getvalue().replace("\n", CLEAR_LINE).split(CLEAR_LINE) if line]
-    assert len(drawn) == 3
+        phase.show(" ".join(words))
+    drawn = stream.getvalue().replace("\n", CLEAR_LINE).split(CLEAR_LINE)
     assert max(len(line) for line in drawn) < columns
+    assert {word for line in drawn for word in line.split() if word[:4] == "word"} == {*words}
 
 
-def test_log_has_one_line_per_phase() -> None:
+def test_time_left_stays_in_a_narrow_terminal(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run", failed="train")
+    for width, parts in ((22, ["step", "ETA"]), (49, ["step", "val", "ETA"]), (66, ["██", "loss"])):
+        line = results.Progress(run).line(width)
+        assert len(line) <= width
+        assert all(part in line for part in (*parts, "ETA")), line
+
+
+def test_log_has_a_line_a_minute_and_one_per_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     with Phase("train", stream) as phase:
         phase.show("step 1")
+        monkeypatch.setattr(screen, "LOG_SECONDS", 0.0)
         phase.show("step 2")
-    assert stream.getvalue().startswith("  ✓ train")
-    assert stream.getvalue().count("\n") == 1
-    assert "step 2" in stream.getvalue()
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[:4] for line in lines] == [[m, "train", "step", "2"] for m in "…✓"]
 
 
 def test_failed_phase_is_marked() -> None:

@@ -1,0 +1,232 @@
+"""The folder of a local run: its name, its lock, and whether the same command resumes it."""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.jobs.local import start_time
+from kfp_ddp.jobs.progress import TrainingProgress
+from kfp_ddp.local.results import LOG
+from kfp_ddp.report.events import read_events
+from kfp_ddp.runs.train.outputs import newest_checkpoint
+
+RUNS = Path("run-output")
+"""Folder of the runs without --output."""
+DATA, LATEST = "data", "latest"
+"""In that folder: the dataset versions that its runs share, and a link to the newest run."""
+RECORD, LOCK = "run.json", ".lock"
+ENDING_SECONDS = 60.0
+"""How long processes of a killed command may take to end."""
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A run on this machine: what `run.json` of its folder records, and where it writes."""
+
+    identity: str
+    """Digest of pipeline, source and requested settings; equal for the same command."""
+    arguments: Mapping[str, Any]
+    """Arguments of the pipeline, with those that were chosen for this machine."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables of the steps."""
+    seed: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Seed of kfp.local's ids: the same one in each attempt, as ids name folders."""
+    complete: bool = False
+    folder: Path = Path()
+    data: Path = Path()
+    """Folder of the dataset versions."""
+
+    def write(self) -> None:
+        """Write the record; settings may contain secrets, so only this user may read it."""
+        fields = dataclasses.asdict(self)
+        with atomic_write(self.folder / RECORD) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(json.dumps({**fields, "folder": "", "data": ""}).encode())
+
+    def trainings(self) -> list[Path]:
+        """Return the folders of the trainings that have a checkpoint."""
+        return [path for path in self.folder.glob("work/*/*") if newest_checkpoint(path)]
+
+    def progress(self) -> str:
+        """Return the newest checkpoint, such as `step 120 of 480`; '' without one."""
+        trainings = self.trainings()
+        if len(trainings) > 1:
+            return f"the newest checkpoints of {len(trainings)} trainings"
+        for path in trainings:
+            newest, progress = newest_checkpoint(path), TrainingProgress()
+            progress.update(read_events(RunFolder(path).metrics))
+            total = f" of {progress.total}" if progress.total else ""
+            return f"step {newest.step if newest else 0}{total}"
+        return ""
+
+    def version(self) -> str:
+        """Return the first digits of the digest of the dataset version that was trained on."""
+        for path in self.trainings():
+            return Path(json.loads(RunFolder(path).config.read_text())["data"]).name
+        return ""
+
+
+def identity_of(**what: Any) -> str:
+    """Return the digest of a command."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def unfinished(output: Path | None, identity: str) -> LocalRun | None:
+    """Return the newest run of the same command that did not complete, in `output` or `RUNS`."""
+    folders = [output] if output else list(RUNS.resolve().glob("*"))
+    runs = [run for folder in folders if (run := _read(folder)) and run.identity == identity]
+    open_runs = [run for run in runs if not run.complete]
+    newest = max(open_runs, key=lambda run: (run.folder / RECORD).stat().st_mtime, default=None)
+    return newest and dataclasses.replace(newest, data=_data(newest.folder, output))
+
+
+def _read(folder: Path) -> LocalRun | None:
+    if folder.is_symlink():
+        return None
+    try:
+        fields = json.loads((folder / RECORD).read_text())
+        return LocalRun(**{**fields, "folder": folder})
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _data(folder: Path, output: Path | None) -> Path:
+    return folder / DATA if output else folder.parent / DATA
+
+
+def begin(run: LocalRun, output: Path | None, name: str, replace: bool = False) -> LocalRun:
+    """Create the folder of a new run, or empty that of an earlier one, and return the run with it.
+
+    Data that was synced and the results of the earlier run stay until the new ones are complete.
+
+    Args:
+        run: The run.
+        output: The folder; None for a new one below `RUNS`.
+        name: Name of the new one; it gets a number if it exists.
+        replace: Delete a model of an earlier run in `output`.
+
+    Raises:
+        InputError: `output` has a model of an earlier run, or files of another origin.
+        StorageError: it cannot be written.
+    """
+    base = RUNS.resolve()
+    try:
+        if output is None:
+            (base / DATA).mkdir(parents=True, exist_ok=True)
+            folder = _new_folder(base, name)
+        else:
+            folder = output
+            folder.mkdir(parents=True, exist_ok=True)
+            _check_free(folder, replace)
+        with locked(folder):
+            shutil.rmtree(folder / "work", ignore_errors=True)
+            run = dataclasses.replace(run, folder=folder, data=_data(folder, output))
+            run.write()
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {output or base}: {error.strerror}; choose another folder with "
+            "--output"
+        ) from error
+    return run
+
+
+def _new_folder(base: Path, name: str) -> Path:
+    """Create and return `name` below the base, or the first of name-2, name-3 … that is free."""
+    for number in itertools.count(1):
+        folder = base / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            if folder.name != LATEST:
+                folder.mkdir()
+                return folder
+    raise AssertionError
+
+
+def _check_free(folder: Path, replace: bool) -> None:
+    """Raise InputError if a folder has something that a new run would delete."""
+    ours = (folder / RECORD).is_file() or (folder / LOG).is_file()
+    if any(folder.iterdir()) and not ours:
+        raise InputError(
+            f"{folder} holds files that are not of a run, and some might be deleted; "
+            "name a new or an empty folder with --output"
+        )
+    has_model = (folder / "bundle").is_dir() or LocalRun("", {}, folder=folder).trainings()
+    if has_model and not replace:
+        raise InputError(
+            f"{folder} holds the model of an earlier run; name a new folder with --output, or "
+            "delete that model with --replace"
+        )
+
+
+def link_latest(run: LocalRun) -> None:
+    """Let `latest`, next to a run below `RUNS`, lead to it."""
+    link = run.folder.parent / LATEST
+    if run.data.parent != run.folder.parent:
+        return
+    with contextlib.suppress(OSError):  # a file system without links
+        aside = link.with_name(f".{run.seed}")
+        aside.symlink_to(run.folder.name)
+        aside.replace(link)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Lock a run's folder and yield the descriptor; a child that gets it has the lock, too.
+
+    The processes of a killed command keep the lock until they have ended, which is waited for.
+
+    Raises:
+        InputError: another command that runs has the lock.
+        StorageError: such processes do not end.
+    """
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + ENDING_SECONDS
+        while not _acquire(descriptor):
+            pid, _, started = os.pread(descriptor, 200, 0).decode().partition(" ")
+            if pid.isdecimal() and start_time(int(pid)) == started:
+                raise InputError(
+                    f"process {pid} is running in {folder}: wait for it, or start another run "
+                    "with --output"
+                )
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"processes of a killed run do not end in {folder}: end them, or name another "
+                    "folder with --output"
+                )
+            time.sleep(0.1)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {start_time(os.getpid())}".encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether a command works in the folder of a run."""
+    try:
+        with open(folder / LOCK, "rb") as file:
+            return not _acquire(file.fileno())
+    except OSError:
+        return False
+
+
+def _acquire(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
