@@ -46,9 +46,8 @@ class Document(NamedTuple):
     def images(self) -> list[str]:
         """Return the images of its steps, and those in the defaults of their inputs."""
         inputs = map(defaults_of, self.spec.get("components", {}).values())
-        return sorted(
-            {one["image"] for one in (*self._containers().values(), *inputs) if "image" in one}
-        )
+        places = [*self._containers().values(), *inputs]
+        return sorted({str(place["image"]) for place in places if "image" in place})
 
     def body(self) -> dict[str, Any]:
         """Return the object that KFP's API takes."""

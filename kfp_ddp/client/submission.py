@@ -215,8 +215,8 @@ def check_images(pipeline: Document, registry: str) -> None:
     default = [image for image in pipeline.images() if image.startswith(f"{REGISTRY}/")]
     if default and registry.rstrip("/") != REGISTRY:
         raise InputError(
-            f"{default[0]} is published nowhere: build and push the images (images/README.md), and "
-            "give --registry, or set KFP_DDP_REGISTRY; a YAML file is compiled with its registry"
+            f"{default[0]} is published nowhere: push the images (images/README.md), then "
+            "give --registry or set KFP_DDP_REGISTRY, also to compile a file or to upload it again"
         )
 
 

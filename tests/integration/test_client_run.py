@@ -117,7 +117,6 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
         ([FLOWERS, "--set", "bucket_secret="], "bucket_secret='' cannot be used"),
         ([FLOWERS, "--set", "work_claim=MyClaim"], "work_claim='MyClaim' cannot be used"),
         ([FLOWERS, "--set", "learning_rate=100"], "learning_rate=100 cannot be used"),
-        ([FLOWERS, "--set", "region=eu"], "there is no setting 'region'"),
         (["photos"], "is a folder of this machine, which a cluster cannot read"),
         (["gs://bucket/flowers", "--ranks", "2"], "--ranks is for a run with --local"),
         (["gs://bucket/flowers", "--pipeline", "retrian"], "not built in; did you mean 'retrain'?"),
