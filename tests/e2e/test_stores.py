@@ -205,7 +205,7 @@ def test_the_pipeline_has_its_images_models_and_champion_in_a_store(
                 "epochs": 2,
                 "training": {"image_size": 8, "workers": 0, "seed": seed},
                 "backend": "local",
-                "gate": {"min_improvement": -1},
+                "gate": {"min_accuracy": 0, "min_improvement": -1},
             },
             tmp_path / str(seed),
         )
