@@ -11,6 +11,8 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_RGB = b"\x08\x02\0\0"
 """8 bits, RGB, and the only compression and filter."""
 _PNG_EXTRAS = (b"tRNS", b"eXIf", b"acTL")
+_PNG_END = 1 << 16
+"""Bytes in which EXIF data after the pixels lie."""
 _JPEG_SIZE = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BASELINE = frozenset({0xC0, 0xC1})
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
@@ -24,7 +26,9 @@ def plain_pixels(data: bytes) -> int:
     """
     if data[:8] == _PNG and data[24:28] == _PNG_RGB:
         width, height = struct.unpack_from(">II", data, 16)
-        return 0 if any(extra in data for extra in _PNG_EXTRAS) else int(width * height)
+        places = (data[: data.find(b"IDAT")], data[-_PNG_END:])
+        extras = any(extra in part for extra in _PNG_EXTRAS for part in places)
+        return 0 if extras else int(width * height)
     if data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8 " and len(data) > 30:
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
         # The decoder also finds frames after a wrong length.

@@ -71,13 +71,6 @@ def test_scan_refuses_folders_without_images_or_with_unknown_classes(
         scan(split, ("class0", "class1"))
 
 
-def test_images_of_any_mode_become_rgb_of_the_size(split: Path) -> None:
-    index = scan(split)
-    batches = list(evaluation_batches(index, 16, 4))
-    assert [tuple(images.shape) for images, _, _ in batches] == [(4, 3, 16, 16), (2, 3, 16, 16)]
-    assert torch.cat([indices for _, _, indices in batches]).tolist() == list(range(6))
-
-
 def test_examine_counts_unusual_images_and_strict_refuses_them(split: Path) -> None:
     index = scan(split)
     found = examine(index.where, range(6), run(split))

@@ -180,18 +180,6 @@ def test_rows_below_a_crop_are_not_decoded(subsampling: int, options: dict[str, 
             assert torch.equal(found.image[:, :rows], whole[:, :rows]), (seed, rows)
 
 
-@pytest.mark.parametrize("orientation", range(2, 9))
-def test_rotated_image_is_decoded_to_its_last_row(orientation: int) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    content = photograph(orientation, 90, 70, exif=exif.tobytes())
-    whole = whole_of(content)
-    found = decode_part(content, lambda *_: Need(1, 40))
-    assert found is not None
-    assert found[1:] == (*whole.shape[1:], 1, None)
-    assert torch.equal(found.image, whole)
-
-
 @pytest.mark.parametrize(("size", "lost", "divided"), [(160, 9000, False), (SIZE, 30_000, True)])
 def test_truncated_image_is_named(split: Path, size: int, lost: int, divided: bool) -> None:
     """Whether it would be decoded in part by rows, or at a fraction of its size."""
@@ -214,15 +202,6 @@ def test_mirrored_image_is_divided_only_without_a_remainder() -> None:
         small = decode_part(photograph(0, width, height, exif=exif.tobytes()), divided(8))
         assert small is not None
         assert (small.image.shape[1:], small.divisor) == ((width // by, height // by), by)
-
-
-def test_other_formats_and_channels_are_decoded_completely(tmp_path: Path) -> None:
-    image = Image.effect_noise((200, 200), 50)
-    for kind, mode in (("PNG", "RGB"), ("WEBP", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK")):
-        file = io.BytesIO()
-        image.convert(mode).save(file, kind)
-        for by in (1, 8):
-            assert decode_part(file.getvalue(), divided(by)) is None, (kind, mode)
 
 
 def test_evaluation_cache_and_strict_images_decode_completely(
