@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ RUN_SETTINGS = ("experiment", "pipeline_root", "service_account")
 IMAGES = ("registry", "launcher_image", "trainer_image")
 SHORTCUTS = ("model", "epochs", "batch_size")
 """Settings that are options, too."""
-LOCAL_ONLY = ("output", "ranks", "fresh", "replace")
+LOCAL_ONLY = ("output", "ranks", "fresh", "replace", "check")
 KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
 
 
@@ -93,6 +94,12 @@ class RunCommand(click.Command):
 )
 @click.option(
     "--replace", is_flag=True, help="With --local, delete the model of an earlier run in --output."
+)
+@click.option(
+    "--check",
+    is_flag=True,
+    help="With --local, show the images of each class, what cannot be read and the chosen "
+    "settings, without training.",
 )
 @click.option(
     "--ranks",
@@ -177,11 +184,12 @@ def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> Non
     if name not in NAMES:
         raise InputError(f"with --local, --pipeline is one of {', '.join(NAMES)}")
     ours = file is None and name == "train_resnet"
-    if options["ranks"] and not ours:
-        raise InputError("--ranks is for train_resnet: leave it out")
+    for option in ("ranks", "check"):
+        if options[option] and not ours:
+            raise InputError(f"--{option} is for train_resnet: leave it out")
     if options["replace"] and not options["output"]:
         raise InputError("--replace is for --output: without it each run has its own folder")
-    asked = ("output", "words", "file", "fresh", "replace")
+    asked = ("output", "words", "file", "fresh", "replace", "check")
     command = runs.Command(source, **{option: options[option] for option in asked})
 
     def begin() -> tuple[Path, dict[str, Any]]:
@@ -189,6 +197,12 @@ def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> Non
             return runs.train(command, options["ranks"] or 0)
         return runs.run(file or COMPILED / f"{name}.yaml", command)
 
+    if options["check"]:
+        elsewhere = contextlib.redirect_stdout(sys.stderr)
+        with elsewhere if options["as_json"] else contextlib.nullcontext():
+            _, found = begin()
+        _print(found if options["as_json"] else found["settings"], options["as_json"])
+        return
     conduct(begin, options["as_json"])
 
 

@@ -49,10 +49,14 @@ class Command(NamedTuple):
     """Whether to start over where the same command was interrupted."""
     replace: bool = False
     """Whether to delete an earlier model in `output`."""
+    check: bool = False
+    """Whether to only show the images and the chosen settings."""
 
 
 def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     """Run train_resnet on a source, and return its folder and the summary.
+
+    With `check`, return the working directory and what would be trained on.
 
     Args:
         command: The request.
@@ -75,7 +79,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
         _check_apart(Path(source), output or folder.RUNS.resolve())
     identity = folder.identity_of(source=source, arguments=arguments, ranks=ranks)
     run = folder.unfinished(output, identity)
-    if run is not None and not command.fresh and _is_resumable(run):
+    if run is not None and not (command.fresh or command.check) and _is_resumable(run):
         return run.folder, engine.run(run, started)
     replace = command.replace or (command.fresh and run is not None)
     arguments["training"] = {"on_bad_image": "skip", **arguments.get("training", {})}
@@ -93,8 +97,9 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     check_arguments(form.pipeline, form.completed(everything))
     everything["sync"] = _images_only(source, everything)
     threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}
-    new = folder.LocalRun(identity, everything, threads)
-    run = folder.begin(new, output, name, replace)
+    if not command.check:
+        new = folder.LocalRun(identity, everything, threads)
+        run = folder.begin(new, output, name, replace)
     say(f"{photographs}; {computer}: {_title(choice)}")
     if choice.why:
         say(f"chosen for {choice.why}")
@@ -102,6 +107,10 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     for note in filter(None, (*photographs.notes, start.origin)):
         say(f"note: {note}")
     click.echo()
+    if run is None or command.check:
+        given = {key: value for key, value in choice.arguments.items() if value not in ("", {})}
+        about = {"train": photographs.train, "val": photographs.val, "broken": surveyed.broken}
+        return Path(), {**about, "notes": photographs.notes, "settings": given}
     return run.folder, engine.run(run, started, known=photographs.notes)
 
 

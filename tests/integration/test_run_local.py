@@ -184,6 +184,18 @@ def test_invalid_input_is_one_line_before_anything_is_copied(
     assert list(tmp_path.rglob("*")) == [other, other / "work"]
 
 
+def test_check_shows_images_and_settings_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photographs.write(tmp_path / "photos", each=12)
+    words = ["run", "photos", "--local", "--check", "--set", "pretrained=false", "--json"]
+    found = json.loads(CliRunner().invoke(app, words).stdout)
+    assert (found["train"] + found["val"], found["broken"]) == (36, {})
+    assert found["settings"]["training"]["on_bad_image"] == "skip"
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
 def test_empty_class_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
     source, output = photographs.write(tmp_path / "photos", each=12), tmp_path / "output"
     (source / "sand").mkdir()
