@@ -73,7 +73,7 @@ class Description:
         if failed is not None:
             yield f"kfp-ddp logs {word} {failed.label}", "the full log of the step"
         if run.folder is not None:
-            yield f"kfp-ddp run SOURCE --local --output {word}", "again, with corrected input"
+            yield "kfp-ddp run SOURCE --local …", "the same command resumes; others are new runs"
         elif failed is not None and failed.step.name == CHECKS:
             yield "kfp-ddp run …", "again, with corrected input"
         else:

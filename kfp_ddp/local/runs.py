@@ -123,7 +123,8 @@ def _is_resumable(run: folder.LocalRun) -> bool:
         if not digest.startswith(run.version()):
             say(f"the images have changed since the run in {shown(run.folder)} stopped at {at}")
             return False
-    say(f"resuming at {at or 'the start'} in {shown(run.folder)}; --fresh starts over\n")
+    say(f"resuming at {at or 'the start'} in {shown(run.folder)}; --fresh starts over")
+    click.echo()
     return True
 
 
