@@ -10,8 +10,11 @@ from kfp_ddp.pipelines.train_resnet import like_train_resnet
 
 
 def wire(form: dict[str, Any], claims: Claims) -> None:
-    """Train from existing weights: torchvision's, a champion, a checkpoint or a file."""
-    train_resnet.wire({**form, "recipe": "finetune"}, claims)
+    """Train from existing weights: torchvision's, a champion, a checkpoint or a file.
+
+    With weights, auto is the recipe finetune for these images and GPUs.
+    """
+    train_resnet.wire({**form, "recipe": "auto"}, claims)
 
 
 finetune = dsl.pipeline(
