@@ -198,7 +198,8 @@ def _training(
     pretrained = "auto" if config.pretrained == "true" and "model" in over else config.pretrained
     start = find(pretrained, config.model, own_image="image" in parameters.job)
     if not start:
-        return configured(parameters.recipe, {**fields, "pretrained": start.pretrained}), start
+        recipe = "none" if parameters.recipe == "finetune" else parameters.recipe
+        return configured(recipe, {**fields, "pretrained": start.pretrained}), start
     known = {"model": start.model} if start.model and not config.is_set("model") else {}
     fields = {**known, **fields, "pretrained": start.pretrained}
     return configured(parameters.recipe, fields), start

@@ -52,8 +52,8 @@ def sized(run: Run) -> tuple[Run, list[str]]:
     choice, start = choose_weights(photographs, machine, requested, ranks, find)
     inputs = {name: choice.arguments.get(name, value) for name, value in requested.items()}
     inputs["training"].pop("pretrained", None)  # it is a parameter now, if the form has it or not
-    if start and config.pretrained == "auto":
-        inputs["pretrained"] = "true"
+    if start:  # not an address of this network's: a trial may have another
+        inputs["pretrained"] = "true" if config.pretrained == "auto" else config.pretrained
     if not local:
         inputs["gpus_per_node"] = spec.gpus()
     seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)

@@ -56,7 +56,9 @@ def pictures(folder: Path, count: int, side: int) -> str:
     return str(folder)
 
 
-def test_recipe_auto_fits_images_and_hardware(summary: SimpleNamespace, tmp_path: Path) -> None:
+def test_recipe_auto_fits_images_and_hardware(
+    summary: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = pictures(tmp_path / "images", 40, 70)
     plan = check(summary, source=source, recipe="auto", epochs=3)
     assert (plan.training["epochs"], plan.training["image_size"]) == (3, 64)
@@ -69,6 +71,14 @@ def test_recipe_auto_fits_images_and_hardware(summary: SimpleNamespace, tmp_path
     assert run.config.batch_size % 8 == 0
     unseen, _ = sized(parse({**inputs, "source": "/missing"}))
     assert unseen.config.image_size == 224
+    assert not run.config.starts_from_weights
+    monkeypatch.setenv("KFP_DDP_BAKED_WEIGHTS", "resnet50")
+    for pretrained, model in (("auto", "resnet50"), ("gs://b/resnet18.pth", "resnet18")):
+        tuned, _ = sized(parse({**inputs, "pretrained": pretrained}))
+        assert (tuned.config.model, tuned.config.freeze_epochs) == (model, 1)
+    assert tuned.config.pretrained == "gs://b/resnet18.pth"
+    unknown, _ = sized(parse({**inputs, "pretrained": "gs://b/exports"}))
+    assert not unknown.config.is_set("model")  # the ranks read it from the weights
 
 
 def test_plan_has_the_settings_that_are_set_by_step(summary: SimpleNamespace) -> None:
@@ -256,6 +266,24 @@ def test_trial_settings_override_the_training(summary: SimpleNamespace) -> None:
     )
     assert {trial["stop_behind_epochs"] for trial in plan.trials} == {5}
     assert {trial["batch_size"] for trial in plan.trials} == {18}
+
+
+def test_weights_in_the_trainer_image_are_taken(
+    summary: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KFP_DDP_BAKED_WEIGHTS", "resnet18")
+    trials = {"trials": [{"model": "cifar_resnet8"}, {"learning_rate": 0.1}]}
+    for given in ({"recipe": "finetune"}, {"pretrained": "true"}):
+        plan = check(summary, model="resnet18", sweep=trials, **given)
+        assert (plan.training["pretrained"], plan.training["freeze_epochs"]) == ("true", 1)
+        assert [trial["pretrained"] for trial in plan.trials] == ["false", "true"]
+        assert "freeze_epochs" not in plan.trials[0]
+        assert "in the trainer image" in Path(summary.path).read_text()
+    with pytest.raises(SystemExit, match="cannot be had"):
+        check(summary, model="resnet18", pretrained="true", job={"image": "mine:1"})
+    assert check(summary, model="resnet50", job={"image": "mine:1"}).training == {
+        "model": "resnet50"
+    }
 
 
 def test_script_with_the_network_is_in_the_plan_once(summary: SimpleNamespace) -> None:
