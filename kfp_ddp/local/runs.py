@@ -20,7 +20,7 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.local import engine, folder, results, survey
 from kfp_ddp.local.results import shown
 from kfp_ddp.local.screen import say
-from kfp_ddp.models.initial_weights import is_path, network_in, obtain
+from kfp_ddp.models.initial_weights import find, is_path, network_in, obtain
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
 from kfp_ddp.training.sides import is_image
@@ -91,7 +91,8 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
         from kfp_ddp.training.initial_weights import network_of  # imports torch
 
         arguments["model"] = network_of(Path(pretrained)) or "auto"
-    choice, start = choose_weights(photographs, computer, arguments, ranks, obtain)
+    get = find if command.check else obtain
+    choice, start = choose_weights(photographs, computer, arguments, ranks, get)
     name = named_after(source)
     everything = {"model_name": name, **choice.arguments, "source": source, "backend": "local"}
     check_arguments(form.pipeline, form.completed(everything))

@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -122,7 +123,7 @@ def obtain(pretrained: str, model: str, images: int = 0) -> Start:
     ours = pretrained in ("auto", "true") or pretrained.startswith(PREFIX)
     if not ours or not is_remote(address := start.pretrained):
         return start
-    print(f"downloading {address}", flush=True)
+    print(f"downloading {address}", file=sys.stderr, flush=True)
     target = cached(address.rpartition("/")[2])
     try:
         _place(address, target, target.parent / f".{target.name}.{os.getpid()}")
