@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training import checkpoint
-from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig
+from kfp_ddp.training.config import MODELS, TrainConfig
 from kfp_ddp.training.manifest import MANIFEST
 from kfp_ddp.training.model import WRAPPERS, build, head_of, not_finite
 from kfp_ddp.training.torchvision_weights import (
@@ -246,9 +246,9 @@ def network_of(path: Path) -> str:
     weights = read(path)
     if weights.model:
         return weights.model if weights.model in MODELS else ""
-    for model in (*SMALL_RESNETS, *(one for one in MODELS if "resne" in one)):
-        with torch.device("meta"):
-            network = build(model, 1)
+    resnets = sorted((one for one in MODELS if "resne" in one), key=len)
+    for model in resnets:  # not on the meta device, which imports triton: that ends with warnings
+        network = build(model, 1)
         own, head = network.state_dict(), f"{head_of(network)}."
         tensors = _named_alike(weights.tensors, set(own), model)
         body = {name: value for name, value in tensors.items() if not name.startswith(head)}

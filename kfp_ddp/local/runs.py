@@ -20,7 +20,7 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.local import engine, folder, results, survey
 from kfp_ddp.local.results import shown
 from kfp_ddp.local.screen import say
-from kfp_ddp.models.initial_weights import find, is_path, network_in, obtain
+from kfp_ddp.models.initial_weights import find, is_path, obtain
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
 from kfp_ddp.training.sides import is_image
@@ -87,10 +87,10 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     photographs = surveyed.photographs
     computer = this_machine()
     pretrained = arguments.get("pretrained", "auto")
-    if is_path(pretrained) and not network_in(pretrained) and "model" not in arguments:
-        from kfp_ddp.training.initial_weights import network_of  # imports torch
-
-        arguments["model"] = network_of(Path(pretrained)) or "auto"
+    if is_path(pretrained) and not Path(pretrained).exists():
+        raise InputError(
+            f"pretrained={pretrained} is missing: give auto, true, false, a file or an address"
+        )
     get = find if command.check else obtain
     choice, start = choose_weights(photographs, computer, arguments, ranks, get)
     name = named_after(source)
