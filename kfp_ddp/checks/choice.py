@@ -230,10 +230,13 @@ class _Sized:
         tiny = (size or short or SMALLEST) < SMALLEST and not weights
         chosen = "cifar_resnet20" if tiny else network(photographs, machine, weights)
         self.model, self.weighted = model or chosen, "sampling" in training
+        self.sgd = training.get("optimizer", "sgd") == "sgd"
         self.size = size or self._size(tiny)
         most = BATCH[machine.device] * max(1, machine.gpus)
         batch = max(min(most, self.images // 8), min(4 if weights else 8, self.images // 2))
-        self.batch = training.get("batch_size") or max(1, batch // ranks) * ranks
+        unit, per_rank = ranks * (training.get("micro_batch_size") or 1), "batch_size_per_rank"
+        requested_batch = training.get(per_rank, 0) * ranks or training.get("batch_size")
+        self.batch = requested_batch or max(1, batch // unit) * unit
         wanted = min(max(math.ceil(self.plan.seen / self.images), self.plan.fewest), self.plan.most)
         self.wanted, least, budget = wanted, min(self.plan.least, wanted), machine.minutes * 60
         fitting = (n for n in range(wanted, least, -1) if self.seconds(n) <= budget)
@@ -273,9 +276,10 @@ class _Sized:
         training: dict[str, Any] = {"image_size": self.size, "crop_min_area": 0.35}
         training |= {"keep_best": True, "early_stop_epochs": max(10, self.epochs // 3)}
         if not self.weights:
-            training |= {"learning_rate": min(0.8, 0.05 * self.batch / BATCH["cpu"])}
-            weighting = "none" if self.weighted else "sqrt"
-            training |= {"weight_decay": 5e-4, "class_weights": weighting}
+            training["class_weights"] = "none" if self.weighted else "sqrt"
+        if not self.weights and self.sgd:
+            learning_rate = min(0.8, 0.05 * self.batch / BATCH["cpu"])
+            training |= {"learning_rate": learning_rate, "weight_decay": 5e-4}
         training["workers"] = min(4, self.machine.cores // 2) if self.machine.gpus else 0
         training["batch_size"] = self.batch
         return {"model": self.model, "epochs": self.epochs, "training": training}

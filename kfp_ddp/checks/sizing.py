@@ -16,6 +16,7 @@ from kfp_ddp.checks.choice import (
 )
 from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.settings import rename
 from kfp_ddp.datasets.images import sample
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -27,6 +28,8 @@ from kfp_ddp.training.header import frame_of
 from kfp_ddp.training.layout import Rule
 from kfp_ddp.training.torchvision_weights import TORCHVISION
 
+BOXES = ("model", "epochs", "pretrained")
+"""Settings of a training that are parameters of the form."""
 CORES = {"cpu": 4, "cuda": 8}
 """Assumed cores of a process whose pod has no limit, by device."""
 UNSEEN = Photographs(10_000, 1_000, 0, 0)
@@ -51,7 +54,7 @@ def sized(run: Run) -> tuple[Run, list[str]]:
     requested = {**run.inputs, "pretrained": config.pretrained}
     choice, start = choose_weights(photographs, machine, requested, ranks, find)
     inputs = {name: choice.arguments.get(name, value) for name, value in requested.items()}
-    inputs["training"].pop("pretrained", None)  # it is a parameter now, if the form has it or not
+    inputs["recipe"] = "none"  # finetune with weights, but a trial may start without
     if start:  # not an address of this network's: a trial may have another
         inputs["pretrained"] = "true" if config.pretrained == "auto" else config.pretrained
     if not local:
@@ -80,6 +83,7 @@ def choose_weights(
     Raises:
         InputError: Weights that were requested cannot be had.
     """
+    requested = _in_one_place(requested)
     pretrained, recipe = requested.get("pretrained", "auto"), requested.get("recipe", "auto")
     if recipe == "finetune" and pretrained == "auto":
         pretrained = "true"
@@ -100,6 +104,15 @@ def choose_weights(
     if start and unset and not start.model:
         choice.arguments["model"] = "auto"  # the workers read it from the weights
     return choice, start
+
+
+def _in_one_place(requested: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with each setting either in its box or in `training`, as chosen ones."""
+    training = rename(requested.get("training", {}), TrainConfig)
+    boxes = {name: training.pop(name) for name in BOXES if name in training}
+    if requested.get("batch_size"):
+        training["batch_size"], boxes["batch_size"] = requested["batch_size"], 0
+    return {**requested, **boxes, "training": training}
 
 
 def _photographs(run: Run) -> Photographs:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.evaluation import ClassChange, Compared, Evaluation, Prediction, wilson
 
+LN_2 = math.log(2)
+
 
 def compare(
     challenger: Evaluation,
@@ -75,12 +77,15 @@ def mcnemar(won: int, lost: int) -> float:
 
     The probability of at least `won` heads in `won + lost` fair coin flips; 1 for no flips.
     """
+    if won < lost:
+        return 1 - mcnemar(lost + 1, won - 1) if won else 1.0
     n = won + lost
-    term = total = 1
-    for heads in range(n, won, -1):
-        term = term * heads // (n - heads + 1)
+    term = math.exp(math.lgamma(n + 1) - math.lgamma(won + 1) - math.lgamma(lost + 1) - n * LN_2)
+    total = term
+    for heads in range(won + 1, n + 1):
+        term *= (n - heads + 1) / heads
         total += term
-    return total / (1 << n)
+    return min(total, 1.0)
 
 
 def newcombe(first: int, second: int, won: int, samples: int) -> tuple[float, float]:

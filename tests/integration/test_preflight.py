@@ -77,6 +77,12 @@ def test_recipe_auto_fits_images_and_hardware(
         tuned, _ = sized(parse({**inputs, "pretrained": pretrained}))
         assert (tuned.config.model, tuned.config.freeze_epochs) == (model, 1)
     assert tuned.config.pretrained == "gs://b/resnet18.pth"
+    boxed = {"model": "resnet34", "epochs": 2, "init_from": "false"}
+    own, _ = sized(parse({**inputs, "batch_size": 16, "training": boxed}))
+    assert (own.config.model, own.config.epochs, own.config.batch_size) == ("resnet34", 2, 16)
+    space = {"pretrained": ["true", "false"]}
+    swept, _ = sized(parse({**inputs, "sweep": {"space": space}}))
+    assert [trial.starts_from_weights for trial in swept.trials] == [True, False]
     unknown, _ = sized(parse({**inputs, "pretrained": "gs://b/exports"}))
     assert not unknown.config.is_set("model")  # the ranks read it from the weights
 

@@ -190,7 +190,7 @@ def beats_majority(evaluation: Evaluation | None) -> Check:
     if evaluation is None or not evaluation.classes:
         words = "no results by class, so it is not known whether the model is better than always "
         words += "answering one class: connect the evaluation output of evaluate, or set "
-        return Check(rule, False, f"{words}min_accuracy", None, SIGNIFICANT, unproven=True)
+        return Check(rule, False, f"{words}min_accuracy", None, SIGNIFICANT)
     largest = max(evaluation.classes, key=lambda one: one.samples)
     shared = min(round(largest.recall * largest.samples), largest.samples, evaluation.correct)
     won, lost = evaluation.correct - shared, largest.samples - shared
