@@ -73,17 +73,6 @@ def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue) -> None:
     assert step.log().count("[worker-0] line 9") == 1
 
 
-def test_jobs_before_it_in_the_queue_are_named(queue: Queue) -> None:
-    with queue.taken("110m"):
-        first = LaunchStep(queue.grounds, in_queue(queue)).start()
-        first.saw("first in line")
-        second = LaunchStep(queue.grounds, in_queue(queue)).start()
-        (job,) = until(first.jobs, "the first job")
-        second.saw(f"behind PyTorchJob {job['metadata']['name']}")
-    assert first.wait() == "Succeeded", first.log()
-    assert second.wait() == "Succeeded", second.log()
-
-
 def test_a_job_larger_than_its_queue_waits(queue: Queue) -> None:
     """Time in the queue counts for no deadline, and a step that is lost there is succeeded."""
     queue.set_quota("30m")
@@ -229,14 +218,6 @@ def test_a_run_that_is_cancelled_in_the_queue_leaves_nothing(queue: Queue, kind:
         assert step.wait() == "Failed"
         assert "the run was terminated" in step.log().splitlines()[-1]
         until(lambda: queue.waiting() == [], "the end of its place in the queue", 30)
-
-
-def test_a_missing_queue_fails_before_a_job_is_created(queue: Queue) -> None:
-    step = LaunchStep(queue.grounds, {**in_queue(queue), "queue": "nowhere"}).start()
-    assert step.wait() == "Failed"
-    last = step.log().splitlines()[-1]
-    assert last.startswith("error: queue 'nowhere' is not a LocalQueue of namespace"), step.log()
-    assert step.jobs() == []
 
 
 def test_a_kind_that_kueue_does_not_manage_is_refused(queue: Queue) -> None:

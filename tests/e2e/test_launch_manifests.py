@@ -72,7 +72,6 @@ OPERATORS: dict[str, Any] = {
     "restart_policy": "ExitCode",
     "backoff_limit": 3,
 }
-COMMAND: dict[str, Any] = {"command": ["python3", "train.py"], "args": ["--epochs", "3"]}
 
 
 @pytest.fixture(scope="module")
@@ -101,33 +100,14 @@ def everything(kind: str) -> dict[str, Any]:
     return {"kind": kind, **{name: given[name] for name in given.keys() - no_place}}
 
 
-@pytest.mark.parametrize("kind", ["pytorchjob", "tfjob", "mpijob"])
-def test_v1_jobs_are_valid_with_everything_set(api: Api, kind: str) -> None:
-    stored = dry_run(api, {**everything(kind), **COMMAND})
-    assert stored["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
-
-
-def test_a_trainjob_is_valid_with_everything_set(api: Api) -> None:
-    stored = dry_run(api, {**everything("trainjob"), **COMMAND})
-    assert stored["spec"]["trainer"]["numProcPerNode"] == 2
-    assert stored["spec"]["trainer"]["resourcesPerNode"]["limits"]["rdma/hca"] == "1"
-
-
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_a_script_is_valid_in_every_kind(api: Api, kind: str) -> None:
-    dry_run(api, {**everything(kind), "script": "print('$HOME `id` \\\\')"})
-
-
-def test_an_elastic_job_is_valid(api: Api) -> None:
-    fields = {**everything("pytorchjob"), **COMMAND, "nodes": 1, "elastic": "2:4"}
-    stored = dry_run(api, fields)
-    assert set(stored["spec"]["pytorchReplicaSpecs"]) == {"Worker"}
-    assert stored["spec"]["elasticPolicy"]["minReplicas"] == 2
-
-
-@pytest.mark.parametrize("scheduler", ["volcano", "coscheduling", "runai"])
-def test_gang_schedulers_are_valid(api: Api, scheduler: str) -> None:
-    dry_run(api, {**everything("pytorchjob"), **COMMAND, "scheduler": scheduler})
+def test_a_job_with_everything_set_is_valid(api: Api, kind: str) -> None:
+    job = dry_run(api, {**everything(kind), "script": "print('$HOME `id` \\\\')"})["spec"]
+    if kind == "trainjob":
+        assert job["trainer"]["numProcPerNode"] == 2
+        assert job["trainer"]["resourcesPerNode"]["limits"]["rdma/hca"] == "1"
+    else:
+        assert job["runPolicy"]["cleanPodPolicy"] == "Running"
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.jobs.kinds import pod_title
 from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.admission import late
@@ -19,7 +18,7 @@ from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Folder, Grounds, claim, until
 from tests.e2e.harness.running import run_in
 from tests.e2e.harness.scene import namespace
-from tests.e2e.launch_step import TRAINJOB, LaunchStep
+from tests.e2e.launch_step import LaunchStep
 
 DATA = """
 from pathlib import Path
@@ -106,10 +105,6 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
         yield space
 
 
-def _title(pod: client.V1Pod) -> str:
-    return pod_title({"metadata": {"name": pod.metadata.name, "labels": pod.metadata.labels}})
-
-
 @pytest.fixture(scope="module")
 def work(grounds: Grounds) -> Iterator[Folder]:
     with lands.opened(grounds, "work") as folder:
@@ -184,23 +179,6 @@ def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
     assert resumed[0] == 0
     assert resumed[1] >= 3
     assert max(e["step"] for e in events if e["event"] == "step") == 120
-
-
-@pytest.mark.parametrize(
-    ("backend", "second"), [("pytorchjob", "worker-1"), ("trainjob", "node-1")]
-)
-def test_a_rank_that_dies_on_the_second_node_is_the_cause(
-    grounds: Grounds, backend: str, second: str
-) -> None:
-    """Rank 0 fails too, of the connection that rank 1 closed: it is not what is told."""
-    step = TrainStep(grounds, backend=backend, training={"epochs": 400}, nodes=2, retries=0).start()
-    step.saw("epoch 2/")
-    pod = next(p for p in step.workers() if _title(p) == second)
-    crash = "import psutil, signal; psutil.Process(1).children()[0].send_signal(signal.SIGSEGV)"
-    run_in(grounds, pod.metadata.name, ["python3", "-c", crash], CONTAINER[backend])
-    assert step.wait() == "Failed"
-    last = step.log().splitlines()[-1]
-    assert f"{second}: rank 1: ended by SIGSEGV" in last, step.log()
 
 
 STOP_RANK = """
@@ -359,15 +337,6 @@ def test_a_worker_cannot_write_to_its_dataset(grounds: Grounds, backend: str) ->
     for item in message:
         assert item.splitlines() == expected
     assert step.wait() == "Failed"
-
-
-def test_invalid_data_is_not_retried(grounds: Grounds) -> None:
-    step = TrainStep(grounds, backend="trainjob", training={"batch_size": 4096}).start()
-    assert step.wait() == "Failed"
-    last = step.log().splitlines()[-1]
-    assert "rank 0: batch_size=4096 but only 48 training images" in last, step.log()
-    assert step.log().count("created TrainJob") == 1
-    assert step.jobs(TRAINJOB) == [] or len(step.jobs(TRAINJOB)) == 1
 
 
 def test_a_job_without_its_step_stops_with_a_checkpoint(grounds: Grounds, work: Folder) -> None:

@@ -56,16 +56,6 @@ def test_a_trainjob_is_followed_to_its_end(grounds: Grounds) -> None:
     assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']} 1"
 
 
-def test_a_failing_trainjob_is_named_and_not_tried_again(grounds: Grounds) -> None:
-    step = LaunchStep(grounds, trainjob("raise ValueError('no such layer')")).start()
-    assert step.wait() == "Failed"
-    last = step.log().splitlines()[-1]
-    assert "node-0: exit code 1: ValueError: no such layer" in last, step.log()
-    assert "retries left" not in step.log()
-    # Its container restarts in place, so the job may have to be deleted to end it.
-    assert len(step.jobs(TRAINJOB)) <= 1
-
-
 @pytest.mark.smoke
 def test_a_cancelled_run_loses_its_trainjob(grounds: Grounds) -> None:
     step = LaunchStep(grounds, trainjob(COUNT.format(count=1000, pause=0.1))).start()

@@ -128,7 +128,7 @@ def test_boxes_that_are_left_are_chosen_and_weights_fine_tuned() -> None:
 
 def test_a_chosen_batch_and_rate_suit_what_was_requested() -> None:
     def chosen(**training: Any) -> dict[str, Any]:
-        return choose(photographs(500), NEW, {"training": training}).arguments["training"]
+        return dict(choose(photographs(500), NEW, {"training": training}).arguments["training"])
 
     assert chosen(micro_batch_size=3)["batch_size"] % 12 == 0
     assert chosen(batch_size_per_rank=2)["learning_rate"] == chosen(batch_size=8)["learning_rate"]

@@ -16,7 +16,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import engine
 from kfp_ddp.jobs.kinds import KINDS, KindName
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.jobs.script import WORD, packed, words
+from kfp_ddp.jobs.script import WORD, words
 
 OF_THE_STEP = {"run_id", "task_name", "task_id", "work_dir", "job_object", "task_config"}
 README = Path(inspect.getfile(job.python_func)).with_name("README.md").read_text()
@@ -56,12 +56,6 @@ def test_inputs_settings_and_the_task_become_one_specification() -> None:
 def test_a_setting_that_is_an_input_is_refused_in_settings(name: str) -> None:
     with pytest.raises(InputError, match=f"^settings sets {name}, which is an input of its own$"):
         engine.specification({name: "4"}, dsl.TaskConfig(), **INPUTS)
-
-
-def test_a_packed_script_is_unpacked(tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text("print('$$')\n")
-    assert specification(script=packed(file)).script == "print('$$')\n"
 
 
 def test_a_word_that_kfp_would_change_is_packed() -> None:

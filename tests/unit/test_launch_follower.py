@@ -16,7 +16,7 @@ from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow import follower as following
 from kfp_ddp.jobs.follow.decisions import Limits, Look, Pods
 from kfp_ddp.jobs.follow.follower import Follower
-from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp, to_follow
+from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp
 from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.ranks import Stall, StallWatch
 from kfp_ddp.jobs.identity import Owner
@@ -192,23 +192,6 @@ def test_a_cancelled_run_deletes_its_job_and_is_an_error_of_its_own(ending: Ends
     with pytest.raises(RunCancelledError, match="the run was terminated; PyTorchJob x is deleted"):
         follower(ending, with_condition("Running")).run(Limits(deadline=1))
     assert ending.deleted == 1
-
-
-def test_every_container_that_has_a_log_is_followed() -> None:
-    def pod(**states: Any) -> Object:
-        containers = [{"name": name, "state": state} for name, state in states.items()]
-        return {"metadata": {"name": "x"}, "status": {"containerStatuses": containers}}
-
-    pods = {
-        "a": pod(pytorch={"running": {}}, istio={"running": {}}),
-        "b": pod(pytorch={"waiting": {}}),
-        "c": pod(pytorch={"terminated": {}}),
-        "d": {"metadata": {"name": "x"}},
-    }
-    assert [item[:2] for item in to_follow(pods, ["pytorch"])] == [
-        ("a", "pytorch"),
-        ("c", "pytorch"),
-    ]
 
 
 def test_the_queue_is_requested_less_and_less_often(

@@ -1,6 +1,5 @@
 """The pods of a job of any kind: metadata, rights, resources and scheduling."""
 
-import itertools
 from typing import Any
 
 import pytest
@@ -119,23 +118,6 @@ def test_an_init_container_has_defaults_of_its_worker(kind: str) -> None:
             assert first[name] == worker[name]
         assert set(first["resources"]) == {"limits", "requests"}
         assert (second["image"], second["volumeMounts"], second["resources"]) == ("b:2", [], {})
-
-
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_every_container_has_what_a_quota_needs(kind: str) -> None:
-    """A ResourceQuota refuses a container without a request or a limit."""
-    init = [] if kind == "trainjob" else [{"name": "fetch", "command": ["true"]}]
-    for gpus, elastic in itertools.product((0, 2), ("", "1:2")):
-        more: dict[str, Any] = {"elastic": elastic} if elastic and kind == "pytorchjob" else {}
-        job = made(kind, gpus_per_node=gpus, init_containers=init, **more)
-        whole = asked(kind, job)
-        for template in templates(job).values():
-            pod = template["spec"]
-            here = [*pod["containers"], *pod.get("initContainers", [])]
-            whole += [item["resources"] for item in here if kind != "trainjob"]
-        for item in whole:
-            for part in ("limits", "requests"):
-                assert item[part].keys() >= {"cpu", "memory"}
 
 
 def test_default_resources_grow_with_gpus_or_ranks() -> None:

@@ -32,16 +32,6 @@ def test_tail_waits_for_the_end_of_a_line_and_passes_over_a_broken_one(tmp_path:
     assert [event["step"] for event in tail.read()] == [2, 3]
 
 
-def test_tail_skips_what_an_earlier_attempt_wrote(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n')
-    tail = MetricsTail(path)
-    tail.skip()
-    with path.open("a") as file:
-        file.write('{"step": 2}\n')
-    assert tail.read() == [{"step": 2}]
-
-
 def test_progress_line_has_step_loss_speed_and_the_time_that_is_left() -> None:
     progress = TrainingProgress()
     assert not progress.update([{"event": "start", "steps_total": 110}])

@@ -145,16 +145,6 @@ def test_the_job_belongs_to_the_workflow_and_blocks_nothing() -> None:
     assert worker["template"]["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
 
 
-def test_a_script_never_meets_a_shell() -> None:
-    code = "print('$HOME `id` \\\\')"
-    spec = LaunchSpec.create(image="a:1", script=code)
-    assert "sh" not in pod.command(spec, "")
-    (variable,) = [e for e in pod.environment(spec, "") if e["name"] == "KFP_DDP_SCRIPT"]
-    assert variable["value"] == code.replace("$", "$$")  # Kubernetes makes one of two
-    assert pod.command(spec, "map")[-1] == "/etc/kfp-ddp/script.py"
-    assert "KFP_DDP_SCRIPT" not in {item["name"] for item in pod.environment(spec, "map")}
-
-
 def test_single_settings_override_resources() -> None:
     options = {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}
     spec = LaunchSpec.create(**SPEC, resources=options, cpu="8", cpu_request="6", gpus_per_node=4)

@@ -1,47 +1,11 @@
-"""Faults by admission: a webhook that fails requests, and pods that are held back for minutes."""
+"""Pods that are held back for minutes by an admission policy."""
 
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kubernetes import client
-
 from tests.e2e.harness.grounds import Grounds, patiently, until
-
-NOBODY = "https://127.0.0.1:1/"  # the API server answers 500 for it at once
-ACCOUNT = "request.userInfo.username == 'system:serviceaccount:{0.namespace}:{0.service_account}'"
-
-
-@contextmanager
-def failing(grounds: Grounds, operation: str, group: str, resource: str) -> Iterator[None]:
-    """Fail such requests of the steps' account while the block lasts."""
-    webhooks = client.AdmissionregistrationV1Api(grounds.api)
-    name = f"failing-{uuid.uuid4().hex[:8]}.kfp-ddp.test"
-    webhook = {
-        "name": name,
-        "clientConfig": {"url": NOBODY},
-        "rules": [
-            {
-                "operations": [operation],
-                "apiGroups": [group],
-                "apiVersions": ["*"],
-                "resources": [resource],
-            }
-        ],
-        "matchConditions": [{"name": "account", "expression": ACCOUNT.format(grounds)}],
-        "sideEffects": "None",
-        "admissionReviewVersions": ["v1"],
-        "failurePolicy": "Fail",
-    }
-    webhooks.create_validating_webhook_configuration(
-        {"metadata": {"name": name}, "webhooks": [webhook]}
-    )
-    try:
-        yield
-    finally:
-        webhooks.delete_validating_webhook_configuration(name)
-
 
 INDEX = "training.kubeflow.org/replica-index"
 GATE = "test.kfp-ddp/late"
