@@ -17,10 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import UNIX_ONLY, InputError
 from kfp_ddp.core.text import one_line
+
+try:
+    from kfp_ddp.models.champion import open_bundle
+except ModuleNotFoundError as error:
+    if error.name not in ("fcntl", "resource"):
+        raise
+    raise ModuleNotFoundError(UNIX_ONLY, name=error.name) from None
 from kfp_ddp.models import onnx_runtimes, programs
-from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.training import decoder

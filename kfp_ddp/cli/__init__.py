@@ -127,7 +127,7 @@ def app() -> None:
 def main() -> NoReturn:
     """Run the program; a KfpDdpError is one line on stderr, and its type is the exit code."""
     from kfp_ddp.cli.options import echo
-    from kfp_ddp.core.errors import KfpDdpError
+    from kfp_ddp.core.errors import UNIX_ONLY, KfpDdpError
 
     try:
         code = app.main(prog_name="kfp-ddp", standalone_mode=False)
@@ -140,7 +140,7 @@ def main() -> NoReturn:
     except ModuleNotFoundError as error:
         if error.name not in ("fcntl", "resource"):
             raise
-        echo("error: this command needs Linux or macOS: on Windows, use it in WSL", err=True)
+        echo(f"error: {UNIX_ONLY}", err=True)
         sys.exit(2)
     except click.Abort:
         echo("interrupted", err=True)

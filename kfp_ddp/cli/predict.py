@@ -1,6 +1,8 @@
 """`kfp-ddp predict`: classify pictures with the model of a bundle."""
 
+import contextlib
 import csv
+import itertools
 import re
 import shutil
 import sys
@@ -12,13 +14,14 @@ import click
 
 from kfp_ddp.cli.bundles import KEY, find_signer
 from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, echo, echo_json
-from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.text import printable
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.text import plural, printable
 
 if TYPE_CHECKING:
     from kfp_ddp.predict import Model
 
 BATCH = 8
+_FORMULA = re.compile(r"[=+\-@\t\r]")
 
 
 @click.command("predict")
@@ -65,26 +68,31 @@ def command(
     if sys.stdout.isatty():
         width = min(width, shutil.get_terminal_size().columns // 2)
     answers: list[dict[str, Any]] = []
-    for start in range(0, len(paths), BATCH):
-        batch = paths[start : start + BATCH]
-        answers += _answers(model, batch, top)
-        for path, answer in zip(batch, answers[start:], strict=True):
-            if not as_json:
-                _print(answer, width)
-            if "error" in answer:
-                continue
-            name = answer["classes"][0]["class"]
-            if into is not None:
-                shutil.copy2(path, _new_path(into / _folder_name(name), path.name))
-            if explain is not None:
-                _explain(model, path, name, _new_path(explain, f"{path.stem}.png"))
-    if table is not None:
-        _write_table(table, answers, min(top, len(model.classes)))
+    try:
+        if table is not None:
+            table.open("a").close()  # before a long computation
+        for start in range(0, len(paths), BATCH):
+            batch = paths[start : start + BATCH]
+            answers += _answers(model, batch, top)
+            for path, answer in zip(batch, answers[start:], strict=True):
+                if not as_json:
+                    _print(answer, width)
+                if "error" in answer:
+                    continue
+                name = answer["classes"][0]["class"]
+                if into is not None:
+                    shutil.copy2(path, _new_file(into / _folder_name(name), path.name))
+                if explain is not None:
+                    _explain(model, path, name, _new_file(explain, f"{path.stem}.png"))
+        if table is not None:
+            _write_table(table, answers, min(top, len(model.classes)))
+    except OSError as error:
+        raise StorageError(f"cannot write {error.filename}: {error.strerror}") from None
     if as_json:
         echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})
     failed = sum("error" in answer for answer in answers)
     if failed:
-        raise InputError(f"{failed} of {len(answers)} pictures cannot be read")
+        raise InputError(f"{failed} of {plural(len(answers), 'picture')} cannot be read")
 
 
 def _pictures(path: Path) -> Iterator[Path]:
@@ -129,15 +137,19 @@ def _print(answer: dict[str, Any], width: int) -> None:
 
 
 def _write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
-    """Write a CSV with the likeliest classes, or the error, of each picture."""
+    """Write a CSV with the likeliest classes, or the error, of each picture.
+
+    A text that a spreadsheet would compute gets a `'` before it.
+    """
     names = [name for at in range(1, top + 1) for name in (f"class {at}", f"probability {at}")]
-    with file.open("w", encoding="utf-8", newline="") as opened:
+    with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as opened:
         writer = csv.writer(opened)
         writer.writerow(["picture", *names, "error"])
         for answer in answers:
             values = [value for one in answer.get("classes", ()) for value in one.values()]
             values += [""] * (len(names) - len(values))
-            writer.writerow([answer["picture"], *values, answer.get("error", "")])
+            row = [answer["picture"], *values, answer.get("error", "")]
+            writer.writerow([f"'{one}" if _FORMULA.match(str(one)) else one for one in row])
 
 
 def _explain(model: "Model", path: Path, name: str, target: Path) -> None:
@@ -156,11 +168,12 @@ def _folder_name(name: str) -> str:
     return re.sub(r"[^\w .-]|^[ .]+|[ .]+$", "_", name) or "_"
 
 
-def _new_path(folder: Path, name: str) -> Path:
-    """Return a path in a folder where there is no file."""
+def _new_file(folder: Path, name: str) -> Path:
+    """Create an empty file in a folder; neither a file nor a link there is replaced or followed."""
     folder.mkdir(parents=True, exist_ok=True)
-    path, number = folder / name, 1
-    while path.exists():
-        number += 1
-        path = folder / f"{Path(name).stem}-{number}{Path(name).suffix}"
+    for number in itertools.count(1):
+        path = folder / (name if number == 1 else f"{Path(name).stem}-{number}{Path(name).suffix}")
+        with contextlib.suppress(FileExistsError):
+            path.open("xb").close()
+            break
     return path

@@ -96,7 +96,7 @@ def command(
     for number in filter(None, (port, grpc_port)):
         _check_free(listen, number)
     model = ready(bundle, variant, runtime or "", threads, find_signer(key))
-    host = "localhost" if listen in ("0.0.0.0", "::") else listen  # noqa: S104
+    host = "localhost" if listen in ("0.0.0.0", "::", "::1") else listen  # noqa: S104
     what = f"{model.uri} ({model.version}), {model.file} in {model.loaded.runtime}"
     from kfp_ddp.serve.kserve_server import serve
 

@@ -19,6 +19,8 @@ from typing import ClassVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of an OSError for a full volume."""
+UNIX_ONLY = "this needs Linux or macOS: on Windows, use it in WSL"
+"""The error without modules of Python that Windows lacks."""
 PREEMPTED = 143
 """Exit code of a process that stopped on request, as by SIGTERM, and can resume later."""
 

@@ -21,6 +21,7 @@ from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
@@ -28,6 +29,7 @@ from kfp_ddp.serve.limits import BodyLimit
 from kfp_ddp.serve.served import Served
 
 PREDICT = "/predict"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 _PAGE = Path(__file__).with_name("page.html")
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob:; "
@@ -45,8 +47,14 @@ _STATUS: dict[type[Exception], int] = {
 }
 
 
-def make(served: Served, plane: DataPlane, repository: ModelRepositoryExtension) -> FastAPI:
-    """Return the application; each error is one line of JSON."""
+def make(
+    served: Served, plane: DataPlane, repository: ModelRepositoryExtension, listen: str
+) -> FastAPI:
+    """Return the application; each error of it is one line of JSON.
+
+    On a loopback address it answers to names of this machine only: else a page of another site,
+    whose name its DNS then gives this address, could read the answers.
+    """
     app = FastAPI(
         default_response_class=ORJSONResponse, docs_url=None, redoc_url=None, openapi_url=None
     )
@@ -69,6 +77,8 @@ def make(served: Served, plane: DataPlane, repository: ModelRepositoryExtension)
     register_v1_endpoints(app, plane, repository)
     register_v2_endpoints(app, plane, repository)
     app.add_middleware(BodyLimit, picture_path=PREDICT)
+    if listen in _LOOPBACK:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK)
     for kind in (*_STATUS, HTTPException, Exception):
         app.add_exception_handler(kind, _refuse)
     return app

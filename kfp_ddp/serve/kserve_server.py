@@ -58,7 +58,7 @@ def serve(
     models.update(served)
     host = f"[{listen}]" if ":" in listen else listen
     config = uvicorn.Config(
-        make(served, plane, Closed(models)),
+        make(served, plane, Closed(models), listen),
         host=listen,
         port=port,
         http=Connection,

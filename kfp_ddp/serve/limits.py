@@ -1,8 +1,10 @@
-"""Reject requests that are too large or too slow, while they arrive."""
+"""Reject requests that are too large, too slow or of other sites' pages, while they arrive."""
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -18,13 +20,18 @@ MAX_TOTAL = 2 * MAX_BODY
 """Bytes of all requests that are in progress."""
 SILENCE = 30.0
 """Longest pause of a body in seconds."""
+SLOWEST = 10_000
+"""Bytes per second of a body after that time; without it 1,000 slow clients shut out the others."""
 IDLE_SECONDS = 65
 """Time for the headers of the next request; longer than proxies keep a connection."""
-_JSON_HEADER = b"inference-header-content-length"
+_JSON_HEADER = "inference-header-content-length"
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413, 408 or 503 to bodies: too large, stalled, too many."""
+    """ASGI middleware that answers 413, 408 or 503 to bodies: too large, too slow, too many.
+
+    A browser also sends what the page of another site posts here: 403.
+    """
 
     def __init__(self, app: "ASGIApp", picture_path: str) -> None:
         """Limit JSON, JSON with binary data, and a path for pictures."""
@@ -35,25 +42,27 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        declared, arrived, complete = int(headers.get(b"content-length", 0)), 0, False
-        json_header = headers.get(_JSON_HEADER, b"")
-        limit = MAX_BODY if json_header else MAX_JSON
+        headers, start = Headers(scope=scope), time.monotonic()
+        declared, arrived, complete = int(headers.get("content-length", 0)), 0, False
+        json_size = headers.get(_JSON_HEADER, "")
+        limit = MAX_BODY if json_size.isascii() and json_size.isdigit() else MAX_JSON
         if scope["path"] == self._picture_path:
             limit = MAX_PICTURE
-        too_large = declared > limit or (json_header.isdigit() and int(json_header) > MAX_JSON)
+        too_large = declared > limit or (limit == MAX_BODY and int(json_size) > MAX_JSON)
 
         async def limited() -> "Message":
             nonlocal arrived, complete
             if complete:
                 return await receive()  # waits for the client to disconnect
+            if headers.get("sec-fetch-site") == "cross-site":
+                raise HTTPException(403, "a page of another site sent this: open the page of /")
             if too_large:
                 raise _too_large(limit)
+            left = start + SILENCE + arrived / SLOWEST - time.monotonic()
             try:
-                message = await asyncio.wait_for(receive(), SILENCE)
+                message = await asyncio.wait_for(receive(), min(SILENCE, left))
             except TimeoutError:
-                text = f"no data for {SILENCE:.0f} s: send the body faster"
-                raise HTTPException(408, text) from None
+                raise HTTPException(408, "too little data: send the body faster") from None
             size = len(message.get("body", b""))
             arrived += size
             self._total += size

@@ -33,6 +33,12 @@ class Ready:
     interface: Interface
     loaded: Loaded
 
+    @property
+    def form(self) -> tuple[int, int, str]:
+        """Arguments of `square` after the picture; a model for any size crops it itself."""
+        _, short_side, size, background = self.interface
+        return short_side, short_side if -1 in self.loaded.entry[1][2:] else size, background
+
 
 def ready(
     bundle: str,

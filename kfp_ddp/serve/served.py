@@ -40,10 +40,11 @@ class Served(Model):  # type: ignore[misc]
     def __init__(self, model: Ready, name: str, largest: int, waiting: int) -> None:
         super().__init__(name)
         self.version = model.version
-        self.interface = model.interface
+        self.classes, self.form = model.interface.classes, model.form
         self.entry, self.output = model.loaded.entry, model.loaded.output
         self.batches = Batches(model.loaded, largest, waiting, _BATCHED.observe)
         self.decoders = ThreadPoolExecutor(DECODERS, "decode")
+        self.decoding, self.waiting = 0, waiting
         self.ready = True
         _INFO.labels(name, model.version, model.file, model.loaded.runtime).set(1)
 
@@ -85,7 +86,7 @@ class Served(Model):  # type: ignore[misc]
             InputError: it cannot be read.
         """
         (row,) = softmax(await self._logits(await self._decoded([picture])))
-        return ranking(self.interface.classes, row)
+        return ranking(self.classes, row)
 
     async def _logits(self, images: Images) -> Floats:
         try:
@@ -95,9 +96,14 @@ class Served(Model):  # type: ignore[misc]
 
     async def _decoded(self, pictures: list[bytes]) -> Images:
         """Decode pictures in another thread, so that other requests are answered meanwhile."""
-        form = self.interface[1:]
+        if self.decoding and self.decoding + len(pictures) > self.waiting:
+            raise _Busy(f"{self.decoding} pictures wait already: retry later")
         run = asyncio.get_running_loop().run_in_executor
-        return np.stack([await run(self.decoders, square, one, *form) for one in pictures])
+        self.decoding += len(pictures)
+        try:
+            return np.stack([await run(self.decoders, square, one, *self.form) for one in pictures])
+        finally:
+            self.decoding -= len(pictures)
 
     async def _images(self, inputs: list[InferInput]) -> Images:
         """Return the images of a request; raises InvalidInput."""

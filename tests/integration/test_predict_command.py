@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
 from PIL import Image
 
 from kfp_ddp.cli import app
+from kfp_ddp.core.errors import StorageError
 from kfp_ddp.predict import load
 from tests import photographs
 from tests.integration.test_serve import sealed
@@ -42,6 +44,23 @@ def test_pictures_are_listed_sorted_and_explained(sealed: Path, tmp_path: Path) 
     assert len(list(explained.glob("*.png"))) == 6
     with Image.open(explained / f"{one.stem}.png") as picture:
         assert picture.size == (16, 16)
+
+
+def test_no_link_is_followed_and_no_table_has_a_formula(
+    sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = next(photographs.write(tmp_path / "a", 1, ["a"]).rglob("*.jpg"))
+    one.rename("=1+1.jpg")
+    for name in json.loads((sealed / "classes.json").read_text()):
+        Path("sorted", name).mkdir(parents=True)
+        Path("sorted", name, "=1+1.jpg").symlink_to(tmp_path / "outside")
+    words = ["predict", str(sealed), "=1+1.jpg", "--into", "sorted", "--csv"]
+    assert CliRunner().invoke(app, [*words, "table.csv"]).exit_code == 0
+    assert Path("table.csv").read_text().splitlines()[1].startswith("'=1+1.jpg,")
+    assert isinstance(CliRunner().invoke(app, [*words, "none/table"]).exception, StorageError)
+    assert not Path("outside").exists()
+    assert len(list(Path("sorted").rglob("=1+1-2.jpg"))) == 1
 
 
 def test_python_takes_paths_contents_pictures_and_arrays(sealed: Path, tmp_path: Path) -> None:

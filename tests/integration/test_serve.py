@@ -33,7 +33,7 @@ from kfp_ddp.export.formats import eager, from_checkpoint
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.serving.canary import Sample, ask, try_out
-from kfp_ddp.predict import load, softmax
+from kfp_ddp.predict import load, softmax, square
 from kfp_ddp.serve.limits import MAX_JSON
 from kfp_ddp.serve.model import ready
 from kfp_ddp.storage.kinds import open_store
@@ -220,6 +220,13 @@ def test_metadata_and_health_follow_the_protocol(server: Server) -> None:
     assert described["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
     assert requests.get(f"{server.model}/ready", timeout=60).json()["ready"] is True
     assert requests.get(f"{server.url}/v2/health/live", timeout=60).json() == {"live": True}
+    assert requests.head(server.url, timeout=60).status_code == 200  # as KServe's server
+
+
+def test_other_names_of_this_machine_are_refused(server: Server) -> None:
+    for host, expected in (("localhost", 200), ("[::1]:1", 200), ("evil.example", 400)):
+        asked = requests.get(server.model, headers={"host": host}, timeout=60)
+        assert asked.status_code == expected
 
 
 IMAGE = some(1)
@@ -280,6 +287,16 @@ def test_picture_gets_the_names_and_probabilities_of_classes(
         refused = requests.post(url, timeout=60, **more)
         assert (refused.status_code, list(refused.json())) == (400, ["error"])
     assert "Traceback" not in server.log.read_text()
+
+
+def test_model_that_crops_gets_the_whole_height_of_a_picture(sealed: Path) -> None:
+    one = ready(str(sealed))
+    one = replace(one, interface=one.interface._replace(short_side=20))
+    whole = replace(one, loaded=replace(one.loaded, entry=("images", (-1, 3, -1, -1))))
+    picture = Image.fromarray(np.moveaxis(some(1)[0], 0, 2)).resize((300, 200))
+    pixels = square(picture, *whole.form).astype(int)
+    assert pixels.shape == (3, 20, 20)
+    assert np.abs(pixels[:, 2:18, 2:18] - square(picture, *one.form)).max() <= 2
 
 
 def test_too_large_request_is_refused_before_it_is_complete(server: Server) -> None:

@@ -178,6 +178,9 @@ def test_a_rollback_is_final_and_does_not_block_the_next_rollout(server: Server)
     service.begin(model(3), 10)
     assert state(server) == ("3", 10, "1")
     assert PERCENT not in (before(server.objects[SHOP]) or {})
+    service.take_back(spec(3))
+    assert not on_trial(service.begin(model(1), 10))
+    assert state(server) == ("1", None, "")
 
 
 def test_a_failed_first_model_is_deleted_unless_another_run_replaced_it(server: Server) -> None:

@@ -1,6 +1,8 @@
 """Limits of a request: time of the headers, size and pauses of the body."""
 
 import asyncio
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from kfp_ddp.serve.limits import MAX_BODY, BodyLimit, Connection
 
 
 def status(
-    parts: list[bytes], headers: dict[str, int], path: str = "/v2", ends: bool = True
+    parts: list[bytes], headers: dict[str, Any], path: str = "/v2", ends: bool = True
 ) -> int:
     """Return the status of a request whose body arrives in parts, and may stall at the end."""
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
@@ -65,13 +67,16 @@ def status(
         ),
         ([b"x" * 500], {"inference_header_content_length": 9}, "/v2", 200),
         ([b"x" * 501], {"inference_header_content_length": 9}, "/v2", 503),
+        ([b"x" * 101], {"inference_header_content_length": "+9"}, "/v2", 413),
+        ([b"x"], {"sec_fetch_site": "same-origin"}, "/predict", 200),
+        ([b"x"], {"sec_fetch_site": "cross-site"}, "/predict", 403),
         ([b"x" * 300], {"content_length": 300}, "/predict", 200),
         ([b"x" * 301], {}, "/predict", 413),
     ],
 )
 def test_body_is_limited(
     parts: list[bytes],
-    headers: dict[str, int],
+    headers: dict[str, Any],
     path: str,
     expected: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -84,6 +89,16 @@ def test_body_is_limited(
 def test_body_that_stalls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SILENCE", 0.01)
     assert status([b"x"], {}, ends=False) == 408
+
+
+@pytest.mark.parametrize(("slowest", "expected"), [(0.01, 200), (1, 408)])
+def test_body_that_drips_is_refused(
+    slowest: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SLOWEST", slowest)
+    clock = SimpleNamespace(monotonic=itertools.count(0, 10).__next__)
+    monkeypatch.setattr(limits, "time", clock)
+    assert status([b"x"] * 9, {}) == expected
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nx", b"GET / HTTP/1.1\r\n\r\nG"])

@@ -99,7 +99,9 @@ class Service:
             if on_trial(existing):
                 answering = before(existing)
             elif label(current, SPEC) == spec:
-                return None
+                # A rollback that was killed has left it at 0 % of Knative's newest revision.
+                pinned = PERCENT in current
+                return ({"predictor": final(current)}, kept(existing)) if pinned else None
             else:
                 answering = current
             known = (label(current, SPEC), label(answering or {}, SPEC))
