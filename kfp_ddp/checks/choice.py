@@ -184,8 +184,7 @@ def choose(
         machine: Machine to train on.
         requested: Arguments of the pipeline.
         ranks: Number of processes; 0 to choose.
-        weights: Whether the training starts from existing weights, of `network` or of the
-            requested model.
+        weights: Whether the training starts from existing weights.
     """
     requested = {name: value for name, value in requested.items() if UNSET.get(name) != value}
     processes = ranks or requested.get("job", {}).get("nproc_per_node")
@@ -205,12 +204,6 @@ def choose(
     return Choice(everything, ranks, sized.seconds(sized.epochs) / 60, sized.why())
 
 
-def network(photographs: Photographs, machine: Machine, weights: bool) -> str:
-    """Return the network to train at `SMALLEST` px and more."""
-    large = machine.device == "cuda" and (weights or photographs.train >= LARGE)
-    return "resnet50" if large else "resnet18"
-
-
 class _Sized:
     """Network, image size, batch and epochs of a training."""
 
@@ -228,7 +221,8 @@ class _Sized:
         training, short = requested.get("training", {}), photographs.short_side
         size, model = training.get("image_size", 0), requested.get("model", "")
         tiny = (size or short or SMALLEST) < SMALLEST and not weights
-        chosen = "cifar_resnet20" if tiny else network(photographs, machine, weights)
+        large = machine.device == "cuda" and (weights or self.images >= LARGE)
+        chosen = "cifar_resnet20" if tiny else "resnet50" if large else "resnet18"
         self.model, self.weighted = model or chosen, "sampling" in training
         self.sgd = training.get("optimizer", "sgd") == "sgd"
         self.size = size or self._size(tiny)

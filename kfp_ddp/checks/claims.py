@@ -179,16 +179,15 @@ def storage(cluster: Cluster) -> list[Finding]:
     volumes = items(cluster.api, "/api/v1/persistentvolumes") or ()
     modes = sorted({mode for volume in volumes for mode in _modes(volume["spec"])})
     in_use = f"; access modes in use: {', '.join(modes)}" if modes else ""
-    return [Finding("ok", what, ", ".join(map(_class_title, classes)) + in_use)]
+    titles = [
+        f"{item['metadata']['name']} ({item['provisioner']}{', default' * is_default(item)})"
+        for item in classes
+    ]
+    return [Finding("ok", what, ", ".join(titles) + in_use)]
 
 
 def _names(classes: Sequence[Object]) -> str:
     return ", ".join(item["metadata"]["name"] for item in classes)
-
-
-def _class_title(item: Object) -> str:
-    default = ", default" if is_default(item) else ""
-    return f"{item['metadata']['name']} ({item['provisioner']}{default})"
 
 
 def is_default(item: Object) -> bool:

@@ -207,12 +207,8 @@ def description(name: str) -> str:
     field = model.model_fields[name]
     text = field.description or ""
     unset = "auto" if choices(name) or field.annotation is str else "0"
-    return f"{text} {unset}: as the recipe has it." if _has_recipe_value(model, name) else text
-
-
-def _has_recipe_value(model: type[Settings], name: str) -> bool:
-    """Return whether the recipe sets a parameter that the form leaves open."""
-    return model is TrainConfig and model.model_fields[name].default not in UNSET
+    by_recipe = model is TrainConfig and field.default not in UNSET
+    return f"{text} {unset}: as the recipe has it." if by_recipe else text
 
 
 def choices(name: str) -> tuple[str, ...]:

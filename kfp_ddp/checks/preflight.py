@@ -119,13 +119,8 @@ def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
 
 
 def check_source(run: Run) -> list[str]:
-    """Check that the source has a supported kind."""
+    """Check that the source has a supported kind, and that the initial weights exist."""
     open_source(run.parameters.source)
-    return []
-
-
-def check_weights(run: Run) -> list[str]:
-    """Check that the initial weights exist."""
     initial_weights.check(run.config.pretrained)
     return []
 
@@ -160,15 +155,6 @@ def check_champion(run: Run) -> list[str]:
     return []
 
 
-def check_destination(run: Run) -> list[str]:
-    """Check that a remote destination can be written."""
-    if run.parameters.destination:
-        store = open_store(run.parameters.destination)
-        if store.remote:
-            store.prepare()
-    return []
-
-
 def check_release(release: Mapping[str, Any], destination: str) -> None:
     """Check the signing key, and the access to the model registry.
 
@@ -189,9 +175,12 @@ def check_release(release: Mapping[str, Any], destination: str) -> None:
 
 
 def check_publishing(run: Run) -> list[str]:
-    """Check the release and the service for a roll-out."""
-    check_release(run.release, run.parameters.destination)
-    check_service(run.release, run.parameters.destination)
+    """Check that a remote destination can be written, the release, and the service."""
+    destination = run.parameters.destination
+    if destination and (store := open_store(destination)).remote:
+        store.prepare()
+    check_release(run.release, destination)
+    check_service(run.release, destination)
     return []
 
 
@@ -260,8 +249,8 @@ def check_evaluation(run: Run) -> list[str]:
 
 
 CHECKS: tuple[Callable[[Run], list[str]], ...] = (
-    *(check_source, check_weights, check_work, check_champion, check_destination),
-    *(check_publishing, check_backend, check_ranks, check_evaluation),
+    *(check_source, check_work, check_champion, check_publishing),
+    *(check_backend, check_ranks, check_evaluation),
 )
 """In the order of the steps; each returns warnings, or raises InputError."""
 

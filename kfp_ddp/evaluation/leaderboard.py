@@ -79,11 +79,19 @@ def run(
         )
     inputs = zip(run_dirs, checkpoints, failures, strict=True)
     trials = sorted((read(*trial) for trial in inputs), key=lambda trial: trial.rank)
-    names = differing(trials)
+    configs = [trial.settings for trial in trials if trial.settings]
+    names = [  # of the settings that differ
+        name
+        for name in TrainConfig.model_fields
+        if name not in TrainConfig.own
+        if len({json.dumps(config.get(name)) for config in configs}) > 1
+    ]
     columns = ["", *names, "accuracy", "loss", "epochs", "ended"]
     rows = [_row(rank, trial, names) for rank, trial in enumerate(trials, 1)]
     Path(sweep_report.path).write_text(_html(trials, columns, rows), encoding="utf-8")
-    Path(sweep_summary.path).write_text(_markdown(columns, rows), encoding="utf-8")
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [f"| {' | '.join(map(cell, row))} |" for row in rows]
+    Path(sweep_summary.path).write_text("\n".join(lines) + "\n", encoding="utf-8")
     best, failed = trials[0], [trial for trial in trials if trial.failure]
     sweep_metrics.log_metric("trials", len(trials))
     sweep_metrics.log_metric("failed", len(failed))
@@ -126,14 +134,6 @@ def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
     )
 
 
-def differing(trials: Sequence[Trial]) -> list[str]:
-    """Return the settings that differ, in the order of the configuration."""
-    configs = [trial.settings for trial in trials if trial.settings]
-    names = [name for name in TrainConfig.model_fields if name not in TrainConfig.own]
-    values = {name: {json.dumps(config.get(name)) for config in configs} for name in names}
-    return [name for name, distinct in values.items() if len(distinct) > 1]
-
-
 def _row(rank: int, trial: Trial, names: Sequence[str]) -> list[str]:
     return [
         str(rank) if trial.checkpoint else "",
@@ -149,12 +149,6 @@ def _setting(trial: Trial, name: str) -> str:
     value = trial.settings.get(name, "")
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= MAX_SETTING else f"{text[: MAX_SETTING - 1]}…"
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    lines += [f"| {' | '.join(map(cell, row))} |" for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 def _html(trials: Sequence[Trial], columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

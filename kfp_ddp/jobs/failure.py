@@ -33,7 +33,9 @@ def root_cause(
     # Of pods that failed in the same second, those whose log was read come first.
     by_log = sorted(pods, key=lambda pod: pod["metadata"].get("uid") not in lines)
     failures = [failure for pod in by_log if (failure := _of_pod(pod, lines)) is not None]
-    failures += [_of_lost(pod) for pod in lost]
+    for pod in lost:  # which explains only errors about a lost peer
+        line = f"{pod_title(pod)}: its pod was removed while it ran"
+        failures.append(Failure(1, -1, line, retryable=True, time=math.inf))
     first = first_cause(failures)
     if never_started and (first is None or first.consequence):
         retryable = first is not None and first.retryable
@@ -61,12 +63,6 @@ def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | N
                 stopped = stopping and failure.exit_code in STOPPED
                 return replace(failure, consequence=failure.consequence or stopped)
     return None
-
-
-def _of_lost(pod: Object) -> Failure:
-    """Return the failure of a removed pod, which explains only errors about a lost peer."""
-    line = f"{pod_title(pod)}: its pod was removed while it ran"
-    return Failure(1, -1, line, retryable=True, time=math.inf)
 
 
 def _of_container(who: str, pod: str, ended: Object, log: Sequence[str]) -> Failure:

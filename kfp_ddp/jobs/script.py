@@ -55,13 +55,11 @@ def carried(value: str, what: str) -> str:
 def words(arguments: Iterable[str]) -> list[str]:
     """Return arguments for the input `args`, packed if a system on the way would change them."""
     return [
-        word if PLAIN.fullmatch(word) and not word.startswith(WORD) else _packed_word(word)
+        word
+        if PLAIN.fullmatch(word) and not word.startswith(WORD)
+        else WORD + base64.b64encode(word.encode()).decode()
         for word in arguments
     ]
-
-
-def _packed_word(word: str) -> str:
-    return WORD + base64.b64encode(word.encode()).decode()
 
 
 def unpacked_words(arguments: Iterable[Any]) -> list[Any]:

@@ -106,11 +106,6 @@ class Confusion:
         """Share of the true class."""
         return self.count / self.samples
 
-    @property
-    def lower_bound(self) -> float:
-        """Lower end of the share's 95 % interval, which is low for few samples."""
-        return wilson(self.count, self.samples)[0]
-
 
 @dataclass(frozen=True)
 class Material:
@@ -198,7 +193,12 @@ def _ranked(counts: Mapping[tuple[str, str], int], result: Evaluation) -> list[C
         for (target, predicted), count in counts.items()
         if count <= samples.get(target, 0) and predicted in samples
     )
-    return sorted(pairs, key=lambda p: (-p.count, -p.lower_bound, p.target, p.predicted))
+
+    def rank(pair: Confusion) -> tuple[float, float, str, str]:
+        low, _ = wilson(pair.count, pair.samples)  # which is low for few samples
+        return -pair.count, -low, pair.target, pair.predicted
+
+    return sorted(pairs, key=rank)
 
 
 def _document(folder: Path, name: str) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from kfp_ddp.report.training import training_line
 from kfp_ddp.training.config import TrainConfig
 
 _MAX_CHANGES = 6
+"""Classes in each table of the comparison with the champion."""
 _FILES = 10
 """Names of unreadable images."""
-"""Classes in each table of the comparison with the champion."""
 _TOP5_FROM = 20
 """Classes from which top-5 accuracy is of interest."""
 _BINS = 15

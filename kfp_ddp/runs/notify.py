@@ -83,16 +83,6 @@ class Notification(Settings):
         return f"{self.kfp_ui.rstrip('/')}/#/runs/details/{run_id}" if self.kfp_ui else ""
 
 
-def check_keys(notification: Notification) -> None:
-    """Check that the secret has all keys.
-
-    Raises:
-        InputError: a key is missing.
-    """
-    for name, key in notification.keys.items():
-        needed_secret(key, name)
-
-
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """The end of a run; unknown fields are empty."""
@@ -184,7 +174,10 @@ def _send(name: str, address: str, notification: Notification, outcome: Outcome)
     if name == "notify_smtp":
         _mail(address, notification, outcome)
         return
-    body = outcome.to_json() if name == "notify_webhook" else _slack(outcome)
+    body = outcome.to_json()
+    if name == "notify_slack":
+        lines = "\n".join([f"*{outcome.title()}*", *outcome.lines()])
+        body = {"text": html.escape(lines, quote=False)}
     for pause in (*PAUSES, None):
         try:
             _post(address, body)
@@ -212,11 +205,6 @@ def _post(address: str, body: dict[str, Any]) -> None:
     request = urllib.request.Request(address, json.dumps(body).encode(), headers)  # noqa: S310
     with urllib.request.build_opener(_NoRedirect()).open(request, timeout=SECONDS):
         pass
-
-
-def _slack(outcome: Outcome) -> dict[str, str]:
-    lines = "\n".join([f"*{outcome.title()}*", *outcome.lines()])
-    return {"text": html.escape(lines, quote=False)}
 
 
 def _mail(address: str, notification: Notification, outcome: Outcome) -> None:
@@ -273,7 +261,8 @@ def notify_of_refusal(run: Step[R]) -> Step[R]:
     def wrapper(inputs: dict[str, Any]) -> R:
         try:
             if os.environ.get("KFP_POD_NAME"):  # elsewhere the secret may not be available
-                check_keys(Notification.among(inputs["job"]))
+                for name, key in Notification.among(inputs["job"]).keys.items():
+                    needed_secret(key, name)
             return run(inputs)
         except KfpDdpError as error:
             _notify(inputs, str(error))

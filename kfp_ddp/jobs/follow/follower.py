@@ -218,8 +218,10 @@ class Follower:
 
     def _end(self, end: Verdict, look: Look) -> Outcome:
         failed = end.state.phase == "failed"
-        if failed and self.many:
-            self._report_failed()
+        name, number = self.job["metadata"]["name"], sum(map(has_failed, self.pods.own))
+        if failed and self.many and number > FAILED:
+            shown = f"the logs of the first {FAILED} are shown"
+            self.printer.say(f"{number:,} pods of {name} failed; {shown}")
         if not (self.kind.restarts_in_place and look.pods.restarted_at):
             self._drain()
         self._look_at_pods(look.clock)
@@ -240,13 +242,6 @@ class Follower:
             given_up=end.given_up,
             avoid=end.node,
         )
-
-    def _report_failed(self) -> None:
-        """Print how many pods failed, if their logs are only a sample."""
-        failed = sum(map(has_failed, self.pods.own))
-        if failed > FAILED:
-            shown = f"the logs of the first {FAILED} are shown"
-            self.printer.say(f"{failed:,} pods of {self.job['metadata']['name']} failed; {shown}")
 
     def _await_failure(self) -> None:
         """Wait for a failed pod among those that are being stopped, if there is none yet.

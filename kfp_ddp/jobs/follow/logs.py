@@ -190,15 +190,6 @@ LONGEST = 16384
 REFUSED_SECONDS = 0.5
 
 
-def to_follow(pods: Mapping[str, Object], containers: Sequence[str]) -> list[LogRequest]:
-    """Return every existing log."""
-    return [
-        LogRequest(uid, name, False)
-        for uid, pod in pods.items()
-        for name in _started(pod, containers)
-    ]
-
-
 class PodLogs:
     """The followed logs, each in a thread with its own connection."""
 
@@ -227,7 +218,11 @@ class PodLogs:
             begun = {log.uid: log.is_alive() for log in self.threads.values()}
             requests = sample(pods, self.containers, begun)
         else:
-            requests = to_follow(pods, self.containers)
+            requests = [
+                LogRequest(uid, name, end_only=False)
+                for uid, pod in pods.items()
+                for name in _started(pod, self.containers)
+            ]
         for uid, container, end_only in requests:
             self.begin(pods[uid], container, end_only)
 

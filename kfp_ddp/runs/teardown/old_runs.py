@@ -26,7 +26,13 @@ class OnClaim:
 
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
         """Check leases and local processes."""
-        return _in_use(self._work / run_id, alive)
+        try:
+            return alive(run_id) or any(
+                leases.folder_holders(RunFolder(task).leases, alive) or local.recorded(task)
+                for task in tasks(self._work / run_id)
+            )
+        except OSError:
+            return True
 
     def delete(self, run_id: str) -> bool:
         """Delete all files."""
@@ -96,13 +102,3 @@ def _last_written(run: Path) -> float:
         except OSError:
             continue  # deleted or renamed by a running task
     return max(times)
-
-
-def _in_use(run: Path, alive: Callable[[str], bool]) -> bool:
-    try:
-        return alive(run.name) or any(
-            leases.folder_holders(RunFolder(task).leases, alive) or local.recorded(task)
-            for task in tasks(run)
-        )
-    except OSError:
-        return True

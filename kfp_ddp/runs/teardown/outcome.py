@@ -20,6 +20,8 @@ from kfp_ddp.storage.store import Store
 
 NODE = "workflows.argoproj.io/node-name"
 _LARGEST = 1 << 20
+ADVANCE = ("trained", "failed", "not blessed", "blessed", "exported", "promoted")
+"""States of a training; of several in a run, the most advanced counts."""
 
 
 def outcome(run_id: str, work: str, address: str) -> Outcome:
@@ -31,7 +33,10 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
     fields: dict[str, Any] = {"run_id": run_id, "address": address}
     where = open_store(f"{work.rstrip('/')}/{run_id}")
     names = [name for name, _ in where.list("")]
-    fields |= _of_folder(where, names)
+    states = [_of_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
+    states = [state for state in states if state["state"] in ADVANCE]
+    last: dict[str, Any] = {"state": "unchanged"}
+    fields |= max(states, key=lambda state: ADVANCE.index(state["state"]), default=last)
     try:
         api = Api.connect()
     except InputError:
@@ -42,15 +47,6 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
         if failed := _failed(api, run_id):
             fields |= {"state": "failed", "step": failed[0], "reason": failed[1]}
     return Outcome(**fields)
-
-
-def _of_folder(where: Store, names: list[str]) -> dict[str, Any]:
-    """Return the fields that a run's folder gives; of several trainings the most advanced."""
-    states = [_of_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
-    best = ("trained", "failed", "not blessed", "blessed", "exported", "promoted")
-    states = [state for state in states if state["state"] in best]
-    last: dict[str, Any] = {"state": "unchanged"}
-    return max(states, key=lambda state: best.index(state["state"]), default=last)
 
 
 def _of_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
