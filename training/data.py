@@ -76,7 +76,8 @@ class Images(Dataset[Batch]):
             images[row] = transforms.finish(
                 decoded.image, config, self.for_training, epoch, at + again, prepared, decoded[1:]
             )
-        skipped = [keys[row][1] for row in set(range(len(keys))).difference(readable)]
+        unreadable = set(range(len(keys))).difference(readable)
+        skipped = [keys[row][1] % len(self.index) for row in unreadable]
         if skipped and not self.for_training:
             images, indices = images[readable], [indices[row] for row in readable]
         targets = [self.index.targets[at] for at in indices]

@@ -63,6 +63,8 @@ def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
         raise ValueError(f"its header is damaged: {one_line(error)}") from None
     if (pixels := image.width * image.height) > reading.max_pixels:
         raise ValueError(f"its {pixels} pixels are more than max_pixels={reading.max_pixels}")
+    # Pillow has a limit of its own for TIFF.
+    Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or pixels, pixels)
     return image
 
 
@@ -118,13 +120,16 @@ def _to_8_bits(values: NDArray[Any], full_range: bool) -> NDArray[np.uint8]:
     Microscopes store 12 or 14 bits in 16: unless all 16 are used (`full_range`), the largest value
     decides, and fractions up to 1 are scaled by 255.
     """
-    deep = np.nan_to_num(values.astype(np.float64))
+    deep = np.nan_to_num(values.astype(np.float32), copy=False)
     largest = deep.max()
     limits = [1.0] if values.dtype.kind == "f" else []
     limits += [2.0**bits - 1 for bits in _BITS]
     limit = next((one for one in limits if largest <= one), largest)
     limit = limits[-1] if full_range else limit
-    return (deep.clip(0, limit) * (255 / limit) + 0.5).astype(np.uint8)
+    deep.clip(0, limit, out=deep)
+    deep *= 255 / limit
+    deep += 0.5
+    return deep.astype(np.uint8)
 
 
 def decode(data: bytes, reading: Reading = READING) -> tuple[NDArray[np.uint8], bool]:

@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -222,7 +223,7 @@ def examine(
         except InputError:
             if config.on_bad_image == "fail":
                 raise
-            broken.append(str(where(position)).removeprefix(f"{config.data}/"))
+            broken.append(str(where(position)).removeprefix(f"{Path(config.data)}/"))
             if keep:
                 keep(position, None)
             continue

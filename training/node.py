@@ -27,7 +27,8 @@ from kfp_ddp.core.errors import FULL, KfpDdpError, StorageError, full
 from kfp_ddp.core.failure import Failure, final_failure, report, root_cause
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import batches
-from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.flags import parse
 from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Parent
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

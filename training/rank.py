@@ -19,7 +19,8 @@ from kfp_ddp.core.errors import (
 )
 from kfp_ddp.core.failure import Failure, lost_peer, write_record
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.flags import parse
 from kfp_ddp.training.watch import Heartbeat, Parent, Progress, end_for_good, remove_stale
 
 if TYPE_CHECKING:

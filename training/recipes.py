@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import rename
-from kfp_ddp.training.config import RANDOM, TrainConfig, read_flags
+from kfp_ddp.training.config import RANDOM, TrainConfig
+from kfp_ddp.training.flags import read_flags
 
 RecipeName = Literal["auto", "none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]

@@ -27,10 +27,15 @@ def cached(file: str) -> Path:
     return Path(home).expanduser() / "hub" / "checkpoints" / file
 
 
+def digest_in(name: str) -> str:
+    """Return the first digits of the sha256 in a file's name; '' for none, or only a date."""
+    digest = re.search(r"-(?!(?:19|20)\d\d[01]\d[0-3]\d+\.)([0-9a-f]{8,})\.", name)
+    return digest[1] if digest else ""
+
+
 def is_intact(path: Path) -> bool:
     """Return whether a file exists with the sha256 whose first digits are in its name, if any."""
-    digest = re.search(r"-([0-9a-f]{8,})\.", path.name)
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return not digest or hashlib.file_digest(file, "sha256").hexdigest().startswith(digest[1])
+        return hashlib.file_digest(file, "sha256").hexdigest().startswith(digest_in(path.name))

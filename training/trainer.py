@@ -303,7 +303,7 @@ class Trainer:
         pairs = ((self.split, self.skipped), (self.validation.split, self.validation.skipped))
         mine = {split.index.paths[at] for split, positions in pairs for at in positions}
         files = set[str]().union(*self.world.gather(mine))
-        return sorted(path.removeprefix(f"{self.config.data}/") for path in files)
+        return sorted(path.removeprefix(f"{Path(self.config.data)}/") for path in files)
 
     def _end_epoch(self, epoch: int) -> None:
         last, better = self.step == self.steps_total, False

@@ -28,6 +28,7 @@ from kfp_ddp.training.torchvision_weights import (
     PUBLISHED,
     TORCHVISION,
     cached,
+    digest_in,
     is_intact,
 )
 
@@ -149,6 +150,8 @@ def _problem_of(address: str) -> str:
     """Return why a file cannot be downloaded; '' if it can."""
     if address.startswith("off/"):
         return f"{SOURCE} is off"
+    if not is_remote(address):
+        return "" if Path(address).is_file() else f"{address} is missing"
     try:
         if not address.startswith("https://"):
             check(address)
@@ -286,10 +289,9 @@ def _download_https(url: str, target: Path) -> None:
             raise _unreachable(url, error) from None
         if status != HTTPStatus.OK:
             raise _unreachable(url, f"HTTP {status}")
-    suffix = re.search(r"-([0-9a-f]{8,})\.", target.name)
-    if not suffix:
+    if not (expected := digest_in(target.name)):
         print(f"sha256 of {url}: {digest.hexdigest()}", flush=True)
-    elif not digest.hexdigest().startswith(suffix[1]):
+    elif not digest.hexdigest().startswith(expected):
         raise StorageError(
             f"{url} arrived damaged: its sha256 is not the one in its name; try again"
         )

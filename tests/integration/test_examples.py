@@ -16,7 +16,7 @@ from kfp_ddp.cli import app
 from kfp_ddp.local.results import outputs
 from kfp_ddp.training import images, rank, transforms
 from kfp_ddp.training.checkpoint import load_model, newest_valid
-from kfp_ddp.training.config import parse
+from kfp_ddp.training.flags import parse
 from tests.local_pipeline import pipeline
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines.form import form_of
 from kfp_ddp.training import checkpoint, model_file, own_model
-from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.flags import parse
 from kfp_ddp.training.prepare import prepare
 from tests.training_ranks import ALONE, config, dataset, newest, output_of, trainer
 

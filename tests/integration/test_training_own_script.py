@@ -16,7 +16,8 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import own_script
 from kfp_ddp.training.checkpoint import load_model, newest_valid
-from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.flags import parse
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_script.py"
 SMALL = """

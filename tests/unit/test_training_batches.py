@@ -12,8 +12,9 @@ from kfp import compiler, dsl
 from kfp_ddp.components.train.component import train
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import checkpoint, distributed, learner
-from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
+from kfp_ddp.training.flags import parse
 from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.recipes import RECIPES, RecipeName, configured
 from kfp_ddp.training.recipes import main as recipes_main

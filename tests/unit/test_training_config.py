@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.flags import parse
 
 REQUIRED = {"data": "/d", "output_dir": "/o"}
 

@@ -97,7 +97,7 @@ def test_skipped_image_is_replaced_in_training_and_left_out_in_evaluation(split:
     index = scan(split)
     Path(index.paths[3]).write_bytes(b"broken")
     config = run(split, on_bad_image="skip")
-    keys = [(0, 2), (0, 3)]
+    keys = [(0, 2), (0, 3 + len(index))]  # as a repeated image of a small class
     trained = Images(index, config, for_training=True).__getitems__(keys)
     assert (trained.skipped, trained.error) == ([3], "")
     assert trained.indices == [2, 4]

@@ -133,7 +133,9 @@ def test_cut_out_trains_and_evaluates_as_its_flat_copy(cached: bool, tmp_path: P
     assert torch.equal(batches[1], batches[3])
 
 
-def test_deep_values_are_scaled_by_what_the_file_holds(tmp_path: Path) -> None:
+def test_deep_values_are_scaled_by_what_the_file_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ramp = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     files: dict[str, NDArray[Any]] = {
         "microscope.tif": ramp,
@@ -145,6 +147,8 @@ def test_deep_values_are_scaled_by_what_the_file_holds(tmp_path: Path) -> None:
         Image.fromarray(values).save(tmp_path / name)
         pixels = read(str(tmp_path / name))[0].numpy()
         assert np.abs(pixels - ramp / 4095 * 255).max() <= 1.1, name
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow's own limit, of TIFF
+    assert read(str(tmp_path / "full.tif")).shape == (3, 64, 64)
     Image.fromarray(ramp).save(tmp_path / "dark.png")
     assert read(str(tmp_path / "dark.png")).max() == 16, "a PNG uses all its bits"
 

@@ -20,7 +20,8 @@ from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.models import initial_weights
 from kfp_ddp.runs.training_folder import training_folder
-from kfp_ddp.training.config import TrainConfig, parse
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.flags import parse
 from kfp_ddp.training.watch import PARENT
 
 NODE = "kfp_ddp.training.node"
