@@ -61,7 +61,7 @@ def test_second_demo_copies_nothing_and_uploads_no_weak_model(
 
 
 def test_small_bucket_without_a_split_is_trained(bucket: Bucket, tmp_path: Path) -> None:
-    """Default warm-up and batch are lowered; the split is by name."""
+    """Warm-up and batch are sized by the images; the split is by name."""
     for label in ("cat", "dog"):
         for number in range(16):
             picture = io.BytesIO()
@@ -83,7 +83,7 @@ def test_small_bucket_without_a_split_is_trained(bucket: Bucket, tmp_path: Path)
     assert f"2 classes, {len(sides.train)} to train on, {len(sides.val)} to validate" in done.stdout
     (run_dir,) = tmp_path.glob("work/*/*/")
     config = json.loads((run_dir / "config.json").read_text())
-    assert (config["epochs"], config["batch_size"]) == (2, len(sides.train))
+    assert (config["epochs"], config["batch_size"]) == (2, 8)
     assert 0 < config["warmup_epochs"] < 2
     predictions = (run_dir / "evaluation" / "predictions.csv").read_text().splitlines()[1:]
     assert {row.partition(",")[0] for row in predictions} == {name for name, _ in sides.val}

@@ -57,7 +57,7 @@ def test_folder_becomes_a_report_and_a_bundle(
     assert "<svg" in Path(summary["report"]).read_text()
     assert (Path(summary["bundle"]) / "_SUCCESS").is_file()
     assert "72 images in 3 classes; " in ran.stderr
-    assert "cifar_resnet8 at 16 px, 1 epochs" in ran.stderr
+    assert "cifar_resnet8 at 16 px, 1 epoch" in ran.stderr
 
 
 def test_predictions_equal_the_checkpoint(summary: dict[str, Any], photos: Path) -> None:

@@ -100,7 +100,7 @@ def test_invalid_input_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     messages = {
         (str(early),): "early has no training to compare: see kfp-ddp describe",
-        (str(tmp_path / "empty"),): "contains no run: name the folder of run --local",
+        (str(tmp_path / "empty"),): "contains no run: ",
         (str(tmp_path / "gone"),): "not found: give one of run --local",
         (str(run_output.make(tmp_path / "one")), "--html", "no/page"): "No such file or directory",
     }
