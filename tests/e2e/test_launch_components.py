@@ -231,31 +231,6 @@ def test_a_function_runs_in_two_ranks_with_a_package(
     assert {who for who, _ in _said(run, "SUM")} == SPEAKERS[kind]
 
 
-@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
-def test_a_missing_package_fails_with_one_line(full: Scene, tmp_path: Path, kind: str) -> None:
-    (tmp_path / "simple").mkdir()
-    with _served(tmp_path) as port:
-
-        @dsl.pipeline(name=f"no-package-{kind}")  # type: ignore[untyped-decorator]
-        def pipeline() -> None:
-            _task(
-                kind,
-                command=["true"],
-                env={"PIP_TRUSTED_HOST": HOST},
-                packages_to_install=["kfpddp-none==1.0"],
-                pip_index_urls=[f"http://{HOST}:{port}/simple"],
-                cpu_request="20m",
-            )
-
-        run = full.run(_compiled(pipeline, tmp_path)).play()
-
-    assert not run.succeeded
-    (step,) = run.steps.values()
-    last = step.log.strip().splitlines()[-1]
-    assert "packages cannot be installed: Could not find a version that satisfies the" in last
-    assert "kfpddp-none==1.0 (from versions: none)" in last
-
-
 @pytest.mark.parametrize("kind", list(SPEAKERS))
 @pytest.mark.parametrize("may_make_config_maps", [True, False])
 def test_a_folder_runs_in_two_workers(

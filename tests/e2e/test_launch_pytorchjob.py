@@ -103,18 +103,6 @@ def test_a_killed_step_leaves_one_job_that_its_successor_ends_with(grounds: Grou
     assert set(lines(step.log(), "worker-0")) == set(range(200))
 
 
-def test_a_preempted_job_is_tried_again_within_its_limit(grounds: Grounds) -> None:
-    spec = {"retries": 1, **python("import sys; print('again'); sys.exit(143)")}
-    step = LaunchStep(grounds, spec).start()
-    assert step.wait() == "Failed"
-    assert "0 of 1 retries left" not in step.log()
-    assert "1 of 1 retries left" in step.log()
-    assert "failed after 2 attempts" in step.log()
-    names = sorted(job["metadata"]["name"] for job in step.jobs())
-    assert len(names) == 2
-    assert names[1] == f"{names[0]}-r1"
-
-
 def test_a_step_that_is_run_again_after_its_failure_makes_a_new_job(grounds: Grounds) -> None:
     step = LaunchStep(grounds, python("raise ValueError('no such layer')")).start()
     assert step.wait() == "Failed"
@@ -155,24 +143,6 @@ def test_a_job_of_which_one_pod_runs_is_given_up_in_time_too(grounds: Grounds) -
     assert "did not start within pending_minutes=0.2" in last
     assert f"no node has enough {GPU} free" in last
     assert step.jobs() == []
-
-
-def test_a_deadline_that_the_operator_enforces_is_not_tried_again(grounds: Grounds) -> None:
-    """Its ranks save and leave as if their node were taken, which alone would be tried again."""
-    code = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)){COUNT}"
-    spec = {"deadline_minutes": 5, **python(code.format(count=1000, pause=0.1))}
-    step = LaunchStep(grounds, spec).start()
-    step.saw("line 1")
-    (job,) = step.jobs()
-    group, version, plural = PYTORCHJOB
-    name, sooner = job["metadata"]["name"], {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}}
-    grounds.custom.patch_namespaced_custom_object(
-        group, version, grounds.namespace, plural, name, sooner
-    )
-    assert step.wait() == "Failed"
-    assert "it took longer than deadline_minutes=5 and was ended" in step.log().splitlines()[-1]
-    assert "retrying" not in step.log()
-    assert len(step.jobs()) == 1
 
 
 # What can never start, with the rights of whoever may read events, and what is said of it.

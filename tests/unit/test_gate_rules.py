@@ -168,18 +168,14 @@ def test_limits_apply_to_the_measurements_of_one_file(tmp_path: Path) -> None:
     assert [c.holds for c in checks["must_serve"] + checks["variants"]] == [True, True]
     size = sum(path.stat().st_size for path in (tmp_path / "a" / "bundle").iterdir())
     assert [c.value for c in checks["max_bundle_mb"]] == [size / 10**6]
-    checks = checks_of(tmp_path / "b", dict(content), budget_of="b", **limits)
-    for rule, measured in (("max_latency_ms", "a"), ("max_memory_mb", "a, c")):
-        (check,) = checks[rule]
-        assert (check.holds, check.value, check.bound) == (False, None, limits[rule])
-        assert f"(measured: {measured})" in check.words
+    (check,) = checks_of(tmp_path / "b", dict(content), budget_of="b", **limits)["max_memory_mb"]
+    assert (check.holds, check.value, check.bound) == (False, None, 100)
+    assert "(measured: a, c)" in check.words
 
 
 def test_a_variant_must_meet_the_rules_of_the_model_too(tmp_path: Path) -> None:
     low, _ = wilson(94, 100)
     cases: list[tuple[dict[str, Any], dict[str, tuple[bool, float, float]]]] = [
-        ({"min_accuracy": 0}, {"min_accuracy": (True, 0.94, 0)}),
-        ({"min_accuracy": 0.95}, {"min_accuracy": (False, 0.94, 0.95)}),
         (
             {"min_accuracy": 0.9, "use_lower_bound": True},
             {"min_accuracy": (False, low, 0.9)},
@@ -191,7 +187,6 @@ def test_a_variant_must_meet_the_rules_of_the_model_too(tmp_path: Path) -> None:
                 "max_variant_loss": (True, 0.03, 0.03),
             },
         ),
-        ({"min_variant_agreement": 0.99}, {"min_variant_agreement": (False, 0.98, 0.99)}),
     ]
     for number, (rules, expected) in enumerate(cases):
         checks = checks_of(tmp_path / str(number), {"gain": -0.03}, **rules)

@@ -35,19 +35,16 @@ def test_the_cause_comes_before_its_consequences() -> None:
     assert result.pod == "job-worker-1"
 
 
-def test_a_lost_peer_alone_means_a_lost_node() -> None:
-    result = root_cause([pod(0, 1, told(0, "RuntimeError: Connection closed by peer"))], "")
-    assert result.retryable
-
-
 def test_a_timeout_of_nccl_is_no_cause_where_another_pod_has_one() -> None:
     timed_out = pod(0, 1, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)", at=1)
     result = root_cause([timed_out, pod(1, 1, told(1, "ValueError: no such layer"), at=2)], "")
     assert result.error == "worker-1: rank 1: ValueError: no such layer"
 
 
-def test_signals_and_nccl_timeouts_are_tried_again_and_memory_is_not() -> None:
+def test_signals_lost_peers_and_timeouts_are_tried_again_and_memory_is_not() -> None:
     assert root_cause([pod(0, 143)], "").retryable
+    lost = told(0, "RuntimeError: Connection closed by peer")
+    assert root_cause([pod(0, 1, lost)], "").retryable
     assert root_cause([pod(0, 1, "Watchdog caught collective operation timeout: x")], "").retryable
     result = root_cause([pod(0, 137, reason="OOMKilled")], "")
     assert not result.retryable

@@ -42,15 +42,12 @@ def pod(
     }
 
 
-def test_a_lost_pod_alone_is_the_cause() -> None:
-    failure = root_cause([pod("master-0")], "1 Worker replica(s) failed.", lost=[pod("worker-0")])
-    assert failure.retryable
-    assert failure.error.endswith("its pod was removed while it ran")
+CLOSED = "RuntimeError: Connection closed by peer [10.0.0.2]:4711"
 
 
-def test_a_lost_pod_explains_a_closed_connection() -> None:
-    peer = pod("master-0", 1, "RuntimeError: Connection closed by peer [10.0.0.2]:4711")
-    failure = root_cause([peer], "", lost=[pod("worker-0")])
+@pytest.mark.parametrize("peer", [pod("master-0"), pod("master-0", 1, CLOSED)])
+def test_a_lost_pod_is_the_cause_alone_and_of_a_closed_connection(peer: dict[str, Any]) -> None:
+    failure = root_cause([peer], "1 Worker replica(s) failed.", lost=[pod("worker-0")])
     assert failure.retryable
     assert failure.error.endswith("its pod was removed while it ran")
 

@@ -22,7 +22,11 @@ def test_preflight_has_the_form_of_the_pipeline_as_inputs() -> None:
     assert inputs.keys() >= form.keys() - {"bucket_secret"}
     for name in form.keys() - {"bucket_secret"}:
         assert inputs[name].type == form[name].type, name
-        assert inputs[name].default == form[name].default or name in ("gate", "recipe", "pretrained")
+        assert inputs[name].default == form[name].default or name in (
+            "gate",
+            "recipe",
+            "pretrained",
+        )
 
 
 def test_a_parameter_without_a_model_has_no_description() -> None:
