@@ -7,7 +7,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -157,17 +157,16 @@ class Evaluator:
             tags=tags,
             resamples=resamples,
         )
-        more = {"skipped_files": list(predictions.skipped[:_FILES]), **_hardware(self.world)}
-        return Measured(predictions, result.model_copy(update=more))
-
-
-def _hardware(world: World) -> dict[str, object]:
-    """Return the number of ranks and their hardware."""
-    if world.device.type == "cuda":
-        kind = torch.cuda.get_device_name(world.device)
-    else:
+        device, size = self.world.device, self.world.size
         kind = f"{os.cpu_count()} CPUs, {platform.machine()}"
-    return {"world_size": world.size, "hardware": f"{world.size} x {kind}"}
+        if device.type == "cuda":
+            kind = torch.cuda.get_device_name(device)
+        more = {
+            "skipped_files": list(predictions.skipped[:_FILES]),
+            "world_size": size,
+            "hardware": f"{size} x {kind}",
+        }
+        return Measured(predictions, result.model_copy(update=more))
 
 
 def read_model(checkpoint: Path | str) -> Subject:
@@ -195,21 +194,17 @@ def read_model(checkpoint: Path | str) -> Subject:
             )
         file = champion.fetch_weights(Path(folder))
         network, info = weights.read(file, champion.evaluation.step)
-    config = {**_training_config(champion), **info.config}
+        content = champion.bundle.read(CONFIG, _MAX_DOCUMENT)
+        if content is None:
+            raise champion.bundle.damaged(f"{CONFIG} is missing")
+    # The settings of the training define the images of the validation.
+    config = {**json.loads(content)["training"], **info.config}
     digest = champion.evaluation.checkpoint_digest
     return Subject(network, replace(info, config=config), uri, digest)
 
 
 def _read_checkpoint(path: Path, uri: str) -> Subject:
     return Subject(*load_model(path), uri, read_manifest(path).digest)
-
-
-def _training_config(champion: Champion) -> dict[str, Any]:
-    """Return the training settings in a bundle, which define the images of the validation."""
-    content = champion.bundle.read(CONFIG, _MAX_DOCUMENT)
-    if content is None:
-        raise champion.bundle.damaged(f"{CONFIG} is missing")
-    return dict(json.loads(content)["training"])
 
 
 def _common_samples(

@@ -70,7 +70,12 @@ def launch(
             if outcome.avoid:
                 jobs.avoided |= {outcome.avoid}
             if outcome.preempted:
-                _discount_preempted(jobs, attempts)
+                jobs.mark(attempts.current, PREEMPTED)
+                attempts.preempted.add(attempts.current)
+                name = jobs.identity.job_name(attempts.current)
+                print(
+                    f"{name} could not resume after its preemption; creating a new job", flush=True
+                )
             else:
                 _retry_or_raise(jobs, attempts, outcome.failure, outcome.given_up)
             _wait_for_pods(jobs, attempts.current, ending)
@@ -121,13 +126,6 @@ def _check(jobs: Jobs, attempt: int) -> None:
         print(f"warning: {warning}", flush=True)
     if jobs.spec.scheduler == "kueue" and jobs.spec.queue:
         jobs.check_queued(attempt)
-
-
-def _discount_preempted(jobs: Jobs, attempts: Attempts) -> None:
-    jobs.mark(attempts.current, PREEMPTED)
-    attempts.preempted.add(attempts.current)
-    name = jobs.identity.job_name(attempts.current)
-    print(f"{name} could not resume after its preemption; creating a new job", flush=True)
 
 
 def _retry_or_raise(jobs: Jobs, attempts: Attempts, failure: Failure, deleted: bool) -> None:

@@ -98,11 +98,12 @@ def read(bundle: str, evaluation: Path) -> Bundle:
 
 def bundle_checks(rules: Rules, bundle: Bundle) -> list[Check]:
     """Apply the rules on the bundle. Incorrect answers while serving always fail."""
+    size, bound = "MB of the bundle", rules.max_bundle_mb
     return [
         *_serves(rules.must_serve, bundle.infra),
         *_latency(rules, bundle),
         *_memory(rules, bundle.infra),
-        *_size(rules.max_bundle_mb, bundle.size),
+        *([at_most("max_bundle_mb", size, bundle.size / 1e6, bound, decimals=1)] if bound else []),
         *_variants(rules, bundle.variants),
     ]
 
@@ -148,11 +149,6 @@ def _limit(
         names = ", ".join(sorted(values)) or "none"
         words = f"no {label[0]} of {name} was measured (measured: {names})"
         yield Check(rule, False, words, None, bound)
-
-
-def _size(bound: float, size: int) -> Iterator[Check]:
-    if bound:
-        yield at_most("max_bundle_mb", "MB of the bundle", size / 1e6, bound, decimals=1)
 
 
 def _variants(rules: Rules, record: variants.Record) -> Iterator[Check]:

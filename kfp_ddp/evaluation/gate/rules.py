@@ -64,14 +64,6 @@ class Rules(Settings):
     """Minimum share of the samples for which a variant predicts the same class as the model."""
 
     @property
-    def need_evaluation(self) -> list[str]:
-        """Return the rules that are set and need more than the accuracy."""
-        return self._set(
-            *("use_lower_bound", "min_balanced_accuracy", "min_class_recall"),
-            *("min_slice_accuracy", "max_calibration_error"),
-        )
-
-    @property
     def need_champion(self) -> list[str]:
         """Return the rules that are set and need a champion."""
         return self._set("min_improvement", "max_p_value", "champion_must_exist", "champion_key")
@@ -106,7 +98,11 @@ class Rules(Settings):
         Raises:
             InputError: Names the rule and the output to connect.
         """
-        needed = self.need_evaluation + (["champion"] if champion else [])
+        needed = self._set(
+            *("use_lower_bound", "min_balanced_accuracy", "min_class_recall"),
+            *("min_slice_accuracy", "max_calibration_error"),
+        )
+        needed += ["champion"] if champion else []
         needed += ["bundle"] if bundle else []
         if needed and not evaluation:
             raise InputError(

@@ -313,9 +313,7 @@ def reduced_pod(pod: Object) -> Object:
         "spec": {
             **_select(spec, SPEC),
             "volumes": claims,
-            "containers": [
-                _select(item, ("name", "image")) for item in spec.get("containers") or ()
-            ],
+            "containers": [_select(item, IMAGE) for item in spec.get("containers") or ()],
         },
         "status": {**_select(status, STATUS), **containers},
     }

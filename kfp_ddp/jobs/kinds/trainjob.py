@@ -81,7 +81,10 @@ class TrainJob(Kind):
         if not spec.service_account:
             volumes.append({"name": EMPTY, "emptyDir": {}})
             mounts.append({"name": EMPTY, "mountPath": TOKEN_DIR, "readOnly": True})
-        resources = pod.resources(spec, defaults=not runtime.has_resources)
+        resources = {  # as strings, which from_dict of the models requires
+            part: {name: str(value) for name, value in values.items()}
+            for part, values in pod.resources(spec, defaults=not runtime.has_resources).items()
+        }
         patch = {
             "metadata": template["metadata"],
             "spec": {
@@ -115,7 +118,7 @@ class TrainJob(Kind):
                         "env": pod.environment(spec, script_map) or None,
                         "numNodes": spec.nodes,
                         "numProcPerNode": spec.processes(),
-                        "resourcesPerNode": _as_strings(resources) or None,
+                        "resourcesPerNode": resources or None,
                     },
                     "runtimePatches": [
                         {
@@ -193,11 +196,6 @@ class TrainJob(Kind):
             for container in job["template"]["spec"]["template"]["spec"]["containers"]
             if container["name"] == self.containers[0]
         )
-
-
-def _as_strings(resources: Object) -> Object:
-    """Return quantities as strings, as from_dict of the models requires."""
-    return {part: {k: str(v) for k, v in values.items()} for part, values in resources.items()}
 
 
 def _without_empty(value: Object) -> Object:
