@@ -181,20 +181,10 @@ def fixed_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Ke
 
 
 def evaluation_batches(
-    index: Index,
-    image_size: int,
-    batch_size: int,
-    rank: int = 0,
-    world: int = 1,
-    reading: Reading = READING,
+    index: Index, image_size: int, batch_size: int, reading: Reading = READING
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield every image once over the ranks, at most `batch_size` at a time, as `decoded` does.
-
-    Raises:
-        InputError: an image cannot be decoded and `on_bad_image` is fail.
-    """
-    keys = evaluation_keys(index, batch_size, rank, world)
-    yield from decoded(index, image_size, keys, reading)
+    """Yield all images as `decoded` does, at most `batch_size` at a time."""
+    return decoded(index, image_size, fixed_batches(index, batch_size, 0, 1), reading)
 
 
 def decoded(

@@ -22,8 +22,8 @@ from kfp_ddp.training.torchvision_weights import (
     DEFAULT,
     PREFIX,
     PUBLISHED,
-    TORCHVISION,
     cached,
+    file_of,
     is_intact,
 )
 
@@ -86,12 +86,8 @@ def read_torchvision(name: str, model: str) -> Weights:
     Raises:
         InputError: the name is unknown, or the file is missing or damaged.
     """
-    files = TORCHVISION.get(model, {})
-    if name not in files:
-        raise InputError(
-            f"torchvision has no {name} weights of {model}: it has {', '.join(files) or 'none'}"
-        )
-    path, url = cached(files[name]), f"{PUBLISHED}/{files[name]}"
+    file = file_of(name, model)
+    path, url = cached(file), f"{PUBLISHED}/{file}"
     if not is_intact(path):
         raise InputError(
             f"the {name} weights of {model} are not at {path}, or do not match the digest in the "

@@ -9,6 +9,8 @@ import os
 import re
 from pathlib import Path
 
+from kfp_ddp.core.errors import InputError
+
 TABLE = Path(__file__).resolve().with_suffix(".txt")
 PREFIX, DEFAULT = "torchvision:", "DEFAULT"
 TORCHVISION: dict[str, dict[str, str]] = {}
@@ -18,6 +20,15 @@ for _line in TABLE.read_text(encoding="utf-8").splitlines():
     TORCHVISION.setdefault(_network, {DEFAULT: _file})[_name] = _file
 PUBLISHED = "https://download.pytorch.org/models"
 """Address of all these files."""
+
+
+def file_of(name: str, network: str) -> str:
+    """Return the file of the weights `name` of a network; raise InputError if there is none."""
+    files = TORCHVISION.get(network, {})
+    if name not in files:
+        known = ", ".join(files) or "none; choose one of its networks, or set pretrained=false"
+        raise InputError(f"torchvision has no {name} weights of {network}: it has {known}")
+    return files[name]
 
 
 def cached(file: str) -> Path:

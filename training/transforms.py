@@ -219,13 +219,9 @@ def _in_divided(crop: Crop, image: Tensor, by: int) -> Crop:
 
 def _shift(image: Tensor, by: int, draw: random.Random) -> Tensor:
     """Shift by up to `by` pixels in each direction; new pixels are black."""
-    down, right = draw.randint(-by, by), draw.randint(-by, by)
+    top, left = by - draw.randint(-by, by), by - draw.randint(-by, by)
     height, width = image.shape[-2:]
-    out = torch.zeros_like(image)
-    out[:, max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = image[
-        :, max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)
-    ]
-    return out
+    return F.pad(image, (by, by, by, by))[:, top : top + height, left : left + width]
 
 
 def _randaugment(image: Tensor, magnitude: int, draw: random.Random) -> Tensor:

@@ -29,6 +29,7 @@ from kfp_ddp.training.torchvision_weights import (
     TORCHVISION,
     cached,
     digest_in,
+    file_of,
     is_intact,
 )
 
@@ -86,23 +87,20 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
     if pretrained not in ("auto", "true") and name == pretrained:
         return Start(pretrained, network_in(pretrained), f"starts from {pretrained}")
     name = DEFAULT if name == pretrained else name
-    files = TORCHVISION.get(model, {})
-    if optional and not files:
+    if optional and model not in TORCHVISION:
         return RANDOM_START
-    if name not in files:
-        known = ", ".join(files) or "none; choose one of its networks, or set pretrained=false"
-        raise InputError(f"torchvision has no {name} weights of {model}: it has {known}")
+    file = file_of(name, model)
     if optional and images >= MOST_IMAGES:
         return RANDOM_START._replace(
             origin=f"random weights, as {images:,} images are enough for them"
         )
     what = f"torchvision's weights of {model} ({name})"
     value = "true" if name == DEFAULT else pretrained
-    if is_intact(path := cached(files[name])):
+    if is_intact(path := cached(file)):
         return Start(value, model, f"starts from {what}, in {path}")
     if name == DEFAULT and not own_image and model in os.environ.get(BAKED, "").split():
         return Start(value, model, f"starts from {what}, in the trainer image")
-    address = f"{os.environ.get(SOURCE) or PUBLISHED}/{files[name]}"
+    address = f"{os.environ.get(SOURCE) or PUBLISHED}/{file}"
     problem = _problem_of(address)
     if not problem:
         return Start(address, model, f"starts from {what}, at {address}")

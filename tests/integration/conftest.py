@@ -142,7 +142,7 @@ def _train(dataset: Path, run_dir: Path, blur_pool: bool = False) -> Path:
     index = scan(dataset / "train")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
     events = []
-    images, targets, _ = next(evaluation_batches(index, SIZE, len(index), 0, 1))
+    images, targets, _ = next(evaluation_batches(index, SIZE, len(index)))
     for step in range(40):
         chosen = torch.randperm(len(index))[:64]
         loss = torch.nn.functional.cross_entropy(

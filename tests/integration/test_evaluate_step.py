@@ -33,7 +33,7 @@ def test_the_step_fills_every_artifact(
     assert folder == trained_run / "evaluation"
     model, info = load_model(trained_checkpoint)
     index = scan(trained_dataset / "val", info.classes)
-    images, targets, _ = next(evaluation_batches(index, info.image_size, len(index), 0, 1))
+    images, targets, _ = next(evaluation_batches(index, info.image_size, len(index)))
     with torch.inference_mode():
         hits = int((model(normalise(images)).argmax(1) == targets).sum())
     assert 0 < hits < record.samples == len(index) == 48

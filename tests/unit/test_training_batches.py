@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
-from kfp import compiler, dsl
 
-from kfp_ddp.components.train.component import train
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import checkpoint, distributed, learner
 from kfp_ddp.training.config import TrainConfig
@@ -120,18 +117,6 @@ def test_missing_gpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no GPU"):
         distributed._device(run(tmp_path, device="cuda"), 0, 1, 1)
     assert distributed._device(run(tmp_path), 0, 4, 4).type == "cpu"
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipe_fits_the_train_step(name: str, tmp_path: Path) -> None:
-    @dsl.pipeline(name="recipe")  # type: ignore[untyped-decorator]
-    def recipe_pipeline() -> None:
-        train(run_id="r", task_name="t", task_id="", dataset_path="/data", training=RECIPES[name])
-
-    compiler.Compiler().compile(recipe_pipeline, str(tmp_path / "recipe.yaml"))
-    compiled = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
-    inputs = compiled["root"]["dag"]["tasks"]["train"]["inputs"]["parameters"]
-    assert inputs["training"]["runtimeValue"]["constant"] == RECIPES[name]
 
 
 def test_recipes_are_complete_configurations() -> None:

@@ -16,9 +16,8 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import Reading, TrainConfig
-from kfp_ddp.training.data import Images, evaluation_batches, loader
-from kfp_ddp.training.images import examine, read
-from kfp_ddp.training.sampler import ResumableSampler
+from kfp_ddp.training.data import Images, evaluation_batches
+from kfp_ddp.training.images import examine
 from kfp_ddp.training.splits import scan
 
 
@@ -78,19 +77,6 @@ def test_examine_counts_unusual_images_and_strict_refuses_them(split: Path) -> N
     assert found.not_rgb >= 3
     with pytest.raises(InputError, match=r"2\.jpg is not RGB"):
         examine(index.where, range(6), run(split, images="strict"))
-
-
-@pytest.mark.parametrize("content", [b"", b"no image at all", b"\x89PNG\r\n\x1a\n torn"])
-def test_broken_image_is_named(split: Path, content: bytes) -> None:
-    index = scan(split)
-    Path(index.paths[3]).write_bytes(content)
-    with pytest.raises(InputError, match=r"cannot decode .*1\.png") as caught:
-        examine(index.where, range(6), run(split))
-    assert "\n" not in str(caught.value)
-    jpeg = split / "class0" / "2.jpg"
-    jpeg.write_bytes(jpeg.read_bytes()[:600])
-    with pytest.raises(InputError, match=r"2\.jpg"):
-        read(str(jpeg))
 
 
 def test_skipped_image_is_replaced_in_training_and_left_out_in_evaluation(split: Path) -> None:
@@ -258,15 +244,6 @@ def test_resized_image_is_channels_last(crop: slice, mirrored: list[int]) -> Non
     assert small.permute(1, 2, 0).is_contiguous(), "else the batch takes it ten times as slowly"
     apart = F.interpolate(image.contiguous()[None], size=(40, 40), mode="bilinear", antialias=True)
     assert torch.equal(small, apart[0])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loader_keeps_the_order_with_workers(split: Path, workers: int) -> None:
-    index = scan(split)
-    sampler = ResumableSampler(6, 2, 2, 0, 1, seed=1)
-    images = Images(index, run(split), for_training=True)
-    got = [b.indices for b in loader(images, sampler.batches(0, 2), workers, pin=False)]
-    assert got == [[position for _, position in keys] for keys in sampler.batches(0, 2)]
 
 
 def test_evaluation_leaves_out_skipped_images(split: Path) -> None:
