@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(UNIX_ONLY, name=error.name) from None
 from kfp_ddp.models import onnx_runtimes, programs
+from kfp_ddp.models.bundle import LARGEST_MODEL
 from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.training import decoder
@@ -41,7 +42,6 @@ Picture = str | Path | bytes | Image.Image | NDArray[Any]
 """A path, the content of a file, a picture of Pillow, or uint8 [H, W] or [H, W, 3] in RGB."""
 _PARTS = 8
 """Places of a covered part along each side; it is two of them high and wide."""
-_MAX_MODEL_BYTES = 16 << 30
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
     usable = {name: loader for name, loader in loaders.items() if name in (sealed.listed or ())}
     for name, (runtime, loader) in usable.items():
         if find_spec(runtime):
-            logits = loader(sealed.read(name, _MAX_MODEL_BYTES) or b"")
+            logits = loader(sealed.read(name, LARGEST_MODEL) or b"")
             return Model(*interface, runtime, logits)
     raise InputError(
         f"{bundle} needs {' or '.join(one for one, _ in usable.values())}: pip install onnxruntime"

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,19 @@ def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
         "revision": revision(),
         "source_sha256": source_digest(),
     }
+    data = [{"type": "data", "name": "dataset", "version": result.dataset_digest}]
+    files = [
+        {
+            "type": "file",
+            "name": path.name,
+            "hashes": [{"alg": "SHA-256", "content": sha256(path)}],
+        }
+        for path in sorted(folder.glob("model.*"))
+    ]
+    step = [  # if a cluster reports it
+        {"type": "container", "name": one["image"], "version": one["digest"]}
+        for one in images.record()["step"]
+    ]
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -59,25 +71,8 @@ def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
                 if value
             ],
         },
-        "components": [*_data(result), *_files(folder), *_images(), *packages()],
+        "components": [*(data if result.dataset_digest else ()), *files, *step, *packages()],
     }
-
-
-def _data(result: Evaluation) -> Iterator[dict[str, Any]]:
-    if result.dataset_digest:
-        yield {"type": "data", "name": "dataset", "version": result.dataset_digest}
-
-
-def _files(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.glob("model.*")):
-        hashes = [{"alg": "SHA-256", "content": sha256(path)}]
-        yield {"type": "file", "name": path.name, "hashes": hashes}
-
-
-def _images() -> Iterator[dict[str, Any]]:
-    """Yield the image of the step, if a cluster reports it."""
-    for one in images.record()["step"]:
-        yield {"type": "container", "name": one["image"], "version": one["digest"]}
 
 
 def packages() -> list[dict[str, Any]]:

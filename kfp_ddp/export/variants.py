@@ -194,8 +194,13 @@ def measure(
         readable += batch.positions
         targets = torch.tensor([index.targets[at] for at in batch.positions])
         for name in [name for name in forms if name not in failed]:
+            form = forms[name]
             try:
-                logits = _logits(forms[name], batch)
+                logits = (
+                    torch.cat([form.predict(one[None].contiguous()) for one in batch.decoded])
+                    if form.takes_any_size
+                    else form.predict(batch.squares)
+                )
             except Exception as error:  # noqa: BLE001  runtimes raise many errors
                 failed[name] = reason(error)
                 continue
@@ -220,12 +225,6 @@ def _predictions(source: Source) -> dict[str, tuple[str, str]]:
     content = read_below(source.evaluation.parent, name, LARGEST_PREDICTIONS)
     rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
     return {row["path"]: (row["target"], row["predicted"]) for row in rows}
-
-
-def _logits(form: Form, batch: _Batch) -> Tensor:
-    if not form.takes_any_size:
-        return form.predict(batch.squares)
-    return torch.cat([form.predict(image[None].contiguous()) for image in batch.decoded])
 
 
 def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:

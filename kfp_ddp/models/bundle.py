@@ -41,7 +41,7 @@ SIGNATURE = "model.sig"
 """Signs all files and the two above, so no manifest lists it."""
 _UNLISTED = (MANIFEST, SUCCESS, SIGNATURE)
 LARGEST_MANIFEST, LARGEST_SUCCESS, LARGEST_SIGNATURE = 1 << 20, 100, 4 << 20
-LARGEST_CONFIG = 16 << 20
+LARGEST_CONFIG, LARGEST_MODEL = 16 << 20, 16 << 30
 """Limits in bytes, the last for the config and other JSON files."""
 _LARGEST_FILE = 1 << 40
 _ASIDE = f".{NAME}-"

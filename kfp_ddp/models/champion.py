@@ -123,20 +123,11 @@ def find(champion: str) -> Champion | None:
         where = open_store(champion)
         required = where.root.parent if isinstance(where, Folder) else None
         pointer = read_pointer(where)
-    folder = f"{pointer}/" if pointer else ""
-    bundle = Bundle.at(where, folder, "the champion", _ADVICE)
-    uri = bundle.uri
-    if pointer and bundle.listed is None:
-        raise InputError(
-            f"{where.uri}/{CHAMPION} names {uri}, which does not exist: upload that bundle again, "
-            f"or write the version to beat into {CHAMPION}"
-        )
-    if pointer and bundle.version != pointer:
-        raise bundle.damaged(f"{MANIFEST} is that of {bundle.version}")
+    bundle = _bundle_at(where, pointer, "the champion", _ADVICE)
     for name in names:
         content = bundle.read(name, LARGEST)
         if content is not None:
-            record = Evaluation.parse(content.decode(errors="replace"), f"{uri}/{name}")
+            record = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{name}")
             return Champion(bundle, name, record)
     if bundle.listed is not None:
         raise bundle.damaged(f"{names[-1]} is missing")
@@ -178,7 +169,18 @@ def open_bundle(
     Raises:
         InputError: there is no bundle, its manifest is damaged, or the signer has not signed it.
     """
-    bundle = _open_bundle(address, advice)
+    check_address("bundle", address)
+    where = open_store(address)
+    bundle = Bundle.at(where, "", advice=advice)
+    if bundle.listed is None:
+        bundle = Bundle.at(where, f"{NAME}/", advice=advice)
+    if bundle.listed is None:
+        bundle = _bundle_at(where, read_pointer(where), "the bundle", advice)
+    if bundle.listed is None:
+        raise InputError(
+            f"there is no bundle at {address}: give the folder that a run names as its bundle, "
+            f"with {SUCCESS} and {MANIFEST} in it"
+        )
     if signer is not None:
         from kfp_ddp.models.signature import check as check_signature  # needs cryptography
 
@@ -186,27 +188,17 @@ def open_bundle(
     return bundle
 
 
-def _open_bundle(address: str, advice: str) -> Bundle:
-    check_address("bundle", address)
-    where = open_store(address)
-    for folder in ("", f"{NAME}/"):
-        bundle = Bundle.at(where, folder, advice=advice)
-        if bundle.listed is not None:
-            return bundle
-    if pointer := read_pointer(where):
-        bundle = Bundle.at(where, f"{pointer}/", advice=advice)
-        if bundle.version == pointer:
-            return bundle
-        if bundle.listed is not None:
-            raise bundle.damaged(f"{MANIFEST} is that of {bundle.version}")
+def _bundle_at(where: Store, pointer: str, title: str, advice: str) -> Bundle:
+    """Return the bundle that CHAMPION names, which has to exist; without it that of the folder."""
+    bundle = Bundle.at(where, f"{pointer}/" if pointer else "", title, advice)
+    if pointer and bundle.listed is None:
         raise InputError(
-            f"{CHAMPION} at {where.uri} names {pointer}, which does not exist: upload it again, "
-            "or make another version the champion"
+            f"{where.uri}/{CHAMPION} names {bundle.uri}, which does not exist: upload that bundle "
+            f"again, or write another version into {CHAMPION}"
         )
-    raise InputError(
-        f"there is no bundle at {address}: give the folder that a run names as its bundle, "
-        f"with {SUCCESS} and {MANIFEST} in it"
-    )
+    if pointer and bundle.version != pointer:
+        raise bundle.damaged(f"{MANIFEST} is that of {bundle.version}")
+    return bundle
 
 
 def read_pointer(where: Store, name: str = "") -> str:

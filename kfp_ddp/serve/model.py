@@ -8,7 +8,7 @@ import numpy as np
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.models import variants
-from kfp_ddp.models.bundle import Bundle
+from kfp_ddp.models.bundle import LARGEST_MODEL, Bundle
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.interface import Interface, read_interface, read_sample
 from kfp_ddp.models.onnx_runtimes import Loaded, load
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
 
 MODEL = "model.onnx"
-_LARGEST_MODEL = 16 << 30
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def ready(
     """
     sealed = open_bundle(bundle, signer=signer)
     file = _file(sealed, variant)
-    content = sealed.read(file, _LARGEST_MODEL)
+    content = sealed.read(file, LARGEST_MODEL)
     if content is None:
         raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
     loaded = load(content, runtime, threads)

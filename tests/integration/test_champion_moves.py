@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.export.publish import publish
 from kfp_ddp.models import attempts, bundle
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.champion import compared_with, delete, find, move, read_pointer
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.storage.store import Change, Store
+from kfp_ddp.storage.store import Store
 from tests.generations import Bucket, handler
 from tests.serving import serving
 
@@ -70,12 +69,6 @@ def test_a_model_without_a_champion_to_beat_replaces_none(where: Store) -> None:
     expected = compared_with(f"{where.uri}/m", "", where, "m")
     assert move(where, "m", A, "") == A
     assert move(where, "m", B, expected) == A
-
-
-def test_a_missing_version_does_not_become_champion(where: Store) -> None:
-    with pytest.raises(InputError, match="cannot be the champion: it is not complete"):
-        move(where, "m", "d" * 12, "")
-    assert read_pointer(where, "m") == ""
 
 
 @pytest.mark.parametrize(
@@ -149,30 +142,6 @@ def test_the_history_is_bounded_and_skips_invalid_lines(tmp_path: Path) -> None:
     for before, version in zip(["", *versions], versions, strict=False):
         move(where, "m", version, before, "x" * 1000)
     assert [version for version, _, _ in moves(where)] == versions[-20:]
-
-
-@pytest.mark.parametrize("file", ["CHAMPIONS", "CHAMPION"])
-def test_an_interrupted_move_records_what_it_replaced(
-    where: Store, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The step is killed after it wrote one of the two files, and runs again."""
-    for version, expected in ((A, ""), (B, A)):
-        move(where, "m", version, expected, "run")
-    update = type(where).update
-
-    def killed_after(self: Store, name: str, change: Change) -> None:
-        update(self, name, change)
-        if name == f"m/{file}":
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(where), "update", killed_after)
-        with pytest.raises(KeyboardInterrupt):
-            move(where, "m", C, B, "run-3")
-    expected = compared_with("", "", where, "m")  # as a repeated step without a champion
-    assert move(where, "m", C, expected, "run-3") == C
-    assert champions.replaced_by(champions.history(where, "m"), C) == B
-    assert [version for version, _, _ in moves(where)] == [A, B, C]
 
 
 def test_the_champion_is_not_deleted(where: Store) -> None:
@@ -345,20 +314,6 @@ def sealed(folder: Path, content: str) -> Path:
     (folder / "model.onnx").write_text(content)
     bundle.seal(folder)
     return folder
-
-
-def test_a_late_bundle_is_uploaded_but_not_champion(where: Store, tmp_path: Path) -> None:
-    first, better, late = (sealed(tmp_path / name, name) for name in ("first", "better", "late"))
-    versions = [bundle.version(one) for one in (first, better, late)]
-    assert publish(first, "m", where, "")[1] == ""
-    assert publish(better, "m", where, versions[0])[1] == ""
-    uri, reason = publish(late, "m", where, versions[0])
-    assert f"CHAMPION names {versions[1]}" in reason
-    assert "\n" not in reason
-    assert uri == f"{where.uri}/m/{versions[2]}"
-    assert where.exists(f"m/{versions[2]}/_SUCCESS")
-    assert read_pointer(where, "m") == versions[1]
-    assert publish(better, "m", where, versions[0])[1] == ""
 
 
 HOLD = """

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from kfp_ddp.models import bundle, weights
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from tests.evaluations import evaluate
-from tests.integration.test_export_step import arguments
+from tests.integration.test_export_step import arguments, run_example
 
 CLASSES = ("blue", "green", "red")
 OWN = """
@@ -96,15 +94,7 @@ def test_an_unsupported_format_is_reported_and_left_out(made: Path) -> None:
 
 @pytest.mark.slow
 def test_the_example_in_the_card_runs(made: Path, trained_dataset: Path) -> None:
-    card = (made / "bundle" / "README.md").read_text()
-    example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
-    rows = (made / "bundle" / "predictions.csv").read_text().splitlines()[1:]
-    path, _, predicted = rows[0].split(",")[:3]
-    code = example.replace("picture.jpg", str(trained_dataset / "val" / path))
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=made / "bundle", capture_output=True, check=True
-    )
-    assert ran.stdout.decode().strip() == predicted
+    run_example(made / "bundle", trained_dataset)
 
 
 def test_the_bundle_is_enough_to_build_the_network(made: Path, tmp_path: Path) -> None:

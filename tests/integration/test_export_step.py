@@ -156,27 +156,22 @@ def test_the_documents_describe_the_model(made: Path) -> None:
     assert "dims: [ 3, 16, 16 ]" in configured
 
 
+def run_example(folder: Path, dataset: Path) -> None:
+    """Run the example in the model card of a bundle on one image."""
+    example = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[0]
+    row = (folder / "predictions.csv").read_text().splitlines()[1]
+    path, _, predicted = row.split(",")[:3]
+    code = example.replace("picture.jpg", str(dataset / "val" / path))
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == predicted
+
+
 def test_the_example_in_the_model_card_runs(made: Path, trained_dataset: Path) -> None:
-    card = (made / "bundle" / "README.md").read_text()
-    example = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0]
-    rows = [
-        line.split(",")
-        for line in (made / "bundle" / "predictions.csv").read_text().splitlines()[1:]
-    ]
-    path, _, predicted = rows[0][:3]
-    image = trained_dataset / "val" / path
-    code = example.replace("picture.jpg", str(image))
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=made / "bundle",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.strip() == predicted
+    run_example(made / "bundle", trained_dataset)
 
 
-def test_the_step_fills_its_artifacts(
+def test_the_step_fills_its_artifacts_and_reuses_the_bundle(
     run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
 ) -> None:
     given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
@@ -187,16 +182,9 @@ def test_the_step_fills_its_artifacts(
     assert metadata["formats"] == "model.onnx, model.pt2, model.safetensors"
     assert json.loads((tmp_path / "model").read_text()) == metadata
     assert "largest difference" in (tmp_path / "summary").read_text()
-
-
-def test_a_second_run_reuses_the_bundle(
-    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
-) -> None:
-    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
-    first = export.python_func(**given)
-    made_at = (run_dir / "bundle").stat().st_ctime_ns
-    assert export.python_func(**given) == first
-    assert (run_dir / "bundle").stat().st_ctime_ns == made_at
+    made_at = folder.stat().st_ctime_ns
+    assert export.python_func(**given) == str(folder)
+    assert folder.stat().st_ctime_ns == made_at
 
 
 def test_a_damaged_bundle_is_made_again(
@@ -254,24 +242,6 @@ def test_a_failure_while_writing_leaves_the_earlier_bundle(run_dir: Path) -> Non
         fail()
     assert bundle.digest(run_dir / "bundle") == before
     assert not list(run_dir.glob(".bundle-*"))
-
-
-def test_the_files_of_a_step_killed_while_writing_are_cleaned_up(tmp_path: Path) -> None:
-    code = (
-        "import os, pathlib, sys\n"
-        "from kfp_ddp.models import bundle\n"
-        "with bundle.replacing(pathlib.Path(sys.argv[1])) as aside:\n"
-        "    (aside / 'model.onnx').write_bytes(b'half')\n"
-        "    os.kill(os.getpid(), 9)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    assert killed.returncode == -9
-    assert not list(tmp_path.rglob("_SUCCESS"))
-    assert len(list(tmp_path.glob(".bundle-*"))) == 1
-    with bundle.replacing(tmp_path) as aside:
-        (aside / "model.onnx").write_bytes(b"whole")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bundle"]
-    assert bundle.intact(tmp_path / "bundle")
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,11 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import card, formats, prove, variants
 from kfp_ddp.export.engine import make
-from kfp_ddp.export.formats import Predict, from_checkpoint
+from kfp_ddp.export.formats import Predict
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import Measured, Record
-from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import load_model
 from tests.evaluations import evaluate
 from tests.integration.test_export_step import arguments
@@ -124,17 +123,6 @@ def test_the_forms_have_their_number_types_and_are_for_old_runtimes(made: Path) 
     sizes = {name: (folder / name).stat().st_size for name in ("model.onnx", "model.int8.onnx")}
     assert sizes["model.int8.onnx"] < 0.5 * sizes["model.onnx"]
     assert record(made)["int8"].made["calibration_images"] == 123
-
-
-@pytest.mark.parametrize("size", [(16, 16), (40, 25), (9, 33)])
-def test_images_are_resized_and_cropped_as_in_evaluation(
-    size: tuple[int, int], made: Path, trained_checkpoint: Path
-) -> None:
-    draw = torch.Generator().manual_seed(0)
-    image = torch.randint(0, 256, (3, *size), dtype=torch.uint8, generator=draw)
-    expected = from_checkpoint(trained_checkpoint)(transforms.evaluate(image, 16)[None])
-    found = session(made / "bundle" / "model.resize.onnx")(image[None].numpy())
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-2)
 
 
 def test_the_forms_are_in_the_bundle_and_its_documents(made: Path) -> None:

@@ -121,16 +121,6 @@ def test_a_bundle_that_is_not_the_champion_is_reported_everywhere(
         assert given["published_model"].metadata["champion"] is True
 
 
-def test_without_a_champion_of_the_gate_the_current_one_is_replaced(
-    run_dir: Path, tmp_path: Path
-) -> None:
-    exports = tmp_path / "models" / "squares"
-    exports.mkdir(parents=True)
-    (exports / "CHAMPION").write_text(B)
-    _, version = publish.python_func(**arguments(run_dir, tmp_path))
-    assert (exports / "CHAMPION").read_text() == f"{version}\n"
-
-
 def test_a_repeated_step_writes_nothing(run_dir: Path, tmp_path: Path) -> None:
     given = arguments(run_dir, tmp_path)
     first = publish.python_func(**given)

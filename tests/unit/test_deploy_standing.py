@@ -91,9 +91,6 @@ def test_a_container_that_exits_repeatedly_is_found(where: str) -> None:
     assert crashed([once]) is None
     crash = crashed([once, pod(OLD, **restarted(where, CRASHES, 137))])
     assert crash == ("pod-old", "kserve-container", 137)
-
-
-def test_only_pods_of_the_new_model_count() -> None:
     assert of_spec([pod(OLD), pod(NEW), LEAVING], NEW) == [pod(NEW)]
 
 

@@ -50,6 +50,10 @@ def test_differences_are_measured() -> None:
     assert near["max_abs_difference"] == pytest.approx(BOUND / 2, rel=1e-3)
     assert near["mean_abs_difference"] == pytest.approx(BOUND / 2 / 12, rel=1e-3)
     assert near["same_top1"] == 1
+    swapped = off(2, [1e-5, -1e-5, 0.0])  # of almost equal logits
+    assert parity(reference, {"x": swapped}, images())["formats"]["x"]["same_top1"] == 0.75
+    small: Callable[[Tensor], Tensor] = lambda given: reference(given) / 100  # noqa: E731
+    assert parity(small, {}, images())["allowed_abs_difference"] == prove.TOLERANCE
 
 
 def test_one_image_is_compared_in_a_batch_of_two_as_well() -> None:
@@ -61,16 +65,6 @@ def test_one_image_is_compared_in_a_batch_of_two_as_well() -> None:
     assert parity(of_this_size, {}, images(2))["batches"] == [1, 2]
     with pytest.raises(ParityError):
         parity(reference, {"x": off(0, [1.0, 0.0, 0.0], batch=2)}, images(1))
-
-
-def test_the_bound_is_absolute_for_small_logits() -> None:
-    small: Callable[[Tensor], Tensor] = lambda given: reference(given) / 100  # noqa: E731
-    assert parity(small, {}, images())["allowed_abs_difference"] == prove.TOLERANCE
-
-
-def test_classes_with_almost_equal_logits_may_change_places() -> None:
-    swapped = off(2, [1e-5, -1e-5, 0.0])
-    assert parity(reference, {"x": swapped}, images())["formats"]["x"]["same_top1"] == 0.75
 
 
 @pytest.mark.parametrize(
@@ -89,12 +83,7 @@ def test_a_format_that_differs_is_refused(wrong: Callable[[Tensor], Tensor]) -> 
     with pytest.raises(ParityError, match=r"^onnx differs from the checkpoint by ") as caught:
         parity(reference, {"fine": reference, "onnx": wrong}, images())
     assert "0.0008 is allowed" in str(caught.value)
-
-
-def test_logits_of_another_shape_are_refused() -> None:
-    with pytest.raises(
-        ParityError, match=r"x gives logits of shape \[4, 2\], the checkpoint \[4, 3\]"
-    ):
+    with pytest.raises(ParityError, match=r"x gives logits of shape \[4, 2\], the checkpoint \[4"):
         parity(reference, {"x": lambda given: reference(given)[:, :2]}, images())
 
 

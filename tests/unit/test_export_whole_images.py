@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -52,18 +51,3 @@ def test_images_of_one_size_form_a_batch(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (3, 3, 40, 25), dtype=torch.uint8).numpy()
     alone = np.concatenate([whole(image[None]) for image in images])
     np.testing.assert_array_equal(whole(images), alone)
-
-
-def test_the_runtime_cannot_decode_files(tmp_path: Path) -> None:
-    """If this fails, the form can take files instead of decoded images."""
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("ImageDecoder", ["file"], ["image"], pixel_format="RGB")],
-        "decode",
-        [value("file", TensorProto.UINT8, ["bytes"])],
-        [value("image", TensorProto.UINT8, ["height", "width", 3])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    onnx.checker.check_model(model)
-    with pytest.raises(Exception, match="ImageDecoder"):
-        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -55,22 +55,18 @@ def together(
     return model.sizes[1:], [a if isinstance(a, Exception) else a.ravel().tolist() for a in answers]
 
 
-def test_what_waits_is_computed_together_up_to_a_size() -> None:
-    sizes, answers = together(images(1), images(2, 3), images(4), images(5, 6), images(7))
-    assert sizes == [4, 3]
-    assert answers == [[1], [2, 3], [4], [5, 6], [7]]
-
-
-def test_a_large_request_is_computed_in_parts_and_answered_whole() -> None:
-    sizes, answers = together(images(*range(1, 11)), images(20), largest=4)
-    assert sizes == [4, 4, 3]
-    assert answers == [list(range(1, 11)), [20]]
-
-
-def test_images_of_other_sizes_are_not_put_together() -> None:
-    sizes, answers = together(images(1), images(2, side=3), images(3, side=3), images(4))
-    assert sizes == [1, 2, 1]
-    assert answers == [[1], [2], [3], [4]]
+@pytest.mark.parametrize(
+    ("given", "calls"),
+    [
+        ([images(1), images(2, 3), images(4), images(5, 6), images(7)], [4, 3]),
+        ([images(*range(1, 11)), images(20)], [4, 4, 3]),  # a large one is computed in parts
+        ([images(1), images(2, side=3), images(3, side=3), images(4)], [1, 2, 1]),
+    ],
+)
+def test_what_waits_is_computed_together_up_to_a_size(
+    given: list[NDArray[np.uint8]], calls: list[int]
+) -> None:
+    assert together(*given) == (calls, [one[:, 0, 0, 0].tolist() for one in given])
 
 
 def test_what_cannot_be_computed_is_told_to_who_asked_and_the_next_are_answered() -> None:

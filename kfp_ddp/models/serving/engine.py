@@ -79,7 +79,9 @@ def roll_out(
         JobError: it is not ready or answers incorrectly; the previous model was restored.
         RunCancelledError: the run was terminated; the previous model was restored.
     """
-    bundle = _bundle(uri)
+    bundle = Bundle.at(open_store(uri), advice="publish it again")
+    if bundle.listed is None:
+        raise InputError(f"there is no bundle at {uri}: give the output of publish")
     sample = Sample.of(bundle)
     desired = signed(_predictor(settings, uri, model_name), bundle.version, uri, run_id)
     rollout = Rollout(api, settings, desired, sample)
@@ -100,13 +102,6 @@ def _other_champion(uri: str) -> str:
     models, _, version = uri.rstrip("/").rpartition("/")
     champion = read_pointer(open_store(models))
     return champion if champion != version else ""
-
-
-def _bundle(uri: str) -> Bundle:
-    bundle = Bundle.at(open_store(uri), advice="publish it again")
-    if bundle.listed is None:
-        raise InputError(f"there is no bundle at {uri}: give the output of publish")
-    return bundle
 
 
 def _predictor(settings: Deployment, uri: str, model_name: str) -> Object:
@@ -167,7 +162,10 @@ class Rollout:
         except KfpDdpError as error:
             if not self.begun:
                 raise
-            result = self._back()
+            try:
+                result = self.service.take_back(self.spec)
+            except KfpDdpError as failed:
+                result = str(failed)
             kind = RunCancelledError if isinstance(error, RunCancelledError) else JobError
             failure = kind(f"{error}; {result}")
             cancelled = kind is RunCancelledError
@@ -184,12 +182,6 @@ class Rollout:
 
     def _wait(self, percent: int) -> Object:
         return self.watched.until_ready(self.spec, percent, self.settings.service_minutes * 60)
-
-    def _back(self) -> str:
-        try:
-            return self.service.take_back(self.spec)
-        except KfpDdpError as error:
-            return str(error)
 
     def _unpin(self) -> None:
         """Remove the share of the restored predictor when it is ready; it has all requests."""

@@ -107,18 +107,14 @@ def can_be_beside(service: Object, answering: Object, desired: Object) -> bool:
     """
 
     def fields(predictor: Object) -> set[str]:
-        model = predictor.get("model") or {}
-        return {*_set(predictor), *(f"model.{name}" for name in _set(model))}
+        model = {f"model.{name}": value for name, value in (predictor.get("model") or {}).items()}
+        return {name for name, value in {**predictor, **model}.items() if value}
 
     others = service["spec"].get("canary") and not trial_of(service)
     ignored = {PERCENT, "maxReplicas", "minReplicas"}
     if others or not in_standard_mode(service):
         return False
     return fields(answering) - ignored <= fields(desired)
-
-
-def _set(values: Object) -> list[str]:
-    return [name for name, value in values.items() if value]
 
 
 def on_trial(service: Object) -> bool:

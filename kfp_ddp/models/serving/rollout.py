@@ -164,7 +164,14 @@ class Service:
             )
             former = predictor_of(service)
         elif (recorded := before(existing)) is None:
-            self._delete(existing, spec)
+            if label(predictor_of(existing), SPEC) != spec:
+                raise self.taken_over(existing)
+            seen = {"preconditions": {"uid": existing["metadata"]["uid"]}}
+            try:
+                self.api.call("DELETE", self.path, {**DELETE, **seen}, retry=True)
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    raise self._refused("delete", error) from error
             return f"InferenceService {self.name} was deleted, as nothing answered before"
         else:
             former = recorded
@@ -230,16 +237,6 @@ class Service:
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
         return self.api.retry(lambda: self.api.apply(self.path, body, **query))
 
-    def _delete(self, service: Object, spec: str) -> None:
-        if label(predictor_of(service), SPEC) != spec:
-            raise self.taken_over(service)
-        seen = {"preconditions": {"uid": service["metadata"]["uid"]}}
-        try:
-            self.api.call("DELETE", self.path, {**DELETE, **seen}, retry=True)
-        except ApiError as error:
-            if error.status not in (404, 409):
-                raise self._refused("delete", error) from error
-
     def _refused(self, verb: str, error: ApiError) -> InputError | JobError:
         if error.transient:
             return JobError(
@@ -277,15 +274,9 @@ def in_service(api: Api) -> set[str]:
     Raises:
         JobError: services cannot be listed.
     """
-    try:
-        services = _managed(api)
-    except ApiError as error:
-        if error.status == 404:
-            return set()
-        raise JobError(f"cannot list {PLURAL}: {one_line(error.message)}") from error
     predictors = [
         predictor
-        for service in services
+        for service in _managed(api, {404})
         for predictor in (predictor_of(service), before(service), trial_of(service))
         if predictor
     ]
@@ -298,22 +289,22 @@ def take_back_of(api: Api, run_id: str) -> list[str]:
     Raises:
         JobError: a rollback failed.
     """
-    try:
-        services = _managed(api)
-    except ApiError as error:
-        if error.status in (403, 404):
-            return []
-        raise JobError(f"cannot list {PLURAL}: {one_line(error.message)}") from error
     return [
         Service(api, service["metadata"]["name"]).take_back(label(unfinished, SPEC))
-        for service in services
+        for service in _managed(api, {403, 404})
         if (unfinished := trial_of(service) or (on_trial(service) and predictor_of(service)))
         and deployed_by(unfinished) == run_id
     ]
 
 
-def _managed(api: Api) -> list[Object]:
+def _managed(api: Api, none: set[int]) -> list[Object]:
+    """Return the managed services; with one of these HTTP statuses none."""
     selector = ",".join(f"{name}={value}" for name, value in OURS.items())
     path, query = custom(API_VERSION, api.namespace, PLURAL), {"labelSelector": selector}
-    services: list[Object] = api.call("GET", path, query=query, retry=True)["items"]
+    try:
+        services: list[Object] = api.call("GET", path, query=query, retry=True)["items"]
+    except ApiError as error:
+        if error.status in none:
+            return []
+        raise JobError(f"cannot list {PLURAL}: {one_line(error.message)}") from error
     return services

@@ -1,5 +1,6 @@
 """The wait until a service is ready: stops early for a reason that will not pass."""
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -192,7 +193,9 @@ class Watched:
                     if not own and now > start + LIMITS[REFUSED]:
                         raise JobError(f"{self.service.name} gets no pod{self._warning()}")
                 blocked = track(blocked, self._blocking(service, own), now)
-                self._give_up(blocked, now)
+                for wait in blocked.values():
+                    if now - wait.since >= LIMITS.get(wait.reason.kind, math.inf):
+                        raise JobError(f"{self.service.name} does not become ready: {wait}")
                 waits = "; ".join(map(str, blocked.values())) or waits_for(service, own)
                 # A failing image pull alternates between two reasons; it is printed once.
                 news = str([(wait.who, wait.since) for wait in blocked.values()] or waits)
@@ -256,10 +259,3 @@ class Watched:
         except ApiError:
             return ""
         return error_in_log(log.splitlines()).text
-
-    def _give_up(self, blocked: dict[str, Wait], now: float) -> None:
-        """Raise an error for a reason that has lasted too long."""
-        for wait in blocked.values():
-            limit = LIMITS.get(wait.reason.kind)
-            if limit is not None and now - wait.since >= limit:
-                raise JobError(f"{self.service.name} does not become ready: {wait}")
