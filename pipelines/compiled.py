@@ -147,9 +147,10 @@ def _shorten(pipeline: Any) -> None:
     inputs = _inputs_by_component(spec)
     for name, component in spec.components.items():
         label = component.executor_label
-        if not label or not _is_ours(spec.deployment_spec["executors"][label]["container"]):
+        executor = spec.deployment_spec["executors"][label] if label else {}
+        if not _is_ours(executor):
             continue
-        spec.deployment_spec["executors"][label]["container"].update({"command": PROGRAM})
+        executor["container"].update({"command": PROGRAM})
         for side in (component.input_definitions, component.output_definitions):
             for definition in (*side.parameters.values(), *side.artifacts.values()):
                 definition.description = ""
@@ -176,8 +177,11 @@ def _inputs_by_component(spec: Any) -> dict[str, list[set[str]]]:
     return inputs
 
 
-def _is_ours(container: Any) -> bool:
-    """Return whether a container runs the source of a component of ours."""
+def _is_ours(executor: Any) -> bool:
+    """Return whether an executor runs the source of a component of ours."""
+    if "container" not in executor or "args" not in executor["container"]:
+        return False
+    container = executor["container"]
     name = container["args"][len(container["args"]) - 1]
     try:
         module = importlib.import_module(f"kfp_ddp.components.{name}.component")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, connected, echo, echo_json
-from kfp_ddp.core.errors import InputError, StorageError, full
+from kfp_ddp.cli.options import AS_JSON, FILE, connected, echo, echo_json, writing
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
@@ -49,21 +49,14 @@ def command(
             )
     compared = compare(rows)
     if html is not None:
-        _write(html, to_html(compared))
+        with writing(html):
+            html.write_text(to_html(compared), encoding="utf-8")
     if as_json:
         echo_json(compared.document())
     else:
         _print(compared)
         if html is not None:
             echo(f"curves: {html}")
-
-
-def _write(path: Path, text: str) -> None:
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(full(error, path)) from None
 
 
 def _print(compared: "Comparison") -> None:

@@ -1,10 +1,11 @@
 """`kfp-ddp config`: settings of this program, and the origin of each value."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, echo, echo_json
+from kfp_ddp.cli.options import AS_JSON, echo, echo_json, writing
 from kfp_ddp.core import config
 from kfp_ddp.core.errors import InputError
 
@@ -63,11 +64,11 @@ def init(**values: str) -> None:
     for name, example in FIRST.items():
         line = yaml.safe_dump({name: values[name] or example}, width=1000).strip()
         lines.append(line if values[name] else f"# {line}")
-    try:
-        with open(config.HERE, "x", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-    except FileExistsError:
-        raise InputError(f"{config.HERE} exists: edit it, or delete it first") from None
+    file = Path(config.HERE)
+    if file.exists():
+        raise InputError(f"{file} exists: edit it, or delete it first")
+    with writing(file):
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     echo(f"wrote {config.HERE}")
     if reason := config.untrusted("host"):
         echo(f"! {reason}", err=True)

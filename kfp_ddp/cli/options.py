@@ -1,7 +1,8 @@
 """Options that several commands share; texts and defaults come from `kfp_ddp.core.config`."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import click
 
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -88,6 +89,18 @@ def registry_set() -> str:
     flag = click.get_current_context().params["registry"] if on_command_line("registry") else None
     chosen = config.resolved({"registry": flag})["registry"]
     return "" if chosen.origin == "default" else str(chosen.value)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError in the block into a StorageError about `path`, or the file it names."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or path} cannot be written: {error.strerror}; make room, or give "
+            "a path in a writable folder"
+        ) from None
 
 
 def echo(line: object, err: bool = False) -> None:

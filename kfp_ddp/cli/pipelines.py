@@ -14,10 +14,11 @@ from kfp_ddp.cli.options import (
     echo_json,
     registry_set,
     text_option,
+    writing,
 )
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.core.errors import InputError, KfpDdpError
 
 COMPILED = Path("compiled")
 
@@ -91,12 +92,8 @@ def graph(file: Path, mermaid: bool, output: Path | None) -> None:
     if output is None:
         click.echo(flowchart, nl=False)
         return
-    try:
+    with writing(output):
         output.write_text(flowchart, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"{output} cannot be written: {error.strerror}; give a path in a writable folder"
-        ) from None
 
 
 @click.command("upload")

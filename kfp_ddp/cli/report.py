@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from kfp_ddp.cli.options import echo
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.cli.options import echo, writing
+from kfp_ddp.core.errors import InputError
 
 PATTERNS = ("{}", "*/{}", "work/*/*/{}")
 """Locations of an evaluation: in a run, in a download, in the output of a local run."""
@@ -34,10 +34,8 @@ def command(folder: Path, split: str, output: Path | None) -> None:
     bundle = evaluation.parent / "bundle"
     target = output or evaluation / REPORT
     document = report.html(evaluation, bundle if bundle.is_dir() else None)
-    try:
+    with writing(target):
         target.write_text(document, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{target} cannot be written: {error.strerror}") from None
     echo(target)
 
 

@@ -1,7 +1,6 @@
 """`kfp-ddp run` and `demo`: train on images, or run any pipeline, here or on KFP."""
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from kfp_ddp.cli.options import (
     configured,
     connected,
     echo,
+    echo_json,
     on_command_line,
     registry_set,
     text_option,
@@ -189,8 +189,8 @@ def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> Non
             raise InputError(f"--{option} is for train_resnet: leave it out")
     if options["replace"] and not options["output"]:
         raise InputError("--replace is for --output: without it each run has its own folder")
-    asked = ("output", "words", "file", "fresh", "replace", "check")
-    command = runs.Command(source, **{option: options[option] for option in asked})
+    fields = runs.Command._fields[1:]
+    command = runs.Command(source, **{option: options[option] for option in fields})
 
     def begin() -> tuple[Path, dict[str, Any]]:
         if ours:
@@ -279,11 +279,9 @@ def _boxes(
 
 
 def _print(document: dict[str, Any], as_json: bool) -> None:
-
+    if as_json:
+        echo_json(document)
+        return
     import yaml
 
-    click.echo(
-        json.dumps(document)
-        if as_json
-        else yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
-    )
+    click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())

@@ -119,8 +119,8 @@ def _show_local(folder: Path, watch: bool, as_json: bool) -> None:
 
         console, time = Console(), duration(info.start, info.end)
         line = progress.line(console.width - 30)
-        steps = tree_of(info.name, info.id, info.state, time, info.steps, lambda _: line)
-        console.print(steps)
+        about = (info.name, info.id, info.state, time, info.steps)
+        console.print(tree_of(*about, lambda step: line if step.name == "train" else ""))
     if watch and info.state != "SUCCEEDED":
         raise JobError(f"{info.name} is {info.state}: see kfp-ddp describe {folder}")
 

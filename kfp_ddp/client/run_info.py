@@ -208,7 +208,9 @@ def local_run(folder: Path) -> RunInfo:
         state=state,
         start=_local_start(folder),
         end=None if state in ("RUNNING", "UNFINISHED") else end,
-        steps=tuple(Step(name, name, state) for name, state in states.items()),
+        steps=tuple(
+            Step(name, name, state if one == "RUNNING" else one) for name, one in states.items()
+        ),
         files=lambda: StoredFiles(str(folder / "work" / run_id)),
         folder=folder,
     )

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +32,8 @@ from kfp_ddp.training.watch import PARENT
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 Detail = Callable[[Path, str], str]
 REFRESH_SECONDS = 0.2
+CACHE = "cache"
+"""Folder of the decoded images, which the end of a run deletes."""
 
 
 def run(
@@ -51,13 +53,9 @@ def run(
     Raises:
         JobError: the pipeline failed; the line names the step, its error and the log.
     """
-    cache = run.folder / "cache"
-    training = {"cache_dir": str(cache), **run.arguments.get("training", {})}
-    try:
-        cached = dataclasses.replace(run, arguments={**run.arguments, "training": training})
-        execute(cached, COMPILED, results.detail, meanwhile, known)
-    finally:
-        shutil.rmtree(cache, ignore_errors=True)
+    training = {"cache_dir": str(run.folder / CACHE), **run.arguments.get("training", {})}
+    cached = dataclasses.replace(run, arguments={**run.arguments, "training": training})
+    execute(cached, COMPILED, results.detail, meanwhile, known)
     summary = results.gather(run.folder, seconds=time.monotonic() - started)
     dataclasses.replace(run, complete=True).write()
     return summary
@@ -87,8 +85,10 @@ def execute(
     output = run.folder
     folders = {DATA_VARIABLE: str(run.data), WORK_VARIABLE: str(output / "work")}
     inputs = [json.dumps(run.arguments), str(output / "artifacts"), str(compiled), run.seed]
-    with locked(output) as lock:
+    with ExitStack() as stack:
+        lock = stack.enter_context(locked(output))
         link_latest(run)
+        stack.callback(shutil.rmtree, output / CACHE, ignore_errors=True)
         shutil.rmtree(output / "artifacts", ignore_errors=True)
         (output / LOG).write_text("")
         with _stopped_at_the_end(

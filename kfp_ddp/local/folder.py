@@ -218,7 +218,7 @@ def locked(folder: Path) -> Iterator[int]:
 def is_running(folder: Path) -> bool:
     """Return whether a command works in the folder of a run."""
     try:
-        with open(folder / LOCK, "rb") as file:
+        with open(folder / LOCK, "rb+") as file:  # NFS locks only what can be written
             return not _acquire(file.fileno())
     except OSError:
         return False

@@ -86,7 +86,7 @@ def look(source: str, arguments: Mapping[str, Any]) -> Survey:
     folder = None if "://" in source else Path(source)
     training, sync = arguments.get("training", {}), arguments.get("sync", {})
     selection = Filter(*(tuple(sync.get(name, ())) for name in ("include", "exclude")))
-    everything = _names(folder) if folder else open_source(source).listing().names
+    everything = _names(folder, sync) if folder else open_source(source).listing().names
     names = [name for name in everything if selection.takes(name)]
     table = training.get("labels") or TrainConfig.model_fields["labels"].default
     labels = None
@@ -138,9 +138,9 @@ def _table(layout: Layout, by_side: Mapping[str, list[int]]) -> Iterator[str]:
         )
 
 
-def _names(folder: Path) -> Iterator[str]:
+def _names(folder: Path, sync: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of all files below a folder, and of empty folders with a trailing slash."""
-    for at, folders, files in os.walk(folder):
+    for at, folders, files in os.walk(folder, followlinks=sync.get("symlinks") == "follow"):
         below = Path(at).relative_to(folder)
         if not folders and not files and below.parts:
             yield f"{below.as_posix()}/"

@@ -27,9 +27,15 @@ def flowers(backend: str = "mine"):
     evaluate(checkpoint="/a", run_dir="/b", dataset_path="/c")
     gate(accuracy=say(words=HELLO).output)
 
+@dsl.container_component
+def date():
+    return dsl.ContainerSpec(image="alpine", command=["date"])
+
 @dsl.pipeline(name="birds")
 def birds():
     gate(accuracy=1.0)
+    date()
+    dsl.importer(artifact_uri="gs://bucket/x", artifact_class=dsl.Dataset)
 """
 
 
@@ -112,7 +118,7 @@ def test_restricted_applies_to_steps_of_the_file(own: Path) -> None:
         ("import sys\nsys.exit('done')", "{}, line 2: SystemExit: done"),
         (
             OWN.replace("gate(accuracy=1.0)", "gate()"),
-            "{}, line 20: TypeError: gate() missing 1 required argument: accuracy.",
+            "{}, line 24: TypeError: gate() missing 1 required argument: accuracy.",
         ),
         (
             "from kfp_ddp.jobs.authoring import as_script\nas_script('gone.py')",

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from kfp_ddp.cli import app
 from kfp_ddp.client.run_info import local_run
 from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.local import engine
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished
 from tests import run_output
 
@@ -48,9 +49,12 @@ def test_model_in_the_named_folder_is_only_replaced_on_request(tmp_path: Path) -
     assert begin(LocalRun("b", {}), folder, "").seed != run.seed
 
 
-def test_folder_of_a_running_command_is_refused(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(InputError, match="is running in"), locked(tmp_path):
-        pass
+def test_running_command_is_refused_and_keeps_its_cache(tmp_path: Path) -> None:
+    run = begin(LocalRun("a", {}), None, "photos")
+    (run.folder / "cache").mkdir()
+    with locked(run.folder), pytest.raises(InputError, match="is running in"):
+        engine.run(run, 0.0)
+    assert (run.folder / "cache").is_dir()
 
 
 def test_status_of_a_folder(tmp_path: Path) -> None:
