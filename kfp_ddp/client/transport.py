@@ -15,6 +15,7 @@ from kfp_server_api.rest import RESTClientObject
 
 from kfp_ddp.client.login import Login
 from kfp_ddp.core.errors import InputError, RefusedError, ServerError
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.core.text import one_line
 
 CONNECT_SECONDS = 10.0
@@ -80,7 +81,8 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         try:
             document = json.loads(answer.data)
         except (ValueError, RecursionError):
-            if "json" in (kind := _content_type(answer)):
+            kind = str(answer.getheader("content-type") or "bytes").split(";")[0]
+            if "json" in kind:
                 raise self._unreachable("the answer was cut off") from None
             raise self._not_kfp(f"with {kind} instead of JSON") from None
         if not isinstance(document, dict):
@@ -126,7 +128,7 @@ class Transport(RESTClientObject):  # type: ignore[misc]
                 "--namespace is one of yours",
                 403,
             )
-        if code == HTTPStatus.NOT_FOUND and not _is_json(error.body):
+        if code == HTTPStatus.NOT_FOUND and not mapping_in(error.body):
             return RefusedError(
                 f"{self._server} has no KFP API (404): --host should be its address; does it end "
                 "in /pipeline?",
@@ -153,13 +155,6 @@ def _proxy(host: str) -> str | None:
     return getproxies().get("https")
 
 
-def _is_json(body: Any) -> bool:
-    try:
-        return isinstance(json.loads(body or ""), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
 def _message(body: Any) -> str:
     """Return an answer's message in one line, without a stack trace; KFP has two shapes of it."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body or "")
@@ -173,10 +168,6 @@ def _message(body: Any) -> str:
     inner = [one["message"] for one in details if isinstance(one, dict) and "message" in one]
     outer = document.get("message") or document.get("error_message") or document.get("error")
     return one_line(str(inner[0] if inner else outer or "")) or "no reason given"
-
-
-def _content_type(answer: Any) -> str:
-    return str(answer.getheader("content-type") or "bytes").split(";")[0]
 
 
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # or each retry is a warning

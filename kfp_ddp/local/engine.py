@@ -133,8 +133,9 @@ def _follow(stream: IO[str], output: Path, detail: Detail, known: Collection[str
                 phase.detail = detail(output, phase.name) if good else "failed"
                 phase.end(good)
                 failed = failed or ("" if good else phase.name)
-                for note in results.notes(output, phase.name) if good else ():
-                    if note not in known:
+                warnings = results.outputs(output, phase.name).get("warnings", "")
+                for note in str(warnings).splitlines():
+                    if good and note not in known:
                         say(f"note: {note}")
                 phase = None
             elif phase is not None and not line:

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from kfp_ddp.core.text import plural
 from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress
 from kfp_ddp.local.screen import bar
 from kfp_ddp.report.events import read_events
@@ -80,11 +81,6 @@ def detail(output: Path, step: str) -> str:
     return ""
 
 
-def notes(output: Path, step: str) -> list[str]:
-    """Return the warnings of a sync about the images."""
-    return str(outputs(output, step).get("warnings", "")).splitlines()
-
-
 def images_per_second(output: Path) -> float:
     """Return the median over all training steps."""
     speeds = sorted(e["images_per_s"] for e in _events(output) if e["event"] == "step")
@@ -124,7 +120,7 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return the summary as text, a line for each figure and file."""
-    speed = f"{summary['images_per_second']:,.0f} images/s on {ranks(summary['ranks'])}"
+    speed = f"{summary['images_per_second']:,.0f} images/s on {plural(summary['ranks'], 'rank')}"
     lines = {
         "accuracy": f"{summary['accuracy']:.1%} of the validation images",
         "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
@@ -136,11 +132,6 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "loss curve": shown(summary["loss_curve"]),
     }
     return [f"  {name:<12}{value}" for name, value in lines.items() if value]
-
-
-def ranks(number: int) -> str:
-    """Return a number of ranks as text."""
-    return f"{number} rank{'s' if number > 1 else ''}"
 
 
 def shown(path: str | Path) -> str:

@@ -167,7 +167,7 @@ def _title(choice: Choice) -> str:
         parts.append(plural(epochs, "epoch"))
     if batch := arguments["training"].get("batch_size"):
         parts.append(f"batch {batch}")
-    parts.append(results.ranks(choice.ranks))
+    parts.append(plural(choice.ranks, "rank"))
     if choice.minutes:
         parts.append(f"about {max(1, round(choice.minutes))} min of training")
     return ", ".join(parts)

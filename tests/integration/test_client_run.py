@@ -98,7 +98,6 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["gs://bucket/flowers", "--set", "epoch=3"], "no setting 'epoch'; did you mean 'epochs'?"),
         (
             ["gs://bucket/flowers", "--set", "pretrained=weights.pth"],
             "pretrained=weights.pth is no address",
@@ -116,7 +115,6 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
         ([FLOWERS, "--set", "destination=https://host/x"], "it begins with https://, and not with"),
         ([FLOWERS, "--set", "bucket_secret="], "bucket_secret='' cannot be used"),
         ([FLOWERS, "--set", "work_claim=MyClaim"], "work_claim='MyClaim' cannot be used"),
-        ([FLOWERS, "--set", "learning_rate=100"], "learning_rate=100 cannot be used"),
         (["photos"], "is a folder of this machine, which a cluster cannot read"),
         (["gs://bucket/flowers", "--ranks", "2"], "--ranks is for a run with --local"),
         (["gs://bucket/flowers", "--pipeline", "retrian"], "not built in; did you mean 'retrain'?"),
@@ -124,7 +122,6 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
             ["--pipeline", "train-resnet-bucket"],
             "source is missing: give --set source=… (Where",
         ),
-        (["own.yaml"], "rounds is missing"),
         (["own.yaml", "--set", "rounds=1", "--gpus", "1"], "own has no parameter gpus_per_node"),
         (["own.yaml", "--pipeline", "retrain"], "are two pipelines: give one of them"),
         (["junk.yaml"], "junk.yaml is not YAML"),

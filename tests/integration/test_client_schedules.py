@@ -12,8 +12,7 @@ import pytest
 from kfp_ddp.client import schedules, scheduling
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, ServerError
-from tests.kfp_server import faults
+from kfp_ddp.core.errors import InputError
 from tests.kfp_server.server import KfpServer, serving
 from tests.schedules import COMPILED, Call, create, new_version, refused, stored, uploaded
 
@@ -252,10 +251,3 @@ def test_a_schedule_on_a_multi_user_server_has_a_namespace(
         assert call("schedule", "replace", "nightly", "--cron", "0 5 * * *").exception is None
         assert stored(server) == [("nightly", "0 0 5 * * *", "ENABLED")]
         assert not server.violations
-
-
-def test_endless_pages_of_schedules_are_an_error(call: Call, kfp_server: KfpServer) -> None:
-    row = {"recurring_run_id": "a", "display_name": "again", "trigger": {}}
-    kfp_server.fail("list_recurring_runs", faults.endless("recurringRuns", [row]))
-    shown = call("schedule", "show", "other")
-    assert isinstance(shown.exception, ServerError)

@@ -111,42 +111,6 @@ def test_torch_predicts_the_same_without_onnx_runtime(
     assert second(pictures) == pytest.approx(first(pictures), abs=1e-5)
 
 
-def predict(*words: str) -> Any:
-    return CliRunner().invoke(app, ["predict", *words])
-
-
-def test_predict_reads_a_folder_and_reports_an_unreadable_file(
-    summary: dict[str, Any], photos: Path, tmp_path: Path
-) -> None:
-    text = tmp_path / "notes.jpg"
-    text.write_text("hello")
-    result = predict(summary["bundle"], str(photos / "bark"), str(text), "--top", "2", "--json")
-    predicted = json.loads(result.stdout)["pictures"]
-    assert len(predicted) == 25
-    assert all(len(one["classes"]) == 2 for one in predicted[:24])
-    assert predicted[24]["picture"] == str(text)
-    assert "it is not a picture" in predicted[24]["error"]
-    assert str(result.exception) == "1 of 25 pictures cannot be read"
-
-
-def test_table_has_picture_and_classes(summary: dict[str, Any], photos: Path) -> None:
-    output = Path(summary["bundle"]).parent
-    result = predict(str(output), str(photos / "bark" / "img 0.jpg"))
-    assert result.exit_code == 0
-    assert "img 0.jpg  " in result.output
-    assert all(name in result.output for name in photographs.CLASSES)
-
-
-def test_damaged_bundle_is_refused(summary: dict[str, Any], photos: Path, tmp_path: Path) -> None:
-    for name in ("_SUCCESS", "MANIFEST.sha256", "classes.json", "signature.json", "model.onnx"):
-        (tmp_path / name).write_bytes((Path(summary["bundle"]) / name).read_bytes())
-    picture = str(photos / "bark" / "img 0.jpg")
-    assert predict(str(tmp_path), picture).exit_code == 0
-    with (tmp_path / "model.onnx").open("ab") as file:
-        file.write(b"x")
-    assert "is damaged: model.onnx is not" in str(predict(str(tmp_path), picture).exception)
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
