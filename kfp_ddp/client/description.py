@@ -72,7 +72,9 @@ class Description:
             return
         if failed is not None:
             yield f"kfp-ddp logs {word} {failed.label}", "the full log of the step"
-        if run.folder is not None:
+        if run.folder is not None and run.state == "RUNNING":
+            yield f"kfp-ddp status {word}", "its steps"
+        elif run.folder is not None:
             yield "kfp-ddp run SOURCE --local …", "the same command resumes; others are new runs"
         elif failed is not None and failed.step.name == CHECKS:
             yield "kfp-ddp run …", "again, with corrected input"

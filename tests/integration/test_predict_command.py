@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from kfp_ddp.cli import app
-from kfp_ddp.core.errors import StorageError
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.predict import load
 from tests import photographs
 from tests.integration.test_serve import sealed
@@ -73,3 +74,8 @@ def test_python_takes_paths_contents_pictures_and_arrays(sealed: Path, tmp_path:
     heat = model.saliency(model.square(path), 0)
     assert heat.shape == (16, 16)
     assert (heat.min() >= 0, heat.max()) == (True, 1)
+    damaged = Path(shutil.copytree(sealed, tmp_path / "damaged"))
+    with (damaged / "model.onnx").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(InputError, match=r"is damaged: model\.onnx is not"):
+        load(str(damaged))
