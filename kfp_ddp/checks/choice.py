@@ -234,7 +234,7 @@ class _Sized:
         wanted = min(max(math.ceil(self.plan.seen / self.images), self.plan.fewest), self.plan.most)
         self.wanted, least, budget = wanted, min(self.plan.least, wanted), machine.minutes * 60
         fitting = (n for n in range(wanted, least, -1) if self.seconds(n) <= budget)
-        self.epochs = requested.get("epochs") or next(fitting, least)
+        self.epochs = int(requested.get("epochs") or next(fitting, least))  # KFP has floats
 
     def _size(self, tiny: bool) -> int:
         """Return the largest image size that the images and the hardware allow."""

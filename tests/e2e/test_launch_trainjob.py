@@ -66,18 +66,6 @@ def test_a_cancelled_run_loses_its_trainjob(grounds: Grounds) -> None:
     until(lambda: step.workers() == [], "the pods' end", 60)
 
 
-def test_a_trainjob_that_cannot_start_is_given_up_in_time(grounds: Grounds) -> None:
-    """To JobSet and to its Jobs, a pod that waits for a node is active."""
-    spec = trainjob("print(1)", memory="900Gi", pending_minutes=0.2)
-    step = LaunchStep(grounds, spec).start()
-    assert step.wait() == "Failed"
-    last = step.log().splitlines()[-1]
-    assert "node-0 of TrainJob train-" in last, step.log()
-    assert "did not start within pending_minutes=0.2" in last
-    assert "no node has enough memory free" in last
-    assert step.jobs(TRAINJOB) == []
-
-
 def test_a_deadline_that_passed_while_no_step_was_there_is_not_tried_again(
     grounds: Grounds,
 ) -> None:
