@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kfp_ddp.cli.bundles import KEY, find_signer
-from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, echo, echo_json
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, echo, echo_json, writing
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural, printable
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def command(
     if sys.stdout.isatty():
         width = min(width, shutil.get_terminal_size().columns // 2)
     answers: list[dict[str, Any]] = []
-    try:
+    with writing(table or into or explain or Path()):
         if table is not None:
             table.open("a").close()  # before a long computation
         for start in range(0, len(paths), BATCH):
@@ -86,8 +86,6 @@ def command(
                     _explain(model, path, name, _new_file(explain, f"{path.stem}.png"))
         if table is not None:
             _write_table(table, answers, min(top, len(model.classes)))
-    except OSError as error:
-        raise StorageError(f"cannot write {error.filename}: {error.strerror}") from None
     if as_json:
         echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})
     failed = sum("error" in answer for answer in answers)
