@@ -57,13 +57,6 @@ def test_the_second_of_two_challengers_does_not_become_champion(where: Store) ->
     assert read_pointer(where, "m") == B
 
 
-def test_a_repeated_move_changes_nothing(where: Store) -> None:
-    for _ in range(2):
-        assert move(where, "m", A, compared_with(f"{where.uri}/m", "", where, "m")) == A
-        assert move(where, "m", B, A) == B
-        assert move(where, "m", A, B) == A
-
-
 def test_a_model_without_a_champion_to_beat_replaces_none(where: Store) -> None:
     assert move(where, "m", B, A) == "", "A was deleted"
     expected = compared_with(f"{where.uri}/m", "", where, "m")

@@ -230,20 +230,6 @@ def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
     assert {p.name for p in run_dir.iterdir()} <= {"evaluation", ".leases"}
 
 
-def test_a_failure_while_writing_leaves_the_earlier_bundle(run_dir: Path) -> None:
-    before = bundle.digest(run_dir / "bundle")
-
-    def fail() -> None:
-        with bundle.replacing(run_dir) as aside:
-            (aside / "model.onnx").write_bytes(b"half")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert bundle.digest(run_dir / "bundle") == before
-    assert not list(run_dir.glob(".bundle-*"))
-
-
 @pytest.mark.parametrize(
     ("changed", "text"),
     [

@@ -9,7 +9,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from kfp_ddp.export import infra, infra_process
-from kfp_ddp.models import bundle
 
 IMAGES = np.arange(3 * 3 * 4 * 4, dtype=np.uint8).reshape(3, 3, 4, 4)
 SUMS = IMAGES.astype(np.float32).sum((2, 3))
@@ -118,19 +117,3 @@ def test_a_process_that_hangs_or_is_killed_does_not_pass(
     monkeypatch.setattr(infra, "SECONDS", 0.2)
     program.write_text("import time; time.sleep(600)")
     assert refused(tmp_path) == "model.onnx: has not answered within 0 s"
-
-
-def test_the_sample_is_a_v2_request_with_its_answer(tmp_path: Path) -> None:
-    image = infra.pattern(32)
-    assert image.shape == (3, 32, 32)
-    assert image.dtype == np.uint8
-    assert len(np.unique(image)) > 40
-    infra.write_sample(tmp_path, image, np.array([0.1, -2], np.float32), "flowers", 1e-4)
-    request = json.loads((tmp_path / bundle.REQUEST).read_text())
-    (entry,) = request["inputs"]
-    assert (entry["name"], entry["datatype"], entry["shape"]) == ("images", "UINT8", [1, 3, 32, 32])
-    assert entry["data"] == image.ravel().tolist()
-    response = json.loads((tmp_path / bundle.RESPONSE).read_text())
-    (answer,) = response["outputs"]
-    assert answer["data"] == [pytest.approx(0.1), -2]
-    assert response["parameters"] == {"allowed_abs_difference": 1e-4}
