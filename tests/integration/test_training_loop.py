@@ -119,8 +119,6 @@ def test_fsdp_trains_like_ddp_and_resumes_exactly(data: Path, tmp_path: Path) ->
     # Their memory layouts differ, so sums round differently; a wrong gradient is far further off.
     drift = float((one - other).norm() / one.norm())
     assert drift < 0.02, drift
-    refused = output_of(config(data, tmp_path / "ddp", **plain, strategy="fsdp"), 2, 2)
-    assert "strategy was ddp, single or one rank and is now fsdp" in refused
 
 
 @pytest.mark.slow
