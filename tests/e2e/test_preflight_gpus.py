@@ -14,6 +14,8 @@ from tests.e2e.harness.scene import Scene
 pytestmark = pytest.mark.smoke
 
 NAMESPACE = "namespace: kubeflow\n"
+SOURCE: dict[str, Any] = {"source": "gs://nowhere", "recipe": "none"}
+"""A bucket that preflight does not read, as nothing is sized."""
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def kubectl(*arguments: str) -> None:
 
 
 def test_missing_right_to_list_nodes_is_an_error(scene: Scene) -> None:
-    run = scene.run(source="gs://nowhere").play()
+    run = scene.run(**SOURCE).play()
     assert list(run.steps) == ["preflight"], run.explain()
     log = run.steps["preflight"].log
     assert "Traceback" not in log, log
@@ -48,7 +50,7 @@ def test_missing_right_to_list_nodes_is_an_error(scene: Scene) -> None:
 @pytest.mark.usefixtures("right")
 def test_pods_request_the_gpus_of_a_node(scene: Scene) -> None:
     with advertised(scene.grounds.api, 3) as gpu:
-        run = scene.run(source="gs://nowhere", job={"gpu_resource": gpu}).play()
+        run = scene.run(**SOURCE, job={"gpu_resource": gpu}).play()
     plan = run.steps["preflight"]
     assert plan.succeeded, run.explain()
     assert plan.outputs["job"]["gpus_per_node"] == 3
@@ -62,7 +64,7 @@ def test_pvc_that_workers_cannot_share_is_an_error_or_a_warning(scene: Scene) ->
         spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Mi"}}}
         body = {"metadata": {"name": mode.lower()}, "spec": spec}
         scene.grounds.core.create_namespaced_persistent_volume_claim(space, body)
-        arguments: dict[str, Any] = {"source": "gs://nowhere", "gpus_per_node": 0, "nodes": 2}
+        arguments: dict[str, Any] = SOURCE | {"gpus_per_node": 0, "nodes": 2}
         run = scene.run(**arguments, sync={"claim": mode.lower()}).play()
         log = run.steps["preflight"].log.splitlines()
         begin = "warning" if mode == "ReadWriteOnce" else "error"

@@ -79,7 +79,7 @@ def test_two_nodes_without_any_claim(scene: Scene, bucket_url: str, backend: str
     written = in_bucket(bucket_url, run)
     assert {"metrics.jsonl", "evaluation/evaluation.json", "bundle/_SUCCESS"} <= written
     steps = {name.split("/")[1] for name in written if name.startswith("checkpoints/")}
-    assert len(steps) == 2  # keep_checkpoints
+    assert len(steps) in (2, 3)  # keep_checkpoints, and the best
     models = bucket.names(bucket_url, bucket.MODELS)
     assert any(name.startswith(f"claimless-{backend}/digits/") for name in models)
 
