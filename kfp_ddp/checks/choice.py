@@ -234,7 +234,8 @@ class _Sized:
         wanted = min(max(math.ceil(self.plan.seen / self.images), self.plan.fewest), self.plan.most)
         self.wanted, least, budget = wanted, min(self.plan.least, wanted), machine.minutes * 60
         fitting = (n for n in range(wanted, least, -1) if self.seconds(n) <= budget)
-        self.epochs = int(requested.get("epochs") or next(fitting, least))  # KFP has floats
+        self.requested_epochs = int(requested.get("epochs", 0))  # KFP has floats
+        self.epochs = self.requested_epochs or next(fitting, least)
 
     def _size(self, tiny: bool) -> int:
         """Return the largest image size that the images and the hardware allow."""
@@ -283,7 +284,7 @@ class _Sized:
         short, minutes = self.photographs.short_side, self.machine.minutes
         parts = [f"short sides of {short} px" if short else "images of unknown size"]
         parts.append("existing weights" if self.weights else "random weights")
-        if 0 < self.seconds(self.epochs) <= minutes * 60:
+        if not self.requested_epochs and 0 < self.seconds(self.epochs) <= minutes * 60:
             cut = f"{self.epochs} of {self.wanted}" if self.epochs < self.wanted else self.epochs
             parts.append(f"{cut} epochs fit {minutes:.0f} min")
         return "; ".join(parts)

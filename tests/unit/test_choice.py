@@ -107,10 +107,13 @@ def test_memory_images_and_an_apple_gpu_limit_the_ranks() -> None:
         {"model": "cifar_resnet8", "training": {"image_size": 24}},
         {"training": {"batch_size": 5, "learning_rate": 0.2}},
         {"gate": {"min_accuracy": 0.9}, "job": {"nproc_per_node": 1}},
+        {"epochs": 3},
     ],
 )
 def test_what_was_requested_stays(requested: dict[str, Any]) -> None:
-    arguments = choose(photographs(500), NEW, requested).arguments
+    choice = choose(photographs(500), NEW, requested)
+    arguments = choice.arguments
+    assert not ("epochs" in requested and "epochs" in choice.why)
     for name, value in requested.items():
         if name in SUBJECTS:
             assert arguments[name].items() >= value.items()
