@@ -69,12 +69,16 @@ def this_machine() -> Machine:
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     cores = max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
     memory_gb = psutil.virtual_memory().total / 2**30
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if gpus:
+    if gpus := count_gpus():
         return Machine(cores, memory_gb, "cuda", gpus)
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return Machine(cores, memory_gb, "mps", 1)
     return Machine(cores, memory_gb, "cpu", 0)
+
+
+def count_gpus() -> int:
+    """Return the number of NVIDIA GPUs of this machine, without the slow import of torch."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 class Cost(NamedTuple):
@@ -234,7 +238,7 @@ class _Sized:
         wanted = min(max(math.ceil(self.plan.seen / self.images), self.plan.fewest), self.plan.most)
         self.wanted, least, budget = wanted, min(self.plan.least, wanted), machine.minutes * 60
         fitting = (n for n in range(wanted, least, -1) if self.seconds(n) <= budget)
-        self.requested_epochs = int(requested.get("epochs", 0))  # KFP has floats
+        self.requested_epochs = int(requested.get("epochs") or 0)  # KFP has floats
         self.epochs = self.requested_epochs or next(fitting, least)
 
     def _size(self, tiny: bool) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kfp_ddp.checks.choice import count_gpus
 from kfp_ddp.checks.claims import check_modes, mounted_at_once
 from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, StepResources
 from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large
@@ -264,7 +265,7 @@ def title(run: Run, gpus: str = "no GPU") -> str:
     if config.batch_size_per_rank:
         batch = f"batch {config.batch_size_per_rank} a rank"
     if parameters.backend == "local":
-        number = len(list(Path("/dev").glob("nvidia[0-9]*")))
+        number = count_gpus()
         where = f"local, {plural(number, 'GPU') if number else gpus}"
     else:
         limits = resources(spec).get("limits", {})
