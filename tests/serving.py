@@ -1,10 +1,14 @@
 """Servers that run for the length of a block, and ports for those of others."""
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from socketserver import TCPServer
+
+_FIRST = 12_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = iter(range(_FIRST, _FIRST + 1_000))
 
 
 @contextlib.contextmanager
@@ -21,7 +25,12 @@ def serving(server: TCPServer) -> Iterator[str]:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
+    """A port of the loopback interface that nothing listens on, not returned before.
+
+    The system never picks it for another socket, as it may pick a port that was free a moment ago:
+    that range starts at 32768 on Linux. Workers of pytest-xdist have ranges of their own.
+    """
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("this worker has used all of its ports")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.runs.train.engine import with_timeout
+from tests.serving import free_port
 
 RANK = """
 import json, os, sys
@@ -39,9 +39,7 @@ except RuntimeError as error:
 @pytest.mark.parametrize("group", ["data", "control"])
 def test_a_collective_with_a_silent_peer_ends_after_the_timeout(tmp_path: Path, group: str) -> None:
     training: dict[str, Any] = with_timeout({"device": "cpu"}, {"nccl_timeout_minutes": 0.1})
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     command = [sys.executable, "-c", RANK, json.dumps(training), str(tmp_path), group]
     ranks = [
         subprocess.Popen(

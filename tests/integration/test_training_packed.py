@@ -1,6 +1,5 @@
 """Training, evaluation and export on the archives of a packed version."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.export.prove import real_samples
 from kfp_ddp.training import checkpoint
 from tests.evaluations import evaluate
-from tests.training_ranks import Ranks, config, dataset, state_hash, train
+from tests.training_ranks import Ranks, config, dataset, state_hash, train, train_until_killed
 
 SMALL_BUFFER = {"shuffle_buffer_mb": 0.01}
 
@@ -61,7 +60,7 @@ def test_run_on_windows_of_archives_resumes_exactly_and_on_other_ranks(
     )
     assert train(whole, 2) == [0, 0]
     for run, world in ((parts, 2), (other, 1)):
-        assert train(run, 2, die_at="os.replace")[0] == -signal.SIGKILL
+        train_until_killed(run, 2, "os.replace")
         assert train(run, world) == [0] * world
     assert state_hash(parts) == state_hash(whole)
     nets = [

@@ -1,6 +1,5 @@
 """What a recipe is made of, on several ranks: exact resume, and the same whatever their number."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from kfp_ddp.training import checkpoint
-from tests.training_ranks import Ranks, config, dataset, output_of, state_hash, train
+from tests.training_ranks import Ranks, config, dataset, output_of, state_hash, train_until_killed
 
 ALL: dict[str, Any] = {
     "epochs": 2,
@@ -43,7 +42,7 @@ def test_run_killed_in_a_save_ends_with_the_same_bits(
     whole = config(data, tmp_path / "whole", **fields)
     output_of(whole, 2)
     parts = config(data, tmp_path / "parts", **fields)
-    assert train(parts, 2, die_at="torch.save")[0] == -signal.SIGKILL
+    train_until_killed(parts, 2, "torch.save")
     again = output_of(parts, 2)
     assert "resumed from" in again
     assert state_hash(parts) == state_hash(whole)

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from kfp_ddp.training import checkpoint
-from tests.training_ranks import Ranks, config, dataset, newest, output_of, state_hash, train
+from tests.training_ranks import (
+    Ranks,
+    config,
+    dataset,
+    newest,
+    output_of,
+    state_hash,
+    train,
+    train_until_killed,
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +73,7 @@ def test_killed_at_a_hundred_instants(
 @pytest.mark.parametrize("point", ["torch.save", "os.fsync", "os.replace"])
 def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_path: Path) -> None:
     run = config(data, tmp_path / "run", checkpoint_steps=3)
-    codes = train(run, 2, die_at=point)
-    assert codes[0] == -signal.SIGKILL
+    train_until_killed(run, 2, point)
     last = newest(tmp_path / "run")
     assert last.step == 3
     assert train(run, 2) == [0, 0]
@@ -77,7 +85,7 @@ def test_attempt_of_the_same_run_resumes_despite_resume_never(
     data: Path, uninterrupted: str, tmp_path: Path
 ) -> None:
     run = config(data, tmp_path / "run", checkpoint_steps=3, resume="never", run_id="r/train")
-    assert train(run, 2, die_at="torch.save")[0] == -signal.SIGKILL
+    train_until_killed(run, 2, "torch.save")
     again = output_of(run, 2)
     assert "resumed from" in again
     assert state_hash(run) == uninterrupted
@@ -104,8 +112,7 @@ def test_other_world_sizes_see_the_same_batches(data: Path, tmp_path: Path) -> N
     assert train(whole, 2) == [0, 0]
     parts = config(data, tmp_path / "parts", micro_batch_size=2, epochs=2, checkpoint_steps=4)
     for world in (2, 1):
-        ranks = Ranks(parts, world, die_at="torch.save")
-        assert -signal.SIGKILL in ranks.wait()
+        train_until_killed(parts, world, "torch.save")
     assert train(parts, 4) == [0, 0, 0, 0]
     one, other = (
         checkpoint.load_model(tmp_path / name / "checkpoints" / "step-00000024")[0]

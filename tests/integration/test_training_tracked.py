@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.training_ranks import config, dataset, train
+from tests.training_ranks import config, dataset, train, train_until_killed
 
 FILE_STORE = ("MLFLOW_ALLOW_FILE_STORE", "true")
 
@@ -29,7 +29,7 @@ def test_killed_training_resumes_in_the_same_mlflow_run(
     data, store = dataset(tmp_path / "data", train=24, val=6), tmp_path / "mlflow"
     settings = {"mlflow_uri": f"file://{store}", "mlflow_experiment": "flowers", "log_steps": 1}
     run = config(data, tmp_path / "run", run_id="1f0c/train", **settings)
-    assert -9 in train(run, 1, die_at="torch.save", env=env)
+    train_until_killed(run, 1, "torch.save", env=env)
     assert train(run, 1, env=env) == [0]
     client, found = tracked(store)
     assert found.info.status == "FINISHED"

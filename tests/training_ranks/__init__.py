@@ -146,6 +146,12 @@ def train(run: TrainConfig, world: int, **more: Any) -> list[int]:
     return Ranks(run, world, **more).wait()
 
 
+def train_until_killed(run: TrainConfig, world: int, point: str, **more: Any) -> None:
+    """Train until rank 0 kills itself inside its second save, before a function of os or torch."""
+    ranks = Ranks(run, world, die_at=point, **more)
+    assert ranks.wait()[0] == -signal.SIGKILL, ranks.output()
+
+
 def output_of(run: TrainConfig, world: int, code: int = 0, **more: Any) -> str:
     """Output of a run of `world` ranks, which all end with the same exit code."""
     ranks = Ranks(run, world, **more)
