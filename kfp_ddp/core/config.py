@@ -122,24 +122,16 @@ def files() -> list[Path]:
 
 
 def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
-    """Return each setting with its origin; a flag of None is not set.
-
-    Raises:
-        InputError: A file or a variable is invalid.
-    """
+    """Return each setting with its origin; a flag of None is not set."""
     own, folder = _layers(flags)
     return own | folder
 
 
 def untrusted(address: str, flags: Mapping[str, Any] | None = None) -> str:
-    """Return why nothing may be sent to an address; '' if the user chose it.
+    """Return why nothing may be sent to the address of a setting; '' if the user chose it.
 
     The current folder may be a stranger's: its file chooses who gets a secret, or which secret,
     only if the user's own settings name the same address.
-
-    Args:
-        address: Its setting, one of GUARDED.
-        flags: As for `resolved`.
     """
     own, folder = _layers(flags)
     names = [name for name in GUARDED[address] if name in folder]

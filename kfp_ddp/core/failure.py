@@ -146,11 +146,9 @@ def write_record(failure: Failure, final: bool) -> None:
 
 
 def root_cause(error: Any, checkpoint: str) -> Failure:
-    """Return the first cause among the ranks of a node.
+    """Return the first cause among the ranks of a node, from torch elastic's ChildFailedError.
 
-    Args:
-        error: torch elastic's ChildFailedError.
-        checkpoint: Text about the newest checkpoint, added to preempted ranks' errors.
+    `checkpoint`, a text about the newest checkpoint, is added to errors of preempted ranks.
     """
     failures = [_of_rank(rank, failure, checkpoint) for rank, failure in error.failures.items()]
     return min(failures, key=_order)

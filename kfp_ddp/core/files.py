@@ -33,14 +33,9 @@ def folder_below(
 ) -> contextlib.AbstractContextManager[int]:
     """Return a context with the descriptor of a folder below `root`, for `dir_fd`.
 
-    Args:
-        root: An existing folder, which may be a link; no link below it is followed.
-        name: Relative path of the folder; empty for `root`.
-        make: Whether to create missing folders, with mode 0755.
-
-    Raises:
-        OSError: It is missing, or its path has a link or a file; with the full path.
-        ValueError: The name leads out of `root`.
+    `root` may be a link; no link below it is followed. `make` creates missing folders with mode
+    0755. Raises OSError with the full path, also for a link or a file in the way, and ValueError
+    for a name that leads out of `root`.
     """
     return _closing(_open_folder(root, name, make))
 
@@ -118,11 +113,9 @@ def _make_folder(name: str, folder: int) -> bool:
 
 
 def open_below(root: Path, name: str | Path) -> BinaryIO:
-    """Open a file below `root` for reading, without following links.
+    """Open a plain file below `root` for reading, without following links.
 
-    Raises:
-        OSError: It cannot be read, or is not a plain file.
-        ValueError: The name leads out of `root`.
+    Raises OSError, and ValueError for a name that leads out of `root`.
     """
     path = Path(root, name)
     with folder_below(root, Path(name).parent) as folder:
@@ -134,11 +127,7 @@ def open_below(root: Path, name: str | Path) -> BinaryIO:
 
 
 def read_below(root: Path, name: str | Path, limit: int) -> bytes:
-    """Return the content of a file below `root`; see `open_below`.
-
-    Raises:
-        InputError: It has more than `limit` bytes.
-    """
+    """Return the content of a file as `open_below`; raises InputError above `limit` bytes."""
     with open_below(root, name) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -147,11 +136,7 @@ def read_below(root: Path, name: str | Path, limit: int) -> bytes:
 
 
 def open_plain(name: str, folder: int) -> int:
-    """Return a descriptor to read a file of an open folder, without following a link.
-
-    Raises:
-        OSError: It cannot be read, or is not a plain file, such as a pipe.
-    """
+    """Return a descriptor to read a file of an open folder; raises OSError for a link or a pipe."""
     descriptor = os.open(name, _READ, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -163,14 +148,8 @@ def open_plain(name: str, folder: int) -> int:
 def durable(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
     """Yield a new file to write, which is flushed to the disk at the end of the block.
 
-    An existing file or link of this name is removed first.
-
-    Args:
-        path: Path of the file.
-        root: Folder below which no link is followed; by default that of the file.
-
-    Raises:
-        OSError: It cannot be created or written; with its full path.
+    An existing file or link of this name is removed first. No link below `root` is followed, by
+    default the folder of the file. Raises OSError with the full path.
     """
     with _folder_of(path, root) as folder, _written(path, folder) as file:
         yield file
@@ -182,15 +161,9 @@ def atomic_write(
 ) -> Iterator[BinaryIO]:
     """Yield a file to write that gets its name if the block succeeds, and is deleted if not.
 
-    Its content is flushed to the disk; to flush the name, `fsync` its folder.
-
-    Args:
-        path: Path of the file.
-        aside: Temporary path; by default a random name in the same folder.
-        root: Folder below which no link is followed; by default those of the files.
-
-    Raises:
-        OSError: It cannot be created or written; with its full path.
+    Its content is flushed to the disk; to flush the name, `fsync` its folder. `aside` is the
+    temporary path, by default a random name in the same folder. No link below `root` is followed,
+    by default the folders of the files. Raises OSError with the full path.
     """
     aside = aside or path.with_name(f".{os.urandom(8).hex()}.tmp")
     with _folder_of(path, root) as into, _folder_of(aside, root) as folder:

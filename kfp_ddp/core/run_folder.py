@@ -125,11 +125,7 @@ def task_title(task_name: str, task_id: str) -> str:
     """Return a name that is unique among the tasks and loop iterations of a run.
 
     It is valid as a label and a folder: task_name or task_name.task_id, with a digest if that is
-    too long or has other characters.
-
-    Args:
-        task_name: Name of the task in the pipeline.
-        task_id: KFP's id of the iteration of a loop; '' outside of one.
+    too long or has other characters. `task_id` is KFP's id of the iteration of a loop.
     """
     title = f"{task_name}.{task_id}" if task_id else task_name
     if LABEL_VALUE.fullmatch(title) and "." not in task_name:
@@ -142,14 +138,7 @@ def task_title(task_name: str, task_id: str) -> str:
 def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
     """Create the folder of a run's task, `<work_dir>/<run_id>/<task>`, and return it.
 
-    Args:
-        work_dir: Folder on the work PVC.
-        run_id: Id of the pipeline run.
-        task: The task's `task_title`.
-
-    Raises:
-        InputError: The run id or the task is not a plain name.
-        StorageError: The folder cannot be written.
+    Raises InputError if the run id or the task is no plain name, StorageError if it is unwritable.
     """
     check_run_id(run_id)
     if not RUN_ID.fullmatch(task):

@@ -54,11 +54,7 @@ class Settings(BaseModel):
 
     @classmethod
     def create(cls, **fields: Any) -> Self:
-        """Validate `fields`.
-
-        Raises:
-            InputError: One line about the first invalid field.
-        """
+        """Validate `fields`; raises InputError, one line about the first invalid field."""
         try:
             return cls(**fields)
         except ValidationError as error:
@@ -70,11 +66,7 @@ class Settings(BaseModel):
 
     @classmethod
     def checked(cls, name: str, value: object) -> Any:
-        """Return the validated value of one field, as JSON.
-
-        Raises:
-            InputError: The value is invalid.
-        """
+        """Return the validated value of one field, as JSON; raises InputError."""
         field = cls.model_fields[name]
         annotated: Any = Annotated[field.annotation, field]
         adapter: TypeAdapter[Any] = TypeAdapter(annotated)
@@ -138,16 +130,10 @@ def rename(given: Mapping[str, Any], *models: type[Settings]) -> dict[str, Any]:
 def split(
     subject: str, given: Mapping[str, Any], *models: type[Settings], own: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Split a mapping into the fields of each model that shares it.
+    """Split the settings in `subject`, such as job, into the fields of each model that shares it.
 
-    Args:
-        subject: Name of the mapping, such as job.
-        given: Settings by name.
-        models: The models; no two have a field of the same name.
-        own: Further names that cannot be set, each with the reason.
-
-    Raises:
-        InputError: A name is unknown, or cannot be set.
+    No two models have a field of the same name. `own` has further names that cannot be set, each
+    with the reason. Raises InputError if a name is unknown, or cannot be set.
     """
     offered = [[name for name in model.model_fields if name not in model.own] for model in models]
     known = [name for names in offered for name in names]

@@ -63,11 +63,7 @@ def secret(key: str) -> str:
 
 
 def needed_secret(key: str, setting: str) -> str:
-    """Return a required key of the bucket's secret; see `secret`.
-
-    Raises:
-        InputError: The key, which `setting` names, is missing.
-    """
+    """Return a key of the bucket's secret, which `setting` names; raises InputError if missing."""
     content = secret(key)
     if not content:
         raise InputError(

@@ -51,8 +51,7 @@ class EachNode:
 def options_on_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for a sync by each node.
 
-    Raises:
-        InputError: an option would have another result on each node.
+    Raises InputError for an option that would have another result on each node.
     """
     if options.get("delete") is False:
         raise InputError(
@@ -67,15 +66,10 @@ def options_on_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
 def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Path]:
     """Yield the local folder of a dataset; one per node is synced below `folders.scratch_dir()`.
 
-    Args:
-        dataset: A folder, or an address of `EachNode`.
-        run_dir: Folder of the task. The first node writes the manifest there, so that others
-            ignore files that the source gained since.
-        run_id: The run that has a lease on the version, where nodes share a folder.
-
-    Raises:
-        StorageError: the source changed since it was listed, or cannot be read.
-        InputError: the address is invalid.
+    `dataset` is a folder or an address of `EachNode`. The first node writes the manifest to the
+    task's `run_dir`, so that others ignore files that the source gained since. `run_id` gets a
+    lease where nodes share a folder. Raises StorageError if the source changed since it was
+    listed.
     """
     if not is_per_node(dataset):
         yield Path(dataset)
@@ -101,12 +95,9 @@ def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Pat
 
 @contextlib.contextmanager
 def using(holder: str, run_dir: Path | str, dataset: Path | str = "") -> Iterator[None]:
-    """Keep leases on the folder of a run's task and on its version of a dataset.
+    """Keep leases on the folder of a run's task, or its URI, and on its version of a dataset.
 
-    Args:
-        holder: Id of the run, or name of the step.
-        run_dir: Folder of the task, or its URI.
-        dataset: Folder of the dataset; '' for none.
+    `holder` is the id of the run, or the name of the step.
     """
     with contextlib.ExitStack() as stack:
         if is_remote(str(run_dir)):

@@ -35,12 +35,7 @@ def staged(store: Store, result: Result, pack: str) -> Iterator[tuple[FileStage,
 
 
 def build(context: Context, store: Store, result: Result) -> Result:
-    """Build and publish the version.
-
-    Raises:
-        Changed: objects changed during the download.
-        KfpDdpError: the source cannot be read, or the target cannot be written.
-    """
+    """Build and publish the version; raises Changed if objects change during the download."""
     options = context.options
     with staged(store, result, options.pack) as (stage, done):
         before = store.before(result.dataset)
@@ -62,12 +57,7 @@ def build(context: Context, store: Store, result: Result) -> Result:
 
 
 def repair(context: Context, store: Store, result: Result) -> Result:
-    """Check a complete version as `verify` requests, and download damaged files again.
-
-    Raises:
-        Changed: objects changed during the download.
-        KfpDdpError: the source cannot be read, or the target cannot be written.
-    """
+    """Check a complete version as `verify` requests; download damaged files again as `build`."""
     options = context.options
     if options.verify == "list":
         return replace(result, unchanged=True)
@@ -87,9 +77,8 @@ def download(
 ) -> Result:
     """Download the missing objects to the stage.
 
-    Raises:
-        Changed: some are no longer as listed.
-        StorageError: there is no room for them, or some are no longer in the source.
+    Raises Changed if some are no longer as listed, StorageError if there is no room for them, or
+    some are no longer in the source.
     """
     checks.check_lost(result, missing)
     checks.check_room(store.root, stage, missing)

@@ -17,12 +17,9 @@ MARGIN = 1.02
 
 
 def check_apart(source: str, target: Path, mirror: bool) -> None:
-    """Check that neither source nor target contains the other.
+    """Raise InputError if source or target contains the other, also by way of links.
 
     A sync of versions writes only to two folders of the target.
-
-    Raises:
-        InputError: one contains the other, also by way of links.
     """
     address = canonical(source)
     if "://" in address:
@@ -48,11 +45,7 @@ def _inside(path: Path, folder: Path) -> bool:
 
 
 def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:
-    """Check that the volume has space for the objects.
-
-    Raises:
-        StorageError: too few bytes or inodes are free.
-    """
+    """Raise StorageError if the volume has too few bytes or inodes for the objects."""
     size, files = sum(stage.listing.sizes[i] for i in indices), stage.inodes(indices)
     existing = next(path for path in (target, *target.parents) if path.is_dir())
     free = os.statvfs(existing)
@@ -70,22 +63,14 @@ def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:
 
 
 def check_room_of_plan(target: Path, stage: FileStage, missing: Sequence[int]) -> None:
-    """Check the space for a dry run; files of an interrupted run are not counted.
-
-    Raises:
-        StorageError: too few bytes or inodes are free.
-    """
+    """Check the room for a dry run; files of an interrupted run are not counted."""
     arrived = set(stage.recover())
     planned = stage.files(None if isinstance(stage, TarStage) else missing)
     check_room(target, stage, [i for i in planned if i not in arrived])
 
 
 def check_deletion(removed: int, files: int, source: str, options: Options) -> None:
-    """Check that the source was not emptied and is not still being filled.
-
-    Raises:
-        InputError: more than the share `max_delete` of the files would be deleted.
-    """
+    """Raise InputError if the share of the files to delete is over `max_delete`."""
     if files and removed > options.max_delete * files:
         raise InputError(
             f"{source} lacks {removed:,} of the {files:,} files that the target has, over the "
@@ -94,11 +79,7 @@ def check_deletion(removed: int, files: int, source: str, options: Options) -> N
 
 
 def check_sizes(listing: Listing, options: Options, source: str) -> None:
-    """Check for objects that are not part of a dataset, such as a backup.
-
-    Raises:
-        InputError: an object is larger than `max_object_mb`.
-    """
+    """Raise InputError for an object over `max_object_mb`, such as a backup."""
     largest = max(listing.sizes)
     if options.max_object_mb and largest > options.max_object_mb * 1e6:
         name = listing.names[listing.sizes.index(largest)]
@@ -109,11 +90,7 @@ def check_sizes(listing: Listing, options: Options, source: str) -> None:
 
 
 def check_lost(result: Result, missing: Sequence[int]) -> None:
-    """Check that each file exists in the source or in the version before.
-
-    Raises:
-        StorageError: a file that only the version before had is damaged or missing there.
-    """
+    """Raise StorageError if a file that only the version before had is damaged or missing there."""
     names = result.names
     lost = [names.listing.names[i] for i in missing if names.listing.names[i] in names.kept]
     if lost:

@@ -31,11 +31,7 @@ def checksum(name: str, folder: int, start: int = 0, size: int | None = None) ->
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all bytes at an offset.
-
-    Raises:
-        OSError: the disk is full, or failing.
-    """
+    """Write all bytes at an offset; raises OSError for a full or failing disk."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -70,8 +66,7 @@ def writing(target: Path) -> Iterator[None]:
 def plain_folder(root: Path, path: Path) -> None:
     """Create a folder below `root` with mode 0755 unless it exists; links are not followed.
 
-    Raises:
-        StorageError: a link or a file has its name, or it cannot be created.
+    Raises StorageError if a link or a file has its name, or it cannot be created.
     """
     try:
         with folder_below(root, path.relative_to(root), make=True):

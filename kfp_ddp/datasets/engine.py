@@ -47,14 +47,7 @@ def run(
     run_id: str,
     layout: Mapping[str, Any] = MappingProxyType({}),
 ) -> Synced:
-    """Sync, print what happened, and write the version's facts and the report.
-
-    The arguments are the component's.
-
-    Raises:
-        InputError: one line, before a byte is written wherever that can be known.
-        StorageError: the source cannot be read, or the folder not be written.
-    """
+    """Sync, print what happened, and write the version's facts and the report."""
     checked, rule = options_of(dataset, options), rule_of(layout)
     if run_id:
         check_run_id(run_id)

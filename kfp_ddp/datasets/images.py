@@ -52,11 +52,7 @@ def check(context: Context, rule: Rule, listing: Listing, before: Path | None) -
     """Check the listed images before the first of them is downloaded.
 
     With the version `before` this listing, a warning names images that changed their split.
-
-    Raises:
-        InputError: no training is possible with them.
-        Changed: the table of labels is no longer as listed.
-        StorageError: the table cannot be read.
+    Raises InputError if no training is possible with them, and as `Transfer.run` for the table.
     """
     try:
         table = _table(context, rule.labels, listing) if rule.labels else None
@@ -71,11 +67,7 @@ def check(context: Context, rule: Rule, listing: Listing, before: Path | None) -
 
 
 def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
-    """Return the images of a sorted listing, with warnings.
-
-    Raises:
-        InputError: no training is possible with them.
-    """
+    """Return the images of a sorted listing, with warnings; raises InputError as `lay_out`."""
     layout = lay_out(listing.names, val_fraction=rule.val_fraction, labels=table)
     return Images(layout, (*layout.notes, *uneven(layout), *_duplicates(listing, layout)))
 
@@ -112,12 +104,7 @@ def _contents(context: Context, listing: Listing) -> list[bytes]:
 
 
 def sample(source_url: str, options: Options, rule: Rule) -> tuple[Layout, list[bytes]]:
-    """List a source; return the layout of its images, and the content of some for training.
-
-    Raises:
-        InputError: the source or the table of labels is invalid, or no training is possible.
-        StorageError: the source cannot be read.
-    """
+    """List a source; return the layout of its images, and the content of some for training."""
     select = Filter(options.include, options.exclude)
     limits = SourceOptions(options.timeout, options.symlinks, select=select)
     context = Context(open_source(source_url, limits), options, Retry(), lambda *_: None)

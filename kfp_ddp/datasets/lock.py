@@ -16,19 +16,10 @@ from kfp_ddp.datasets.disk import unwritable
 
 @contextlib.contextmanager
 def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
-    """Lock the target against other syncs; the kernel releases it if this process dies.
+    """Lock the target against other syncs, and yield whether it had to wait.
 
-    Args:
-        root: The target.
-        wait: The most seconds to wait for another run.
-        what: The source, shown to syncs that wait.
-        watch: Called with the holder of the lock when this sync has to wait.
-
-    Yields:
-        True if it had to wait.
-
-    Raises:
-        StorageError: another sync has had the lock for more than `wait` seconds.
+    The kernel releases the lock if this process dies. `what` is the source, shown to syncs that
+    wait. Raises StorageError if another sync has the lock for more than `wait` seconds.
     """
     try:
         descriptor = _opened(root, "lock")
@@ -45,12 +36,9 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def briefly(root: Path) -> Iterator[None]:
-    """Lock the handing out and removal of versions for a moment.
+    """Lock the handing out and removal of versions for a moment; raises StorageError without flock.
 
     Without the right to write there is no lock, as no version can be handed out or removed.
-
-    Raises:
-        StorageError: the file system has no locks.
     """
     try:
         descriptor = _opened(root, "handing-out")

@@ -37,13 +37,7 @@ _NEVER = (".kfsync", "lost+found")
 
 
 def update(context: Context, root: Path, result: Result) -> Result:
-    """Make the folder equal to the listing.
-
-    Raises:
-        Changed: objects changed under the download.
-        StorageError: no rights or room, or a link or file is in the way.
-        InputError: too much to delete.
-    """
+    """Make the folder equal to the listing; raises Changed if objects change meanwhile."""
     options = context.options
     if options.dry_run:
         return _dry_run(context, root, result)
@@ -178,12 +172,7 @@ class _Plan:
         self.extras.sort()
 
     def check(self, source: str) -> None:
-        """Check the names in the target and the share of files to delete.
-
-        Raises:
-            StorageError: a link or file has the name of a folder, or a folder that of a file.
-            InputError: the share of deleted files is over `max_delete`.
-        """
+        """Check the share to delete, and that no folder is in place of a file or the reverse."""
         extras = set(self.extras)
         for folder in sorted(self._needed()):
             path = self.root / folder

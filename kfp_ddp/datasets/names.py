@@ -41,16 +41,10 @@ class Names:
 
 
 def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
-    """Check every name, and skip or encode invalid ones.
+    """Check every name, and skip or encode invalid ones by the policy: "error", "skip" or "encode".
 
-    Args:
-        listing: The objects.
-        policy: "error", "skip" or "encode".
-        folds: Whether the target's file system treats names that differ by case or by Unicode
-            normalisation as one.
-
-    Raises:
-        InputError: under the policy "error", when any name cannot be a file.
+    `folds`: the target's file system treats names as one that differ by case or by Unicode
+    normalisation. Raises InputError under the policy "error", when any name cannot be a file.
     """
     listing = listing.sorted()  # encoded names must not depend on the source's order
     sized = enumerate(zip(listing.names, listing.sizes, strict=True))

@@ -98,8 +98,7 @@ class Options:
 def dataset_name(dataset: str, source: str) -> str:
     """Return the given name, or the last part of the source's address with a hash of the address.
 
-    Raises:
-        InputError: it could not be part of a claim's name and a label, or there is no source.
+    Raises InputError for a name that could not be part of a claim's name and a label.
     """
     if not dataset and source:
         address = canonical(source)

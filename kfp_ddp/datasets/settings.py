@@ -36,21 +36,13 @@ SyncSettings = create_model("SyncSettings", __base__=_Model, **_FIELDS)
 
 
 def options_of(dataset: str, settings: Mapping[str, Any]) -> Options:
-    """The options that a pipeline's mapping gives, checked.
-
-    Raises:
-        InputError: one line that names the first setting that is unknown or cannot be used.
-    """
+    """Return the options that a pipeline's mapping gives; raises InputError."""
     (values,) = split("sync", settings, SyncSettings, own={})
     return Options(**dict(SyncSettings.create(dataset=dataset, **values)))
 
 
 def rule_of(settings: Mapping[str, Any]) -> Rule | None:
-    """Return the layout rule of the images from settings of the training; None without.
-
-    Raises:
-        InputError: one line that names the first setting that is unknown or cannot be used.
-    """
+    """Return the layout rule of the images from settings of the training; None without."""
     if not settings:
         return None
     others = set(TrainConfig.model_fields) - set(Rule._fields)

@@ -67,9 +67,7 @@ class Transfer:
     def run(self, indices: Sequence[int]) -> None:
         """Download these objects.
 
-        Raises:
-            Changed: an object is no longer as listed.
-            KfpDdpError: an object cannot be read, or the target cannot be written.
+        Raises Changed if one is no longer as listed, KfpDdpError if it cannot be read or written.
         """
         # Large ones first, so that none of them is the last one alone.
         self._feed.extend(sorted(indices, key=self._listing.sizes.__getitem__, reverse=True))
@@ -254,12 +252,7 @@ class Growth:
         return self.of_use(busy, rate)
 
     def of_use(self, busy: float, rate: float) -> bool:
-        """Return whether more connections are useful.
-
-        Args:
-            busy: Number of busy processors.
-            rate: Bytes a second over the existing connections.
-        """
+        """Return whether more connections are useful, by busy processors and bytes a second."""
         if not rate:  # before the first response
             return False
         if busy < BUSY:

@@ -75,11 +75,7 @@ class Store:
         return os.lstat(version / manifest.SUCCESS).st_mtime_ns
 
     def prepare(self, versions: bool = True) -> None:
-        """Create the work area, and with `versions` the folder of the versions.
-
-        Raises:
-            StorageError: no rights, or another file has the name.
-        """
+        """Create the work area, and the folder of the `versions`; raises StorageError."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -139,9 +135,6 @@ class Store:
 
         Returns False if the version was removed meanwhile. In a folder without write permission
         nothing is recorded, and nothing can be removed either.
-
-        Raises:
-            StorageError: another file has the name of the lease.
         """
         version, leases = self.version(digest), self.leases(digest)
         try:

@@ -25,15 +25,8 @@ def container_client(url: str, container: str, **settings: Any) -> "ContainerCli
     """Return a client for the environment variables of the Azure command line.
 
     AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY,
-    AZURE_STORAGE_SAS_TOKEN, an identity that azure-identity finds, or no credentials.
-
-    Args:
-        url: What is to be opened, for messages.
-        container: Its name.
-        settings: Of azure.core's pipeline.
-
-    Raises:
-        InputError: azure-storage-blob is not installed, or the variables are invalid.
+    AZURE_STORAGE_SAS_TOKEN, an identity that azure-identity finds, or no credentials. `settings`
+    are of azure.core's pipeline. Raises InputError.
     """
     try:
         from azure.storage.blob import BlobServiceClient, ExponentialRetry
@@ -109,14 +102,7 @@ def _credential() -> Any:
 
 
 def problem(verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | None:
-    """Return the error to raise for one of azure.core, None for any other.
-
-    Args:
-        verb: What was to be done.
-        uri: With what.
-        root: The container of it.
-        error: To translate.
-    """
+    """Return the error to raise for one of azure.core, None for any other."""
     from azure.core.exceptions import AzureError
 
     if not isinstance(error, AzureError):

@@ -29,11 +29,7 @@ _BROKEN = frozenset({*FULL, errno.EIO, errno.EROFS, errno.EFBIG, errno.EMFILE, e
 
 
 def open_folder(uri: str) -> "Folder":
-    """Return the store at a path or a file URI.
-
-    Raises:
-        InputError: it is empty, or names a host.
-    """
+    """Return the store at a path or a file URI; raises InputError."""
     if not uri.strip():
         raise InputError("the path is empty: give gs://bucket/prefix or a folder")
     if not uri.startswith("file://"):

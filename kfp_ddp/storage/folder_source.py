@@ -140,9 +140,7 @@ class FolderSource:
     def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
         """Yield the content of a listed file from an offset on.
 
-        Raises:
-            Changed: something else has replaced it, or a folder above it.
-            StorageError: it cannot be read.
+        Raises Changed if something else has replaced it, StorageError if it cannot be read.
         """
         with self.opened(name, pin) as file:
             try:

@@ -266,12 +266,7 @@ class GcsSource:
         )
 
     def _parse(self, body: bytearray) -> tuple[list[Row], str]:
-        """Parse a page.
-
-        Raises:
-            Transient: it is invalid, as where a proxy responds.
-            InputError: an object has no crc32c.
-        """
+        """Parse a page; raises Transient, and InputError for an object without crc32c."""
         try:
             page = json.loads(body)
             token = page.get("nextPageToken", "")

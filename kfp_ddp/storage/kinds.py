@@ -17,23 +17,17 @@ from kfp_ddp.storage.store import Store
 
 
 class Kind(NamedTuple):
-    """A kind of store.
-
-    Args:
-        scheme: Of its URIs.
-        store: Module and callable that open a `Store` by its URI; '' for a kind that is only read.
-        source: Module and callable that open a `Source` by its URL and `SourceOptions`.
-        aliases: Schemes of other programs for the same.
-        bucket: Pattern of the names of buckets; '' if there are none.
-        characters: The characters of these names besides small letters, as text.
-    """
+    """A kind of store: module and callable that open a `Store`, if any, and a `Source`."""
 
     scheme: str
     store: str
     source: str
     aliases: tuple[str, ...] = ()
+    """Schemes of other programs for the same."""
     bucket: str = ""
+    """Pattern of the names of buckets; '' if there are none."""
     characters: str = ""
+    """The characters of these names besides small letters, as text."""
 
 
 # What both Google and S3 require of a name; S3 alone also forbids '_'.
@@ -64,11 +58,7 @@ KINDS = (
         bucket=_CONTAINER,
         characters="digits and single '-'",
     ),
-    Kind(
-        "hf",
-        store="",
-        source="huggingface.HuggingFaceSource",
-    ),
+    Kind("hf", store="", source="huggingface.HuggingFaceSource"),
     Kind("https", store="", source="web.WebSource"),
     Kind("http", store="", source="web.WebSource"),
     Kind("file", store="folder.open_folder", source="folder_source.FolderSource"),
@@ -92,11 +82,7 @@ def kind_of(uri: str) -> Kind | None:
 
 
 def open_store(uri: str) -> Store:
-    """Return the store at a URI or a path.
-
-    Raises:
-        InputError: the scheme is unknown or only for sources, or the URI names no bucket.
-    """
+    """Return the store at a URI or a path; raises InputError if it is none."""
     kind = kind_of(uri)
     if kind is None or not kind.store:
         schemes = ", ".join(f"{kind.scheme}://" for kind in KINDS if kind.store)
@@ -106,13 +92,10 @@ def open_store(uri: str) -> Store:
 
 
 def open_source(url: str, options: SourceOptions | None = None) -> Source:
-    """Return the source at a URL or a path.
+    """Return the source at a URL or a path; raises InputError.
 
     That is gs://, s3:// or az://bucket/prefix, hf://datasets/owner/name, file:///folder, a path, or
     the https:// address of a manifest.
-
-    Raises:
-        InputError: the scheme is unknown, the URL names no bucket, or contains a password.
     """
     kind = kind_of(url)
     if kind is not KINDS[-1] and "@" in url.partition("://")[2].partition("/")[0]:
@@ -134,16 +117,10 @@ def open_source(url: str, options: SourceOptions | None = None) -> Source:
 
 
 def check_address(name: str, value: str) -> None:
-    """Refuse an address that is mistyped; whether it exists is checked when it is opened.
+    """Raise InputError for a mistyped address; whether it exists is checked when it is opened.
 
-    Args:
-        name: The parameter, such as source.
-        value: A URI or a path.
-
-    Raises:
-        InputError: a scheme without its slashes, one that is unknown or, but for a source, only
-            read, the page of a console, an invalid name of a bucket, or a relative path that does
-            not exist.
+    Such as a scheme without its slashes, the page of a console, an invalid name of a bucket, or a
+    relative path that does not exist. `name` is the parameter; only a source may be read-only.
     """
     scheme, slashes, rest = value.partition("://")
     if not slashes:

@@ -33,9 +33,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def folder_lease(folder: Path, holder: str) -> Iterator[None]:
     """Hold a lease while the block runs; none where it cannot be written.
 
-    Args:
-        folder: Of the leases; made if it does not exist.
-        holder: Id of the run, or another name without a slash.
+    The folder of the leases is made if it does not exist. `holder` is the id of the run, or
+    another name without a slash.
     """
     lease = folder / f"{holder}.{os.urandom(4).hex()}"
     with contextlib.ExitStack() as stack:
@@ -49,12 +48,7 @@ def folder_lease(folder: Path, holder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bucket_lease(address: str, holder: str) -> Iterator[None]:
-    """Hold a lease of a run's folder while the block runs; none where it cannot be written.
-
-    Args:
-        address: Of the folder.
-        holder: Id of the run, or another name without a slash.
-    """
+    """Hold a lease of the run's folder at an address while the block runs; see `folder_lease`."""
     where = open_store(address)
     stem = f"{LEASES}/{holder}.{os.urandom(4).hex()}"
     name = _renew(where, stem, "")
@@ -81,12 +75,8 @@ def write_permanent(folder: Path, holder: str) -> None:
 def folder_holders(folder: Path, alive: Callable[[str], bool] = lambda holder: False) -> list[str]:
     """Return the holders of valid leases in a folder; remove those that have expired.
 
-    Args:
-        folder: Of the leases.
-        alive: Whether a run is alive, for leases that were not renewed lately.
-
-    Raises:
-        OSError: they cannot be read, which does not mean that there are none.
+    Leases that were not renewed lately are valid while `alive` says so of their run. Raises OSError
+    if they cannot be read, which does not mean that there are none.
     """
     if not folder.is_dir():
         return []

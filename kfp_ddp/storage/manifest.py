@@ -56,16 +56,10 @@ def write(
     mtimes: "array[int]",
     offsets: Callable[[int], tuple[str, int]] | None = None,
 ) -> None:
-    """Write the manifest atomically.
+    """Write the manifest atomically, by way of `aside`; no link below `root` is followed.
 
-    Args:
-        path: Of the manifest.
-        aside: Temporary folder on the same file system.
-        root: The target, below which no link is followed.
-        header: Its first line.
-        listing: The files.
-        mtimes: Of the files, in nanoseconds.
-        offsets: The archive, and the offset in it, of each file of a packed version.
+    `mtimes` are in nanoseconds. `offsets` returns the archive, and the offset in it, of each file
+    of a packed version.
     """
     encode = json.JSONEncoder(separators=(",", ":")).encode
     with atomic_write(path, aside, root) as file:

@@ -267,11 +267,7 @@ def _split_page(page: bytes) -> tuple[list[dict[str, str]], bytes]:
 
 
 def _copy(answer: _Fields, into: BoundedWriter) -> None:
-    """Copy the body of a response, and verify its checksum.
-
-    Raises:
-        Transient: a retry may succeed.
-    """
+    """Copy the body of a response, and verify its checksum; raises Transient."""
     from botocore.exceptions import BotoCoreError
     from urllib3.exceptions import HTTPError
 

@@ -33,13 +33,8 @@ class S3Client(NamedTuple):
 def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
     """Return a client with boto3's usual configuration; without credentials it signs nothing.
 
-    Args:
-        url: What is to be opened, for the message where boto3 is not installed.
-        anonymous: Sign nothing even if there are credentials.
-        settings: Of botocore's Config.
-
-    Raises:
-        InputError: boto3 is not installed, or its configuration is invalid.
+    `url` is named where boto3 is not installed; `settings` are of botocore's Config. Raises
+    InputError.
     """
     try:
         import botocore.session
@@ -92,15 +87,7 @@ def _bound_pages(client: Any) -> Any:
 
 
 def problem(client: Any, verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | None:
-    """Return the error to raise for one of botocore, None for any other.
-
-    Args:
-        client: Which reported it.
-        verb: What was to be done.
-        uri: With what.
-        root: The bucket of it.
-        error: To translate.
-    """
+    """Return the error to raise for one of botocore, None for any other; `root` is the bucket."""
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
     from botocore.exceptions import ConnectionError as NoConnectionError
 

@@ -52,11 +52,7 @@ class S3Objects(SdkObjects):
         self._template = template if template.exact else None
 
     def _prepare(self, entry: Entry) -> "_Template":
-        """Return the request that botocore would send.
-
-        Raises:
-            Transient: the credentials cannot be renewed.
-        """
+        """Return the request that botocore would send; raises Transient without credentials."""
         from botocore.exceptions import BotoCoreError
 
         events, sends = self._client.sdk.meta.events, "before-send.s3.GetObject"
@@ -117,8 +113,7 @@ class S3Objects(SdkObjects):
 def checksum_of(field: Callable[[bytes], bytes]) -> Checksum | None:
     """Return our SHA-256, else the server's checksum, else the ETag where it is an MD5.
 
-    Args:
-        field: Returns the header of a name in lower case, b'' without it.
+    `field` returns the header of a name in lower case, b'' without it.
     """
     if ours := sha256_checksum(field(b"x-amz-meta-sha256")):
         return ours

@@ -30,19 +30,16 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """How to open a source.
-
-    Args:
-        timeout: Longest silence of a server in seconds.
-        symlinks: Of a folder: error, skip or follow.
-        ahead: Number of connections to open during the listing, for the transfer after it.
-        select: Of a folder only these files are looked at.
-    """
+    """How to open a source."""
 
     timeout: float = 30.0
+    """Longest silence of a server in seconds."""
     symlinks: str = "error"
+    """Of a folder: error, skip or follow."""
     ahead: int = 0
+    """Number of connections to open during the listing, for the transfer after it."""
     select: Filter | None = None
+    """Of a folder only these files are looked at."""
 
 
 class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)
@@ -62,18 +59,14 @@ class Reader(Protocol):
     async def read(self, entry: Entry) -> bytes:
         """Return a small object; at most one that is longer than listed.
 
-        Raises:
-            Transient: a retry may succeed.
-            Changed: the pinned content does not exist any more.
-            KfpDdpError: it cannot be read.
+        Raises Transient if a retry may succeed, Changed if the pinned content does not exist any
+        more, and KfpDdpError if it cannot be read.
         """
 
     async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
-        """Pass the bytes from `offset` on to `take`, in a thread.
+        """Pass the bytes from `offset` on to `take`, in a thread; raises as `read`, and as `take`.
 
-        Raises:
-            Transient: a retry may succeed; the body was cut, or failed the store's checksum.
-            Changed, KfpDdpError: see `read`; and what `take` raises.
+        Transient also means that the body was cut, or failed the store's checksum.
         """
 
     def close(self) -> None:
@@ -97,9 +90,8 @@ class Source(Protocol):
     def listing(self) -> Listing:
         """Return every object below the prefix.
 
-        Raises:
-            InputError: it does not exist, the rights are missing, or it is empty.
-            UnavailableError: the server does not respond.
+        Raises InputError if it does not exist, the rights are missing, or it is empty, and
+        UnavailableError if the server does not respond.
         """
 
     def reader(self, threads: Executor) -> Reader:
@@ -123,16 +115,7 @@ def etag_of(url: str, name: str, etag: str | None) -> str:
 
 
 def check_end(url: str, page: int, listing: Listing) -> None:
-    """Refuse a listing that does not end.
-
-    Args:
-        url: Of the source, as it may be shown.
-        page: Number of pages before this one.
-        listing: All objects of all pages.
-
-    Raises:
-        InputError: too many objects, or too many empty pages.
-    """
+    """Raise InputError for a listing that does not end; `page` counts the pages before this one."""
     if len(listing) > MAX_OBJECTS or page > MAX_EMPTY_PAGES + len(listing):
         raise InputError(
             f"the listing of {url} does not end: {len(listing):,} objects in {page + 1:,} pages; "
@@ -150,11 +133,7 @@ def check_not_empty(url: str, prefix: str, listing: Listing) -> None:
 
 
 def bucket_and_prefix(url: str) -> tuple[str, str]:
-    """Split gs://bucket/some/prefix into its bucket and 'some/prefix/', '' for the complete bucket.
-
-    Raises:
-        InputError: the URL names no bucket.
-    """
+    """Split gs://bucket/prefix into its bucket and 'prefix/', or ''; raises InputError."""
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     if not bucket:

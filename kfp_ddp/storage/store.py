@@ -69,11 +69,7 @@ class Store(ABC):
 
     @abstractmethod
     def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
-        """Copy the content of a file to `into`; False if the file does not exist.
-
-        Raises:
-            InputError: it has more than `limit` bytes.
-        """
+        """Copy a file to `into`, False if it is missing; raises InputError above `limit` bytes."""
 
     def read(self, name: str, limit: int) -> bytes | None:
         """Return the content of a file, None if it does not exist; see `fetch`."""
@@ -97,13 +93,9 @@ class Store(ABC):
     def update(self, name: str, change: Change) -> None:
         """Replace a small file without losing the change of another writer.
 
-        Args:
-            name: The file.
-            change: Gets the content, None for a missing file, and returns the new content, None to
-                leave it. It is called again where another writer came first.
-
-        Raises:
-            StorageError: other writers always came first, or locks are not supported.
+        `change` gets the content, None for a missing file, and returns the new content, None to
+        leave it. It is called again where another writer came first. Raises StorageError if other
+        writers always came first, or locks are not supported.
         """
 
     @abstractmethod
@@ -267,16 +259,14 @@ class Bucket(Store):
     def _load(self, name: str, into: BinaryIO, limit: int, tag: str) -> bool:
         """Copy an object as it is stored, verified; False if it does not exist.
 
-        Raises:
-            ConflictError: it is not that of `tag`, where one is given.
+        Raises ConflictError if it is not that of `tag`, where one is given.
         """
 
     @abstractmethod
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
         """Write an object, verified, in place of that of `tag`, or as a new one for ''.
 
-        Raises:
-            ConflictError: another one is there.
+        Raises ConflictError if another one is there.
         """
 
     @abstractmethod
@@ -318,11 +308,7 @@ class BoundedWriter:
 
 
 def read_bounded(blocks: Iterable[bytes], limit: int, peer: str) -> bytes:
-    """Return a response such as a page of a listing, of at most `limit` bytes.
-
-    Raises:
-        InputError: it is longer.
-    """
+    """Return a response such as a page of a listing; raises InputError above `limit` bytes."""
     body = bytearray()
     for block in blocks:
         body += block

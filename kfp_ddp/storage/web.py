@@ -95,11 +95,7 @@ class ManifestRows:
         self._files: object = None
 
     def take(self, block: bytes) -> None:
-        """Parse the next bytes.
-
-        Raises:
-            InputError: they are not of a manifest.
-        """
+        """Parse the next bytes; raises InputError if they are not of a manifest."""
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             self._take(line)
@@ -107,12 +103,7 @@ class ManifestRows:
             raise self._wrong("has no end")
 
     def end(self) -> Listing:
-        """Return its files.
-
-        Raises:
-            Transient: it was cut.
-            InputError: see `take`.
-        """
+        """Return its files; raises Transient if it was cut."""
         if self._rest:
             self._take(self._rest)
         if not self._lines:

@@ -94,9 +94,7 @@ class Cluster:
     ) -> Object:
         """Return the response, with retries while the server is away; {} for the status `empty`.
 
-        Raises:
-            Refused: the server refuses the request.
-            StorageError: with the server's own words, or that it does not answer.
+        Raises Refused, and StorageError with the server's own words, or that it does not answer.
         """
         group, version, plural = kind
         if kind in _WITHOUT_NAMESPACE:

@@ -75,11 +75,7 @@ def _polls(request: Request) -> Iterator[bool]:
 
 
 def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | None:
-    """Return the published PVC with the lease of the run; wait for one that is being deleted.
-
-    Raises:
-        StorageError: another PVC has the name, or it is not deleted in time.
-    """
+    """Return the published PVC with the lease of the run; wait for one that is being deleted."""
     polls = _polls(request)
     while (claim := _leased(cluster, request)) is not None:
         leaving = "deletionTimestamp" in claim["metadata"]

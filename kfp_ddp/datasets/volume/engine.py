@@ -29,16 +29,7 @@ class Volume(NamedTuple):
 
 @step
 def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -> Volume:
-    """Publish the version, collect old claims, and write the report.
-
-    Args:
-        volume_report: Gets the report.
-        options: Settings of `Options` by name.
-        inputs: The component's other inputs.
-
-    Raises:
-        KfpDdpError: an input cannot be used, or the version not be published.
-    """
+    """Publish the version as `Options` has it, collect old claims, and write the report."""
     (settings,) = split("options", options, Options, own={})
     request = Request.create(**inputs, **settings)
     if request.publish == "none":
@@ -81,11 +72,7 @@ def _notebook(cluster: Cluster, request: Request) -> bool:
 
 
 def on_each_node(request: Request) -> Published:
-    """Return an address with which each reader syncs the version to a folder of its own.
-
-    Raises:
-        InputError: an option of the sync would have another result on each node.
-    """
+    """Return an address with which each reader syncs the version to a folder of its own."""
     options = options_on_nodes(request.sync)
     dataset = EachNode(request.source, request.dataset, request.digest, options)
     note = f"each pod that reads it brings version {request.digest[:12]} of {request.source} itself"
@@ -93,11 +80,7 @@ def on_each_node(request: Request) -> Published:
 
 
 def local(request: Request) -> Published:
-    """Return the folder itself, without a PVC, if it is complete.
-
-    Raises:
-        StorageError: it is not, or it holds another version.
-    """
+    """Return the folder itself, without a PVC; raises StorageError if it is not the version."""
     digest = success(Path(request.path))
     if digest != request.digest:
         state = f"holds {digest[:12]}" if digest else "is not complete"

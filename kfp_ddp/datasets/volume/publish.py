@@ -22,12 +22,7 @@ _PD = "pd.csi.storage.gke.io"
 
 
 def publish(cluster: Cluster, request: Request) -> Published:
-    """Publish by the requested strategy; `auto` falls back to in-place with a note.
-
-    Raises:
-        InputError: the claim is missing.
-        StorageError: the strategy is not possible here.
-    """
+    """Publish by the requested strategy; `auto` falls back to in-place with a note."""
     strategy: str = request.publish
     notes: list[str] = []
     try:
@@ -101,13 +96,10 @@ def in_place(cluster: Cluster, request: Request, staging: Object) -> Published:
 
 
 def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
-    """Delete published PVCs of the dataset that are old and not in use.
+    """Delete published PVCs of the dataset that are old and not in use; return their names.
 
     In use is what a pod mounts, and what was handed to a run that still lives. Keeps the
-    `keep_claims` newest, 0 for all; returns the names deleted.
-
-    Raises:
-        StorageError: it cannot be seen which runs live.
+    `keep_claims` newest, 0 for all.
     """
     if request.keep_claims <= 0:
         return []

@@ -81,11 +81,7 @@ class Request(Options):
 
 
 def check_strategy(publish: str, source: str) -> None:
-    """Check that a strategy has a source to copy from.
-
-    Raises:
-        InputError: it needs another source.
-    """
+    """Raise InputError if a strategy has no source to copy from."""
     if publish == "each-node" and not source:
         raise InputError("publish=each-node needs the source, which each node brings itself")
     if publish == "populator" and not source.startswith("gs://"):

@@ -41,11 +41,7 @@ class Pace:
         self.bytes, self._seconds = 0, 0.0
 
     def waited(self, seconds: float) -> None:
-        """Add seconds of waiting, in which `bytes` have arrived.
-
-        Raises:
-            TimeoutError: too few bytes for the period that ends.
-        """
+        """Add seconds in which `bytes` have arrived; raises TimeoutError if they are too slow."""
         if not self.bytes:
             return
         self._seconds += seconds
@@ -122,11 +118,7 @@ class Answer:
         return blocks
 
     def field(self, name: bytes) -> bytes:
-        """Return the value of a header, b'' without it; raises HttpError if there are two.
-
-        Args:
-            name: In lower case.
-        """
+        """Return the value of a header by its name in lower case; b'' without it."""
         key = b"\n" + name + b":"
         start = self._lower.find(key)
         if start < 0:

@@ -76,9 +76,8 @@ class HttpClient:
     async def get(self, request: Request) -> Answer:
         """Return the response, with its body unless that is big: see `rest`.
 
-        Raises:
-            OSError: the connection failed; it is closed.
-            InputError: too many redirects, or one to an address that is not allowed.
+        Raises OSError if the connection failed, which closes it, and InputError for a redirect
+        that is not allowed.
         """
         for _ in range(1 + _MAX_REDIRECTS):
             ahead, self._ahead = self._ahead, None
@@ -112,11 +111,7 @@ class HttpClient:
             raise
 
     async def pour(self, request: Request, take: Callable[[bytes], None]) -> Answer:
-        """Pass the body of a response 200 to `take`, in a thread if it is big.
-
-        Raises:
-            OSError, InputError: see `get`; and what `take` raises.
-        """
+        """Pass the body of a response 200 to `take`, in a thread if it is big; raises as `get`."""
         answer = await self.get(request)
         if answer.status == HTTPStatus.OK:
             if not answer.complete:

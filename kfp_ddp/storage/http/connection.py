@@ -55,9 +55,8 @@ class HttpConnection:
     async def open(cls, origin: Origin, timeout: float) -> Self:
         """Connect, through the proxy of the environment if there is one.
 
-        Raises:
-            OSError: there is no such server, or its certificate is invalid.
-            InputError: the proxy refuses the connection.
+        Raises OSError if there is no such server, or its certificate is invalid, and InputError if
+        the proxy refuses the connection.
         """
         connection = cls(timeout)
         try:
@@ -82,13 +81,7 @@ class HttpConnection:
         )
 
     def send(self, request: bytes, limit: int, bodiless: bool = False) -> None:
-        """Send a request on an idle connection; `answer` returns the response.
-
-        Args:
-            request: Its bytes.
-            limit: See `Answer`.
-            bodiless: See `Answer`.
-        """
+        """Send a request on an idle connection; `answer` returns the response. See `Answer`."""
         self._answer, self._unsent = Answer(limit, bodiless), request
         self._pace.restart()
         self._write()

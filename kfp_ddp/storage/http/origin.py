@@ -23,8 +23,7 @@ _UNQUOTED = "".join(map(chr, range(33, 127)))
 def tls(authorities: str) -> ssl.SSLContext:
     """Return the TLS settings, shared by all connections: loading the authorities takes 20 ms.
 
-    Args:
-        authorities: File or folder of certificates; '' for those of the system and SSL_CERT_FILE.
+    `authorities` is a file or folder of certificates; '' for the system's and SSL_CERT_FILE.
     """
     if os.path.isdir(authorities):
         return ssl.create_default_context(capath=authorities)
@@ -67,11 +66,7 @@ class Origin:
         return not self.secure and self.host != "localhost" and not _LOOPBACK.fullmatch(self.host)
 
     def tunnel(self) -> tuple[str, int, bytes]:
-        """Return host and port of the proxy, and the request for a connection to this server.
-
-        Raises:
-            InputError: the proxy is not http.
-        """
+        """Return host and port of the proxy, and the request for a connection to this server."""
         parts = urlsplit(self.proxy if "//" in self.proxy else f"//{self.proxy}")
         if parts.scheme not in ("", "http"):
             raise InputError(
@@ -106,11 +101,7 @@ class Request(NamedTuple):
         )
 
     def redirected(self, location: str) -> "Request":
-        """Return the request for another address, which may be relative.
-
-        Raises:
-            InputError: it is invalid, or leaves https.
-        """
+        """Return the request for another address, which may be relative; raises InputError."""
         here = f"http{'s' * self.origin.secure}://{self.origin.authority.decode()}{self.target}"
         try:
             there = urljoin(here, location)
@@ -145,11 +136,7 @@ def credentials(parts: SplitResult, header: bytes = b"Authorization") -> bytes:
 
 
 def netrc_login(host: str) -> bytes:
-    """Return the header line for a host's login in the netrc file; b'' without.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Return the header line for a host's login in the netrc file; b'' without."""
     path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
     if "NETRC" not in os.environ and not os.path.exists(path):
         return b""

@@ -91,13 +91,9 @@ class HttpObjects(ABC):
         return time.monotonic() < self._trusted_until
 
     async def authorise(self, refused: bytes | None = None) -> None:
-        """Get valid credentials, in a thread as SDKs block.
+        """Get valid credentials, in a thread as SDKs block; raises Transient or InputError.
 
-        Args:
-            refused: The `secret` that the server refused; a new one is needed.
-
-        Raises:
-            Transient, InputError: there are none.
+        `refused` is the `secret` that the server refused; a new one is needed.
         """
         if refused is not None or not self.authorised:
             await asyncio.to_thread(self._authorise, refused)
@@ -118,16 +114,9 @@ class HttpObjects(ABC):
 
     @abstractmethod
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """Return the error to raise for a response with an error status.
+        """Return Transient, Changed or InputError for a response with an error status.
 
-        Args:
-            entry: The object of the request.
-            status: Of the response.
-            body: Its first `MAX_ERROR` bytes.
-            secret: The headers that authorised the request.
-
-        Returns:
-            Transient, Changed or InputError.
+        `body` has at most `MAX_ERROR` bytes; the headers `secret` authorised the request.
         """
 
     def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
