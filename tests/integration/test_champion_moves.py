@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -206,31 +205,6 @@ def test_a_move_to_a_version_that_is_deleted_meanwhile_fails(
     assert read_pointer(where, "m") == A
 
 
-ADD = """
-import sys
-from kfp_ddp.storage.kinds import open_store
-where = open_store(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.read()
-for _ in range(int(sys.argv[2])):
-    where.update("m/counter", lambda content: b"%d" % (int(content or b"0") + 1))
-"""
-
-
-@pytest.mark.slow
-def test_no_update_of_many_processes_is_lost(tmp_path: Path) -> None:
-    processes = [start(ADD, str(tmp_path), "25") for _ in range(12)]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.stdin = None
-    for process in processes:
-        process.communicate()
-    assert [process.returncode for process in processes] == [0] * 12
-    assert (tmp_path / "m" / "counter").read_bytes() == b"300"
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [".counter.lock", "counter"]
-
-
 def start(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
     """Start a script that prints `ready`, and then waits for the end of its input."""
     process = subprocess.Popen(
@@ -239,26 +213,6 @@ def start(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return process
-
-
-@pytest.mark.slow
-def test_one_of_many_challengers_becomes_champion(where: Store) -> None:
-    for turn in range(5):
-        before = read_pointer(where, "m")
-        versions = [f"{turn:02}{number:010x}" for number in range(8)]
-        add_versions(where, *versions)
-        results: dict[str, str] = {}
-
-        def beat(version: str, before: str = before, results: dict[str, str] = results) -> None:
-            results[version] = move(open_store(where.uri), "m", version, before)
-
-        threads = [threading.Thread(target=beat, args=(version,)) for version in versions]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(results) == 8
-        assert set(results.values()) == {read_pointer(where, "m")} <= set(versions)
 
 
 def test_a_bucket_with_other_writers_and_lost_answers(bucket: Bucket) -> None:
@@ -331,25 +285,6 @@ def test_concurrent_exports_of_a_run_do_not_disturb_each_other(tmp_path: Path) -
         assert (tmp_path / "bundle" / "model.onnx").read_text() == content
         assert bundle.intact(tmp_path / "bundle")
     assert sorted(p.name for p in tmp_path.iterdir()) == [".bundle-planted", "bundle"]
-
-
-REPLACE = """
-import pathlib, sys
-from kfp_ddp.models import bundle
-for _ in range(20):
-    with bundle.replacing(pathlib.Path(sys.argv[1])) as folder:
-        (folder / "model.onnx").write_text(sys.argv[2])
-"""
-
-
-@pytest.mark.slow
-def test_many_exports_of_a_run_leave_one_intact_bundle(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen([sys.executable, "-c", REPLACE, str(tmp_path), str(n)]) for n in range(6)
-    ]
-    assert [process.wait() for process in processes] == [0] * 6
-    assert bundle.intact(tmp_path / "bundle")
-    assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
 
 KILL = """

@@ -3,14 +3,11 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from google.cloud import storage
 
@@ -166,55 +163,3 @@ def test_a_pod_without_a_pvc_uploads_its_evaluation(
         folder.download_below("evaluation/")
         result = Evaluated.read(folder.path / "evaluation").result
     assert (result.samples, result.world_size) == (48, 2)
-
-
-@pytest.mark.soak
-def test_the_error_of_one_rank_is_that_of_the_step(
-    trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
-) -> None:
-    """The image is in the share of the second rank; the earlier evaluation is removed."""
-    dataset = tmp_path / "data"
-    shutil.copytree(trained_dataset, dataset)
-    (dataset / "val" / "red" / "000.png").write_bytes(b"no image")
-    evaluation = trained_run / "evaluation" / "evaluation.json"
-    evaluate(trained_checkpoint, trained_run, trained_dataset)
-    assert evaluation.exists()
-    step = start(
-        2,
-        tmp_path,
-        checkpoint=trained_checkpoint,
-        dataset=dataset,
-        run_dir=trained_run,
-        batch_size=31,
-    )
-    output, _ = step.communicate(timeout=300)
-    assert step.returncode == 1, output
-    last = output.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert "000.png" in last
-    assert not evaluation.exists()
-
-
-@pytest.mark.soak
-def test_a_killed_rank_leaves_no_evaluation_and_a_retry_succeeds(
-    trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
-) -> None:
-    folders = {"checkpoint": trained_checkpoint, "dataset": trained_dataset}
-    step, killed = start(2, tmp_path, **folders, run_dir=trained_run), 0
-    until = time.monotonic() + 200
-    while not killed and time.monotonic() < until:
-        for child in psutil.Process(step.pid).children(recursive=True):
-            try:
-                is_rank = "kfp_ddp.evaluation.rank" in child.cmdline()
-                if is_rank and child.environ().get("RANK") == "1":
-                    killed = child.pid
-                    child.send_signal(signal.SIGKILL)
-            except psutil.Error:
-                continue
-        time.sleep(0.05)
-    output, _ = step.communicate(timeout=300)
-    assert step.returncode == 1, output
-    assert "error: evaluation failed: rank 1: ended by SIGKILL" in output.splitlines()[-1]
-    assert not (trained_run / "evaluation" / "evaluation.json").exists()
-    evaluate(trained_checkpoint, trained_run, trained_dataset)
-    assert figures(trained_run)["samples"] == 48

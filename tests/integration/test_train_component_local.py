@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -166,17 +165,6 @@ def test_invalid_input_fails_before_any_rank_starts(
 
 
 @pytest.mark.slow
-def test_the_error_names_the_rank_and_its_exception(tmp_path: Path, dataset: Path) -> None:
-    broken = Path(shutil.copytree(dataset, tmp_path / "data"))
-    next((broken / "train").rglob("*.png")).write_bytes(b"no picture")
-    code, output = run(tmp_path, arguments(broken, tmp_path / "work"))
-    assert code != 0
-    assert "error: training failed: rank" in output
-    assert "cannot decode" in output
-    assert launchers(tmp_path) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_remains_after_the_step(
     tmp_path: Path, dataset: Path, number: signal.Signals
@@ -197,38 +185,3 @@ def test_no_process_remains_after_the_step(
         process.wait()
     if number is signal.SIGTERM:
         assert "training was stopped; newest checkpoint: step" in log.read_text()
-
-
-@pytest.mark.slow
-def test_a_retry_resumes_from_the_newest_checkpoint(
-    tmp_path: Path, dataset: Path, trained: Path
-) -> None:
-    shutil.copytree(trained / "work", tmp_path / "work")
-    code, output = run(tmp_path, arguments(dataset, tmp_path / "work", epochs=3))
-    assert code == 0, output
-    events = (tmp_path / "work/run-1/train/metrics.jsonl").read_text().splitlines()
-    starts = [event for event in map(json.loads, events) if event["event"] == "start"]
-    assert [event["resumed_from_step"] for event in starts] == [0, 6]
-
-
-@pytest.mark.slow
-def test_tasks_and_iterations_of_a_run_have_separate_folders(tmp_path: Path, dataset: Path) -> None:
-    work, started = tmp_path / "work", {}
-    tasks = {("train", "7"): 0.1, ("train", "8"): 0.01, ("train-2", ""): 0.001}
-    for (name, number), rate in tasks.items():
-        folder = tmp_path / f"{name}.{number}"
-        folder.mkdir()
-        given = arguments(dataset, work, learning_rate=rate, warmup_epochs=0)
-        given.update(task_name=name, task_id=number, job={"nproc_per_node": 1})
-        started[folder] = start(folder, given)
-    for folder, process in started.items():
-        assert process.wait(timeout=240) == 0, (folder / "log").read_text()
-    assert {path.name for path in (work / "run-1").iterdir()} == {"train.7", "train.8", "train-2"}
-    digests = set()
-    for task in (work / "run-1").iterdir():
-        events = map(json.loads, (task / "metrics.jsonl").read_text().splitlines())
-        (start_event,) = (event for event in events if event["event"] == "start")
-        assert start_event["resumed_from_step"] == 0
-        manifest = json.loads((task / "checkpoints/step-00000006/manifest.json").read_text())
-        digests.add(manifest["files"]["state.pt"]["sha256"])
-    assert len(digests) == len(tasks)

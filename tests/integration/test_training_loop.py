@@ -1,11 +1,8 @@
 """The loop on real ranks: recipes, strategies, bad data, faults of the disk, what it reports."""
 
-import contextlib
 import json
 import math
-import os
 import shutil
-import subprocess
 import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -122,16 +119,6 @@ def test_fsdp_trains_like_ddp_and_resumes_exactly(data: Path, tmp_path: Path) ->
     assert drift < 0.02, drift
 
 
-@pytest.mark.slow
-def test_fsdp_on_one_rank_is_not_resumed_on_two(data: Path, tmp_path: Path) -> None:
-    run = config(data, tmp_path / "run", ema_decay=0.0, strategy="fsdp", epochs=2)
-    assert train(run, 1) == [0]
-    longer = config(data, tmp_path / "run", ema_decay=0.0, strategy="fsdp")
-    refused = output_of(longer, 2, 2)
-    assert "strategy was ddp, single or one rank and is now fsdp" in refused
-    assert train(longer, 1) == [0]
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("world", [1, 2])
 def test_compiled_network_is_saved_with_plain_names(data: Path, tmp_path: Path, world: int) -> None:
@@ -193,92 +180,6 @@ def test_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: fl
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
-def test_full_disk_stops_the_run_and_keeps_checkpoints(data: Path, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no right to mount a tmpfs here")
-    try:
-        run = config(data, disk / "run", epochs=400, warmup_epochs=0, checkpoint_steps=6)
-        ranks = Ranks(run, 2)
-        ranks.wait_for("epoch 1/400")
-        with (disk / "filler").open("ab", buffering=0) as filler:
-            while ranks.processes[0].is_alive():  # pruning makes room again
-                with contextlib.suppress(OSError):
-                    filler.write(b"x" * 4096)
-                time.sleep(0.001)
-        assert ranks.wait()[0] == 1
-        errors = [line for line in ranks.output().splitlines() if line.startswith("error: ")]
-        assert "No space left on device" in errors[0]
-        newest = checkpoint.newest_valid(disk / "run" / "checkpoints")
-        assert newest is not None
-        assert newest.step > 0
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can remount a file system read-only")
-def test_read_only_volume_stops_with_one_line(data: Path, tmp_path: Path) -> None:
-    claim = tmp_path / "run" / "checkpoints"
-    claim.mkdir(parents=True)
-    bind = ["mount", "--bind", str(claim), str(claim)]
-    if subprocess.run(bind, check=False, capture_output=True).returncode:
-        pytest.skip("no right to mount here")
-    try:
-        run = config(data, tmp_path / "run", epochs=4000, warmup_epochs=0, checkpoint_epochs=3)
-        ranks = Ranks(run, 1)
-        ranks.wait_for("epoch 4/4000")
-        remount = ["mount", "-o", "remount,ro,bind", str(claim)]
-        while subprocess.run(remount, check=False, capture_output=True).returncode:
-            assert ranks.processes[0].is_alive()  # busy while a save is being written
-        assert ranks.wait() == [1], ranks.output()
-        errors = [line for line in ranks.output().splitlines() if line.startswith("error: ")]
-        assert "Read-only file system" in errors[0]
-        assert checkpoint.newest_valid(claim) is not None
-    finally:
-        subprocess.run(["umount", "-l", str(claim)], check=True)
-
-
-@pytest.mark.slow
-def test_flipped_bit_falls_back_to_the_earlier_checkpoint(data: Path, tmp_path: Path) -> None:
-    run = config(data, tmp_path / "run", checkpoint_steps=5)
-    assert train(run, 2) == [0, 0]
-    reference = state_hash(run)
-    newest = tmp_path / "run" / "checkpoints" / "step-00000036" / "state.pt"
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 16
-    newest.write_bytes(content)
-    output = output_of(run, 2)
-    assert "step-00000036 is invalid and was set aside" in output
-    assert "resumed from" in output
-    assert state_hash(run) == reference
-
-
-@pytest.mark.slow
-def test_failing_volume_loses_no_checkpoint(data: Path, tmp_path: Path) -> None:
-    """A link to itself (ELOOP) stands for a network file system that answers ESTALE."""
-    run = config(data, tmp_path / "run", epochs=2)
-    assert train(run, 2) == [0, 0]
-    found = checkpoint.steps(tmp_path / "run" / "checkpoints")
-    assert len(found) == 2
-    for path in found:
-        (path / "state.pt").rename(path / "kept")
-        (path / "state.pt").symlink_to("state.pt")
-    record = tmp_path / "error.json"
-    ranks = Ranks(config(data, tmp_path / "run"), 2, env={"TORCHELASTIC_ERROR_FILE": str(record)})
-    assert ranks.wait() == [1, 1], ranks.output()
-    assert "Too many levels of symbolic links; it was not changed" in ranks.output()
-    assert json.loads(record.read_text())["retryable"] is True
-    for path in found:
-        (path / "kept").replace(path / "state.pt")
-    again = output_of(config(data, tmp_path / "run"), 2)
-    assert f"resumed from {found[0]}" in again
-
-
-@pytest.mark.slow
 def test_prometheus_profile_and_mfu(data: Path, tmp_path: Path) -> None:
     port = free_port()
     run = config(
@@ -335,24 +236,6 @@ def test_trainjob_gets_progress(data: Path, tmp_path: Path) -> None:
     names = {metric["name"] for metric in last["metrics"]}
     assert {"eval_accuracy", "step_loss"} <= names
     assert all(isinstance(metric["value"], str) for metric in last["metrics"])
-
-
-@pytest.mark.slow
-def test_grayscale_images_are_converted_with_one_warning(
-    tmp_path: Path,
-) -> None:
-    root = dataset(tmp_path / "data")
-    for path in sorted((root / "train" / "class0").iterdir())[:5]:
-        Image.open(path).convert("L").save(path)
-    for path in sorted((root / "train" / "class1").iterdir())[:9]:
-        Image.open(path).resize((12, 7)).save(path)
-    output = output_of(config(root, tmp_path / "run", epochs=1, warmup_epochs=0), 2)
-    warnings = [line for line in output.splitlines() if line.startswith("warning")]
-    assert len(warnings) == 1
-    assert "of 116 images checked, 5 are not RGB (first " in warnings[0]
-    assert "square" not in warnings[0]
-    refused = config(root, tmp_path / "s", images="strict", epochs=1, warmup_epochs=0)
-    assert "images=convert" in output_of(refused, 2, 2)
 
 
 @pytest.mark.slow

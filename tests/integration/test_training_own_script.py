@@ -2,13 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from kfp_ddp.core import packed
@@ -19,7 +16,6 @@ from kfp_ddp.training.checkpoint import load_model, newest_valid
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.flags import parse
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_script.py"
 SMALL = """
 import csv, json, os, sys, torch
 from pathlib import Path
@@ -86,22 +82,6 @@ def test_script_gets_images_and_settings_and_its_weights_are_saved(
     assert info.classes == ("cat", "dog")
     assert own_script.run(config)
     assert "nothing to train" in capfd.readouterr().out
-
-
-@pytest.mark.slow
-def test_example_learns_two_classes_on_two_ranks(data: Path) -> None:
-    fields = settings(data, EXAMPLE.read_text(), epochs=12, learning_rate=0.05, batch_size=8)
-    config = TrainConfig.create(**fields)
-    module = [sys.executable, "-m", "kfp_ddp.training.node", "--nproc-per-node=2", "--"]
-    done = subprocess.run([*module, *config.to_argv()], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    checkpoint = newest_valid(RunFolder(fields["output_dir"]).checkpoints)
-    assert checkpoint is not None
-    network, _ = load_model(checkpoint.path)
-    light, dark = (torch.full((1, 3, 8, 8), value) for value in (1.5, -1.5))
-    with torch.no_grad():
-        assert network(light).argmax() == 0
-        assert network(dark).argmax() == 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from tests.training_ranks import (
     config,
     dataset,
     newest,
-    output_of,
     state_hash,
     train,
     train_until_killed,
@@ -80,19 +79,6 @@ def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_pa
     assert last.step == 3
     assert train(run, 2) == [0, 0]
     assert state_hash(run) == uninterrupted
-
-
-@pytest.mark.slow
-def test_attempt_of_the_same_run_resumes_despite_resume_never(
-    data: Path, uninterrupted: str, tmp_path: Path
-) -> None:
-    run = config(data, tmp_path / "run", checkpoint_steps=3, resume="never", run_id="r/train")
-    train_until_killed(run, 2, "torch.save")
-    again = output_of(run, 2)
-    assert "resumed from" in again
-    assert state_hash(run) == uninterrupted
-    other = output_of(run.model_copy(update={"run_id": "s/train"}), 2)
-    assert "resumed from" not in other
 
 
 @pytest.mark.slow
