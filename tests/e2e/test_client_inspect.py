@@ -129,9 +129,7 @@ def readers(grounds: Grounds) -> list[str]:
     return [one.metadata.name for one in document.items]
 
 
-def test_a_failed_run_is_described_with_cause_checkpoint_and_next_command(
-    grounds: Grounds, server: KfpServer
-) -> None:
+def test_a_failed_run_is_described_with_its_cause(grounds: Grounds, server: KfpServer) -> None:
     document = json.loads(called(grounds, server, "describe", "shapes-1", "--json").stdout)
     assert document["step"] == "train"
     assert document["cause"] == "master-0: rank 1: no room"
@@ -157,9 +155,7 @@ def test_a_bundle_comes_from_the_claim(grounds: Grounds, server: KfpServer, tmp_
     assert readers(grounds) == []
 
 
-def test_a_pod_that_does_not_start_is_told_with_its_warnings(
-    grounds: Grounds, server: KfpServer
-) -> None:
+def test_a_pod_that_does_not_start_is_explained(grounds: Grounds, server: KfpServer) -> None:
     goes_on(server)
     name = pod(grounds, "teardown", "", image="No/Such:1")
     try:
@@ -179,9 +175,7 @@ def test_a_pod_that_does_not_start_is_told_with_its_warnings(
     assert "kfp-ddp doctor" in document["next"]
 
 
-def test_following_ends_with_the_run_and_misses_no_line(
-    grounds: Grounds, server: KfpServer
-) -> None:
+def test_following_ends_with_the_run_and_all_lines(grounds: Grounds, server: KfpServer) -> None:
     """The step is there before its pod is, and the pod before it writes."""
     run = goes_on(server)
     executor = "print('[KFP Executor now INFO]: Got executor_input:'); print('{'); print('}')\n"

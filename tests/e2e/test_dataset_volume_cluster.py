@@ -57,9 +57,7 @@ print(run(volume_report=Report(), options=dict(), **{request}).claim)
 
 @pytest.mark.parametrize("storage_class", ["standard", "late", "small"])
 @pytest.mark.parametrize("strategy", ["clone", "snapshot"])
-def test_copy_is_read_only_whole_and_made_once(
-    ground: Ground, strategy: str, storage_class: str
-) -> None:
+def test_copy_is_read_only_and_made_once(ground: Ground, strategy: str, storage_class: str) -> None:
     staging = ground.staging(storage_class)
     digest = ground.run(SYNC, staging)
     wanted = request(staging, digest, publish=strategy, dataset=f"{strategy}-{storage_class}")

@@ -63,9 +63,7 @@ def populator_api(api: client.ApiClient) -> Iterator[None]:
         client.ApiextensionsV1Api(api).delete_custom_resource_definition(name)
 
 
-def test_account_of_a_profile_can_do_all_with_the_rights_of_deploy(
-    ground: Ground, tmp_path: Path
-) -> None:
+def test_account_of_a_profile_can_do_all_with_deploy(ground: Ground, tmp_path: Path) -> None:
     editor = ground.account_with(name="default-editor")
     staging = ground.staging("standard")
     with pytest.raises(StorageError, match="cannot get claim"):

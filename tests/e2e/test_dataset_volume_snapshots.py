@@ -19,9 +19,7 @@ pytestmark = pytest.mark.smoke
 __all__ = ["ground"]
 
 
-def test_failing_snapshot_is_one_line_and_goes(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_snapshot_is_removed(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = ground.staging("standard")
     wanted = request(staging, "6" * 64, publish="snapshot", snapshot_class="nope")
     monkeypatch.setattr(copies, "_LASTING", 3.0)

@@ -59,9 +59,7 @@ def test_the_monitors_look_where_the_services_and_pods_are() -> None:
 
 
 @pytest.mark.parametrize("backend", list(SERVICES))
-def test_a_metrics_service_leads_to_rank_0_and_its_figures(
-    scene: Scene, begin: Begin, backend: str
-) -> None:
+def test_a_metrics_service_leads_to_rank_0(scene: Scene, begin: Begin, backend: str) -> None:
     grounds = scene.grounds
     services = [each for each in _built(DEPLOY / "monitoring" / "service") if _is_service(each)]
     for service in services:

@@ -89,9 +89,7 @@ def settled(controller: Kserve, version: str) -> None:
 
 @pytest.mark.smoke
 @BOTH
-def test_a_model_is_rolled_out_and_replaced_by_the_next(
-    controller: Kserve, first: str, models_url: str
-) -> None:
+def test_a_model_is_rolled_out_twice(controller: Kserve, first: str, models_url: str) -> None:
     bundle = publish(models_url, next(SEEDS))
     step = DeployStep(controller.grounds, bundle, "shop").start()
     done = step.done()
@@ -138,9 +136,7 @@ def test_a_failed_model_is_rolled_back(
 
 
 @IN_KNATIVE
-def test_a_model_on_trial_gets_its_share_of_requests(
-    controller: Kserve, first: str, models_url: str
-) -> None:
+def test_a_trial_gets_its_share(controller: Kserve, first: str, models_url: str) -> None:
     step = deploy(controller, models_url, "slow", canary_percent=7, canary_seconds=2)
     step.start().saw("testing http://latest-shop")
     assert {(each["tag"], each["percent"]) for each in traffic(controller)} == {
@@ -175,9 +171,7 @@ def test_a_first_model_that_does_not_become_ready_is_deleted(
 
 
 @IN_STANDARD
-def test_a_trial_without_pods_ends_with_the_cause(
-    controller: Kserve, first: str, models_url: str
-) -> None:
+def test_a_trial_without_pods_ends(controller: Kserve, first: str, models_url: str) -> None:
     step = deploy(controller, models_url, service_account="nobody")
     error = step.start().error()
     assert 'serviceaccount "nobody" not found' in error
@@ -186,9 +180,7 @@ def test_a_trial_without_pods_ends_with_the_cause(
 
 
 @IN_STANDARD
-def test_a_rollout_that_is_killed_at_any_point_converges(
-    controller: Kserve, first: str, models_url: str
-) -> None:
+def test_a_killed_rollout_converges(controller: Kserve, first: str, models_url: str) -> None:
     step = deploy(controller, models_url, canary_requests=300)
     answering = controller.pods("shop-predictor")
     for point in ("shop waits for", "testing http://shop-trial-", "testing http://shop-predictor"):

@@ -9,7 +9,6 @@ from kubernetes import client
 
 from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
-from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Folder, Grounds, claim, until
 from tests.e2e.harness.scene import namespace
 from tests.e2e.launch_step import TRAINER, LaunchStep
@@ -66,7 +65,7 @@ print("OUTPUTS", json.dumps([*done, filled["evaluation_metrics"].metadata]))
 
 
 @pytest.fixture(scope="module")
-def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     workflow.define(cluster)
     with namespace(cluster) as space:
         claim(space, "data")
@@ -145,9 +144,7 @@ def results(work: Folder, run: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
 )
-def test_two_pods_have_the_results_of_one_process(
-    grounds: Grounds, work: Folder, backend: str
-) -> None:
+def test_pods_have_the_results_of_one(grounds: Grounds, work: Folder, backend: str) -> None:
     step = EvaluateStep(grounds, backend, "good")
     step.start()
     assert step.wait() == "Succeeded", step.log()

@@ -37,9 +37,7 @@ def registry(cluster: client.ApiClient) -> str:
     return REGISTRY
 
 
-def test_bucket_to_exported_model_by_the_images_themselves(
-    scene: Scene, registry: str, tmp_path: Path
-) -> None:
+def test_the_images_train_a_model(scene: Scene, registry: str, tmp_path: Path) -> None:
     (document,) = compiled.write(compiled.built_in(["train_resnet"]), tmp_path, Images(registry))
     workers: dict[str, Any] = {key: WORKERS[key] for key in WORKERS if key != "run_as_user"}
     run = scene.run(

@@ -20,9 +20,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 WITH = ("--storage-class", "standard", "--size", "1Gi")
 
 
-def test_dry_run_creates_nothing_and_a_second_install_changes_nothing(
-    cluster: client.ApiClient,
-) -> None:
+def test_dry_run_creates_and_a_repeat_changes_nothing(cluster: client.ApiClient) -> None:
     with namespace(cluster, ours=False) as ground:
         code, rehearsed = _install(ground, "--dry-run")
         assert code == 0
@@ -76,9 +74,7 @@ def test_nothing_is_created_if_one_object_is_refused(cluster: client.ApiClient) 
         assert _claims(ground) == {}
 
 
-def test_restricted_namespace_gets_the_group_job_and_a_quota_gets_limits(
-    cluster: client.ApiClient,
-) -> None:
+def test_restricted_namespace_gets_a_job_and_limits(cluster: client.ApiClient) -> None:
     with namespace(cluster, ours=False, labels=RESTRICTED) as ground:
         quota = {"metadata": {"name": "all"}, "spec": {"hard": {"limits.memory": "64Gi"}}}
         ground.core.create_namespaced_resource_quota(ground.namespace, quota)

@@ -67,9 +67,7 @@ def test_missing_rights_fail_before_a_job_is_created(grounds: Grounds, kind: str
     [{"gpus_per_node": 3}, {"resources": {"limits": {"nvidia.com/gpu": "3"}}}],
     ids=["own", "of the task"],
 )
-def test_gpus_that_no_node_has_are_a_warning(
-    grounds: Grounds, kind: str, gpus: dict[str, Any]
-) -> None:
+def test_missing_gpus_are_a_warning(grounds: Grounds, kind: str, gpus: dict[str, Any]) -> None:
     """Nodes may be added when a job asks for them, so it is not refused."""
     spec = LaunchSpec.create(**SCRIPT, **gpus, kind=kind)
     (warning,) = check(Api(grounds.api, grounds.namespace), spec)
@@ -83,9 +81,7 @@ def test_gpus_that_no_node_has_are_a_warning(
     [COMMAND, ["image=a:1", "script=print('$HOME ∑')"], [*COMMAND, "gpus_per_node=8", "cpu=4"]],
     ids=["command", "script", "gpus"],
 )
-def test_the_server_accepts_the_output_of_manifest(
-    grounds: Grounds, kind: str, settings: list[str]
-) -> None:
+def test_the_output_of_manifest_is_valid(grounds: Grounds, kind: str, settings: list[str]) -> None:
     printed = manifest(kind, *settings, "--namespace", grounds.namespace)
     assert printed.returncode == 0, printed.stderr
     applied = kubectl(

@@ -1,11 +1,12 @@
 """Elastic PyTorchJobs that lose a worker as a drained node takes it: they go on without it."""
 
+# ruff: noqa: F811 (fixtures that are imported)
+
 import json
 
 import pytest
 
 from kfp_ddp.training.config import TrainConfig
-from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Folder, Grounds
 from tests.e2e.launch_step import LaunchStep, python
 from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
@@ -37,7 +38,7 @@ ELASTIC = {"elastic": "1:2", "nodes": 2, "nproc_per_node": 1, "retries": 0}
 CLAIMS = {"claims": {"/data": "data", "/work": "work"}}
 
 
-def test_a_script_resumes_when_a_worker_is_drained(grounds: Grounds) -> None:  # noqa: F811
+def test_a_script_resumes_when_a_worker_is_drained(grounds: Grounds) -> None:
     """The worker ends with a signal's code, the operator makes it anew, and ranks start again."""
     step = LaunchStep(grounds, {"script": COUNT, **ELASTIC, **CLAIMS}).start()
     step.saw("step 30 of 2 ranks")
@@ -52,9 +53,7 @@ def test_a_script_resumes_when_a_worker_is_drained(grounds: Grounds) -> None:  #
 )
 @pytest.mark.smoke
 def test_training_resumes_when_a_worker_goes_away(
-    grounds: Grounds,  # noqa: F811
-    work: Folder,  # noqa: F811
-    grace: int | None,
+    grounds: Grounds, work: Folder, grace: int | None
 ) -> None:
     config = TrainConfig(
         data="/data",
@@ -81,9 +80,7 @@ def test_training_resumes_when_a_worker_goes_away(
     assert events[-1]["status"] == "done"
 
 
-def test_an_elastic_job_that_is_out_of_memory_each_time_is_over(
-    grounds: Grounds,  # noqa: F811
-) -> None:
+def test_an_elastic_job_out_of_memory_is_over(grounds: Grounds) -> None:
     """Its operator makes the pod anew without an end."""
     spec = {**python("hoard = b'x' * 2**30"), **ELASTIC, "elastic": "1:1", "nodes": 1}
     step = LaunchStep(grounds, {**spec, "memory": "64Mi", "shm_size": ""}).start()
@@ -92,7 +89,7 @@ def test_an_elastic_job_that_is_out_of_memory_each_time_is_over(
     assert step.jobs() == []
 
 
-def drain(grounds: Grounds, step: LaunchStep, grace: int | None = None) -> None:  # noqa: F811
+def drain(grounds: Grounds, step: LaunchStep, grace: int | None = None) -> None:
     """Delete the second worker: with its grace period as `kubectl drain` does, or with `grace`."""
     name = next(p.metadata.name for p in step.workers() if p.metadata.name.endswith("worker-1"))
     grounds.core.delete_namespaced_pod(name, grounds.namespace, grace_period_seconds=grace)

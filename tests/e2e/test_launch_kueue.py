@@ -1,5 +1,7 @@
 """Jobs in a queue of the real Kueue: waiting, let in, preempted, cancelled, never let in."""
 
+# ruff: noqa: F811 (fixtures that are imported)
+
 import json
 import subprocess
 import sys
@@ -12,7 +14,6 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import queues, rights
-from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Folder, Grounds, until
 from tests.e2e.harness.queues import Queue
 from tests.e2e.harness.scene import namespace
@@ -44,13 +45,13 @@ print("again")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kueue(cluster: client.ApiClient) -> None:  # noqa: F811
+def kueue(cluster: client.ApiClient) -> None:
     if not queues.served(cluster):
         pytest.skip("the cluster has no Kueue")
 
 
 @pytest.fixture
-def queue(grounds: Grounds) -> Iterator[Queue]:  # noqa: F811
+def queue(grounds: Grounds) -> Iterator[Queue]:
     """A queue for two pods of 20m, or for one job of the train step with two ranks."""
     with queues.queue(grounds, "110m") as created:
         yield created
@@ -95,10 +96,7 @@ def age(job: dict[str, Any]) -> float:
     return time.time() - datetime.fromisoformat(job["metadata"]["creationTimestamp"]).timestamp()
 
 
-def test_a_preempted_training_resumes_from_its_checkpoint(
-    queue: Queue,
-    work: Folder,  # noqa: F811
-) -> None:
+def test_a_preempted_training_resumes(queue: Queue, work: Folder) -> None:
     """Without a single retry to spare: preemption is no failure."""
     step = TrainStep(
         queue.grounds,
@@ -119,20 +117,20 @@ def test_a_preempted_training_resumes_from_its_checkpoint(
     assert_went_on(step, work)
 
 
-def recorded(step: LaunchStep, work: Folder) -> list[dict[str, Any]]:  # noqa: F811
+def recorded(step: LaunchStep, work: Folder) -> list[dict[str, Any]]:
     """What training has written of itself so far."""
     lines = work.read(f"{step.run_id}/train/metrics.jsonl") or b""
     return [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def trained(step: LaunchStep, work: Folder) -> int:  # noqa: F811
+def trained(step: LaunchStep, work: Folder) -> int:
     """The last step of training that is done."""
     return max(
         (event["step"] for event in recorded(step, work) if event["event"] == "step"), default=0
     )
 
 
-def assert_went_on(step: LaunchStep, work: Folder) -> None:  # noqa: F811
+def assert_went_on(step: LaunchStep, work: Folder) -> None:
     """Stopped once with a checkpoint, gone on from it, each step and line once."""
     events = recorded(step, work)
     starts = [event["resumed_from_step"] for event in events if event["event"] == "start"]
@@ -179,10 +177,7 @@ def test_a_trainjob_runs_or_is_refused_as_the_age_of_kueue_has_it(queue: Queue) 
         assert len(step.jobs(TRAINJOB)) == 1
 
 
-def test_a_suspended_trainjob_resumes_from_its_checkpoint(
-    grounds: Grounds,  # noqa: F811
-    work: Folder,  # noqa: F811
-) -> None:
+def test_a_suspended_trainjob_resumes(grounds: Grounds, work: Folder) -> None:
     """Suspended and resumed as a queue does it, where Kueue itself may be too old for TrainJobs."""
     step = TrainStep(
         grounds, backend="trainjob", training={"epochs": EPOCHS}, nodes=2, retries=0
@@ -198,7 +193,7 @@ def test_a_suspended_trainjob_resumes_from_its_checkpoint(
     assert_went_on(step, work)
 
 
-def suspend(grounds: Grounds, job: dict[str, Any], value: bool) -> None:  # noqa: F811
+def suspend(grounds: Grounds, job: dict[str, Any], value: bool) -> None:
     """Do what Kueue does when it takes a TrainJob back or lets it in."""
     body = {"spec": {"suspend": value}}
     name = job["metadata"]["name"]
@@ -229,9 +224,7 @@ def test_a_kind_that_kueue_does_not_manage_is_refused(queue: Queue) -> None:
     assert step.jobs(("kubeflow.org", "v1", "mpijobs")) == []
 
 
-def test_without_rights_to_queues_it_waits_and_runs_all_the_same(
-    cluster: client.ApiClient,  # noqa: F811
-) -> None:
+def test_it_runs_without_rights_to_queues(cluster: client.ApiClient) -> None:
     with namespace(cluster, ours=False) as bare, queues.queue(bare, "110m") as queue:
         with queue.taken("80m"):
             step = LaunchStep(bare, in_queue(queue)).start()
@@ -248,7 +241,7 @@ def test_doctor_reports_inactive_queues(queue: Queue) -> None:
     assert "is stopped" in examine(queue.grounds)["queues of Kueue"][1]
 
 
-def examine(grounds: Grounds) -> dict[str, tuple[str, str]]:  # noqa: F811
+def examine(grounds: Grounds) -> dict[str, tuple[str, str]]:
     """What the doctor says of each thing: state and words."""
     command = [sys.executable, "-m", "kfp_ddp", "doctor", "--json"]
     done = subprocess.run(

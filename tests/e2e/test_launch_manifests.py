@@ -13,7 +13,6 @@ from kfp_ddp.jobs.identity import Owner, identify, metadata
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, core
-from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.scene import namespace
 from tests.launch_specs import specifications
 from tests.unit.test_launch_pods import templates
@@ -75,7 +74,7 @@ OPERATORS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def api(cluster: client.ApiClient) -> Iterator[Api]:  # noqa: F811
+def api(cluster: client.ApiClient) -> Iterator[Api]:
     with namespace(cluster) as space:
         yield Api(cluster, space.namespace)
 
@@ -118,9 +117,7 @@ def test_a_job_with_everything_set_is_valid(api: Api, kind: str) -> None:
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 @given(data=st.data())
-def test_the_server_accepts_what_the_settings_accept(
-    api: Api, kind: str, data: st.DataObject
-) -> None:
+def test_valid_settings_are_valid_manifests(api: Api, kind: str, data: st.DataObject) -> None:
     """The operator's pods too: a job shows nothing until they cannot be created."""
     spec = data.draw(specifications(kind))
     meta = metadata(spec, identify("run", "train", "7", spec), api.namespace, 0, None)

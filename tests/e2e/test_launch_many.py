@@ -12,7 +12,6 @@ from kubernetes import client
 from kfp_ddp.jobs.follow.logs import STREAMS, sample_note
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import many, scene, stand_in
-from tests.e2e.harness.fixtures import cluster  # noqa: F401
 
 pytestmark = pytest.mark.smoke
 
@@ -28,7 +27,7 @@ MANY = [
 
 
 @pytest.fixture
-def api(cluster: client.ApiClient) -> Iterator[Api]:  # noqa: F811
+def api(cluster: client.ApiClient) -> Iterator[Api]:
     with scene.namespace(cluster, ours=False) as space:
         result = Api(cluster, space.namespace)
         if why := stand_in.impossible(result):

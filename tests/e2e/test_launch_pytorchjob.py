@@ -7,7 +7,6 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import workflow
-from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.gpus import GPU, advertised
 from tests.e2e.harness.grounds import Grounds, claim, until
 from tests.e2e.harness.scene import namespace
@@ -25,7 +24,7 @@ SECRET = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "absent", "key":
 
 
 @pytest.fixture(scope="module")
-def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     """A namespace whose steps have no more than KFP's own rights."""
     workflow.define(cluster)
     with namespace(cluster, ours=False) as space:
@@ -172,7 +171,7 @@ def test_a_container_that_can_never_start_ends_the_job_in_a_minute(grounds: Grou
 
 @pytest.mark.parametrize("events", [True, False])
 def test_pods_that_are_forbidden_end_the_job_in_a_minute(
-    cluster: client.ApiClient,  # noqa: F811
+    cluster: client.ApiClient,
     events: bool,
 ) -> None:
     """With the rights of `deploy/rbac` events tell; with KFP's own the API server is asked."""

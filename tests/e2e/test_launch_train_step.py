@@ -14,7 +14,6 @@ from kubernetes import client
 from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.admission import late
-from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Folder, Grounds, claim, until
 from tests.e2e.harness.running import run_in
 from tests.e2e.harness.scene import namespace
@@ -79,7 +78,7 @@ print("OUTPUTS", json.dumps({name: each.metadata for name, each in artifacts.ite
 
 
 @pytest.fixture(scope="module")
-def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     workflow.define(cluster)
     with namespace(cluster) as space:
         claim(space, "data")
@@ -162,9 +161,7 @@ def test_two_nodes_train_to_a_checkpoint(grounds: Grounds, work: Folder, backend
 
 
 @pytest.mark.smoke
-def test_a_killed_rank_is_tried_again_from_the_newest_checkpoint(
-    grounds: Grounds, work: Folder
-) -> None:
+def test_a_killed_rank_resumes_from_a_checkpoint(grounds: Grounds, work: Folder) -> None:
     step = TrainStep(grounds, training={"epochs": 40}, nodes=2, retries=1).start()
     step.saw("epoch 4/")
     first = min(step.workers(), key=lambda pod: pod.metadata.name)
@@ -218,9 +215,7 @@ def test_a_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Fo
     assert events[-1]["status"] == "done"
 
 
-def test_a_first_worker_that_is_lost_before_the_ranks_have_met_costs_one_try(
-    grounds: Grounds,
-) -> None:
+def test_a_first_worker_lost_before_the_ranks_met_costs_one_try(grounds: Grounds) -> None:
     """Its successor and the other worker would wait for each other without a word."""
     step = TrainStep(grounds, nodes=2, retries=1)
     step.start()
@@ -234,9 +229,7 @@ def test_a_first_worker_that_is_lost_before_the_ranks_have_met_costs_one_try(
 
 
 @pytest.mark.parametrize("elastic", ["", "2:2"])
-def test_a_first_worker_that_starts_after_260_seconds_is_waited_for(
-    grounds: Grounds, elastic: str
-) -> None:
+def test_a_worker_that_is_260_seconds_late_is_awaited(grounds: Grounds, elastic: str) -> None:
     """A cold node takes as long to pull an image; the operator's own wait ends after 200."""
     with late(grounds, 0) as let_go:
         step = TrainStep(grounds, nodes=2, elastic=elastic, retries=0).start(600)

@@ -6,7 +6,6 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import workflow
-from tests.e2e.harness.fixtures import cluster  # noqa: F401
 from tests.e2e.harness.grounds import Grounds, claim, until
 from tests.e2e.harness.scene import namespace
 from tests.e2e.launch_step import TRAINJOB, LaunchStep, python
@@ -34,7 +33,7 @@ for step in range(600):
 
 
 @pytest.fixture(scope="module")
-def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:  # noqa: F811
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     workflow.define(cluster)
     with namespace(cluster) as space:
         claim(space, "work")
@@ -66,9 +65,7 @@ def test_a_cancelled_run_loses_its_trainjob(grounds: Grounds) -> None:
     until(lambda: step.workers() == [], "the pods' end", 60)
 
 
-def test_a_deadline_that_passed_while_no_step_was_there_is_not_tried_again(
-    grounds: Grounds,
-) -> None:
+def test_a_deadline_that_passed_without_a_step_is_not_retried(grounds: Grounds) -> None:
     """Ranks that are stopped leave as if their node were taken, when the step is back again."""
     stop = "import signal, sys, time; stop = lambda *_: (time.sleep(7), sys.exit(143))"
     code = f"{stop}; signal.signal(signal.SIGTERM, stop){COUNT.format(count=2000, pause=0.1)}"

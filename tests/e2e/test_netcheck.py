@@ -81,9 +81,7 @@ def _going_on(api: Api) -> list[str]:
     ]
 
 
-def test_a_training_does_not_begin_on_a_network_that_is_too_slow(
-    cluster: client.ApiClient,
-) -> None:
+def test_no_training_begins_on_too_slow_a_network(cluster: client.ApiClient) -> None:
     with namespace(cluster) as ground:
         api = Api(ground.api, ground.namespace)
         pods = {**SMALL, "kind": "pytorchjob", "image": IMAGE, "nodes": 2, "retries": 3}

@@ -45,9 +45,7 @@ def play(scene: Scene, **arguments: Any) -> Any:
     return scene.run(**inputs).play()
 
 
-def test_a_failed_step_is_reported_with_its_error(
-    scene: Scene, posted: list[dict[str, Any]]
-) -> None:
+def test_a_failed_step_is_reported(scene: Scene, posted: list[dict[str, Any]]) -> None:
     run = play(scene, sync={"dataset": "notify", "max_object_mb": 0.00001})
     assert run.succeeded is False, run.explain()
     (body,) = posted
@@ -58,9 +56,7 @@ def test_a_failed_step_is_reported_with_its_error(
     assert "notify_webhook: sent" in run.steps["teardown"].log
 
 
-def test_preflight_reports_a_run_that_it_rejects(
-    scene: Scene, posted: list[dict[str, Any]]
-) -> None:
+def test_preflight_reports_a_rejected_run(scene: Scene, posted: list[dict[str, Any]]) -> None:
     run = play(scene, model="resnet51")
     assert list(run.steps) == ["preflight"]
     (body,) = posted
@@ -68,18 +64,14 @@ def test_preflight_reports_a_run_that_it_rejects(
     assert "did you mean 'resnet50'" in body["reason"]
 
 
-def test_a_missing_key_of_the_secret_is_an_error_of_preflight(
-    scene: Scene, posted: list[dict[str, Any]]
-) -> None:
+def test_a_missing_key_is_found_by_preflight(scene: Scene, posted: list[dict[str, Any]]) -> None:
     run = play(scene, job={"notify_slack": "SLACK"})
     assert list(run.steps) == ["preflight"]
     assert "notify_slack names the key SLACK, which the bucket's secret" in run.explain()
     assert posted == []
 
 
-def test_a_promoted_model_is_reported_with_its_accuracy(
-    scene: Scene, posted: list[dict[str, Any]]
-) -> None:
+def test_a_promoted_model_is_reported(scene: Scene, posted: list[dict[str, Any]]) -> None:
     destination = f"gs://{bucket.MODELS}/notify"
     job = {**JOB, "nproc_per_node": 1}
     run = play(scene, job=job, destination=destination, champion="last")

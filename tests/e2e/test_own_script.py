@@ -10,9 +10,7 @@ from tests.e2e.harness.training import TRAINING, WORKERS
 SCRIPT = Path(__file__).parents[2] / "examples" / "own_script.py"
 
 
-def test_a_script_trains_on_two_workers_and_its_weights_are_exported(
-    scene: Scene, bucket_url: str
-) -> None:
+def test_a_script_trains_on_two_workers(scene: Scene, bucket_url: str) -> None:
     run = scene.run(
         COMPILED.with_name("own_script.yaml"),
         **TRAINING

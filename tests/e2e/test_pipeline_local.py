@@ -12,11 +12,7 @@ STEPS = [
 ]
 
 
-def test_bucket_to_exported_model(
-    scene: Scene,
-    bucket_url: str,
-    local_run: Run,
-) -> None:
+def test_bucket_to_exported_model(scene: Scene, bucket_url: str, local_run: Run) -> None:
     assert local_run.succeeded, local_run.explain()
     assert list(local_run.steps) == STEPS
     synced, evaluated = local_run.steps["data-sync"], local_run.steps["evaluate"]

@@ -109,9 +109,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_one_of_two_overlapping_runs_becomes_champion(
-    cluster: client.ApiClient, tmp_path: Path, document: Path
-) -> None:
+def test_one_of_two_runs_wins(cluster: client.ApiClient, tmp_path: Path, document: Path) -> None:
     with staged(cluster, tmp_path, {}) as scene:
         first = begin(scene, document, seed=0, meeting="alone", runs=1).wait()
         assert first.succeeded, first.explain()

@@ -74,9 +74,7 @@ def test_a_volume_that_cannot_be_mounted_is_explained(scene: Scene, tmp_path: Pa
 
 
 @pytest.mark.parametrize("claim", [{"sync": {"claim": "nothing"}}, {"work_claim": "nothing"}])
-def test_parameters_that_cannot_work_are_refused_before_a_byte_moves(
-    scene: Scene, claim: dict[str, Any]
-) -> None:
+def test_wrong_parameters_are_refused(scene: Scene, claim: dict[str, Any]) -> None:
     """Nothing waits for a claim that is missing, teardown neither: its pod could not start."""
     run = scene.run(**TRAINING | {"backend": "pytorchjob"} | claim).play()
 

@@ -28,9 +28,7 @@ def test_a_terminated_run_loses_its_job_without_any_signal(scene: Scene, begin: 
     until(lambda: not workers(scene, run), "the end of the workers", 150)
 
 
-def test_a_killed_worker_costs_only_what_came_after_the_checkpoint(
-    scene: Scene, begin: Begin
-) -> None:
+def test_a_killed_worker_costs_what_came_after_a_checkpoint(scene: Scene, begin: Begin) -> None:
     run = begin()
     until(lambda: "epoch 7/" in log(run), "a checkpoint")
     worker = next(pod for pod in workers(scene, run) if "worker" in pod)

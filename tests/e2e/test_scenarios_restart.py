@@ -48,9 +48,7 @@ def test_every_line_comes_once_and_in_order(
     assert step.log().splitlines()[-1] == f"DONE {after['metadata']['name']} 1"
 
 
-def test_a_training_survives_a_restart_of_the_server(
-    cluster: client.ApiClient, scene: Scene, begin: Begin
-) -> None:
+def test_a_training_outlives_servers(cluster: client.ApiClient, scene: Scene, begin: Begin) -> None:
     run = begin(epochs=120)
     ever = Seen(scene, run)
     until(lambda: "epoch 3/" in log(run), "some epochs")

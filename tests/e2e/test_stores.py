@@ -113,9 +113,7 @@ def test_azure_with_checked_unchecked_and_folder_blobs(azure: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("found_by", ["SHA256", "MD5"])
-def test_azure_blob_that_is_not_what_its_digest_says_is_refused(
-    azure: Any, tmp_path: Path, found_by: str
-) -> None:
+def test_azure_blob_with_a_wrong_digest_fails(azure: Any, tmp_path: Path, found_by: str) -> None:
     blob = azure.get_blob_client("bucket", "ds/x")
     blob.upload_blob(b"x" * 3000)
     if found_by == "SHA256":
@@ -127,9 +125,7 @@ def test_azure_blob_that_is_not_what_its_digest_says_is_refused(
     assert not (tmp_path / "current").exists()
 
 
-def test_what_azure_refuses_is_one_line(
-    azure_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_azure_refusals(azure_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = f"BlobEndpoint={azure_url}/{ACCOUNT};AccountName={ACCOUNT};AccountKey=d3Jvbmc=;"
     for connection, says in (
         (wrong, "no permission to .*Storage Blob Data Contributor"),
@@ -146,9 +142,7 @@ def test_what_azure_refuses_is_one_line(
             assert "\n" not in str(told.value)
 
 
-def test_a_file_that_came_behind_the_back_of_s3_has_no_content_that_is_known(
-    s3: Any, s3_folder: Path, tmp_path: Path
-) -> None:
+def test_an_s3_file_without_a_digest_is_unknown(s3: Any, s3_folder: Path, tmp_path: Path) -> None:
     """Two of one size would be one file for all that its listing tells."""
     s3.put_object(Bucket="bucket", Key="ds/a.png", Body=b"a")
     (s3_folder / "bucket" / "ds" / "b.png").write_bytes(b"b")
@@ -157,9 +151,7 @@ def test_a_file_that_came_behind_the_back_of_s3_has_no_content_that_is_known(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_s3_that_everybody_may_read_is_read_whoever_asks(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_public_s3_needs_no_login(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s3.put_object(Bucket="bucket", Key="ds/x", Body=b"x")
     everybody = {
         "Effect": "Allow",

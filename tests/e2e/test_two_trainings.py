@@ -30,9 +30,7 @@ def _task(rate: float, dataset_path: str) -> Any:
     return kubernetes.mount_pvc(task, pvc_name=WORK, mount_path="/work")
 
 
-def test_two_train_tasks_of_one_run_have_folders_jobs_and_models_of_their_own(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_two_train_tasks_of_one_run_are_separate(scene: Scene, tmp_path: Path) -> None:
     named = {"source": TRAINING["source"], **TRAINING["sync"]}
     synced = scene.run(compiled(sync_only, tmp_path), data_claim=DATA, **named).play()
     assert synced.succeeded, synced.explain()

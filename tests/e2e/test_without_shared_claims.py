@@ -84,9 +84,7 @@ def test_two_nodes_without_any_claim(scene: Scene, bucket_url: str, backend: str
     assert any(name.startswith(f"claimless-{backend}/digits/") for name in models)
 
 
-def test_a_retry_resumes_from_the_checkpoint_of_a_preempted_worker(
-    scene: Scene, bucket_url: str
-) -> None:
+def test_a_retry_resumes_from_a_workers_checkpoint(scene: Scene, bucket_url: str) -> None:
     run = scene.run(
         compiled("train_resnet_claimless"),
         **TRAINING | {"epochs": 60, "training": {**LOOP, "checkpoint_epochs": 2}},

@@ -149,9 +149,7 @@ def test_the_champion_is_not_deleted(where: Store) -> None:
     assert (read_pointer(where, "m"), move(where, "m", C, A)) == (A, C)
 
 
-def test_a_version_that_becomes_champion_during_deletions_remains(
-    where: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_champion_of_late_is_not_deleted(where: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     models = open_store(f"{where.uri}/m")
     add_versions(where, "d" * 12)
     for number, version in enumerate((A, B, C, "d" * 12)):
@@ -183,9 +181,7 @@ def test_a_bundle_is_restored_if_it_becomes_champion_while_it_is_deleted(bucket:
     assert where.read(f"m/{B}/_SUCCESS", 99) == B.encode()
 
 
-def test_a_move_to_a_version_that_is_deleted_meanwhile_fails(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deleted_version_is_no_champion(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     where = open_store("gs://models/exports")
     add_versions(where, A, B)
     move(where, "m", A, "")
@@ -304,9 +300,7 @@ with bundle.replacing(pathlib.Path(sys.argv[1])) as folder:
 
 
 @pytest.mark.parametrize("renames", [0, 1])
-def test_a_step_killed_while_it_replaces_a_bundle_leaves_the_earlier_one(
-    tmp_path: Path, renames: int
-) -> None:
+def test_a_killed_replacement_leaves_the_earlier_bundle(tmp_path: Path, renames: int) -> None:
     with bundle.replacing(tmp_path) as folder:
         (folder / "model.onnx").write_text("earlier")
     arguments = [sys.executable, "-c", KILL, str(tmp_path), str(renames)]

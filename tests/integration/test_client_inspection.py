@@ -39,9 +39,7 @@ def called(server: KfpServer, *words: str) -> Result:
     return CliRunner().invoke(app, [*words, "--host", server.url, "--namespace", "kubeflow"])
 
 
-def test_a_run_in_a_bucket_is_described_compared_and_downloaded(
-    kfp_server: KfpServer, s3: Any, tmp_path: Path
-) -> None:
+def test_a_run_in_a_bucket_is_inspected(kfp_server: KfpServer, s3: Any, tmp_path: Path) -> None:
     run_output.task(tmp_path / "train", ("train", "evaluate", "export"), 80, {"epochs": 2})
     work = fill(s3, tmp_path, tmp_path / "train")
     kfp_server.record("run_get_failed", runtime_config={"parameters": {"work": work}})
@@ -122,9 +120,7 @@ def test_a_run_that_succeeded_needs_no_pods(kfp_server: KfpServer) -> None:
     assert "note" not in answer.stdout
 
 
-def test_the_bundle_is_downloaded_from_the_destination_if_the_pvc_cannot_be_read(
-    kfp_server: KfpServer, tmp_path: Path
-) -> None:
+def test_a_bundle_comes_from_the_destination(kfp_server: KfpServer, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     where = open_store(str(tmp_path / "models"))
     for number, run_id in enumerate(("another", RUN)):

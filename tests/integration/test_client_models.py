@@ -59,9 +59,7 @@ def refused(where: Store, *words: str) -> str:
     return str(done.exception)
 
 
-def test_models_and_versions_are_listed_with_their_lineage(
-    where: Store, line: list[str], tmp_path: Path
-) -> None:
+def test_versions_are_listed_with_lineage(where: Store, line: list[str], tmp_path: Path) -> None:
     other = exported(where, "birds", tmp_path / "birds", 3, Lineage())
     assert document(where, "models") == {
         "birds": {"champion": "", "versions": [other]},
@@ -105,9 +103,7 @@ def test_rollback_goes_back_step_by_step_and_promote_forward(where: Store, line:
     assert document(where, "rollback", "flowers")["champion"] == second
 
 
-def test_an_invalid_version_is_not_made_the_champion(
-    where: Store, line: list[str], tmp_path: Path
-) -> None:
+def test_an_invalid_version_is_no_champion(where: Store, line: list[str], tmp_path: Path) -> None:
     for path in (tmp_path / "0").iterdir():
         where.put(path, f"flowers/{'f' * 12}/{path.name}")
     message = refused(where, "promote", "flowers", "fff")
@@ -158,9 +154,7 @@ def test_a_destination_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
-def test_the_registry_is_updated(
-    where: Store, line: list[str], registry_server: RegistryServer
-) -> None:
+def test_registry_follows(where: Store, line: list[str], registry_server: RegistryServer) -> None:
     def stages() -> dict[str, str]:
         versions = registry_server.store.versions
         return {one["name"]: one["customProperties"]["stage"]["string_value"] for one in versions}

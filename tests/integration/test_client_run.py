@@ -153,9 +153,7 @@ def test_invalid_input_is_one_line_and_starts_no_run(
         ("gs://bucket/flowers", "--name", "https://me:hunter2@x"),
     ],
 )
-def test_an_address_with_a_secret_is_neither_sent_nor_printed(
-    call: Call, kfp_server: KfpServer, words: tuple[str, ...]
-) -> None:
+def test_a_secret_is_not_sent(call: Call, kfp_server: KfpServer, words: tuple[str, ...]) -> None:
     Path("own.yaml").write_text(yaml.safe_dump(OWN))
     refused = call("run", *words)
     assert "which KFP would store and show" in str(refused.exception)
@@ -163,9 +161,7 @@ def test_an_address_with_a_secret_is_neither_sent_nor_printed(
     assert not kfp_server.requests
 
 
-def test_an_uploaded_pipeline_is_run_in_its_newest_or_a_named_version(
-    call: Call, kfp_server: KfpServer
-) -> None:
+def test_an_uploaded_pipeline_is_run_in_a_version(call: Call, kfp_server: KfpServer) -> None:
     own = yaml.safe_dump(OWN).encode()
     pipeline = kfp_server.store.upload_pipeline(own, {"name": "mine"})
     versions = kfp_server.store.upload_pipeline_version
@@ -182,9 +178,7 @@ def test_an_uploaded_pipeline_is_run_in_its_newest_or_a_named_version(
         assert "pipeline_spec" not in sent
 
 
-def test_a_run_on_a_multi_user_server_has_a_namespace(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_multi_user_run_has_a_namespace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     with serving(multi_user=True) as server:

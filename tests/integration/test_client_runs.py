@@ -110,9 +110,7 @@ def test_status_shows_the_tree_of_a_run(call: Call, kfp_server: KfpServer) -> No
     assert (train["name"], train["state"], train["end"]) == ("train", "RUNNING", None)
 
 
-def test_a_watched_run_that_failed_ends_the_command_with_1(
-    call: Call, kfp_server: KfpServer
-) -> None:
+def test_a_watched_run_that_failed_exits_with_1(call: Call, kfp_server: KfpServer) -> None:
     (run_id,) = _create(kfp_server, "flowers")
     kfp_server.put_run(run_id, "FAILED", DONE | {"train": "FAILED", "teardown": "SUCCEEDED"})
     watched = call("status", "last", "--follow")

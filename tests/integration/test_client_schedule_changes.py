@@ -18,9 +18,7 @@ def own(kfp_server: KfpServer) -> str:
     return uploaded(kfp_server)
 
 
-def test_replace_changes_only_the_given_settings(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
+def test_replace_changes_the_given_settings(call: Call, kfp_server: KfpServer, own: str) -> None:
     old = create(call, "nightly", "--set", "rate=0.5", "--experiment", "flowers")
     newest = new_version(kfp_server, own, "own-2")
     was = dict(kfp_server.store.recurring_runs[old["id"]])
@@ -46,9 +44,7 @@ def test_replace_changes_only_the_given_settings(
     assert newest_of_all["pipeline_version_reference"] == {"pipeline_id": own}
 
 
-def test_replace_ends_no_run_and_the_next_one_cleans_up(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
+def test_replace_ends_no_run_and_cleans_up(call: Call, kfp_server: KfpServer, own: str) -> None:
     old = create(call)
     run = kfp_server.store.trigger(old["id"])
     done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
@@ -71,9 +67,7 @@ def test_replace_ends_no_run_and_the_next_one_cleans_up(
 
 
 @pytest.mark.parametrize("step", ["create_recurring_run", "disable_recurring_run"])
-def test_a_failed_replace_does_not_change_the_old_one(
-    call: Call, kfp_server: KfpServer, own: str, step: str
-) -> None:
+def test_a_failed_replace_is_undone(call: Call, kfp_server: KfpServer, own: str, step: str) -> None:
     create(call)
     kfp_server.fail(step, faults.status(403, "no right"), 1)
     done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
@@ -81,9 +75,7 @@ def test_a_failed_replace_does_not_change_the_old_one(
     assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
 
 
-def test_a_replace_that_fails_at_the_end_is_completed_by_resume(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
+def test_resume_completes_a_failed_replace(call: Call, kfp_server: KfpServer, own: str) -> None:
     create(call)
     kfp_server.fail("enable_recurring_run", faults.status(500), 1)
     done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
@@ -136,9 +128,7 @@ def test_delete_ends_a_run_only_with_force(
     assert stored(kfp_server) == []
 
 
-def test_a_replaced_schedule_keeps_the_settings_inside_a_mapping_too(
-    call: Call, kfp_server: KfpServer
-) -> None:
+def test_replace_keeps_the_settings_inside_a_mapping(call: Call, kfp_server: KfpServer) -> None:
     kfp_server.store.upload_pipeline(COMPILED.read_bytes(), {"name": "train-resnet"})
     words = ("--pipeline", "train-resnet", "--cron", "0 3 * * *", "--set", "seed=7")
     done = call("schedule", "create", "nightly", *words, "--set", "source=gs://photos/flowers")

@@ -22,9 +22,7 @@ def own(kfp_server: KfpServer) -> str:
     return uploaded(kfp_server)
 
 
-def test_a_cron_of_five_fields_is_sent_as_six_and_described(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
+def test_a_cron_of_five_fields_is_sent_as_six(call: Call, kfp_server: KfpServer, own: str) -> None:
     words = ("--pipeline", "own", "--cron", "0 3 * * *", "--set", "rounds=3")
     done = call("schedule", "create", "nightly", *words)
     assert done.exception is None, done.output
@@ -123,9 +121,7 @@ def test_our_pipelines_are_checked_as_a_run_of_them_is(call: Call, kfp_server: K
     assert given == {"source": "gs://photos/flowers", "destination": "gs://photos/models"}
 
 
-def test_list_and_show_find_by_name_and_id_and_warn_of_five_fields(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
+def test_list_and_show_find_by_name_and_id(call: Call, kfp_server: KfpServer, own: str) -> None:
     assert call("schedule", "list").stderr == "no schedules\n"
     first = create(call)
     for number in range(101):  # more than a page
@@ -193,9 +189,7 @@ def test_of_two_clients_that_create_a_schedule_at_once_one_is_refused(
 
 
 @pytest.mark.parametrize("latest", [True, False])
-def test_run_now_runs_what_the_schedule_would(
-    call: Call, kfp_server: KfpServer, own: str, latest: bool
-) -> None:
+def test_run_now_uses_schedule(call: Call, kfp_server: KfpServer, own: str, latest: bool) -> None:
     created = create(call, "nightly", *(["--latest"] if latest else []))
     schedule = kfp_server.store.recurring_runs[created["id"]]
     newest = new_version(kfp_server, own, "own-2")
@@ -209,9 +203,7 @@ def test_run_now_runs_what_the_schedule_would(
     assert f"{kfp_server.url}/#/runs/details/{run['run_id']}" in done.output
 
 
-def test_schedules_of_the_same_name_are_refused_or_named_by_id(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
+def test_schedules_of_one_name_need_an_id(call: Call, kfp_server: KfpServer, own: str) -> None:
     first = create(call)
     words = ("--pipeline", "own", "--cron", "0 4 * * *", "--set", "rounds=4")
     assert "schedule 'nightly' already exists" in refused(call, "create", "nightly", *words)
@@ -223,9 +215,7 @@ def test_schedules_of_the_same_name_are_refused_or_named_by_id(
     assert [status for _, _, status in stored(kfp_server)] == ["DISABLED", "DISABLED"]
 
 
-def test_runs_older_than_a_schedule_are_not_requested(
-    call: Call, kfp_server: KfpServer, own: str
-) -> None:
+def test_older_runs_are_not_requested(call: Call, kfp_server: KfpServer, own: str) -> None:
     created = create(call)
     run = kfp_server.store.trigger(created["id"])
     for number in range(250):
@@ -236,9 +226,7 @@ def test_runs_older_than_a_schedule_are_not_requested(
     assert len(kfp_server.requests_for("list_runs")) == 1
 
 
-def test_a_schedule_on_a_multi_user_server_has_a_namespace(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_multi_user_schedule_has_a_namespace(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(multi_user=True) as server:
         uploaded(server)
         monkeypatch.setenv("KFP_DDP_HOST", server.url)

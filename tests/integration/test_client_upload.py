@@ -111,8 +111,6 @@ def test_an_upload_with_a_lost_answer_succeeds(kfp_server: KfpServer, file: Path
     assert upload(str(file)).exit_code == 0  # finds the existing version
 
 
-def test_a_concurrent_upload_of_the_same_content_is_an_error(
-    kfp_server: KfpServer, file: Path
-) -> None:
+def test_a_concurrent_upload_of_one_content_is_an_error(kfp_server: KfpServer, file: Path) -> None:
     kfp_server.fail("upload_pipeline_version", faults.status(409))
     assert "another client is uploading mine-" in str(upload(str(file)).exception)

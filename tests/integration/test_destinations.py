@@ -17,9 +17,7 @@ class TestFolder(Conditional):
     def where(self, tmp_path: Path) -> Store:
         return open_store(str(tmp_path / "results"))
 
-    def test_links_and_files_on_their_way_are_not_listed(
-        self, where: Store, tmp_path: Path
-    ) -> None:
+    def test_links_and_temporary_files_are_not_listed(self, where: Store, tmp_path: Path) -> None:
         outside, results = tmp_path / "outside", tmp_path / "results"
         outside.mkdir()
         (outside / "x").write_text("x")
@@ -33,9 +31,7 @@ class TestFolder(Conditional):
         where.delete("run/link")
         assert (outside / "x").read_text() == "x"
 
-    def test_any_user_may_lock_what_another_user_locked_first(
-        self, where: Store, tmp_path: Path
-    ) -> None:
+    def test_any_user_may_lock_what_another_locked(self, where: Store, tmp_path: Path) -> None:
         before = os.umask(0o022)
         try:
             where.update("CHAMPION", lambda _: b"a")
@@ -44,9 +40,7 @@ class TestFolder(Conditional):
         (lock,) = (tmp_path / "results").glob(".*.lock")
         assert stat.S_IMODE(lock.stat().st_mode) == 0o666
 
-    def test_full_disk_of_the_reader_is_not_a_fault_of_the_source(
-        self, where: Store, tmp_path: Path
-    ) -> None:
+    def test_full_disk_of_a_reader_is_no_source_fault(self, where: Store, tmp_path: Path) -> None:
         put(where, tmp_path, "run/a")
         with (
             open("/dev/full", "wb", buffering=0) as full,

@@ -156,9 +156,7 @@ def test_invalid_kubeconfig_is_one_finding(tmp_path: Path, monkeypatch: pytest.M
         assert own_namespace() == ""
 
 
-def test_login_page_before_the_cluster_is_one_finding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cluster_behind_a_login_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config"
     monkeypatch.setattr(KUBECONFIG, str(file))
     page = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>"

@@ -16,9 +16,7 @@ from kfp_ddp.training.splits import splits_of
 from tests.evaluations import evaluate
 
 
-def test_val_by_name_is_that_of_the_training(
-    trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
-) -> None:
+def test_val_is_as_trained(trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path) -> None:
     """The images lie in class folders, without splits."""
     data, run_dir = tmp_path / "data", tmp_path / "run"
     for path in trained_dataset.glob("*/*/*.png"):

@@ -119,9 +119,7 @@ def test_the_artifact_lists_the_formats(made: Path, trained_dataset: Path, tmp_p
     assert "`model.onnx` is left out" in (tmp_path / "summary").read_text()
 
 
-def test_a_network_that_no_format_supports_leaves_no_bundle(
-    trained_dataset: Path, tmp_path: Path
-) -> None:
+def test_an_unsupported_network_has_no_bundle(trained_dataset: Path, tmp_path: Path) -> None:
     path = saved(tmp_path, trained_dataset, BRANCH)
     evaluate(path, tmp_path, trained_dataset, worst=4)
     evaluation = tmp_path / "evaluation" / "evaluation.json"

@@ -124,9 +124,7 @@ def test_the_onnx_file_is_for_old_runtimes_and_has_no_local_paths(made: Path) ->
 
 
 @pytest.mark.parametrize("batch", [1, 3, 37])
-def test_every_format_agrees_with_the_checkpoint_for_any_batch(
-    made: Path, trained_checkpoint: Path, batch: int
-) -> None:
+def test_formats_agree_for_any_batch(made: Path, trained_checkpoint: Path, batch: int) -> None:
     images = torch.randint(0, 256, (batch, 3, 16, 16), dtype=torch.uint8)
     expected = from_checkpoint(trained_checkpoint)(images)
     loaded = from_bundle(made / "bundle")

@@ -73,9 +73,7 @@ def images_of(dataset: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp16", "int8", "resize"])
-def test_the_record_of_a_form_agrees_with_its_file(
-    name: str, made: Path, trained_dataset: Path
-) -> None:
+def test_a_record_agrees_with_its_file(name: str, made: Path, trained_dataset: Path) -> None:
     form, folder = record(made)[name], made / "bundle"
     predict = session(folder / form.file)
     classes = json.loads((folder / "classes.json").read_text())
@@ -228,9 +226,7 @@ def test_a_changed_split_is_refused(source: Any, trained_dataset: Path, tmp_path
         variants.measure(forms, dataclasses.replace(source, split=changed / "val"))
 
 
-def test_without_training_images_int8_is_left_out(
-    source: Any, trained_dataset: Path, tmp_path: Path
-) -> None:
+def test_int8_needs_training_images(source: Any, trained_dataset: Path, tmp_path: Path) -> None:
     alone = tmp_path / "data"
     shutil.copytree(trained_dataset / "val", alone / "val")
     source = dataclasses.replace(source, split=alone / "val")

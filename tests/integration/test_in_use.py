@@ -34,9 +34,7 @@ def test_a_folder_that_is_no_version_gets_no_lease(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", [evaluate, export])
-def test_evaluate_and_export_hold_what_they_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object
-) -> None:
+def test_steps_hold_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object) -> None:
     run_dir, seen = tmp_path / "run", []
 
     def look(*_: object) -> None:

@@ -109,9 +109,7 @@ def test_unreachable_address_is_one_line(tmp_path: Path) -> None:
     assert with_local_weights(plain, tmp_path) is plain
 
 
-def test_weights_of_torchvision_are_found_without_a_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchvision_weights_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     find, file = initial_weights.find, tmp_path / "torch/hub/checkpoints/r-01234567.pth"
     monkeypatch.setitem(TORCHVISION["resnet18"], "DEFAULT", file.name)
@@ -149,9 +147,7 @@ def test_weights_of_torchvision_are_found_without_a_download(
     assert str(file.with_name("r.pth")) in find("true", "resnet18").origin
 
 
-def test_weights_of_torchvision_are_downloaded_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchvision_weights_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     torch.save(build("squeezenet1_1", 1000).state_dict(), tmp_path / "w.pth")
     whole = (tmp_path / "w.pth").read_bytes()
@@ -226,9 +222,7 @@ def test_redirect_to_http_is_not_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"]
 )
-def test_too_large_download_is_refused(
-    head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_file_fails(head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(initial_weights, "_LARGEST", 1 << 20)
     told = r"^pretrained=https://\S+/w\.pth has more than 1,048,576 bytes"
     with (

@@ -35,9 +35,7 @@ def test_version_and_mode_of_the_server_are_known(kfp_server: KfpServer) -> None
     assert kfp_server.requests_for("list_runs")[0].query.get("namespace", "") == ""
 
 
-def test_https_goes_through_the_proxy_of_the_environment(
-    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_https_goes_through_a_proxy(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", kfp_server.url)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert "Tunnel connection failed" in error_of(Connection(host="https://kfp.example.com"))
@@ -97,9 +95,7 @@ def test_a_server_fault_is_retryable(
         (faults.other_json("[" * 100_000), "the answer was cut off"),
     ],
 )
-def test_an_answer_that_is_not_of_kfp_is_refused(
-    kfp_server: KfpServer, fault: faults.Fault, line: str
-) -> None:
+def test_a_foreign_answer_is_refused(kfp_server: KfpServer, fault: faults.Fault, line: str) -> None:
     kfp_server.fail("*", fault)
     assert line in error_of(Connection(host=kfp_server.url))
 
@@ -239,9 +235,7 @@ def test_no_login_is_sent_without_https_beyond_this_machine(
     assert "without https" in error_of(Connection(host=host))
 
 
-def test_an_incomplete_connection_is_an_error(
-    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_settings_are_named(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     line = error_of(Connection(host=kfp_server.url, username="me@example.com"))
     assert line.startswith("there is no password for me@example.com: set KFP_DDP_PASSWORD")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nowhere")

@@ -21,9 +21,7 @@ def connection(url: str, folder: Path, password: str = "correct horse") -> Conne
 
 
 @pytest.mark.parametrize("more", [{}, {"several": True}, {"approval": True}])
-def test_a_user_logs_in_by_the_form(
-    kfp_server: KfpServer, tmp_path: Path, more: dict[str, bool]
-) -> None:
+def test_login_by_the_form(kfp_server: KfpServer, tmp_path: Path, more: dict[str, bool]) -> None:
     with guarding(kfp_server.url, **more) as dex:
         with open_client(connection(dex.url, tmp_path)) as client:
             assert client.list_experiments().experiments[0].display_name == "Default"
@@ -41,9 +39,7 @@ def test_the_password_is_not_sent_to_another_address(
         assert len(dex.posted) == ("resent" in more)
 
 
-def test_a_wrong_password_is_an_error_that_does_not_show_it(
-    kfp_server: KfpServer, tmp_path: Path
-) -> None:
+def test_a_wrong_password_is_not_shown(kfp_server: KfpServer, tmp_path: Path) -> None:
     with guarding(kfp_server.url) as dex, pytest.raises(KfpDdpError) as caught:
         open_client(connection(dex.url, tmp_path, "hunter2")).__enter__()
     assert str(caught.value) == f"Dex refuses {USER}: the user or the password is wrong"

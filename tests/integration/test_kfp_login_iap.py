@@ -59,9 +59,7 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[byt
         yield Google.grants
 
 
-def test_a_service_account_gets_a_token_for_the_proxy(
-    kfp_server: KfpServer, google: list[bytes]
-) -> None:
+def test_a_service_account_gets_a_proxy_token(kfp_server: KfpServer, google: list[bytes]) -> None:
     kfp_server.token = TOKEN
     connection = Connection(host=kfp_server.url, iap_client_id="123.apps.googleusercontent.com")
     with open_client(connection) as client:
@@ -72,9 +70,7 @@ def test_a_service_account_gets_a_token_for_the_proxy(
     assert google
 
 
-def test_without_a_google_account_there_is_one_error_line(
-    kfp_server: KfpServer, google: list[bytes], tmp_path: Path
-) -> None:
+def test_no_account_is_one_line(kfp_server: KfpServer, google: list[bytes], tmp_path: Path) -> None:
     (tmp_path / "key.json").unlink()
     connection = Connection(host=kfp_server.url, iap_client_id="123.apps.googleusercontent.com")
     with pytest.raises(KfpDdpError, match="no token for Identity-Aware Proxy") as caught:

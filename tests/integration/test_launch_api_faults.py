@@ -138,9 +138,7 @@ def test_a_watch_cache_lives_through_cuts_expiry_and_errors() -> None:
     assert not cache.forbidden
 
 
-def test_a_watch_cache_lists_pages_and_reduces_objects(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_watch_cache_lists_pages_and_reduces_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[dict[str, str]] = []
     monkeypatch.setattr(watch_cache, "REMOVED", 2)
 
@@ -264,9 +262,7 @@ def test_a_request_is_repeated_while_the_server_has_a_bad_time() -> None:
             api.call("GET", "/x", retry=True)
 
 
-def test_a_job_is_marked_in_spite_of_server_errors(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_job_is_marked_in_spite_of_server_errors(capsys: pytest.CaptureFixture[str]) -> None:
     """Without the mark, a step that is run again would tell of the old failure once more."""
 
     marked: list[str] = []

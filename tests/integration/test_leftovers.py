@@ -31,9 +31,7 @@ def test_a_local_run_leaves_no_workspace(tmp_path: Path, monkeypatch: pytest.Mon
     assert not list(temporary.glob("kfp-workspace-*"))
 
 
-def test_folders_of_killed_launchers_are_removed_after_a_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoned_folders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     with subprocess.Popen(["true"]) as child:
         child.wait()

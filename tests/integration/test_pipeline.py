@@ -50,9 +50,7 @@ def test_bundle_is_complete(summary: dict[str, Any]) -> None:
         assert hashlib.sha256((bundle / name).read_bytes()).hexdigest() == digest
 
 
-def test_second_demo_copies_nothing_and_uploads_no_weak_model(
-    summary: dict[str, Any], output: Path
-) -> None:
+def test_second_demo_copies_and_uploads_nothing(summary: dict[str, Any], output: Path) -> None:
     again = run(output, ranks=1, arguments={"epochs": 1})
     assert again["files_copied"] == 0
     assert again["blessed"] is False

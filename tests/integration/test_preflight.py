@@ -219,9 +219,7 @@ def test_champion_folder_is_checked_where_pvcs_are_mounted(
         check(summary, champion=missing)
 
 
-def test_without_pvcs_the_sync_only_lists(
-    emulator: storage.Client, summary: SimpleNamespace
-) -> None:
+def test_sync_lists_without_pvcs(emulator: storage.Client, summary: SimpleNamespace) -> None:
     plan = check(summary, publish="each-node", work="gs://models/runs", sync={"exclude": ["*.md"]})
     assert plan.publish == "each-node"
     assert plan.sync == {"exclude": ["*.md"], "dry_run": True}
@@ -238,9 +236,7 @@ def test_checkpoint_in_a_bucket_is_evaluated_without_a_training(
     assert "warning" not in capsys.readouterr().out
 
 
-def test_initial_weights_are_a_parameter_or_a_setting(
-    bucket: Bucket, summary: SimpleNamespace
-) -> None:
+def test_weights_are_a_parameter_or_a_setting(bucket: Bucket, summary: SimpleNamespace) -> None:
     bucket.put("weights.pth", b"x")
     weights = "gs://bucket/weights.pth"
     plan = check(summary, recipe="finetune", pretrained=weights, epochs=3)
@@ -274,9 +270,7 @@ def test_trial_settings_override_the_training(summary: SimpleNamespace) -> None:
     assert {trial["batch_size"] for trial in plan.trials} == {18}
 
 
-def test_weights_in_the_trainer_image_are_taken(
-    summary: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_baked_weights_are_taken(summary: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_DDP_BAKED_WEIGHTS", "resnet18")
     trials = {"trials": [{"model": "cifar_resnet8"}, {"learning_rate": 0.1}]}
     for given in ({"recipe": "finetune"}, {"pretrained": "true"}):

@@ -264,9 +264,7 @@ def test_a_model_that_is_not_blessed_is_not_published(
         ({"release": {"sigm": 1}}, "release has no setting 'sigm'"),
     ],
 )
-def test_invalid_input_fails_before_any_work(
-    changed: dict[str, Any], text: str, run_dir: Path, tmp_path: Path
-) -> None:
+def test_bad_input_fails(changed: dict[str, Any], text: str, run_dir: Path, tmp_path: Path) -> None:
     before = state(run_dir)
     with pytest.raises(SystemExit, match=re.escape(text)) as caught:
         publish.python_func(**arguments(run_dir, tmp_path, **changed))

@@ -98,9 +98,7 @@ def stages(address: str, name: str) -> dict[str, Any]:
     return {version: row["stage"] for version, row in registered(address, name).items()}
 
 
-def test_a_version_is_registered_with_its_lineage(
-    address: str, where: Store, name: str, tmp_path: Path
-) -> None:
+def test_a_version_has_its_lineage(address: str, where: Store, name: str, tmp_path: Path) -> None:
     before = published(where, name, tmp_path, 9)
     version = published(where, name, tmp_path, 3, before)
     opened(address, registry_author="ana").register(where, name, version)
@@ -245,9 +243,7 @@ def test_there_are_never_two_champions(
         assert set(champions) == {0, 1}
 
 
-def test_a_deleted_version_is_archived(
-    address: str, where: Store, name: str, tmp_path: Path
-) -> None:
+def test_deleted_one_is_archived(address: str, where: Store, name: str, tmp_path: Path) -> None:
     registry = opened(address)
     one, two = (published(where, name, tmp_path, wrong) for wrong in (9, 6))
     for version in (one, two):
@@ -350,9 +346,7 @@ def test_the_token_comes_from_the_secret(
     opened(registry_server.url).check()
 
 
-def test_the_account_token_is_not_sent_over_http(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_account_token_needs_https(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("of the account")
     monkeypatch.setattr(client, "_POD_TOKEN", tmp_path / "token")
     assert client._own_token(encrypted=True) == "of the account"

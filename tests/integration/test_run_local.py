@@ -148,9 +148,7 @@ def test_invalid_input_is_one_line_before_anything_is_copied(
     assert list(tmp_path.rglob("*")) == [other, other / "work"]
 
 
-def test_check_shows_images_and_settings_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_shows_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     photographs.write(tmp_path / "photos", each=12)
     words = ["run", "photos", "--local", "--check", "--set", "pretrained=false", "--json"]

@@ -134,9 +134,7 @@ def logits(answer: dict[str, Any]) -> NDArray[np.float32]:
 
 
 @pytest.mark.slow
-def test_answer_equals_the_checkpoint(
-    server: Server, sealed: Path, trained_checkpoint: Path
-) -> None:
+def test_answer_is_the_checkpoints(server: Server, sealed: Path, trained_checkpoint: Path) -> None:
     images = some(9)
     answer = server.ask({"id": "mine", **asking(images)}).json()
     assert (answer["model_name"], answer["id"]) == ("squares", "mine")
@@ -161,9 +159,7 @@ def test_binary_request_gets_a_binary_response(server: Server, trained_checkpoin
     np.testing.assert_allclose(actual, expected(trained_checkpoint, images), atol=1e-4)
 
 
-def test_concurrent_requests_get_their_own_answers(
-    server: Server, trained_checkpoint: Path
-) -> None:
+def test_concurrent_requests_get_own_answers(server: Server, trained_checkpoint: Path) -> None:
     asked = [some(1 + number % 3, number) for number in range(24)]
     with ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda images: server.ask(asking(images)).json(), asked))
@@ -251,9 +247,7 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_invalid_request_gets_one_line_with_the_expected_input(
-    server: Server, wrong: dict[str, Any]
-) -> None:
+def test_invalid_request_gets_the_expected_input(server: Server, wrong: dict[str, Any]) -> None:
     refused = server.ask(wrong)
     assert refused.status_code == 400, refused.text
     text = refused.json()["error"]
@@ -262,9 +256,7 @@ def test_invalid_request_gets_one_line_with_the_expected_input(
     assert server.ask(asking(IMAGE)).status_code == 200
 
 
-def test_picture_gets_the_names_and_probabilities_of_classes(
-    server: Server, sealed: Path, tmp_path: Path
-) -> None:
+def test_picture_gets_names_and_shares(server: Server, sealed: Path, tmp_path: Path) -> None:
     url, path = f"{server.url}/predict", tmp_path / "noise.png"
     Image.fromarray(np.moveaxis(some(1, 5)[0], 0, 2)).save(path)
     content = path.read_bytes()
@@ -371,9 +363,7 @@ def test_damaged_bundle_is_not_loaded(sealed: Path, tmp_path: Path) -> None:
     ready(str(copy))
 
 
-def test_model_with_a_wrong_answer_to_the_sample_is_not_served(
-    sealed: Path, tmp_path: Path
-) -> None:
+def test_model_with_a_wrong_sample_is_not_served(sealed: Path, tmp_path: Path) -> None:
     copy = copied(sealed, tmp_path)
     described = json.loads((copy / "sample" / "response.json").read_text())
     for wrong in (described["outputs"][0]["data"][0] + 0.01, float("nan")):

@@ -93,9 +93,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 
 @pytest.mark.slow
-def test_pictures_that_are_chosen_dropped_or_pasted_are_classified(
-    page: Page, server: Server, tmp_path: Path
-) -> None:
+def test_given_pictures_are_classified(page: Page, server: Server, tmp_path: Path) -> None:
     one, two = sorted(photographs.write(tmp_path / "photos", 2, ["a <b>"]).rglob("*.jpg"))
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(one.read_bytes()[:300])

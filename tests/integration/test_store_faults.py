@@ -149,9 +149,7 @@ def test_a_fault_of_a_store_may_be_retried_and_a_wrong_name_or_right_may_not(
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3", "az", "hf", "http"])
-def test_a_fault_of_a_source_may_be_retried_and_a_wrong_name_or_right_may_not(
-    scheme: str, fault: int, address: str
-) -> None:
+def test_faults_of_a_source_may_be_retried_or_not(scheme: str, fault: int, address: str) -> None:
     source = open_source(SOURCES[scheme].format(url=address), SourceOptions(timeout=2))
     check(source.listing, fault)
 
@@ -248,9 +246,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
-def test_the_first_name_of_several_pages_takes_one_request(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_name_takes_one_request(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = PageServer(scheme)
     with serving(server) as url:
         use(url, monkeypatch)

@@ -133,9 +133,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-def test_proxy_of_the_environment_is_used(
-    bucket: Bucket, proxy: Proxy, tmp_path: Path, version: bytes
-) -> None:
+def test_proxy_is_used(bucket: Bucket, proxy: Proxy, tmp_path: Path, version: bytes) -> None:
     proxy.version = version
     for name, body in BODIES.items():
         bucket.put(f"ds/{name}", body)
@@ -168,9 +166,7 @@ def test_proxy_that_is_not_there_is_one_line(
         sync("gs://bucket/ds", tmp_path, options(), retry=RETRY)
 
 
-def test_writes_to_a_slow_disk_overlap(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_overlap(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes 5 ms for each file; no disk here is that slow on demand."""
     bodies = {f"{number:02}": bytes([number]) * 100 for number in range(60)}
     for name, body in bodies.items():

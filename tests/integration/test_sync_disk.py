@@ -17,9 +17,7 @@ from tests.sync_runs import another_user, content, fill, run, small_disk
     ("options", "message"),
     [("size=64k", "free and 120.0 kB are to come"), ("size=8m,nr_inodes=30", "inodes free")],
 )
-def test_full_disk_is_refused_before_a_byte_is_written(
-    bucket: Bucket, tmp_path: Path, options: str, message: str
-) -> None:
+def test_full_disk_is_refused(bucket: Bucket, tmp_path: Path, options: str, message: str) -> None:
     fill(bucket)
     with small_disk(tmp_path / "disk", options) as disk:
         with pytest.raises(StorageError, match=message):

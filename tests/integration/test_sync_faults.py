@@ -41,9 +41,7 @@ def run(target: Path, options: Options = QUICK) -> Result:
 
 @pytest.mark.parametrize("body", [SMALL_BODY, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("fault", MENDABLE)
-def test_mendable_fault_gives_the_right_bytes(
-    bucket: Bucket, tmp_path: Path, fault: str, body: bytes
-) -> None:
+def test_mendable_fault_is_mended(bucket: Bucket, tmp_path: Path, fault: str, body: bytes) -> None:
     objects = fill(bucket, body)
     bucket.fault("ds/train/b/x", fault, fault)
     result = run(tmp_path)
@@ -89,9 +87,7 @@ def test_missing_hash_in_the_listing_is_refused(bucket: Bucket, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
-def test_object_replaced_while_syncing_gives_the_new_listing(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_object_replaced_meanwhile_is_listed_again(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     bucket.fault("ds/train/b/x", "replaced")
     result = run(tmp_path)

@@ -90,9 +90,7 @@ def test_what_another_writer_puts_in_place_is_never_read(
 
 
 @pytest.mark.parametrize("size", [5, SMALL + 1])
-def test_link_that_is_followed_leads_where_it_led_when_listed(
-    source: Path, tmp_path: Path, size: int
-) -> None:
+def test_followed_link_leads_where_it_was_listed(source: Path, tmp_path: Path, size: int) -> None:
     (tmp_path / "secret/1.jpg").write_bytes(b"x" * size)
     (tmp_path / "secret/2.jpg").write_bytes(b"x" * size)  # the same content in another file
     (source / "link.jpg").symlink_to(tmp_path / "secret/1.jpg")
@@ -109,9 +107,7 @@ def test_link_that_is_followed_leads_where_it_led_when_listed(
     assert len(listings) == 2
 
 
-def test_links_between_folders_are_followed_but_not_in_circles(
-    source: Path, tmp_path: Path
-) -> None:
+def test_links_of_folders_are_followed_but_not_in_circles(source: Path, tmp_path: Path) -> None:
     for number in range(4):
         (source / f"to-{number}").symlink_to("a")
     follow = Options(symlinks="follow")

@@ -33,9 +33,7 @@ def target(bucket: Bucket, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("mirror", [False, True])
-def test_hostile_names_are_refused_skipped_or_encoded(
-    bucket: Bucket, target: Path, mirror: bool
-) -> None:
+def test_hostile_names_follow_their_policy(bucket: Bucket, target: Path, mirror: bool) -> None:
     with pytest.raises(InputError, match=f"^{len(HOSTILE)} object names cannot be files: "):
         run(target, mirror=mirror)
     assert bucket.gets == []

@@ -103,9 +103,7 @@ def trailed(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("answer", [sized, chunked, interim, trailed])
-def test_answers_of_every_form_are_taken(
-    web: Web, tmp_path: Path, answer: Callable[[bytes], bytes]
-) -> None:
+def test_every_form_is_taken(web: Web, tmp_path: Path, answer: Callable[[bytes], bytes]) -> None:
     web.fill(answer)
     assert bring(address(web), tmp_path) == FILES
     assert len(web.seen) == 3, "each asked for once"

@@ -115,9 +115,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         close_session()
 
 
-def test_a_dataset_of_the_hub_is_synced_and_its_token_stays_with_it(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_a_dataset_of_the_hub_is_synced_and_its_token_stays(hub: Hub, tmp_path: Path) -> None:
     hub.files = {
         "train/cat/ä b.jpg": b"x" * 3000,
         "train/dog/1.jpg": b"y" * 700_000,
@@ -136,9 +134,7 @@ def test_a_dataset_of_the_hub_is_synced_and_its_token_stays_with_it(
 
 
 @pytest.mark.parametrize(("large", "found_by"), [(True, "SHA256"), (False, "SHA1")])
-def test_a_file_that_is_not_what_the_listing_says_is_refused(
-    hub: Hub, tmp_path: Path, large: bool, found_by: str
-) -> None:
+def test_a_changed_file_is_refused(hub: Hub, tmp_path: Path, large: bool, found_by: str) -> None:
     hub.files, hub.wrong = {"x": b"x" * 3000}, {"x"}
     hub.large = {"x"} if large else set()
     with pytest.raises(StorageError, match=f"cannot read 'x' of hf://datasets/.*: {found_by}"):

@@ -22,9 +22,7 @@ from tests.sync_runs import content, damage, fill, run, start, unpacked
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pack", ["none", "tar"])
-def test_kill_at_random_instants_then_a_run_that_completes(
-    bucket: Bucket, tmp_path: Path, pack: str
-) -> None:
+def test_killed_at_random_it_completes_later(bucket: Bucket, tmp_path: Path, pack: str) -> None:
     objects = fill(bucket, 600)
     bucket.delay = 0.005
     choose = random.Random(3)
@@ -45,9 +43,7 @@ def test_kill_at_random_instants_then_a_run_that_completes(
     assert result.downloaded + result.resumed == 600
 
 
-def test_interrupted_run_resumes_by_its_journal_without_damaged_files(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_interrupted_run_resumes_without_damaged_files(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     last = "train/c3/0039.png"
     bucket.fault(f"ds/{last}", "403")
@@ -121,9 +117,7 @@ def test_second_run_that_must_not_wait_says_so(bucket: Bucket, tmp_path: Path) -
         run(tmp_path, lock_wait=0)
 
 
-def test_second_run_says_for_whom_it_waits_and_then_lists_anew(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_second_run_waits_and_then_lists_anew(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     Store(tmp_path).prepare()
     told: list[str] = []

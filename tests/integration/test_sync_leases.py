@@ -50,9 +50,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, alive: Callable[[str], bool]) -> No
     monkeypatch.setattr(identity, "live_runs", lambda: alive)  # a cluster cannot be had here
 
 
-def test_version_of_a_run_that_lives_stays_however_old_it_is(
-    claim: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_of_a_live_run_stays(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     live = {"run-1"}
     cluster(monkeypatch, live.__contains__)
     first = claim.version(1, "run-1")
@@ -70,9 +68,7 @@ def test_version_of_a_run_that_lives_stays_however_old_it_is(
     assert [path.name for path in held.iterdir()] == [last.path.name], "none of what is gone"
 
 
-def test_unchanged_data_is_held_for_each_run_that_gets_it(
-    claim: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchanged_data_is_held_for_each_run(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster(monkeypatch, {"second"}.__contains__)
     first = claim.version(1, "first")
     assert claim.version(1, "second").unchanged
@@ -93,9 +89,7 @@ def test_version_that_a_step_reads_now_stays(claim: Claim) -> None:
     assert not first.path.exists()
 
 
-def test_nothing_goes_where_the_cluster_cannot_be_seen(
-    claim: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_goes_without_a_cluster(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Callable[[str], bool]:
         raise StorageError("which runs live cannot be seen (forbidden); apply deploy/rbac")
 
@@ -109,9 +103,7 @@ def test_nothing_goes_where_the_cluster_cannot_be_seen(
     assert "no old version was removed: which runs live cannot be seen" in report.line(second)
 
 
-def test_version_that_is_handed_out_while_others_are_removed_stays(
-    claim: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_handed_out_meanwhile_stays(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     """Removing one takes minutes: what was seen before it says nothing about the next."""
     found = [claim.version(number, options=Options(keep_versions=0)) for number in range(3)]
     for at, each in enumerate(found):

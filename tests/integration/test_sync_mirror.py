@@ -28,9 +28,7 @@ def test_mirror_deletes_extras_only_when_told(bucket: Bucket, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("folds", [False, True])
-def test_mirror_deletes_no_file_that_its_disk_holds_as_one_of_the_source(
-    bucket: Bucket, tmp_path: Path, folds: bool
-) -> None:
+def test_folded_names_are_not_deleted(bucket: Bucket, tmp_path: Path, folds: bool) -> None:
     """On such a disk the two names are one file, which was just written."""
     bucket.put("ds/cat.jpg", b"new")
     bucket.put("ds/dogs/1.jpg", b"new")
@@ -89,9 +87,7 @@ def test_what_a_filter_leaves_out_is_not_deleted(
     assert there - set(content(tmp_path)) == gone - {"labels.csv"}
 
 
-def test_folder_of_the_file_system_and_what_is_excluded_are_not_looked_into(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_lost_found_and_what_is_excluded_stay_closed(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket, 4)
     target = tmp_path / "target"
     for name in ("lost+found", "private"):

@@ -126,18 +126,14 @@ def test_peer_that_drips_is_given_up(peer: Dripping, tmp_path: Path, drip: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drip", ["small", "large"])
-def test_peer_that_drips_over_tls_is_given_up(
-    secure_peer: Dripping, tmp_path: Path, drip: str
-) -> None:
+def test_dripping_over_tls_is_given_up(secure_peer: Dripping, tmp_path: Path, drip: str) -> None:
     url = serve(secure_peer, *DRIPS[drip])
     with pytest.raises(StorageError, match=r"^cannot read 'x' of [^\n]*less than 1000 bytes a sec"):
         sync(url, tmp_path / "target", QUICK, retry=RETRY)
 
 
 @pytest.mark.parametrize("body", [SMALL_BODY, LARGE_BODY], ids=["small", "large"])
-def test_peer_that_is_slow_but_moves_is_waited_for(
-    secure_peer: Dripping, tmp_path: Path, body: bytes
-) -> None:
+def test_slow_peer_is_waited_for(secure_peer: Dripping, tmp_path: Path, body: bytes) -> None:
     secure_peer.step = len(body) // 30
     url = serve(secure_peer, body, head(body), body)
     assert content(sync(url, tmp_path / "target", QUICK, retry=RETRY).path) == {"x": body}

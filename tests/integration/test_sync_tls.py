@@ -43,9 +43,7 @@ def test_certificate_is_looked_at_once_for_all_connections(
     assert made["connect_good"] - made["hits"] == 1, "the others go on from the first one's session"
 
 
-def test_server_that_keeps_no_sessions_is_read_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_may_keep_no_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket, certificate = Bucket(), tls.loopback_certificate(tmp_path)
     for name, body in FILES.items():
         bucket.put(f"ds/{name}", body)

@@ -26,9 +26,7 @@ def test_verify_finds_and_mends_damage(bucket: Bucket, tmp_path: Path, pack: str
     assert run(tmp_path, pack=pack, verify="full").unchanged
 
 
-def test_packed_version_stays_until_its_replacement_is_whole(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_packed_version_stays_until_another_is_whole(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     first = run(tmp_path, pack="tar")
     damage(next(first.path.glob("*.tar")))
@@ -93,9 +91,7 @@ def test_damage_in_the_version_before_does_not_spread(bucket: Bucket, tmp_path: 
 
 
 @pytest.mark.parametrize("place", ["name", "end", "cut"])
-def test_archive_is_checked_beside_its_members_too(
-    bucket: Bucket, tmp_path: Path, place: str
-) -> None:
+def test_archive_is_checked_as_a_whole(bucket: Bucket, tmp_path: Path, place: str) -> None:
     objects = fill(bucket)
     path = next(run(tmp_path, pack="tar").path.glob("*.tar"))
     data = bytearray(path.read_bytes())
@@ -112,9 +108,7 @@ def test_archive_is_checked_beside_its_members_too(
     assert run(tmp_path, pack="tar", verify="full").unchanged
 
 
-def test_packed_version_is_deterministic_and_reuses_what_is_unchanged(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_packed_version_is_deterministic_and_reuses_files(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     long = "train/" + "d" * 120 + "/ü.png"
     bucket.put(f"ds/{long}", b"long")

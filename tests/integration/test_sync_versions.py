@@ -44,9 +44,7 @@ def test_max_delete_refuses_to_lose_most_of_a_dataset(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folds", [False, True])
-def test_kept_file_gives_way_to_a_new_one_at_its_path(
-    bucket: Bucket, tmp_path: Path, folds: bool
-) -> None:
+def test_kept_file_gives_way_to_a_new_one(bucket: Bucket, tmp_path: Path, folds: bool) -> None:
     alike = {"Cat.jpg", "Dogs/1.jpg", "cafe\u0301.jpg"}
     old = (*alike, "kept.jpg", "a", "b/c")
     new = ("cat.jpg", "dogs/2.jpg", "caf\u00e9.jpg", "a/x", "b")
@@ -64,9 +62,7 @@ def test_kept_file_gives_way_to_a_new_one_at_its_path(
     assert result.names.kept == kept
 
 
-def test_without_delete_a_touched_file_is_kept_and_a_lost_one_named(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_without_delete_a_file_is_kept_or_a_loss_named(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     first = run(tmp_path).path
     for name in ("train/c0/0000.png", "train/c1/0001.png"):
@@ -103,9 +99,7 @@ def test_old_versions_are_collected(bucket: Bucket, tmp_path: Path) -> None:
     assert len(list((tmp_path / "versions").iterdir())) == 3
 
 
-def test_datasets_that_take_turns_are_each_compared_with_their_own(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_datasets_in_turns_are_compared_with_their_own(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     for name, data in objects.items():
         bucket.put(f"other/{name}", data[::-1])
@@ -129,9 +123,7 @@ def test_datasets_that_take_turns_are_each_compared_with_their_own(
     assert first.path.is_dir()
 
 
-def test_a_new_dataset_takes_files_of_another_and_keeps_none_of_it(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_new_dataset_links_files_and_keeps_no_other(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket)
     bucket.put("other/train/c0/0000.png", bucket.objects["ds/train/c0/0000.png"].data)
     bucket.put("other/train/c1/0001.png", b"else")
@@ -198,9 +190,7 @@ def test_dry_run_writes_nothing_and_tells_all(bucket: Bucket, tmp_path: Path, mi
 
 
 @pytest.mark.parametrize("mirror", [False, True])
-def test_dry_run_says_what_a_run_would_be_refused_for(
-    bucket: Bucket, tmp_path: Path, mirror: bool
-) -> None:
+def test_dry_run_says_why_a_run_would_fail(bucket: Bucket, tmp_path: Path, mirror: bool) -> None:
     objects = fill(bucket)
     with small_disk(tmp_path / "disk", "size=64k") as disk:
         for target in (disk, disk / "not" / "there"):

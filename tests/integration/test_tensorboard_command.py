@@ -84,9 +84,7 @@ def test_a_folder_that_is_no_run_is_refused(words: list[str], why: str, tmp_path
     assert why in str(answer.exception)
 
 
-def test_a_folder_and_a_run_of_kfp_stand_side_by_side_until_ctrl_c(
-    tmp_path: Path, kfp_server: KfpServer
-) -> None:
+def test_a_folder_and_a_run_of_kfp_until_ctrl_c(tmp_path: Path, kfp_server: KfpServer) -> None:
     run_id = "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0"
     for name in ("photos/work/1f0c", f"runs/{run_id}"):
         events(tmp_path / name / "train", step(1, 3.0))

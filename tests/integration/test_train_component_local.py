@@ -166,9 +166,7 @@ def test_invalid_input_fails_before_any_rank_starts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_remains_after_the_step(
-    tmp_path: Path, dataset: Path, number: signal.Signals
-) -> None:
+def test_no_process_is_left(tmp_path: Path, dataset: Path, number: signal.Signals) -> None:
     work = tmp_path / "work"
     metrics, log = work / "run-1" / "train" / "metrics.jsonl", tmp_path / "log"
     process = start(tmp_path, arguments(dataset, work, epochs=2000))

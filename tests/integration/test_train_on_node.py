@@ -136,9 +136,7 @@ def train(tmp_path: Path, work: Path, data: str, epochs: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_preempted_worker_uploads_a_checkpoint_and_the_step_resumes_there(
-    tmp_path: Path, work: Path, dataset: str
-) -> None:
+def test_a_step_resumes_where_a_worker_stopped(tmp_path: Path, work: Path, dataset: str) -> None:
     first = Worker(tmp_path, "first", work, dataset, epochs=400)
     until(lambda: newest(work) > 0, first)
     first.process.terminate()

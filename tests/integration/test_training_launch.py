@@ -75,9 +75,7 @@ def preempted_at(run: TrainConfig) -> int:
 
 
 @pytest.mark.slow
-def test_completed_run_returns_0_without_failure_record(
-    data: Path, tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_completed_run_returns_0(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
     run = config(data, tmp_path / "run", epochs=1, warmup_epochs=0, tensorboard=True)
     logs = tmp_path / "run" / "logs"
     logs.mkdir(parents=True)
@@ -134,9 +132,7 @@ def test_invalid_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list
 
 
 @pytest.mark.slow
-def test_exit_codes_of_sigterm_and_of_a_lost_rank(
-    data: Path, tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_exit_codes_of_a_stop(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
     """SIGTERM twice: 143 with a checkpoint. Resumed, one rank SIGKILLed: 137 with its number."""
     message = tmp_path / "termination"
     run = endless(data, tmp_path / "run")
@@ -165,9 +161,7 @@ def test_exit_codes_of_sigterm_and_of_a_lost_rank(
 
 
 @pytest.mark.slow
-def test_stop_without_a_save_does_not_report_one(
-    data: Path, tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_stop_reports_no_false_save(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
     """First ranks that had to be killed; then a save that fails on SIGTERM."""
     run = config(data, tmp_path / "run", epochs=5000, warmup_epochs=0, checkpoint_epochs=0)
     logs = tmp_path / "run" / "logs"
@@ -220,9 +214,7 @@ def test_final_failure_is_not_restarted(tmp_path: Path, launched: list[Launched]
 
 
 @pytest.mark.slow
-def test_restarted_ranks_resume_despite_resume_never(
-    data: Path, tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_restarted_ranks_resume(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
     before = config(data, tmp_path / "run", epochs=1, warmup_epochs=0)
     launched.append(Launched(before))
     assert launched[0].process.wait(90) == 0, launched[0].output()
@@ -237,9 +229,7 @@ def test_restarted_ranks_resume_despite_resume_never(
 
 
 @pytest.mark.slow
-def test_ranks_save_and_stop_when_their_launcher_is_killed(
-    data: Path, tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_ranks_outlive_no_launcher(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
     run = endless(data, tmp_path / "run")
     started = Launched(run)
     launched.append(started)
@@ -253,9 +243,7 @@ def test_ranks_save_and_stop_when_their_launcher_is_killed(
 
 
 @pytest.mark.slow
-def test_stale_heartbeat_stops_the_run(
-    data: Path, tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_stale_heartbeat_stops_it(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
     """What counts is that it changes; its time, by a clock that is off, does not."""
     heartbeat = tmp_path / "heartbeat"
     run = endless(data, tmp_path / "run").model_copy(
@@ -279,9 +267,7 @@ def test_stale_heartbeat_stops_the_run(
 
 
 @pytest.mark.slow
-def test_lost_node_leaves_the_run_with_fewer_ranks(
-    data: Path, tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_run_outlives_a_lost_node(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
     """Two nodes of 1:2, one of them lost: the other goes on alone from the newest checkpoint."""
     run = config(
         data, tmp_path / "run", epochs=400, warmup_epochs=0, checkpoint_steps=6, resume="never"
@@ -311,9 +297,7 @@ def test_lost_node_leaves_the_run_with_fewer_ranks(
 
 
 @pytest.mark.slow
-def test_node_that_waits_for_others_stops_on_sigterm(
-    data: Path, tmp_path: Path, launched: list[Launched]
-) -> None:
+def test_waiting_node_stops(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
     """It waits in C++, where no Python handler runs, for a first node that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(90)

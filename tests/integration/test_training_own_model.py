@@ -46,9 +46,7 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_dropout_resumes_to_the_bit_and_on_two_ranks_to_float_order(
-    data: Path, tmp_path: Path
-) -> None:
+def test_dropout_resumes_to_the_bit_and_on_two_ranks(data: Path, tmp_path: Path) -> None:
     assert trainer(own(data, tmp_path / "whole", micro_batch_size=4)).fit()
     stopped = trainer(own(data, tmp_path / "resumed", micro_batch_size=4))
     stopped.stop.ask("a test")
@@ -102,9 +100,7 @@ def test_dropout_resumes_to_the_bit_and_on_two_ranks_to_float_order(
         ),
     ],
 )
-def test_file_that_cannot_be_trained_is_refused_in_one_line(
-    data: Path, tmp_path: Path, text: str, line: str
-) -> None:
+def test_unusable_file_is_one_line(data: Path, tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(InputError, match=line) as caught:
         prepare(own(data, tmp_path / "run", text), ALONE)
     assert "\n" not in str(caught.value)
@@ -130,9 +126,7 @@ build = Net
     assert own_model.load_for(own(data, tmp_path / "run", text)) is not None
 
 
-def test_file_of_the_command_line_is_packed_without_its_folder(
-    tmp_path: Path,
-) -> None:
+def test_file_of_the_command_line_is_packed_without_its_folder(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN)
     flags = ["--data", "/d", "--output-dir", "/o", "--model"]
@@ -191,9 +185,7 @@ def transforms(image, size, draw):
 """
 
 
-def test_optimizer_loss_and_transforms_are_used_and_resume_to_the_bit(
-    data: Path, tmp_path: Path
-) -> None:
+def test_optimizer_loss_and_transforms_are_used_and_resume(data: Path, tmp_path: Path) -> None:
     text = BESIDE_NETWORK + BESIDE
     stopped = trainer(own(data, tmp_path / "resumed", text))
     stopped.stop.ask("a test")

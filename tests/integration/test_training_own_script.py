@@ -62,9 +62,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
 
 
-def test_script_gets_images_and_settings_and_its_weights_are_saved(
-    data: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_script_gets_inputs_and_is_saved(data: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fields = settings(data, SAVES, val_fraction=0.25, script_args="--depth 3 'two fields'")
     config = parse(TrainConfig.create(**fields).to_argv())
     assert own_script.run(config)
@@ -107,9 +105,7 @@ def test_script_gets_images_and_settings_and_its_weights_are_saved(
         ),
     ],
 )
-def test_error_of_the_script_is_one_line(
-    data: Path, text: str, error: type[Exception], words: str
-) -> None:
+def test_script_error_is_named(data: Path, text: str, error: type[Exception], words: str) -> None:
     fields = settings(data, text)
     with pytest.raises(error, match=re.escape(words)) as caught:
         own_script.run(TrainConfig.create(**fields))
@@ -146,9 +142,7 @@ def test_file_of_the_command_line_is_packed(data: Path) -> None:
         ),
     ],
 )
-def test_invalid_script_is_refused_before_it_runs(
-    data: Path, more: dict[str, Any], words: str
-) -> None:
+def test_invalid_script_is_never_run(data: Path, more: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as error:
         TrainConfig.create(**settings(data, SMALL, **more))
     assert words in str(error.value)

@@ -26,9 +26,7 @@ def archives(folders: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_small_archives_train_to_the_bits_of_folders(
-    folders: Path, archives: Path, tmp_path: Path
-) -> None:
+def test_archives_train_to_folders_bits(folders: Path, archives: Path, tmp_path: Path) -> None:
     """With the decoded cache and without it."""
     ended = set()
     for name, data, more in (
@@ -43,9 +41,7 @@ def test_small_archives_train_to_the_bits_of_folders(
 
 
 @pytest.mark.slow
-def test_run_on_windows_of_archives_resumes_exactly_and_on_other_ranks(
-    archives: Path, tmp_path: Path
-) -> None:
+def test_windows_of_archives_resume_also_on_other_ranks(archives: Path, tmp_path: Path) -> None:
     whole, parts, other = (
         config(
             archives,

@@ -79,9 +79,7 @@ def test_interrupted_run_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("epochs", [3, 1])
-def test_frozen_body_keeps_its_weights_and_statistics(
-    data: Path, tmp_path: Path, epochs: int
-) -> None:
+def test_frozen_body_keeps_its_statistics(data: Path, tmp_path: Path, epochs: int) -> None:
     """Then it learns more slowly than the classifier."""
     fields = {"freeze_epochs": epochs, "weight_decay": 0.1, "body_lr_factor": 0.25}
     loop = trainer(run(data, tmp_path / "run", **fields))
@@ -190,9 +188,7 @@ def write_run(folder: Path, accuracies: list[float]) -> Path:
         (3, 0.10, ""),  # only one other has reached it
     ],
 )
-def test_training_is_behind_below_the_median_of_others(
-    tmp_path: Path, epoch: int, best: float, reason: str
-) -> None:
+def test_behind_is_below_the_median(tmp_path: Path, epoch: int, best: float, reason: str) -> None:
     own = write_run(tmp_path / "own", [1.0, 1.0, 1.0])
     assert behind(own, 1, 0.0) == ""
     for name, accuracies in (("a", [0.3, 0.2, 0.9]), ("b", [0.4, 0.7]), ("c", [0.5])):
@@ -203,9 +199,7 @@ def test_training_is_behind_below_the_median_of_others(
 
 
 @pytest.mark.parametrize(("first", "epochs"), [(2, 2), (0, 3)])
-def test_training_that_is_behind_stops_with_the_reason(
-    tmp_path: Path, first: int, epochs: int
-) -> None:
+def test_training_behind_others_stops(tmp_path: Path, first: int, epochs: int) -> None:
     for name in ("one", "two"):
         write_run(tmp_path / "runs" / name, [1.0, 1.0, 1.0])
     for label in ("cat", "dog"):

@@ -34,9 +34,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_run_killed_in_a_save_ends_with_the_same_bits(
-    data: Path, tmp_path: Path, strategy: str
-) -> None:
+def test_run_killed_in_a_save_keeps_the_bits(data: Path, tmp_path: Path, strategy: str) -> None:
     """While the body rests, so that it begins to learn once in one start, and once in each."""
     fields = {**ALL, "strategy": strategy, "ema_decay": 0.0 if strategy == "fsdp" else 0.9}
     whole = config(data, tmp_path / "whole", **fields)

@@ -101,9 +101,7 @@ def _other_size(data: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_other_name, _other_size])
-def test_run_does_not_resume_with_other_images(
-    data: Path, tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+def test_images_must_not_change(data: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
     train(data, tmp_path / "run")
     data = data.rename(tmp_path / "moved")  # the folder may change
     groups(data, tmp_path / "run")
@@ -146,9 +144,7 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize("decay", [0.9, 0.0])
-def test_averages_resume_or_start_from_the_weights(
-    data: Path, tmp_path: Path, decay: float
-) -> None:
+def test_averages_resume_or_start_anew(data: Path, tmp_path: Path, decay: float) -> None:
     output = tmp_path / "run"
     train(data, output, ema_decay=decay)
     newest = newest_valid(output / "checkpoints")

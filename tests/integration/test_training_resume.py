@@ -64,9 +64,7 @@ def test_killed_at_any_instant(number: int, data: Path, uninterrupted: str, tmp_
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", range(100, 200))
-def test_killed_at_a_hundred_instants(
-    number: int, data: Path, uninterrupted: str, tmp_path: Path
-) -> None:
+def test_killed_in_the_soak(number: int, data: Path, uninterrupted: str, tmp_path: Path) -> None:
     assert _interrupt_and_resume(data, tmp_path / "run", number) == uninterrupted
 
 

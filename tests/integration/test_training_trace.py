@@ -48,9 +48,7 @@ def test_running_rank_traces_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ask(tmp_path / "run")
 
 
-def test_trace_of_a_run_that_cannot_answer_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_needs_a_running_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"contains no training: name the folder with its metrics"):
         ask(tmp_path)
     run = tmp_path / "out" / "work" / "17" / "train"

@@ -21,9 +21,7 @@ def tracked(store: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_killed_training_resumes_in_the_same_mlflow_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_training_keeps_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(*FILE_STORE)
     env = dict([FILE_STORE])  # ranks have the environment of the server that forks them
     data, store = dataset(tmp_path / "data", train=24, val=6), tmp_path / "mlflow"

@@ -100,9 +100,7 @@ def test_the_folder_of_a_run_is_accepted(where: Store, tmp_path: Path) -> None:
         ("linked", "cannot read"),
     ],
 )
-def test_any_change_of_a_bundle_is_found(
-    where: Store, tmp_path: Path, change: str, words: str
-) -> None:
+def test_any_changed_file_is_found(where: Store, tmp_path: Path, change: str, words: str) -> None:
     folder = tmp_path / "exports" / "flowers" / bundle.version(tmp_path / "made")
     call("sign", folder, "--key", tmp_path / "key.pem")
     match change:
