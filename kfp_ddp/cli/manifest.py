@@ -56,7 +56,11 @@ def command(
 
 
 class _Readable(yaml.SafeDumper):
-    """Writes multi-line strings as blocks."""
+    """Writes multi-line strings as blocks, and an object at each of its places."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Return true, since an alias is hard to read."""
+        return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         """Return the node of a string, a block if YAML allows it."""

@@ -24,13 +24,9 @@ def as_function(
 ) -> dict[str, Any]:
     """Return inputs of `job` with which every worker calls a function.
 
-    Args:
-        func: A plain function that imports what it uses inside itself.
-        func_args: Its arguments by name: strings, numbers, booleans, None, lists and dicts.
-        later: Names of arguments given when the pipeline runs, as name=value in `args`.
-
-    Raises:
-        InputError: a function or arguments that cannot be transferred.
+    The function imports what it uses inside itself. `func_args` are its arguments by name: strings,
+    numbers, booleans, None, lists and dicts. `later` are names of arguments given when the pipeline
+    runs, as name=value in `args`. InputError for what cannot be transferred.
     """
     function, func_args = _plain(func), func_args or {}
     name = function.__name__
@@ -51,11 +47,7 @@ def as_function(
 
 
 def as_script(path: str | Path, args: Sequence[str] = ()) -> dict[str, Any]:
-    """Return inputs of `job` with which every worker runs a Python file with arguments.
-
-    Raises:
-        InputError: it cannot be read, is not in UTF-8, or is too large for a pipeline.
-    """
+    """Return inputs of `job` with which every worker runs a Python file; raises as `packed`."""
     return {"script": packed(path), "args": words(args)}
 
 
@@ -64,6 +56,8 @@ def as_folder(
 ) -> dict[str, Any]:
     """Return inputs of `job` with which every worker runs a file or a module of a folder.
 
+    InputError for a folder that cannot be packed, lacks the entry, or is too large.
+
     Args:
         path: The folder; hidden files and `__pycache__` are left out.
         entry: What to run: a file such as train.py, or a module such as package.train.
@@ -71,10 +65,6 @@ def as_folder(
         upload: Where to put the packed folder, named by its digest: gs://bucket/prefix, another
             bucket, or a folder on a PVC that the workers mount at this path; '' to put it into the
             pipeline itself.
-
-    Raises:
-        InputError: a folder that cannot be packed, lacks the entry, or is too large.
-        StorageError: the upload failed.
     """
     archive = folder_of.archive_of(path)
     folder_of.check(archive, entry)
@@ -121,11 +111,7 @@ if __name__ == "__main__":
 
 
 def _plain(func: object) -> FunctionType:
-    """Return the function, if its source alone can define it again.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Return the function; InputError if its source alone cannot define it again."""
     name = getattr(func, "__name__", type(func).__name__)
     if inspect.ismethod(func) or not isinstance(func, FunctionType):
         raise InputError(f"{name} is not a plain Python function: give one defined with `def`")
@@ -146,11 +132,7 @@ def _plain(func: object) -> FunctionType:
 
 
 def _check_complete(name: str, text: str) -> None:
-    """Check that the source defines one function, which uses nothing of its module.
-
-    Raises:
-        InputError: otherwise.
-    """
+    """Raise InputError unless the source is one function that uses nothing of its module."""
     no_function = f"the source of {name} is not a function: define it with `def`, on own lines"
     try:
         tree = ast.parse(text)

@@ -40,12 +40,7 @@ GANGS = {
 
 
 def check(api: Api, spec: LaunchSpec) -> list[str]:
-    """Return warnings about a job that may not run.
-
-    Raises:
-        InputError: the job cannot run: no right to create it, a missing PVC, runtime or queue, or
-            no gang scheduling.
-    """
+    """Return warnings about a job that may not run; InputError for one that cannot."""
     kind = spec.job_kind
     if not allowed(api, "create", kind.group, kind.plural):
         raise InputError(
@@ -84,12 +79,8 @@ def check_gang(
 ) -> None:
     """Wait until the operator has created a PodGroup for a job, or its pods without one.
 
-    The Training Operator ignores a job's scheduling policy without its own flag.
-
-    `stopped` returns whether to stop waiting.
-
-    Raises:
-        InputError: there is no PodGroup; the job is deleted.
+    Without its own flag, the Training Operator ignores a job's scheduling policy: then the job is
+    deleted, with an InputError. `stopped` returns whether to stop waiting.
     """
     gang, kind = GANGS.get(spec.scheduler), spec.job_kind
     if gang is None or kind.state(job).over:

@@ -30,9 +30,7 @@ def archive_of(folder: str | Path) -> bytes:
     """Return the regular files of a folder as a tar.gz, the same for the same content.
 
     Hidden files and `__pycache__` are left out; an executable file remains one.
-
-    Raises:
-        InputError: no folder, an empty one, or something in it that is not a regular file.
+    InputError for an empty folder, or for anything in it that is not a regular file.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -87,11 +85,7 @@ def as_data_url(archive: bytes) -> str:
 
 
 def from_data_url(code: str) -> bytes:
-    """Return the archive of a data URL.
-
-    Raises:
-        InputError: it was cut.
-    """
+    """Return the archive of a data URL; InputError if it was cut."""
     try:
         return base64.b64decode(code.removeprefix(PREFIX), validate=True)
     except binascii.Error as error:
@@ -112,11 +106,7 @@ def is_module(entry: str) -> bool:
 
 
 def check(archive: bytes, entry: str) -> None:
-    """Check that workers can unpack the archive, and that it contains the entry.
-
-    Raises:
-        InputError: what is wrong with it, in one line.
-    """
+    """Raise InputError unless workers can unpack the archive, and it contains the entry."""
     if len(archive) > MOST_PACKED:
         raise InputError(
             f"the folder of code is packed into {len(archive) >> 20} MiB, and at most "
@@ -133,11 +123,7 @@ def check(archive: bytes, entry: str) -> None:
 
 
 def _names(archive: bytes) -> set[str]:
-    """Return the names of the files; each can be created below one new folder.
-
-    Raises:
-        InputError: it cannot be unpacked, or not there.
-    """
+    """Return the names of the files, each of which can be created below one new folder."""
     total, names, folders = 0, set[str](), {"", "."}
     try:
         with (

@@ -144,11 +144,7 @@ class Ending:
         self.job_path, self.files = job_path, files
 
     def leave_if_cancelled(self, job: str) -> None:
-        """Delete the job of a terminated run; `job` is its title.
-
-        Raises:
-            RunCancelledError: the run was terminated.
-        """
+        """Delete the job of a terminated run and raise RunCancelledError; `job` is its title."""
         if self.cancelled():
             self.delete_job()
             raise RunCancelledError(f"the run was terminated; {job} is deleted")

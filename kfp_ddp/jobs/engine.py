@@ -25,13 +25,9 @@ def run(
     job_object: Any,
     **inputs: Any,
 ) -> str:
-    """Run a job to its end; returns its name.
+    """Run a job to its end and return its name; raises InputError or JobError.
 
     `inputs` are the fields of LaunchSpec that are no `settings`; the rest is as in the component.
-
-    Raises:
-        InputError: for input that cannot be used.
-        JobError: for a job that failed.
     """
     spec = specification(settings, task_config, **inputs)
     task = task_title(task_name, task_id)
@@ -44,11 +40,7 @@ def run(
 
 
 def specification(settings: dict[str, Any], task_config: Any, **inputs: Any) -> LaunchSpec:
-    """The job that a step's inputs, its further settings and its KFP task describe together.
-
-    Raises:
-        InputError: for what cannot be used, and for a setting that is an input of its own.
-    """
+    """Return the job of a step's inputs, further settings and KFP task; raises InputError."""
     check_given("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
     inputs["script"] = unpacked(inputs.get("script", ""))
     inputs["args"] = unpacked_words(inputs.get("args", ()))

@@ -52,12 +52,10 @@ class Identity:
 
 
 def identify(run_id: str, task_name: str, task_id: str, spec: LaunchSpec) -> Identity:
-    """Return the identity of a launch; its name is a DNS-1035 name of at most 40 characters.
+    """Return the identity of a launch; InputError for an id that cannot be a label.
 
-    The name has a hash of run, task and DAG, which distinguishes iterations of a loop.
-
-    Raises:
-        InputError: an id that cannot be a label.
+    Its name is a DNS-1035 name of at most 40 characters, with a hash of run, task and DAG, which
+    distinguishes iterations of a loop.
     """
     for what, value in (("run_id", run_id), ("task_name", task_name)):
         if not LABEL_VALUE.fullmatch(value):
@@ -130,10 +128,8 @@ def metadata(
 def live_runs(api: Api | None = None) -> Callable[[str], bool]:
     """Return a function on run ids: whether a run has a Workflow or a job that is not over.
 
-    The cluster is read once, by this call. Outside of a cluster no run is live.
-
-    Raises:
-        StorageError: the runs cannot be listed, so nothing may be considered unused.
+    The cluster is read once, by this call. Outside of a cluster no run is live. StorageError if the
+    runs cannot be listed, so that nothing may be considered unused.
     """
     if api is None:
         if not os.environ.get("KUBERNETES_SERVICE_HOST"):

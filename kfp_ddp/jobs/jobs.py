@@ -56,10 +56,8 @@ class Jobs:
         try:
             listing = self.api.call("GET", path, query=query, retry=True)
         except ApiError as error:
-            raise InputError(self._no_access("list", error)) from error
-        jobs = {
-            int(item["metadata"]["labels"].get(ATTEMPT, "0")): item for item in listing["items"]
-        }
+            raise InputError(self._refusal("list", error)) from error
+        jobs = {int(label(item, ATTEMPT) or 0): item for item in listing["items"]}
         named = self.identity.job_name
         return {i: job for i, job in jobs.items() if job["metadata"]["name"] == named(i)}
 
@@ -79,13 +77,13 @@ class Jobs:
                 return job
             except ApiError as error:
                 if error.status != 409:
-                    raise InputError(self._refused(error)) from error
+                    raise InputError(self._refusal("create", error)) from error
             try:
                 job = self.api.call("GET", self.path(attempt), retry=True)
             except ApiError as error:
                 if error.status == 404:
                     continue
-                raise InputError(self._refused(error)) from error
+                raise InputError(self._refusal("create", error)) from error
             self._check_owner(job)
             if "deletionTimestamp" not in job["metadata"]:
                 print(f"adopting {self.kind.title} {job['metadata']['name']}", flush=True)
@@ -98,15 +96,13 @@ class Jobs:
             time.sleep(0.5)
 
     def check_queued(self, attempt: int) -> None:
-        """Check that Kueue would suspend the job: a job that it does not manage runs at once.
+        """Raise InputError unless Kueue would suspend the job, which only a dry run shows.
 
-        Raises:
-            InputError: it would not. Only a dry run shows this.
+        A job that it does not manage runs at once.
         """
         path, body = self.kind.path(self.api.namespace), self.manifest(attempt)
         try:
-            dry = {"dryRun": "All"}
-            job = self.api.call("POST", path, body, dry, retry=True)
+            job = self.api.call("POST", path, body, {"dryRun": "All"}, retry=True)
         except ApiError:
             return  # creating the job reports what is wrong
         if not self.kind.suspended(job):
@@ -159,10 +155,8 @@ class Jobs:
         meta = body["metadata"]
         existing = self.api.call("GET", f"{path}/{meta['name']}")
         labels = existing["metadata"].get("labels") or {}
-        ours = labels.items() >= meta["labels"].items()
-        parts = ("data", "binaryData")
-        same = all((existing.get(name) or {}) == body.get(name, {}) for name in parts)
-        if not ours or not same:
+        parts = [(existing.get(name) or {}, body.get(name, {})) for name in ("data", "binaryData")]
+        if not labels.items() >= meta["labels"].items() or any(old != new for old, new in parts):
             raise InputError(
                 f"ConfigMap {meta['name']} exists and is not of this run; "
                 "it was not changed: delete it, or rename the task"
@@ -181,23 +175,18 @@ class Jobs:
                 "delete it to start again"
             )
 
-    def _refused(self, error: ApiError) -> str:
-        if error.status in (403, 404):
-            return self._no_access("create", error)
-        return f"the cluster refused the {self.kind.title}: {' '.join(error.message.split())}"
-
-    def _no_access(self, verb: str, error: ApiError) -> str:
-        where = f"in namespace {self.api.namespace}"
+    def _refusal(self, verb: str, error: ApiError) -> str:
+        where, message = f"in namespace {self.api.namespace}", " ".join(error.message.split())
         if error.status == 404:
             return (
                 f"this cluster has no {self.kind.plural} ({self.kind.group_version}); "
                 f"install {self.kind.operator}, or use another backend"
             )
         if error.status == 403 and "quota" in error.message:
-            return f"a quota {where} does not allow the job: {' '.join(error.message.split())}"
+            return f"a quota {where} does not allow the job: {message}"
         if error.status == 403 and "cannot" in error.message:
             return f"no right to {verb} {self.kind.plural} {where}; apply deploy/rbac there"
-        return f"the cluster refused the {self.kind.title}: {' '.join(error.message.split())}"
+        return f"the cluster refused the {self.kind.title}: {message}"
 
     def mark(self, attempt: int, mark: str) -> None:
         """Mark a failed job for later launchers as REPORTED or PREEMPTED."""
@@ -236,8 +225,3 @@ def avoided(jobs: dict[int, Object]) -> frozenset[str]:
     if not jobs:
         return frozenset()
     return frozenset(filter(None, annotation(jobs[max(jobs)], AVOIDS).split(",")))
-
-
-def marked(job: Object, mark: str) -> bool:
-    """Return whether a job has the mark REPORTED or PREEMPTED."""
-    return annotation(job, mark) != ""

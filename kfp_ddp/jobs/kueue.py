@@ -14,11 +14,7 @@ NAMED_AT_MOST = 3
 
 @lru_cache(maxsize=8)
 def group_version(api: Api) -> str:
-    """Return the preferred version of Kueue's API; '' for a cluster without Kueue.
-
-    Raises:
-        ApiError: the server does not answer.
-    """
+    """Return the preferred version of Kueue's API; '' for a cluster without Kueue."""
     try:
         return str(api.call("GET", f"/apis/{GROUP}")["preferredVersion"]["groupVersion"])
     except ApiError as error:
@@ -34,11 +30,9 @@ def path(api: Api, plural: str, name: str = "") -> str:
 
 
 def check_queue(api: Api, queue: str) -> list[str]:
-    """Return warnings about a LocalQueue that admits no jobs now.
+    """Return warnings about a LocalQueue that admits no jobs now; InputError if it is missing.
 
-    Raises:
-        InputError: no such queue, or no Kueue. Without the right to read queues, both count as
-            existing.
+    Without the right to read queues, queue and Kueue count as existing.
     """
     try:
         queue_path = api.retry(lambda: path(api, "localqueues", queue))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from kfp_ddp.core import failure
 from kfp_ddp.core.errors import InputError
@@ -29,23 +30,36 @@ EVALUATION = "kfp_ddp.evaluation.node"
 """The same for ranks that evaluate."""
 
 
+class _Process(NamedTuple):
+    started: str
+    uid: int
+    words: list[str]
+
+
+def _process(pid: int) -> _Process | None:
+    """Return a process by its pid; None if it does not exist, or is a zombie."""
+    about = Path(f"/proc/{pid}")
+    if not Path("/proc/self").exists():
+        columns = ["ps", "-o", "lstart=,uid=,command=", "-p", str(pid)]
+        listed = subprocess.run(columns, capture_output=True, text=True).stdout.split()
+        # lstart has five words, such as "Thu Jan  1 00:00:00 2026".
+        return _Process(" ".join(listed[:5]), int(listed[5]), listed[6:]) if listed else None
+    try:
+        state, *fields = about.joinpath("stat").read_text().rpartition(")")[2].split()
+        words = about.joinpath("cmdline").read_bytes().split(b"\0")
+        uid = about.stat().st_uid
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else _Process(fields[18], uid, [os.fsdecode(w) for w in words])
+
+
 def start_time(pid: int) -> str | None:
     """Return when a process started, as text of the system; None if it does not exist.
 
     A pid may be reused; a pid and its start time are unique. A zombie counts as ended.
     """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        if Path("/proc/self").exists():
-            return None
-        listed = subprocess.run(
-            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True
-        )
-        return listed.stdout.strip() or None
-    except ProcessLookupError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
+    process = _process(pid)
+    return process.started if process else None
 
 
 def record(run_dir: Path, pid: int) -> None:
@@ -63,8 +77,8 @@ def forget(run_dir: Path) -> None:
 def recorded(run_dir: Path) -> int | None:
     """Return the pid of the run's process group on this machine; None if none runs.
 
-    Other users may be able to write the record, so the process must belong to this user and work
-    in this folder.
+    Other users may be able to write the record, so the process must be this user's, a group leader
+    and a launcher of ranks in this folder.
     """
     try:
         entry = json.loads(RunFolder(run_dir).process.read_text())
@@ -73,33 +87,16 @@ def recorded(run_dir: Path) -> int | None:
         return None
     if host != socket.gethostname() or type(pid) is not int or pid < 2:
         return None
-    actual = start_time(pid)
-    return pid if actual is not None and actual == started and _works_in(pid, run_dir) else None
-
-
-def _works_in(pid: int, run_dir: Path) -> bool:
-    """Return whether a process is this user's launcher of ranks in a folder, and a group leader."""
+    process = _process(pid)
+    if process is None or process.started != started or process.uid != os.geteuid():
+        return None
     try:
-        uid, words = _owner_and_words(pid)
         leads = os.getpgid(pid) == pid
-        folder = words[words.index("--output-dir") + 1]
+        folder = process.words[process.words.index("--output-dir") + 1]
     except (OSError, ValueError, IndexError):
-        return False
-    same = os.path.realpath(folder) == os.path.realpath(run_dir)
-    return uid == os.geteuid() and leads and bool({NODE, EVALUATION} & set(words)) and same
-
-
-def _owner_and_words(pid: int) -> tuple[int, list[str]]:
-    """Return the user and the command line of a process; raise OSError or ValueError for none."""
-    about = Path(f"/proc/{pid}")
-    if about.parent.joinpath("self").exists():
-        words = about.joinpath("cmdline").read_bytes().split(b"\0")
-        return about.stat().st_uid, [os.fsdecode(word) for word in words]
-    listed = subprocess.run(
-        ["ps", "-o", "uid=,command=", "-p", str(pid)], capture_output=True, text=True
-    )
-    uid, _, command = listed.stdout.strip().partition(" ")
-    return int(uid), command.split()
+        return None
+    ranks = leads and not {NODE, EVALUATION}.isdisjoint(process.words)
+    return pid if ranks and os.path.realpath(folder) == os.path.realpath(run_dir) else None
 
 
 def end(pid: int, grace: float) -> None:
@@ -139,11 +136,7 @@ class Ended:
 
 
 def local_gpus() -> int:
-    """Return the number of ranks for this machine: one for each GPU, or one.
-
-    Raises:
-        InputError: this image has no torch.
-    """
+    """Return the number of ranks for this machine: one for each GPU, or one."""
     try:
         import torch
     except ImportError as error:
@@ -187,7 +180,10 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
             record(run_dir, process.pid)
             reader = threading.Thread(target=_stream, args=(process, ended), daemon=True)
             reader.start()
-            _follow(process, progress)
+            while process.poll() is None:
+                progress.update(time.monotonic())
+                time.sleep(0.1)
+            progress.update(time.monotonic(), at_once=True)
             send(process.pid, signal.SIGKILL)
             reader.join(timeout=5)
         finally:
@@ -211,20 +207,11 @@ def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
             process.terminate()
 
 
-def _follow(process: "subprocess.Popen[str]", progress: ProgressPrinter) -> None:
-    """Wait for the process, with a progress line every few seconds and one at the end."""
-    while process.poll() is None:
-        progress.update(time.monotonic())
-        time.sleep(0.1)
-    progress.update(time.monotonic(), at_once=True)
-
-
 @contextmanager
 def _forwarding(ended: Ended) -> Iterator[Callable[["subprocess.Popen[str]"], None]]:
     """Forward SIGTERM and SIGINT to a launcher; the second one kills its process group.
 
-    Yields:
-        A function that sets the process; an earlier signal is forwarded then.
+    Yield a function that sets the process; an earlier signal is forwarded then.
     """
     target: list[subprocess.Popen[str]] = []
 

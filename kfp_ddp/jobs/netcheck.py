@@ -83,12 +83,9 @@ def figures(network: Network, wrong: list[str]) -> dict[str, float]:
 def on_cluster(
     settings: NetworkCheck, fields: Mapping[str, Any], ids: tuple[str, str, str], api: Api
 ) -> Network:
-    """Measure between the pods of a job.
+    """Measure between the pods of a job; raises KfpDdpError.
 
     `fields` are fields of LaunchSpec for its pods, `ids` the ids of run, task and iteration.
-
-    Raises:
-        KfpDdpError: the job cannot be created, or it failed.
     """
     command = ["python3", "-m", PROGRAM, "--", json.dumps(settings.given())]
     with contextlib.redirect_stdout(_WithoutResult(sys.stdout)):
@@ -100,10 +97,6 @@ def require(gbit_s: float, fields: Mapping[str, Any], ids: tuple[str, str, str],
     """Raise JobError if the network between pods like a job's is too slow or faulty.
 
     `fields` are fields of LaunchSpec of the job, `ids` the ids of run, task and iteration.
-
-    Raises:
-        JobError: the problems, the worst first.
-        KfpDdpError: it cannot be measured.
     """
     settings, (run_id, task_name, task_id) = NetworkCheck(min_gbit_s=gbit_s), ids
     pods = {name: value for name, value in fields.items() if name not in _ONLY_TRAINING}
@@ -117,11 +110,7 @@ def require(gbit_s: float, fields: Mapping[str, Any], ids: tuple[str, str, str],
 
 
 def here(settings: NetworkCheck, ranks: int) -> Network:
-    """Measure between processes of this machine.
-
-    Raises:
-        JobError: they failed.
-    """
+    """Measure between processes of this machine; JobError if they fail."""
     with tempfile.TemporaryDirectory(prefix="netcheck-") as folder:
         with contextlib.redirect_stdout(_WithoutResult(sys.stdout)):
             ended = run_ranks([json.dumps(settings.given())], ranks, Path(folder), PROGRAM)
@@ -147,11 +136,7 @@ class _WithoutResult(io.StringIO):
 
 
 def _read(lines: Iterable[str]) -> Network:
-    """Return the result of rank 0.
-
-    Raises:
-        JobError: there is none.
-    """
+    """Return the result of rank 0; JobError if there is none."""
     for line in lines:
         _, mark, text = line.partition(RESULT)
         if mark:

@@ -76,11 +76,7 @@ def python(name: str, script_map: str) -> list[str]:
 
 
 def map_data(spec: LaunchSpec) -> dict[str, Mapping[str, str]]:
-    """Return the data of the ConfigMap with the files.
-
-    Raises:
-        InputError: they are too large for one.
-    """
+    """Return the data of the ConfigMap with the files; InputError if they are too large."""
     content_of = files(spec)
     size = sum(map(len, content_of.values()))
     if size > MAP_BYTES:
@@ -114,11 +110,8 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
     """Return the job with its code checked, and placed where its workers can read it.
 
     Code in a bucket is copied to a ConfigMap or, if too large, to the work PVC. Code on a PVC of
-    the workers remains there; they verify its digest.
-
-    Raises:
-        InputError: missing or invalid code, or code that cannot reach the workers.
-        StorageError: the PVC cannot be written.
+    the workers remains there; they verify its digest. InputError for code that is missing, invalid
+    or cannot reach the workers; StorageError for a PVC that cannot be written.
     """
     if not spec.code:
         return spec

@@ -11,10 +11,11 @@ from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.decisions import Limits
 from kfp_ddp.jobs.follow.follower import Follower, Outcome
 from kfp_ddp.jobs.identity import find_owner, identify
-from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs, avoided, marked
+from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs, avoided
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, Object, core
+from kfp_ddp.k8s.objects import annotation
 
 SILENCE_SECONDS = 120.0
 # A list of a thousand pods is 10 MB, and this one is requested each half a second.
@@ -57,7 +58,10 @@ def launch(
     attempts = Attempts.resume(existing, jobs.kind)
     jobs.avoided = avoided(existing)
     if attempts.current not in existing:
-        _check(jobs, attempts.current)
+        for warning in check_job.check(api, spec):
+            print(f"warning: {warning}", flush=True)
+        if spec.scheduler == "kueue" and spec.queue:
+            jobs.check_queued(attempts.current)
     ending, limits = Ending(api, owner), _limits(spec, stall_minutes)
     with ending.watching():
         while True:
@@ -101,9 +105,9 @@ class Attempts:
         if not jobs:
             return cls()
         newest = max(jobs)
-        reported = [number for number, job in jobs.items() if marked(job, REPORTED)]
+        reported = [number for number, job in jobs.items() if annotation(job, REPORTED)]
         first = max(reported) + 1 if reported else min(jobs)
-        preempted = {number for number, job in jobs.items() if marked(job, PREEMPTED)}
+        preempted = {number for number, job in jobs.items() if annotation(job, PREEMPTED)}
         if newest in preempted:
             return cls(newest + 1, first, preempted)
         if newest in reported and kind.state(jobs[newest]).phase == "failed":
@@ -120,34 +124,26 @@ class Attempts:
         return retries - len(set(range(self.first, self.current)) - self.preempted)
 
 
-def _check(jobs: Jobs, attempt: int) -> None:
-    """Check what can be checked before a job is created; raise InputError."""
-    for warning in check_job.check(jobs.api, jobs.spec):
-        print(f"warning: {warning}", flush=True)
-    if jobs.spec.scheduler == "kueue" and jobs.spec.queue:
-        jobs.check_queued(attempt)
-
-
 def _retry_or_raise(jobs: Jobs, attempts: Attempts, failure: Failure, deleted: bool) -> None:
     """Return if another attempt may help, else raise JobError with the cause."""
     retries = jobs.spec.retries
     left = attempts.retries_left(retries)
     if not failure.retryable or left <= 0:
         jobs.mark(attempts.current, REPORTED)
-        raise JobError(_report(jobs, attempts, failure, pods_kept=not deleted))
+        name = jobs.identity.job_name(attempts.current)
+        tries = f" after {attempts.count} attempts" if attempts.count > 1 else ""
+        where = "; log above" if failure.pod else ""
+        if failure.pod and not deleted:
+            where += f", or kubectl logs -n {jobs.api.namespace} {failure.pod}"
+        raise JobError(f"{jobs.kind.title} {name} failed{tries}: {failure.error}{where}")
     print(f"{failure.error}; retrying, {left} of {retries} retries left", flush=True)
 
 
 def _follow(
-    jobs: Jobs,
-    attempt: int,
-    ending: Ending,
-    run_dir: Path | None,
-    progress: bool,
-    limits: Limits,
+    jobs: Jobs, number: int, ending: Ending, run_dir: Path | None, progress: bool, limits: Limits
 ) -> Outcome:
-    ending.leave_if_cancelled(f"{jobs.kind.title} {jobs.identity.job_name(attempt)}")
-    job = jobs.ensure(attempt)
+    ending.leave_if_cancelled(f"{jobs.kind.title} {jobs.identity.job_name(number)}")
+    job = jobs.ensure(number)
     check_job.check_gang(jobs.api, jobs.spec, job, ending.cancelled)
     return Follower(jobs.api, jobs.kind, job, ending, run_dir, progress).run(limits)
 
@@ -181,13 +177,3 @@ def _wait_for_pods(jobs: Jobs, attempt: int, ending: Ending) -> None:
         if not pods["items"] and not pods["metadata"].get("continue"):
             return
         time.sleep(0.5)
-
-
-def _report(jobs: Jobs, attempts: Attempts, failure: Failure, pods_kept: bool) -> str:
-    """Return the failure in one line; `pods_kept` is whether its pod may still exist."""
-    name = jobs.identity.job_name(attempts.current)
-    tries = f" after {attempts.count} attempts" if attempts.count > 1 else ""
-    where = "; log above" if failure.pod else ""
-    if failure.pod and pods_kept:
-        where += f", or kubectl logs -n {jobs.api.namespace} {failure.pod}"
-    return f"{jobs.kind.title} {name} failed{tries}: {failure.error}{where}"

@@ -22,8 +22,7 @@ MOST_BYTES = 120_000
 def packed(path: str | Path) -> str:
     """Return a file as one line of plain characters, for the input `script` of a component.
 
-    Raises:
-        InputError: it cannot be read, is not in UTF-8, or is too large for a pipeline.
+    InputError if it cannot be read, is not in UTF-8, or is too large for a pipeline.
     """
     try:
         return packed_text(Path(path).read_bytes().decode(), str(path))
@@ -39,11 +38,7 @@ def packed_text(text: str, what: str) -> str:
 
 
 def carried(value: str, what: str) -> str:
-    """Return a value of a pipeline, if it is not too large for one.
-
-    Raises:
-        InputError: it is too large.
-    """
+    """Return a value of a pipeline; InputError if it is too large for one."""
     if len(value) > MOST_BYTES:
         raise InputError(
             f"{what} is packed into {len(value):,} bytes, and a pipeline at most {MOST_BYTES:,}: "
@@ -63,11 +58,7 @@ def words(arguments: Iterable[str]) -> list[str]:
 
 
 def unpacked_words(arguments: Iterable[Any]) -> list[Any]:
-    """Return the arguments that `words` packed; other words are unchanged.
-
-    Raises:
-        InputError: one that was cut.
-    """
+    """Return arguments with those unpacked that `words` packed; InputError for one that was cut."""
     return [_unpacked(w) if isinstance(w, str) and w.startswith(WORD) else w for w in arguments]
 
 
@@ -92,8 +83,7 @@ def unexpanded(text: str) -> str:
 def unpacked(script: str) -> str:
     """Return the text of a file that `packed` packed; any other text unchanged.
 
-    Raises:
-        InputError: for a data URL of another kind, or one that was cut.
+    InputError for a data URL of another kind, or one that was cut.
     """
     if not script.startswith("data:"):
         return script
@@ -119,8 +109,7 @@ HASH = "--hash="
 def locked(path: str | Path) -> list[str]:
     """Return the pins, with hashes, of a requirements file as uv or pip-tools write it.
 
-    Raises:
-        InputError: a line that is no pin, no file, or more than a pipeline carries.
+    InputError for no file, a line that is no pin, or more than a pipeline carries.
     """
     try:
         text = Path(path).read_text()
@@ -145,11 +134,7 @@ def locked(path: str | Path) -> list[str]:
 
 
 def check_packages(packages: Sequence[str]) -> None:
-    """Refuse pins of which only some have hashes, which pip would not check.
-
-    Raises:
-        InputError: naming the first without.
-    """
+    """Raise InputError if only some pins have hashes, which pip would not check."""
     without = [line for line in packages if HASH not in line]
     if without and len(without) < len(packages):
         raise InputError(

@@ -35,10 +35,7 @@ def with_folders(
     """Return `fields` with the PVCs of both folders, that of the data read-only if possible.
 
     `written` is the folder or URI that the workers write to, `task` the name of the step. A dataset
-    that each node copies has no PVC.
-
-    Raises:
-        InputError: a folder that is not on a PVC.
+    that each node copies has no PVC. InputError for another folder that is not on a PVC.
     """
     on_claims = {"dataset_path": data, "work_dir": written}
     if is_per_node(data):
@@ -57,11 +54,7 @@ def with_folders(
 
 
 def check_carried(job: Mapping[str, Any]) -> None:
-    """Refuse settings with which pods of a training in a bucket start from different checkpoints.
-
-    Raises:
-        InputError: naming the setting.
-    """
+    """Raise InputError if pods of a training in a bucket would start from different checkpoints."""
     for name, only in (("elastic", ""), ("restart_policy", "Never")):
         if (value := job.get(name, only)) != only:
             raise InputError(

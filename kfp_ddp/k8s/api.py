@@ -66,11 +66,7 @@ class Api:
 
     @classmethod
     def connect(cls, namespace: str = "", context: str = "") -> "Api":
-        """Connect with the pod's service account, or with a context of the kubeconfig.
-
-        Raises:
-            InputError: no service account and no valid kubeconfig.
-        """
+        """Connect as the pod's service account or by the kubeconfig; InputError for neither."""
         from kubernetes import client, config
 
         configuration = client.Configuration()
@@ -123,7 +119,7 @@ class Api:
         retry: bool = False,
         retry_seconds: float = RETRY_SECONDS,
     ) -> Object:
-        """Send one request and return the response.
+        """Send one request and return the response; raises ApiError for any but 2xx, or none.
 
         Args:
             method: GET, POST, PATCH, DELETE, or APPLY for server-side apply.
@@ -134,9 +130,6 @@ class Api:
             raw: Return a response that is not JSON as {"value": text}.
             retry: Retry while the server is unavailable; the request must be safe to repeat.
             retry_seconds: How long to retry.
-
-        Raises:
-            ApiError: a response other than 2xx, or none.
         """
         if retry:
             return self.retry(
@@ -157,19 +150,17 @@ class Api:
         try:
             parsed = json.loads(data) if data else {}
         except (ValueError, RecursionError):
-            raise ApiError(
-                0,
-                "",
+            message = (
                 "the response is not JSON, so the address is not a Kubernetes API server: check "
-                "the server in the kubeconfig, and whether a login page is in front of it",
-            ) from None
+                "the server in the kubeconfig, and whether a login page is in front of it"
+            )
+            raise ApiError(0, "", message) from None
         return parsed if isinstance(parsed, dict) else {"value": parsed}
 
     def pages(self, path: str, query: dict[str, str] | None = None) -> Iterator[Object]:
         """Yield a list in pages of at most PAGE objects, all of the first page's version.
 
-        Raises:
-            ApiError: as for `call`; 410 when that version has expired: then list again.
+        After an ApiError of status 410 that version has expired: then list again.
         """
         token = ""
         while True:
@@ -183,10 +174,7 @@ class Api:
     def lines(
         self, path: str, query: dict[str, str], seconds: float | None, longest: int = 0
     ) -> Iterator[bytes]:
-        """Yield the lines of a streamed response; an incomplete last line has no line feed.
-
-        A line of more than `longest` bytes is split; 0 for no limit.
-        """
+        """Yield the `split_lines` of a response; an incomplete last line has no line feed."""
         response = self._send("GET", path, None, query, (CONNECT_SECONDS, seconds))
         try:
             yield from split_lines(response.stream(65536, decode_content=True), longest)
@@ -257,11 +245,7 @@ class Api:
     def retry(
         self, request: Callable[[], T], seconds: float = RETRY_SECONDS, also: tuple[int, ...] = ()
     ) -> T:
-        """Return the result of `request`, repeated while the server is unavailable.
-
-        Raises:
-            ApiError: of the last try.
-        """
+        """Return the result of `request`, repeated while the server is unavailable."""
         began, pause, warned, refused = time.monotonic(), 0.1, False, False
         while True:
             try:
@@ -282,32 +266,21 @@ class Api:
 
 
 def split_lines(chunks: Iterable[bytes], longest: int = 0) -> Iterator[bytes]:
-    """Yield the lines of a stream.
-
-    A line of more than `longest` bytes is split; 0 for no limit.
-    """
-    parts: list[bytes] = []
-    size = 0
+    """Yield the lines of a stream; one of more than `longest` bytes is split, 0 for no limit."""
+    rest = b""
     for chunk in chunks:
-        *complete, rest = chunk.split(b"\n")
+        *complete, rest = (rest + chunk).split(b"\n")
         for line in complete:
-            yield from _pieces(b"".join([*parts, line]), longest)
-            parts, size = [], 0
-        parts.append(rest)
-        size += len(rest)
-        if longest and size > longest:
-            line = b"".join(parts)
-            at = (size - 1) // longest * longest
-            yield from _pieces(line[:at], longest)
-            parts, size = [line[at:]], size - at
-    if size:
-        yield b"".join(parts)
+            yield from (piece + b"\n" for piece in _pieces(line, longest))
+        *pieces, rest = _pieces(rest, longest)
+        yield from (piece + b"\n" for piece in pieces)
+    if rest:
+        yield rest
 
 
-def _pieces(line: bytes, longest: int) -> Iterator[bytes]:
+def _pieces(line: bytes, longest: int) -> list[bytes]:
     step = longest or len(line) or 1
-    for at in range(0, len(line) or 1, step):
-        yield line[at : at + step] + b"\n"
+    return [line[at : at + step] for at in range(0, len(line) or 1, step)]
 
 
 def own_pod(api: Api) -> Object | None:

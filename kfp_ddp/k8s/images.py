@@ -1,5 +1,6 @@
 """The images of a run by digest, since a tag may move."""
 
+import contextlib
 import os
 from collections.abc import Collection, Iterable
 
@@ -14,21 +15,15 @@ STEP = ("main",)
 
 def record(workers: Iterable[Object] = (), containers: Collection[str] = ()) -> Object:
     """Return our version, and the images of the step and of its workers."""
+    step: list[Object] = []
+    with contextlib.suppress(InputError):
+        if os.environ.get("KFP_POD_NAME") and (pod := own_pod(Api.connect())):
+            step = [pod]
     return {
         "version": __version__,
-        "step": used(_own_pod(), STEP),
+        "step": used(step, STEP),
         "workers": used(workers, containers),
     }
-
-
-def _own_pod() -> list[Object]:
-    if not os.environ.get("KFP_POD_NAME"):
-        return []
-    try:
-        pod = own_pod(Api.connect())
-    except InputError:
-        return []
-    return [pod] if pod else []
 
 
 def used(pods: Iterable[Object], of: Collection[str]) -> list[dict[str, str]]:

@@ -6,11 +6,7 @@ from kfp_ddp.k8s.api import Api, Object
 
 
 def schedulable(api: Api) -> list[Object]:
-    """Return the nodes that accept pods.
-
-    Raises:
-        ApiError: no right to list them.
-    """
+    """Return the nodes that accept pods; raises ApiError without the right to list them."""
 
     def listed() -> list[Object]:
         return [node for page in api.pages("/api/v1/nodes") for node in page["items"] or ()]

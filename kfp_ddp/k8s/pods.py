@@ -142,8 +142,8 @@ def track(
     """
     waits = {}
     for who, reason in reasons.items():
-        earlier = before.get(who)
-        if earlier is None or _group(earlier.reason) != _group(reason):
+        earlier, kind = before.get(who), reason.kind.removesuffix(" refused")
+        if earlier is None or earlier.reason.kind.removesuffix(" refused") != kind:
             waits[who] = Wait(who, reason, clock)
         elif REFUSED.search(earlier.reason.text) and not REFUSED.search(reason.text):
             waits[who] = earlier
@@ -152,22 +152,13 @@ def track(
     return waits
 
 
-def _group(reason: Reason) -> str:
-    return reason.kind.removesuffix(" refused")
-
-
 def expired(waits: Iterable[Wait], clock: float, pending: float) -> Wait | None:
     """Return the oldest wait past its limit; None if each may still end.
 
     `pending` limits waits that may end by themselves, in seconds; 0 for the default.
     """
-    late = [wait for wait in waits if clock - wait.since >= _limit(wait.reason, pending)]
-    return oldest(late)
-
-
-def _limit(reason: Reason, pending: float) -> float:
-    limit = FINAL_AFTER.get(reason.kind, math.inf)
-    return pending if pending and reason.kind in TRANSIENT else limit
+    limits = FINAL_AFTER | (dict.fromkeys(TRANSIENT, pending) if pending else {})
+    return oldest(w for w in waits if clock - w.since >= limits.get(w.reason.kind, math.inf))
 
 
 def oldest(waits: Iterable[Wait]) -> Wait | None:

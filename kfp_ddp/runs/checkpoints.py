@@ -32,8 +32,7 @@ def complete(where: Store, folder: str) -> list[str]:
 def upload(where: Store, name: str, checkpoint: Path) -> bool:
     """Upload a local checkpoint, which must not change; return False if the bucket already has it.
 
-    Raises:
-        KfpDdpError: it cannot be written; the checkpoint in the bucket is then incomplete.
+    After a KfpDdpError the checkpoint in the bucket is incomplete.
     """
     manifest = f"{name}/{MANIFEST}"
     if where.read(manifest, _LARGEST_MANIFEST) == (checkpoint / MANIFEST).read_bytes():
@@ -49,8 +48,7 @@ def upload(where: Store, name: str, checkpoint: Path) -> bool:
 def best_of(checkpoint: Path) -> str:
     """Return the name of the best checkpoint, by the manifest of the newest; '' for none.
 
-    Raises:
-        OSError, ValueError: it cannot be read.
+    OSError or ValueError if that cannot be read.
     """
     best = read_manifest(checkpoint).fields.get("best")
     return step_dir(Path(checkpoint.parent.name), int(best["step"])).as_posix() if best else ""
@@ -60,9 +58,6 @@ def prune(where: Store, folder: str, keep: int, spared: str = "") -> None:
     """Remove all but the newest `keep` complete checkpoints of a folder, and incomplete ones.
 
     `spared` is the name of one to retain in any case.
-
-    Raises:
-        KfpDdpError: they cannot be listed or removed.
     """
     parts = defaultdict(list)
     for name, _ in where.list(f"{folder}/"):
@@ -78,9 +73,7 @@ def prune(where: Store, folder: str, keep: int, spared: str = "") -> None:
 def move(where: Store, folder: str, target: str, room: Path) -> None:
     """Move the checkpoints of a folder to another one, by way of the local folder `room`.
 
-    Raises:
-        KfpDdpError: they cannot be read or written; another call resumes.
-        OSError: this machine has no space for them.
+    After a KfpDdpError another call resumes; OSError if this machine has no space.
     """
     for name in reversed(complete(where, folder)):
         if fetch(where, name, room):
@@ -93,9 +86,7 @@ def move(where: Store, folder: str, target: str, room: Path) -> None:
 def fetch(where: Store, name: str, run_dir: Path) -> bool:
     """Download a checkpoint to the local run folder; return False if it is not valid.
 
-    Raises:
-        KfpDdpError: the bucket cannot be read.
-        OSError: this machine has no space for it.
+    KfpDdpError if the bucket cannot be read, OSError if this machine has no space.
     """
     aside = run_dir / ".incoming" / name
     shutil.rmtree(aside, ignore_errors=True)
@@ -126,10 +117,7 @@ def fetch_newest(where: Store, folder: str, run_dir: Path) -> str:
     """Download the newest valid checkpoint of a folder; return its name, '' for none.
 
     The manifests of newer, invalid checkpoints are deleted, so that they can be written again.
-
-    Raises:
-        StorageError: there are checkpoints, but none is valid.
-        KfpDdpError: the bucket cannot be read.
+    StorageError if there are checkpoints, but none is valid.
     """
     names = complete(where, folder)
     for at, name in enumerate(names):

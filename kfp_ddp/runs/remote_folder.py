@@ -98,8 +98,7 @@ class RemoteFolder:
     def upload(self) -> None:
         """Upload changed files, oldest first, so that a marker of completeness comes last.
 
-        Raises:
-            KfpDdpError: the bucket does not accept one; the next call resumes there.
+        After a KfpDdpError the next call resumes.
         """
         changed = [item for item in self._files() if self._uploaded.get(item[0]) != item[1]]
         aside = self.path / OUTGOING / "file"
@@ -135,9 +134,7 @@ class RemoteFolder:
 def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
     """Download files to a folder atomically; a file with the same content is not touched.
 
-    Raises:
-        KfpDdpError: they cannot be read.
-        OSError: this machine has no space for them.
+    KfpDdpError if they cannot be read, OSError if this machine has no space.
     """
     for name in names:
         path = folder / name
@@ -157,11 +154,7 @@ def is_plain(name: str) -> bool:
 
 
 def local_folder(uri: str) -> Path:
-    """Create an empty folder for the copy of a URI; its path is the same on each pod of a job.
-
-    Raises:
-        StorageError: it cannot be created.
-    """
+    """Create an empty folder for the copy of a URI; its path is the same on each pod of a job."""
     folder = Path(folders.scratch_dir(), "runs", *uri.split("/")[-2:])
     try:
         shutil.rmtree(folder, ignore_errors=True)

@@ -69,11 +69,7 @@ class TrainingFolder(RemoteFolder):
         return super().__enter__()
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
-        """Upload all remaining files after the training has ended.
-
-        Raises:
-            UnavailableError: the bucket did not accept them within `seconds`.
-        """
+        """Upload what remains after the training; UnavailableError if that fails for `seconds`."""
         self.stop()
         deadline = time.monotonic() + seconds
         while True:
@@ -195,11 +191,7 @@ class FollowedFolder(RemoteFolder):
 
 @contextlib.contextmanager
 def training_folder(config: TrainConfig) -> Iterator[Path]:
-    """Yield the local folder that a training writes to, which a bucket may back.
-
-    Raises:
-        KfpDdpError: the bucket cannot be read, or did not accept the last files.
-    """
+    """Yield the local folder that a training writes to, which a bucket may back."""
     if not is_remote(config.output_dir):
         yield Path(config.output_dir)
         return
@@ -215,11 +207,7 @@ def training_folder(config: TrainConfig) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def followed_folder(uri: str) -> Iterator[tuple[Path, Callable[[], None]]]:
-    """Yield the local folder of a training that a step follows, and a function to refresh it.
-
-    Raises:
-        KfpDdpError: the bucket cannot be read.
-    """
+    """Yield the local folder of a training that a step follows, and a function to refresh it."""
     if not is_remote(uri):
         yield Path(uri), lambda: None
         return

@@ -24,9 +24,7 @@ class RunWorkspace:
     def download(self, uri: str) -> Path:
         """Return the local path of a folder of the run; from a bucket it is downloaded.
 
-        Raises:
-            InputError: it is not below the run's folder, or is an incomplete checkpoint.
-            KfpDdpError: the bucket cannot be read, or this machine has no space.
+        InputError if it is not below the run's folder, or is an incomplete checkpoint.
         """
         if self._remote is None or not is_remote(uri):
             return Path(uri)
@@ -62,11 +60,7 @@ class RunWorkspace:
             self._remote.mark_unchanged(prefix)
 
     def upload(self) -> None:
-        """Upload files that were written and delete those that were removed.
-
-        Raises:
-            KfpDdpError: the bucket does not accept them.
-        """
+        """Upload files that were written and delete those that were removed."""
         if self._remote is not None:
             with _enough_space(self.path, self._remote.uri):
                 self._remote.delete_removed()
@@ -74,11 +68,7 @@ class RunWorkspace:
 
 
 def create_run_folder(work: str, run_id: str, task: str) -> str:
-    """Return the path or URI of a run's task, by its `task_title`; tests that it is writable.
-
-    Raises:
-        InputError, StorageError: it cannot be written.
-    """
+    """Return the path or URI of a run's task, by its `task_title`; raises if it is not writable."""
     if not is_remote(work):
         return str(open_run_dir(work, run_id, task))
     check_run_id(run_id)
@@ -94,9 +84,6 @@ def open_workspace(run_dir: str, holder: str) -> Iterator[RunWorkspace]:
     """Yield a run's folder with its top-level files; what the block writes is uploaded at its end.
 
     The folder has a lease of `holder` meanwhile.
-
-    Raises:
-        KfpDdpError: the bucket cannot be read, or did not accept what was written.
     """
     if not is_remote(run_dir):
         yield RunWorkspace(Path(run_dir))

@@ -27,8 +27,8 @@ LIBRARIES = {
             "kfp_ddp.jobs.run",
             "kfp_ddp.jobs.task",
         ),
-        *("kfp_ddp.storage.gcs", "kubernetes.client", "kubeflow.training"),
-        *(*STORES, "google_crc32c", "kubeflow_trainer_api.models"),
+        *("kfp_ddp.storage.gcs", "kubernetes.client"),
+        *(*STORES, "google_crc32c"),
     ),
     "trainer": (
         *("kfp_ddp.training.node", "kfp_ddp.training.rank", "kfp_ddp.training.sinks"),

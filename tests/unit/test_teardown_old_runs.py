@@ -54,15 +54,15 @@ def test_runs_with_a_lease_a_process_or_a_workflow_are_retained(
 ) -> None:
     folder(tmp_path, "own", 0.0)
     waiting, working, _ = (folder(tmp_path, n, 30.0) for n in ("waiting", "working", "queued"))
-    monkeypatch.setattr(local, "_works_in", lambda pid, run_dir: True)
-    local.record(working / "train", os.getpid())
+    recorded = {working / "train": os.getpid()}
+    monkeypatch.setattr(local, "recorded", recorded.get)
     with (
         monkeypatch.context() as patch,
         leases.folder_lease(RunFolder(waiting / "train").leases, "evaluate"),
     ):
         patch.setattr(engine, "live_runs", lambda: {"queued"}.__contains__)
         assert run(tmp_path, keep_runs=1) == NOTHING
-    local.forget(working / "train")
+    recorded.clear()
     assert run(tmp_path, keep_runs=1) == "deleted 3 older run(s)"
 
 

@@ -1,17 +1,16 @@
-"""The kinds of jobs. A new kind is a module here with an object KIND, and its name in KindName."""
+"""The kinds of jobs. A new kind is a class here, with its name in KindName."""
 
-from importlib import import_module
-from typing import Literal, get_args
+from typing import Literal
 
 from kfp_ddp.jobs.kinds.base import Kind, PodRole
+from kfp_ddp.jobs.kinds.training_operator import MPIJob, PyTorchJob, TFJob
+from kfp_ddp.jobs.kinds.trainjob import TrainJob
 from kfp_ddp.k8s.api import Object
 
 __all__ = ["KINDS", "Kind", "KindName", "pod_role", "pod_title"]
 
 KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
-KINDS: dict[str, Kind] = {
-    name: import_module(f"{__name__}.{name}").KIND for name in get_args(KindName)
-}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (PyTorchJob(), TrainJob(), TFJob(), MPIJob())}
 
 
 def pod_role(pod: Object) -> PodRole:

@@ -126,11 +126,8 @@ class Kind(ABC):
     ) -> Object:
         """Return the job as the API server takes it.
 
-        Args:
-            spec: The job's settings.
-            metadata: Name, namespace, labels and owner.
-            script_map: ConfigMap with the script; '' when the script is in the environment.
-            runtime: What `find_runtime` returned; None for defaults.
+        `script_map` is the ConfigMap with the script, '' for a script in the environment;
+        `runtime` is what `find_runtime` returned, None for defaults.
         """
 
     @abstractmethod
@@ -160,11 +157,7 @@ class Kind(ABC):
         return ""
 
     def check(self, spec: LaunchSpec) -> None:
-        """Check that this kind supports the settings.
-
-        Raises:
-            ValueError: naming the first that it does not support.
-        """
+        """Raise ValueError for the first setting that this kind does not support."""
         for name, refusal, allowed in self.unsupported:
             value = getattr(spec, name)
             if value not in (type(spec).model_fields[name].default, *allowed):
@@ -173,11 +166,7 @@ class Kind(ABC):
                 )
 
     def find_runtime(self, api: Api, spec: LaunchSpec) -> Runtime | None:
-        """Return the runtime of a job; None for a kind without runtimes.
-
-        Raises:
-            InputError: it does not exist.
-        """
+        """Return the runtime of a job, None for a kind without; InputError if it is missing."""
         return None
 
 

@@ -53,47 +53,52 @@ def template(
         annotations["prometheus.io/scrape"] = "true"
         annotations["prometheus.io/port"] = str(spec.metrics_port)
         pod_labels[METRICS] = "true"
-    return {
-        "metadata": {"labels": pod_labels, "annotations": annotations},
-        "spec": _without_empty(
-            {
-                **scheduling(spec),
-                "topologySpreadConstraints": topology_spread(spec, ours),
-                "restartPolicy": "OnFailure" if spec.restart_policy == "OnFailure" else "Never",
-                "terminationGracePeriodSeconds": spec.grace_seconds,
-                "hostNetwork": spec.host_network or None,
-                "dnsPolicy": "ClusterFirstWithHostNet" if spec.host_network else None,
-                "priorityClassName": spec.priority_class,
-                # The operator sets the gang schedulers' names.
-                "schedulerName": "runai-scheduler" if spec.scheduler == "runai" else "",
-                "serviceAccountName": spec.service_account,
-                "automountServiceAccountToken": None if spec.service_account else False,
-                "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
-                "securityContext": security(spec),
-                "volumes": volumes(spec, script_map),
-                "initContainers": init_containers(spec, script_map),
-                "containers": [
-                    _without_empty(
-                        {
-                            "name": container,
-                            "image": spec.image,
-                            "imagePullPolicy": spec.image_pull_policy,
-                            "command": command(spec, script_map),
-                            "args": args(spec),
-                            "env": environment(spec, script_map),
-                            "envFrom": [
-                                {"secretRef": {"name": name}} for name in spec.env_from_secrets
-                            ],
-                            "resources": resources(spec),
-                            "volumeMounts": mounts(spec, script_map),
-                            "terminationMessagePolicy": "FallbackToLogsOnError",
-                            "securityContext": container_security(spec),
-                        }
-                    )
-                ],
-            }
-        ),
+    mounted, security = mounts(spec, script_map), container_security(spec)
+    init: Object = {
+        "image": spec.image,
+        "resources": INIT_CONTAINER,
+        "volumeMounts": mounted,
+        "securityContext": security,
     }
+    worker = {
+        "name": container,
+        "image": spec.image,
+        "imagePullPolicy": spec.image_pull_policy,
+        "command": command(spec, script_map),
+        "args": args(spec),
+        "env": environment(spec, script_map),
+        "envFrom": [{"secretRef": {"name": name}} for name in spec.env_from_secrets],
+        "resources": resources(spec),
+        "volumeMounts": mounted,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": security,
+    }
+    of_pod: Object = {
+        "runAsUser": spec.run_as_user if spec.run_as_user >= 0 else None,
+        "fsGroup": spec.fs_group if spec.fs_group >= 0 else None,
+        "fsGroupChangePolicy": "OnRootMismatch" if spec.fs_group >= 0 else None,
+    }
+    spread: Object = {"labelSelector": {"matchLabels": ours}}
+    fields = {
+        **scheduling(spec),
+        "topologySpreadConstraints": [{**spread, **item} for item in spec.topology_spread],
+        "restartPolicy": "OnFailure" if spec.restart_policy == "OnFailure" else "Never",
+        "terminationGracePeriodSeconds": spec.grace_seconds,
+        "hostNetwork": spec.host_network or None,
+        "dnsPolicy": "ClusterFirstWithHostNet" if spec.host_network else None,
+        "priorityClassName": spec.priority_class,
+        # The operator sets the gang schedulers' names.
+        "schedulerName": "runai-scheduler" if spec.scheduler == "runai" else "",
+        "serviceAccountName": spec.service_account,
+        "automountServiceAccountToken": None if spec.service_account else False,
+        "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
+        "securityContext": _without_empty(of_pod),
+        "volumes": volumes(spec, script_map),
+        "initContainers": [{**init, **item} for item in spec.init_containers],
+        "containers": [_without_empty(worker)],
+    }
+    meta = {"labels": pod_labels, "annotations": annotations}
+    return {"metadata": meta, "spec": _without_empty(fields)}
 
 
 def command(spec: LaunchSpec, script_map: str) -> list[str]:
@@ -217,53 +222,20 @@ def scheduling(spec: LaunchSpec) -> Object:
     )
 
 
-def topology_spread(spec: LaunchSpec, labels: dict[str, str]) -> list[Object]:
-    """Return topologySpreadConstraints; by default for the pods with `labels`."""
-    default = {"labelSelector": {"matchLabels": labels}}
-    return [{**default, **item} for item in spec.topology_spread]
-
-
-def init_containers(spec: LaunchSpec, script_map: str) -> list[Object]:
-    """Return the init containers, with image, mounts and security of the worker as defaults."""
-    like_worker: Object = {
-        "image": spec.image,
-        "resources": INIT_CONTAINER,
-        "volumeMounts": mounts(spec, script_map),
-        "securityContext": container_security(spec),
-    }
-    return [{**like_worker, **item} for item in spec.init_containers]
-
-
-def security(spec: LaunchSpec) -> Object:
-    """Return the pod's security context."""
-    return _without_empty(
-        {
-            "runAsUser": spec.run_as_user if spec.run_as_user >= 0 else None,
-            "fsGroup": spec.fs_group if spec.fs_group >= 0 else None,
-            "fsGroupChangePolicy": "OnRootMismatch" if spec.fs_group >= 0 else None,
-        }
-    )
-
-
 def container_security(spec: LaunchSpec) -> Object:
     """Return the container's security context.
 
     Non-root is not set on the pod: the init containers that operators add run as root.
     """
-    return _without_empty(
-        {
-            "allowPrivilegeEscalation": False,
-            "capabilities": _without_empty({"drop": ["ALL"], "add": capabilities(spec)}),
-            "seccompProfile": {"type": "RuntimeDefault"},
-            "runAsNonRoot": spec.non_root or None,
-        }
-    )
-
-
-def capabilities(spec: LaunchSpec) -> list[str]:
-    """Return the added capabilities; RDMA must lock the memory that it uses."""
-    rdma = ["IPC_LOCK"] if spec.nccl_infiniband == "on" else []
-    return list(dict.fromkeys([*spec.capabilities, *rdma]))
+    rdma = ["IPC_LOCK"] if spec.nccl_infiniband == "on" else []  # to lock the memory that it uses
+    added = list(dict.fromkeys([*spec.capabilities, *rdma]))
+    security = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": _without_empty({"drop": ["ALL"], "add": added}),
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "runAsNonRoot": spec.non_root or None,
+    }
+    return _without_empty(security)
 
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
@@ -292,17 +264,11 @@ def default_resources(spec: LaunchSpec) -> dict[str, dict[str, str]]:
 
     A namespace with a ResourceQuota refuses a pod that lacks one of them. If a limit or a request
     is set, the other is left to Kubernetes: setting only a request means no limit.
-
-    Returns:
-        {"limits": {…}, "requests": {…}} by resource, as Kubernetes writes them; {} if both CPU and
-        memory are set.
     """
     gpus = spec.gpus()
     shares, count = (PER_GPU, gpus) if gpus else (PER_RANK_ON_CPUS, spec.processes())
     own = spec.requested()
     missing = [name for name in ("cpu", "memory") if not any(name in part for part in own.values())]
-    if not missing:
-        return {}
     return {
         part: {name: f"{share[name][0] * count}{share[name][1]}" for name in missing}
         for part, share in shares.items()

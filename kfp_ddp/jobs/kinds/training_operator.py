@@ -1,13 +1,24 @@
-"""What the jobs of the Training Operator (kubeflow.org/v1) have in common."""
+"""The kinds of jobs of the Training Operator (kubeflow.org/v1)."""
 
 from __future__ import annotations
 
+import copy
 import sys
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kfp_ddp.jobs.kinds import pod
-from kfp_ddp.jobs.kinds.base import Kind, PodRole, Runtime
+from kfp_ddp.jobs.kinds.base import (
+    NO_RUNTIME,
+    NOT_ELASTIC,
+    RENDEZVOUS,
+    UNBUFFERED,
+    Kind,
+    PodRole,
+    Runtime,
+    Unsupported,
+)
 from kfp_ddp.k8s.api import Object
 
 if TYPE_CHECKING:
@@ -16,6 +27,27 @@ if TYPE_CHECKING:
 JOB = "training.kubeflow.org/job-name"
 TYPE, INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 LEADING = ("launcher", "master", "chief")
+INDEX_FIELD = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
+# The port of a PyTorchJob's rendezvous, which the operator gives the pods' Services.
+PORT = "23456"
+# A pod's name resolves while the pod runs. Process 1 gets SIGTERM only if it traps it.
+WHEN_FIRST_RUNS = """trap exit TERM
+[ "$INDEX" = 0 ] || ! command -v getent || until getent hosts "$0"; do sleep 2; done
+"""
+WAIT_RESOURCES = {part: {"cpu": "100m", "memory": "64Mi"} for part in ("limits", "requests")}
+# A worker of an MPIJob waits until mpirun starts ranks in it by `kubectl exec`. The operator's own
+# `sleep 365d` ignores SIGTERM as process 1, and would occupy its GPUs for the full grace period.
+WAIT = ["sh", "-c", "trap exit TERM; while :; do sleep 3600 & wait $!; done"]
+# The operator starts the launcher beside the workers, and mpirun fails if one is not ready.
+# The operator's init container leaves kubectl here, and its Role lets the launcher watch pods.
+WHEN_WORKERS_RUN = """/opt/kube/kubectl wait pod --for=condition=Ready --timeout=-1s -l "$0" >&2 &&
+exec "$@"
+"""
+# The launcher starts the ranks and computes nothing.
+LAUNCHER_RESOURCES: Object = {
+    "limits": {"cpu": "1", "memory": "2Gi"},
+    "requests": {"cpu": "100m", "memory": "256Mi"},
+}
 
 
 class TrainingOperatorKind(Kind):
@@ -49,49 +81,183 @@ class TrainingOperatorKind(Kind):
         script_map: str = "",
         runtime: Runtime | None = None,
     ) -> Object:
-        """Return the job as JSON, by the models of kubeflow-training."""
-        from kubeflow import training
-
+        """Return the job as the API server takes it."""
         template = pod.template(spec, metadata["labels"], self.containers[0], script_map)
-        fields = self.fields(spec, metadata["name"], template)
-        model = f"KubeflowOrgV1{self.title}"
-        body = getattr(training, f"{model}Spec")(**fields, run_policy=_run_policy(spec))
-        job = getattr(training, model)(
-            api_version=self.group_version, kind=self.title, metadata=metadata, spec=body
-        )
-        manifest: Object = training.ApiClient().sanitize_for_serialization(job)
-        return manifest
+        body = {**self.fields(spec, metadata["name"], template), "runPolicy": _run_policy(spec)}
+        kind = {"apiVersion": self.group_version, "kind": self.title}
+        return {**kind, "metadata": metadata, "spec": body}
 
     @abstractmethod
     def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
-        """Return the fields of the job's spec without its run policy, by the names of the model."""
+        """Return the fields of the job's spec besides its run policy."""
 
 
-def replica(spec: LaunchSpec, count: int, template: Object) -> Any:
-    """Return a ReplicaSpec."""
-    from kubeflow.training import KubeflowOrgV1ReplicaSpec
+class PyTorchJob(TrainingOperatorKind):
+    """A PyTorchJob of workers only; the rendezvous is at the first one.
 
-    return KubeflowOrgV1ReplicaSpec(
-        replicas=count, restart_policy=spec.pod_restart_policy(), template=template
+    With a master, the operator adds an init container to the workers that gives up after 200 s,
+    less than pulling an image may take, and that PodSecurity `restricted` refuses.
+    """
+
+    name = "pytorchjob"
+    title = "PyTorchJob"
+    plural = "pytorchjobs"
+    newest_field = ("runPolicy", "managedBy")
+    containers = ("pytorch",)
+    script_starter = "torchrun"
+    unsupported = (NO_RUNTIME,)
+    environment = RENDEZVOUS
+    waits_silently = True
+
+    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+        """Return the fields of a PyTorchJobSpec."""
+        first, policy = f"{name}-worker-0", {}
+        container = template["spec"]["containers"][0]
+        if spec.elastic:
+            low, high = spec.node_range()
+            policy["elasticPolicy"] = {
+                "minReplicas": low,
+                "maxReplicas": high,
+                "rdzvBackend": "c10d",
+                "maxRestarts": spec.restarts(),
+                "rdzvId": name,
+            }
+            # torchrun's limit for this wait is a minute, and it has no setting.
+            wait = {
+                "name": "wait-for-first",
+                "image": container["image"],
+                "command": ["sh", "-c", WHEN_FIRST_RUNS, first],
+                "env": [{"name": "INDEX", "valueFrom": INDEX_FIELD}],
+                "resources": WAIT_RESOURCES,
+                "securityContext": container["securityContext"],
+            }
+            template["spec"].setdefault("initContainers", []).append(wait)
+        else:
+            variables = {item["name"]: item for item in container.get("env", [])}
+            container["env"] = list((variables | _rendezvous(spec, first)).values())
+        return {
+            "pytorchReplicaSpecs": {"Worker": _replica(spec, spec.pods(), template)},
+            "nprocPerNode": str(spec.processes()),
+            **policy,
+        }
+
+
+class TFJob(TrainingOperatorKind):
+    """A TFJob of a chief and workers, as MultiWorkerMirroredStrategy expects.
+
+    The operator gives each pod its place in the cluster as TF_CONFIG.
+    """
+
+    name = "tfjob"
+    title = "TFJob"
+    plural = "tfjobs"
+    containers = ("tensorflow",)
+    script_starter = ""
+    unsupported = (
+        NOT_ELASTIC,
+        NO_RUNTIME,
+        Unsupported(
+            "nproc_per_node",
+            "nproc_per_node={value}: a {kind} runs one process in each pod; leave it at 0",
+        ),
+        Unsupported(
+            "nccl_timeout_minutes",
+            "nccl_timeout_minutes={value}: this is a time limit of torch, which a {kind} does not "
+            "run; leave it at 0",
+        ),
     )
+    environment = UNBUFFERED
+
+    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+        """Return the fields of a TFJobSpec."""
+        replicas = {"Chief": _replica(spec, 1, template)}
+        if spec.nodes > 1:
+            replicas["Worker"] = _replica(spec, spec.nodes - 1, template)
+        return {"tfReplicaSpecs": replicas}
 
 
-def _run_policy(spec: LaunchSpec) -> Any:
+class MPIJob(TrainingOperatorKind):
+    """An MPIJob: the command runs in the launcher, which starts the ranks in the workers.
+
+    The launcher has no GPU; it is one pod besides the `nodes` workers.
+    """
+
+    name = "mpijob"
+    title = "MPIJob"
+    plural = "mpijobs"
+    containers = ("mpi",)
+    script_starter = "mpirun"
+    unsupported = (NOT_ELASTIC, NO_RUNTIME)
+    # By default Open MPI binds each of two ranks to one core, too few for a rank with threads.
+    environment: ClassVar[Mapping[str, str]] = {
+        **UNBUFFERED,
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+    }
+    extra_pods = 1
+
+    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+        """Return the fields of an MPIJobSpec."""
+        worker, launcher = template, copy.deepcopy(template)
+        worker["spec"]["containers"][0]["command"] = WAIT
+        worker["spec"]["containers"][0].pop("args", None)
+        launcher["spec"]["containers"][0]["resources"] = LAUNCHER_RESOURCES
+        launcher["spec"].pop("automountServiceAccountToken", None)  # it needs the API for exec
+        if "command" in launcher["spec"]["containers"][0]:
+            first = ["sh", "-c", WHEN_WORKERS_RUN, f"{JOB}={name},{TYPE}=worker"]
+            launcher["spec"]["containers"][0]["command"][:0] = first
+        return {
+            "mpiReplicaSpecs": {
+                "Launcher": _replica(spec, 1, launcher),
+                "Worker": _replica(spec, spec.nodes, worker),
+            },
+            "slotsPerWorker": spec.processes(),
+            "cleanPodPolicy": spec.clean_pod_policy,
+        }
+
+    def check(self, spec: LaunchSpec) -> None:
+        """Raise ValueError for the first setting that this kind does not support."""
+        super().check(spec)
+        if spec.prepares() and spec.command:
+            raise ValueError(
+                "code and packages_to_install reach the ranks of an mpijob by a script or an "
+                "entry: its command runs only in the launcher"
+            )
+
+
+def _replica(spec: LaunchSpec, count: int, template: Object) -> Object:
+    policy = spec.pod_restart_policy()
+    return {"replicas": count, "restartPolicy": policy, "template": template}
+
+
+def _rendezvous(spec: LaunchSpec, first: str) -> dict[str, Object]:
+    """Return the variables that the operator sets where there is a master."""
+    fixed = {
+        "MASTER_ADDR": first,
+        "MASTER_PORT": PORT,
+        "PET_MASTER_ADDR": first,
+        "PET_MASTER_PORT": PORT,
+        "WORLD_SIZE": str(spec.nodes * spec.processes()),
+    }
+    variables: dict[str, Object] = {name: {"name": name, "value": fixed[name]} for name in fixed}
+    ranks = ("RANK", "PET_NODE_RANK")
+    return variables | {name: {"name": name, "valueFrom": INDEX_FIELD} for name in ranks}
+
+
+def _run_policy(spec: LaunchSpec) -> Object:
     """Return the RunPolicy: clean-up, time to live, deadline and gang."""
-    from kubeflow.training import KubeflowOrgV1RunPolicy, KubeflowOrgV1SchedulingPolicy
-
-    scheduling = None
+    policy: Object = {"cleanPodPolicy": spec.clean_pod_policy}
+    if spec.ttl_seconds >= 0:
+        policy["ttlSecondsAfterFinished"] = spec.ttl_seconds
+    if spec.deadline_minutes:
+        policy["activeDeadlineSeconds"] = spec.operator_deadline()
+    if spec.backoff_limit >= 0:
+        policy["backoffLimit"] = spec.backoff_limit
     if spec.scheduler in ("volcano", "coscheduling"):
-        scheduling = KubeflowOrgV1SchedulingPolicy(
-            # The default is all pods, which in an MPIJob are one more than nodes.
-            min_available=spec.node_range()[0] if spec.elastic else None,
-            queue=spec.queue or None,
-            priority_class=spec.priority_class or None,
-        )
-    return KubeflowOrgV1RunPolicy(
-        clean_pod_policy=spec.clean_pod_policy,
-        ttl_seconds_after_finished=spec.ttl_seconds if spec.ttl_seconds >= 0 else None,
-        active_deadline_seconds=spec.operator_deadline(),
-        backoff_limit=spec.backoff_limit if spec.backoff_limit >= 0 else None,
-        scheduling_policy=scheduling,
-    )
+        # The default of minAvailable is all pods, which in an MPIJob are one more than nodes.
+        gang = {
+            "minAvailable": spec.node_range()[0] if spec.elastic else None,
+            "queue": spec.queue,
+            "priorityClass": spec.priority_class,
+        }
+        policy["schedulingPolicy"] = {name: value for name, value in gang.items() if value}
+    return policy

@@ -27,6 +27,15 @@ MANAGER = "kfp-ddp/launcher"
 # Mounting this path prevents that Kubernetes mounts a token there; a patch has no field for it.
 TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105
 EMPTY = "empty"
+# The parts of the worker's pod that a patch has a field for.
+PATCHED = (
+    *("nodeSelector", "tolerations", "affinity", "securityContext", "serviceAccountName"),
+    *("imagePullSecrets", "terminationGracePeriodSeconds"),
+)
+OF_THE_RUNTIME = (
+    *("host_network", "init_containers", "topology_spread", "priority_class", "image_pull_policy"),
+    *("restart_policy", "backoff_limit", "env_from_secrets", "clean_pod_policy", "ttl_seconds"),
+)
 IN_THE_RUNTIME = (
     "{setting} cannot be set on a TrainJob: put it into the runtime {runtime!r}, "
     "or use a PyTorchJob"
@@ -48,17 +57,8 @@ class TrainJob(Kind):
     script_starter = "torchrun"
     unsupported = (
         NOT_ELASTIC,
-        Unsupported("host_network", IN_THE_RUNTIME),
-        Unsupported("init_containers", IN_THE_RUNTIME),
-        Unsupported("topology_spread", IN_THE_RUNTIME),
-        Unsupported("priority_class", IN_THE_RUNTIME),
-        Unsupported("image_pull_policy", IN_THE_RUNTIME),
-        Unsupported("restart_policy", IN_THE_RUNTIME),
-        Unsupported("backoff_limit", IN_THE_RUNTIME),
         Unsupported("scheduler", IN_THE_RUNTIME, allowed=("kueue",)),
-        Unsupported("env_from_secrets", IN_THE_RUNTIME),
-        Unsupported("clean_pod_policy", IN_THE_RUNTIME),
-        Unsupported("ttl_seconds", IN_THE_RUNTIME),
+        *(Unsupported(setting, IN_THE_RUNTIME) for setting in OF_THE_RUNTIME),
     )
     environment: ClassVar[Mapping[str, str]] = {**UNBUFFERED, **RENDEZVOUS}
     restarts_in_place = True
@@ -72,67 +72,38 @@ class TrainJob(Kind):
         runtime: Runtime | None = None,
     ) -> Object:
         """Return the TrainJob."""
-        from kubeflow_trainer_api import models
-
         runtime = runtime or Runtime()
-        container = self.containers[0]
-        template = pod.template(spec, metadata["labels"], container, script_map)
-        volumes, mounts = pod.volumes(spec, script_map), pod.mounts(spec, script_map)
+        template = pod.template(spec, metadata["labels"], self.containers[0], script_map)
+        worker = template["spec"]["containers"][0]
+        volumes = list(template["spec"].get("volumes", []))
+        mounts = list(worker.get("volumeMounts", []))
         if not spec.service_account:
             volumes.append({"name": EMPTY, "emptyDir": {}})
             mounts.append({"name": EMPTY, "mountPath": TOKEN_DIR, "readOnly": True})
-        resources = {  # as strings, which from_dict of the models requires
-            part: {name: str(value) for name, value in values.items()}
-            for part, values in pod.resources(spec, defaults=not runtime.has_resources).items()
+        container = {**_select(worker, ("name", "securityContext")), "volumeMounts": mounts}
+        pods = {"volumes": volumes, "containers": [container]}
+        patch = {**template, "spec": {**_select(template["spec"], PATCHED), **pods}}
+        replicated = {"name": worker["name"], "template": {"spec": {"template": patch}}}
+        patches: Object = {
+            "manager": MANAGER,
+            "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [replicated]}}},
         }
-        patch = {
-            "metadata": template["metadata"],
-            "spec": {
-                **pod.scheduling(spec),
-                "volumes": volumes,
-                "securityContext": pod.security(spec),
-                "serviceAccountName": spec.service_account or None,
-                "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
-                "terminationGracePeriodSeconds": spec.grace_seconds,
-                "containers": [
-                    {
-                        "name": container,
-                        "volumeMounts": mounts,
-                        "securityContext": pod.container_security(spec),
-                    }
-                ],
-            },
+        trainer = {
+            **_select(worker, ("image", "command", "args", "env")),
+            "numNodes": spec.nodes,
+            "numProcPerNode": spec.processes(),
         }
-        replicated = {"name": container, "template": {"spec": {"template": patch}}}
-        job = models.TrainerV1alpha1TrainJob.from_dict(
-            {
-                "apiVersion": self.group_version,
-                "kind": self.title,
-                "metadata": metadata,
-                "spec": {
-                    "runtimeRef": {"name": spec.runtime, "kind": runtime.kind},
-                    "trainer": {
-                        "image": spec.image,
-                        "command": pod.command(spec, script_map) or None,
-                        "args": pod.args(spec) or None,
-                        "env": pod.environment(spec, script_map) or None,
-                        "numNodes": spec.nodes,
-                        "numProcPerNode": spec.processes(),
-                        "resourcesPerNode": resources or None,
-                    },
-                    "runtimePatches": [
-                        {
-                            "manager": MANAGER,
-                            "trainingRuntimeSpec": {
-                                "template": {"spec": {"replicatedJobs": [replicated]}}
-                            },
-                        }
-                    ],
-                    "activeDeadlineSeconds": spec.operator_deadline(),
-                },
-            }
-        )
-        return _without_empty(job.to_dict())
+        if resources := pod.resources(spec, defaults=not runtime.has_resources):
+            trainer["resourcesPerNode"] = resources
+        body: Object = {
+            "runtimeRef": {"name": spec.runtime, "kind": runtime.kind},
+            "trainer": trainer,
+            "runtimePatches": [patches],
+        }
+        if spec.deadline_minutes:
+            body["activeDeadlineSeconds"] = spec.operator_deadline()
+        kind = {"apiVersion": self.group_version, "kind": self.title}
+        return {**kind, "metadata": metadata, "spec": body}
 
     def pod_role(self, pod: Object) -> PodRole | None:
         """Return the role of a pod by its labels; None for a pod of another kind of job."""
@@ -168,10 +139,9 @@ class TrainJob(Kind):
         )
 
     def find_runtime(self, api: Api, spec: LaunchSpec) -> Runtime:
-        """Return the runtime of a job; one that this account may not read counts as existing.
+        """Return the runtime of a job, InputError if neither namespace nor cluster has it.
 
-        Raises:
-            InputError: neither the namespace nor the cluster has a runtime of that name.
+        One that this account may not read counts as existing.
         """
         path = custom(self.group_version, api.namespace, "trainingruntimes", spec.runtime)
         local = _get(api, path)
@@ -198,17 +168,8 @@ class TrainJob(Kind):
         )
 
 
-def _without_empty(value: Object) -> Object:
-    """Return an object without its empty parts, which the server would store."""
-    parts = {}
-    for key, item in value.items():
-        if isinstance(item, dict):
-            item = _without_empty(item)
-        elif isinstance(item, list):
-            item = [_without_empty(part) if isinstance(part, dict) else part for part in item]
-        if item is not None and item != {} and item != []:
-            parts[key] = item
-    return parts
+def _select(item: Object, names: tuple[str, ...]) -> Object:
+    return {name: item[name] for name in names if name in item}
 
 
 def _get(api: Api, path: str) -> Object | int:
@@ -217,6 +178,3 @@ def _get(api: Api, path: str) -> Object | int:
         return api.call("GET", path, retry=True)
     except ApiError as error:
         return error.status
-
-
-KIND = TrainJob()

@@ -25,15 +25,11 @@ from kfp_ddp.runs.teardown.outcome import outcome
 
 @step
 def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: int = 0) -> str:
-    """Stop what the run left and return that as one line.
+    """Stop what the run left and return that as one line; JobError if something cannot be stopped.
 
     A model that the run has on trial at a service is rolled back. Finished jobs remain, for their
     logs, until their time to live has passed. Of the folders of runs the newest `keep_runs` of
     `job`, else `keep`, and those in use are retained; 0 retains all.
-
-    Raises:
-        InputError: a setting is invalid.
-        JobError: something could not be stopped.
     """
     check_run_id(run_id)
     work = folders.work_dir(work_dir)

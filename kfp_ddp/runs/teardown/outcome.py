@@ -25,11 +25,7 @@ ADVANCE = ("trained", "failed", "not blessed", "blessed", "exported", "promoted"
 
 
 def outcome(run_id: str, work: str, address: str) -> Outcome:
-    """Return how a run ended; `address` is its page in the UI, '' if not known.
-
-    Raises:
-        KfpDdpError: the runs' folders cannot be read.
-    """
+    """Return how a run ended; `address` is its page in the UI, '' if not known."""
     fields: dict[str, Any] = {"run_id": run_id, "address": address}
     where = open_store(f"{work.rstrip('/')}/{run_id}")
     names = [name for name, _ in where.list("")]

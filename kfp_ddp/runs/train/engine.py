@@ -165,8 +165,7 @@ def node_command(config: TrainConfig) -> list[str]:
 def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     """Return `training` with the time-out of collectives from the settings of the job.
 
-    Raises:
-        InputError: both have one, and they differ.
+    InputError if both have one, and they differ.
     """
     minutes = job.get("nccl_timeout_minutes") or training.get("timeout_minutes")
     if minutes is None:

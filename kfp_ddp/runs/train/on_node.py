@@ -105,11 +105,7 @@ def with_local_folders(config: TrainConfig, data: Path, run_dir: Path) -> TrainC
 
 
 def with_local_weights(config: TrainConfig, run_dir: Path) -> TrainConfig:
-    """Return the configuration with local initial weights, downloaded to the run's folder.
-
-    Raises:
-        KfpDdpError: they cannot be downloaded.
-    """
+    """Return the configuration with local initial weights, downloaded to the run's folder."""
     if not initial_weights.is_per_node(config.pretrained):
         return config
     weights = initial_weights.download(config.pretrained, RunFolder(run_dir).initial_weights)

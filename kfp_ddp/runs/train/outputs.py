@@ -59,9 +59,7 @@ def write_outputs(
     """Write the step's artifacts; the file of `trained_model` is a JSON pointer to the checkpoint.
 
     `place` is the path or URI of the run's folder for other steps, `claim` its PVC, '' for none.
-
-    Raises:
-        JobError: the training left no checkpoint.
+    JobError if the training left no checkpoint.
     """
     newest = chosen_checkpoint(run_dir)
     if newest is None:
