@@ -63,8 +63,7 @@ class Model:
     def __call__(self, pictures: Sequence[Picture]) -> NDArray[np.float64]:
         """Return the probability of each class for each picture: float64 [pictures, classes].
 
-        Raises:
-            InputError: A picture cannot be read, or the model does not fit its description.
+        Raise InputError if a picture cannot be read, or the model does not fit its description.
         """
         return self.compute(np.stack([self.square(picture) for picture in pictures]))
 
@@ -127,14 +126,9 @@ def ranking(
 def load(bundle: str, signer: "Signer | None" = None) -> Model:
     """Return the model of a bundle; each file that is read is verified by the manifest.
 
-    Args:
-        bundle: Folder or URI of a bundle, of a run's results, or of a model's exports (then the
-            champion).
-        signer: The required signer, of `kfp_ddp.models.signature`; None for any.
-
-    Raises:
-        InputError: The bundle is missing, incomplete or not signed by the signer, or no runtime for
-            it is installed.
+    `bundle` is the folder or URI of a bundle, of a run's results, or of a model's exports (then the
+    champion); `signer` is of `kfp_ddp.models.signature`, None for any. Raise InputError if the
+    bundle is missing, incomplete or not signed by it, or no runtime for it is installed.
     """
     sealed = open_bundle(bundle, signer=signer)
     interface = read_interface(sealed)
@@ -157,16 +151,8 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
 def square(picture: Picture, short_side: int, size: int, background: str) -> Bytes:
     """Return the centre of a picture: uint8 [3, size, size], RGB.
 
-    Values differ from those of torchvision by 2 of 255 at most.
-
-    Args:
-        picture: The picture.
-        short_side: Pixels to which the shorter side is resized.
-        size: Side of the centre crop in pixels.
-        background: Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel.
-
-    Raises:
-        InputError: The picture cannot be read.
+    The other arguments are as the fields of `Model`. Values differ from those of torchvision by 2
+    of 255 at most. Raise InputError if the picture cannot be read.
     """
     image = _decode(picture, background)
     scale = short_side / min(image.size)

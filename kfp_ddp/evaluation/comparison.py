@@ -21,10 +21,8 @@ def compare(
     """Compare a challenger with a champion whose evaluation is of the same samples.
 
     Without `predictions` of both sides, by path of the sample, only the gain is known. `where` is
-    the URI of the champion; `version` is '' if it has none.
-
-    Raises:
-        InputError: The samples of the two differ.
+    the URI of the champion; `version` is '' if it has none. Raise InputError if the samples of the
+    two differ.
     """
     gain = (challenger.correct - champion.correct) / challenger.samples
     accuracy = champion.accuracy
@@ -45,11 +43,7 @@ def _differences(
 ) -> tuple[int, int, dict[str, ClassChange]]:
     """Count the samples that only the challenger, and that only the champion predicted correctly.
 
-    Returns:
-        Both counts, and the classes that have such samples.
-
-    Raises:
-        InputError: The samples of the two differ.
+    Return both counts, and the classes that have such samples.
     """
     if challenger.keys() != champion.keys():
         raise InputError(

@@ -54,11 +54,7 @@ class Evaluator:
     """Evaluates together with the other ranks; results are on the first rank only."""
 
     def __init__(self, request: Request, checkpoint: Path | str, world: World | None) -> None:
-        """Read the model as `read_model` and list the samples; no `world` means a single process.
-
-        Raises:
-            InputError: The checkpoint, split or a parameter is invalid.
-        """
+        """Read the model and list the samples; no `world` means a single process."""
         self.request = request
         self.dataset = Path(request.data)
         self.world = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -173,11 +169,8 @@ def read_model(checkpoint: Path | str) -> Subject:
     """Return a model and the digest of its checkpoint.
 
     `checkpoint` is a folder step-<number>. As text it may also be a URI, a bundle, or the folder of
-    a model's exports, which means the champion.
-
-    Raises:
-        InputError: It does not exist or is damaged.
-        StorageError: It cannot be read or downloaded.
+    a model's exports, which means the champion. Raise InputError if it does not exist or is
+    damaged; StorageError if it cannot be read or downloaded.
     """
     uri = str(checkpoint)
     if isinstance(checkpoint, Path) or (Path(checkpoint) / MANIFEST).is_file():

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 
 MAX_SETTING = 60
 """Characters of a setting in a table."""
-
-
-class Best(NamedTuple):
-    """Checkpoint and folder of the best training."""
-
-    checkpoint: str
-    run_dir: str
 
 
 @dataclass(frozen=True)
@@ -65,12 +58,11 @@ def run(
     sweep_report: "dsl.HTML",
     sweep_metrics: "dsl.Metrics",
     sweep_summary: "dsl.Markdown",
-) -> Best:
+) -> tuple[str, str]:
     """Rank the trainings and write report, metrics and summary.
 
-    Raises:
-        InputError: The lists differ in length.
-        JobError: Every training failed.
+    Return checkpoint and folder of the best. Raise InputError if the lists differ in length,
+    JobError if every training failed.
     """
     if not len(run_dirs) == len(checkpoints) == len(failures) > 0:
         raise InputError(
@@ -103,15 +95,11 @@ def run(
     print(f"best of {len(trials)}: accuracy {best.accuracy:.4f} with {settings}")
     for trial in failed:
         print(f"failed: {trial.run_dir}: {trial.failure}")
-    return Best(best.checkpoint, best.run_dir)
+    return best.checkpoint, best.run_dir
 
 
 def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
-    """Read a training from its folder.
-
-    Raises:
-        KfpDdpError: The folder cannot be read.
-    """
+    """Read a training from its folder; raise KfpDdpError if the folder cannot be read."""
     with open_workspace(run_dir, "leaderboard") as folder:
         files = RunFolder(folder.path)
         events = read_events(files.metrics)

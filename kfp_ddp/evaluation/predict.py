@@ -110,11 +110,9 @@ def predict_share(
 ) -> Share:
     """Predict this rank's share of the samples. Batches do not depend on the number of ranks.
 
-    The model is in eval mode; unreadable images fail, or are left out, as `reading` says.
-
-    Raises:
-        InputError: The model returns NaN or infinity, as after a diverged training, or an image is
-            unreadable and not skipped.
+    The model is in eval mode; unreadable images fail, or are left out, as `reading` says. Raise
+    InputError if the model returns NaN or infinity, as after a diverged training, or an image is
+    unreadable and not skipped.
     """
     tally, counted = Tally(len(info.classes)), [torch.zeros(0, dtype=torch.int64)]
     model.to(world.device).to(memory_format=torch.channels_last)
@@ -176,9 +174,7 @@ def _to_cpu(batches: Iterator[_Batch]) -> Iterator[_Batch]:
 def merged(index: Index, shares: Sequence[Share], on_bad_image: str = "fail") -> Predictions:
     """Merge the shares of the ranks. The result does not depend on their number and order.
 
-    Raises:
-        InputError: No image is readable.
-        RuntimeError: A sample was counted twice or not at all.
+    Raise InputError if no image is readable, RuntimeError if a sample was not counted once.
     """
     n, positions = len(index), torch.cat([share.positions for share in shares])
     if not len(positions):
@@ -210,12 +206,8 @@ def _in_order(shares: Sequence[Share], order: Tensor) -> Tally:
 
 
 def _batches(
-    index: Index,
-    image_size: int,
-    batch_size: int,
-    world: World,
-    reading: Reading,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    index: Index, image_size: int, batch_size: int, world: World, reading: Reading
+) -> Iterator[_Batch]:
     """Yield the batches of this rank in order, decoded by threads that take turns."""
     mine = list(data.fixed_batches(index, batch_size, world.rank, world.size))
     cpus = (os.cpu_count() or 1) // world.local_size

@@ -38,11 +38,7 @@ class Evaluated(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> "Evaluated":
-        """Read the files that the ranks wrote.
-
-        Raises:
-            InputError: There is no evaluation.
-        """
+        """Read the files that the ranks wrote; raise InputError if there is no evaluation."""
         from kfp_ddp.evaluation.roc import Roc
 
         result = Evaluation.read(folder / FILE)
@@ -54,11 +50,7 @@ class Evaluated(NamedTuple):
 
 @contextlib.contextmanager
 def with_local_folders(request: Request, folder: RunWorkspace) -> Iterator[Request]:
-    """Yield the request with local folders; what is not local is downloaded.
-
-    Raises:
-        KfpDdpError: It cannot be downloaded.
-    """
+    """Yield the request with local folders; what is not local is downloaded."""
     checkpoint = str(folder.download(request.checkpoint)) if request.of_run else request.checkpoint
     with local_dataset(request.data, folder.path) as data, using("evaluate", request.run_dir, data):
         yield request.changed(checkpoint=checkpoint, run_dir=str(folder.path), data=str(data))
@@ -69,13 +61,8 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
 
     A champion whose own evaluation is of other samples is also evaluated on these. The record is
     written last, so that an interrupted evaluation has no record. The request is the same on all
-    ranks, with local folders; no `world` means a single process.
-
-    Returns:
-        The results on the first rank; None on the others.
-
-    Raises:
-        InputError: The checkpoint, split, champion or a parameter is invalid.
+    ranks, with local folders; no `world` means a single process. Return the results on the first
+    rank, None on the others. Raise InputError if an input is invalid.
     """
     checkpoint = _checkpoint(request)
     champion = champions.find(request.champion) if request.champion else None

@@ -48,11 +48,7 @@ class Request(Settings):
     """Timeout of collectives: other ranks wait while the first one writes the report."""
 
     def check(self) -> None:
-        """Reject invalid inputs.
-
-        Raises:
-            InputError: Names the input.
-        """
+        """Reject invalid inputs."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.split):
             raise InputError(
                 f"split is {self.split!r}: it names a folder of the dataset, such as val"
@@ -80,11 +76,7 @@ class Request(Settings):
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> Self:
-        """Return the request of a command line by `to_argv`.
-
-        Raises:
-            InputError: The command line is invalid.
-        """
+        """Return the request of a command line by `to_argv`; raise InputError for any other."""
         try:
             fields = json.loads(argv[list(argv).index(REQUEST) + 1])
         except (ValueError, LookupError) as error:

@@ -47,10 +47,7 @@ def read(where: str, dataset: Path, index: "Index") -> Tags:
     """Read the tags of the images of a split.
 
     `where` is a file below `dataset`, an absolute path, or a URI. It has the paths of images below
-    `dataset` or below the split.
-
-    Raises:
-        InputError: The table is missing or invalid.
+    `dataset` or below the split. Raise InputError if the table is missing or invalid.
     """
     rows = _rows(_text(where, dataset), where)
     names = _names(next(rows, (1, []))[1], where)

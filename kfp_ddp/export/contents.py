@@ -32,11 +32,7 @@ def write(
     requested: Variants,
     inputs: dict[str, Any],
 ) -> None:
-    """Write all of them into a new folder; arguments as for `engine.make`.
-
-    Raises:
-        KfpDdpError: invalid input; a `ParityError` if a format does not agree.
-    """
+    """Write all of them into a new folder; arguments and errors as of `engine.make`."""
     model, info = load_model(checkpoint)
     result = Evaluation.read(evaluation)
     images = prove.real_samples(split, info)
@@ -137,12 +133,8 @@ def write_repository(
     link_or_copy(onnx, version / "model.onnx")
     labels = [" ".join(line.split()) for line in classes]  # names may have line feeds
     (folder / name / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
-    (folder / name / "config.pbtxt").write_text(triton_config(name, len(classes), image_size))
-
-
-def triton_config(name: str, classes: int, image_size: int) -> str:
-    """Return Triton's model configuration; max_batch_size implies the batch dimension."""
-    return f"""name: "{name}"
+    # For Triton; max_batch_size implies the batch dimension.
+    (folder / name / "config.pbtxt").write_text(f"""name: "{name}"
 backend: "onnxruntime"
 max_batch_size: {TRITON_BATCH}
 input [
@@ -156,9 +148,9 @@ output [
   {{
     name: "{OUTPUT}"
     data_type: TYPE_FP32
-    dims: [ {classes} ]
+    dims: [ {len(classes)} ]
     label_filename: "labels.txt"
   }}
 ]
 dynamic_batching {{ }}
-"""
+""")

@@ -73,16 +73,9 @@ def make(
 ) -> Path:
     """Make `<run_dir>/bundle`, unless an intact one of the same inputs exists; return it.
 
-    Args:
-        checkpoint: Its step folder.
-        run_dir: Folder of the run.
-        split: `<dataset>/<name>`, on whose images the formats are compared.
-        evaluation: `evaluation.json` of this checkpoint.
-        model_name: Name in the serving layout.
-        requested: Further forms of the model.
-
-    Raises:
-        KfpDdpError: invalid input; a `ParityError` if a format does not agree.
+    The formats are compared on images of `split`, `<dataset>/<name>`; `evaluation` is the
+    `evaluation.json` of this checkpoint, a step folder. Raise KfpDdpError for invalid input, and
+    its `ParityError` if a format does not agree.
     """
     result = _read_evaluation(evaluation, checkpoint)
     inputs: dict[str, Any] = {

@@ -58,11 +58,7 @@ class HalfServable(Servable):
 def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]:
     """Write `WEIGHTS`, `PROGRAM` and `ONNX` of a model of `load_model`.
 
-    Returns:
-        The formats that do not support the model, each with the reason.
-
-    Raises:
-        InputError: neither `PROGRAM` nor `ONNX` supports it.
+    Return why formats do not support the model, by format; raise InputError if both others do not.
     """
     if any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode: batch norm would be traced as in training")

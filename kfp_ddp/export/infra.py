@@ -39,12 +39,8 @@ def try_out(
 ) -> None:
     """Validate a bundle's ONNX files, and write `FILE` and the sample.
 
-    Args:
-        folder: Of the bundle.
-        reference: The checkpoint.
-        images: uint8 [N, 3, S, S], on which `model.onnx` may differ by at most `allowed`.
-        allowed: Difference of the logits.
-        model_name: In the sample's answer.
+    On images, uint8 [N, 3, S, S], logits of `model.onnx` may differ from those of `reference`, the
+    checkpoint, by at most `allowed`.
     """
     expected = reference(images).numpy()
     bundle.write_json(folder / FILE, validate(folder, images.numpy(), expected, allowed))
@@ -57,17 +53,11 @@ def try_out(
 def validate(
     folder: Path, images: NDArray[np.uint8], expected: NDArray[np.float32], allowed: float
 ) -> dict[str, Any]:
-    """Compute the logits of some images with each ONNX file, each in its own process.
+    """Compute the logits of images [N, 3, S, S] with each ONNX file, each in its own process.
 
-    Args:
-        folder: Of the bundle.
-        images: uint8 [N, 3, S, S].
-        expected: The checkpoint's logits, float32 [N, classes].
-        allowed: Largest difference of `model.onnx`; other files are variants, whose accuracy is
-            measured elsewhere.
-
-    Returns:
-        The content of `FILE`: whether all passed, the reason if not, time and memory of each.
+    `expected` are the checkpoint's logits, float32 [N, classes], and `allowed` is the largest
+    difference of `model.onnx`; other files are variants, whose accuracy is measured elsewhere.
+    Return the content of `FILE`: whether all passed, the reason if not, time and memory of each.
     """
     results: dict[str, Any] = {}
     reason = ""
@@ -97,24 +87,18 @@ def validate(
 def write_sample(
     folder: Path, image: NDArray[np.uint8], logits: NDArray[np.float32], name: str, allowed: float
 ) -> None:
-    """Write a v2 request with one image, and the expected answer.
+    """Write a v2 request with one image, uint8 [3, S, S], and the expected answer.
 
-    Args:
-        folder: Of the bundle.
-        image: uint8 [3, S, S], as of `pattern`.
-        logits: The checkpoint's, float32 [classes].
-        name: Of the model.
-        allowed: Largest difference of an answer.
+    `logits` are the checkpoint's, float32 [classes]; an answer may differ by at most `allowed`.
     """
     entry = {"name": INPUT, "datatype": "UINT8", "shape": [1, *image.shape]}
-    answer = {"name": OUTPUT, "datatype": "FP32", "shape": [1, len(logits)]}
+    output = {"name": OUTPUT, "datatype": "FP32", "shape": [1, len(logits)]}
     request = {"id": "sample", "inputs": [{**entry, "data": image.ravel().tolist()}]}
-    data = {"data": [float(one) for one in logits]}
     response = {
         "model_name": name,
         "id": "sample",
         "parameters": {"allowed_abs_difference": allowed},
-        "outputs": [{**answer, **data}],
+        "outputs": [{**output, "data": logits.tolist()}],
     }
     (folder / bundle.REQUEST).parent.mkdir(exist_ok=True)
     for file, content in ((bundle.REQUEST, request), (bundle.RESPONSE, response)):

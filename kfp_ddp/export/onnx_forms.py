@@ -32,11 +32,7 @@ _PREPARED = "onnx.infer"
 
 
 def calibration(dataset: Path, info: ModelInfo, count: int) -> Iterator[Tensor]:
-    """Yield up to `count` training images in batches, evenly spaced, as for evaluation.
-
-    Raises:
-        InputError: none can be read.
-    """
+    """Yield up to `count` training images in batches, evenly spaced, as for evaluation."""
     index, _ = sides_of(dataset, TRAIN, info.classes, info.config)
     count = min(count, len(index))
     chosen = index.only([at * len(index) // count for at in range(count)])
@@ -45,11 +41,7 @@ def calibration(dataset: Path, info: ModelInfo, count: int) -> Iterator[Tensor]:
 
 
 def write_int8(source: Path, target: Path, images: Iterable[Tensor]) -> int:
-    """Write the int8 form of an ONNX file; return the number of calibration images.
-
-    Raises:
-        InputError: there are none.
-    """
+    """Write the int8 form of an ONNX file; return the number of calibration images, at least 1."""
     import onnx
     from onnxruntime.quantization import (
         CalibrationDataReader,

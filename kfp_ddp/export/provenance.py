@@ -23,12 +23,9 @@ _REVISION = re.compile(r"[0-9a-f]{40,64}")
 
 
 def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
-    """Return the content of `FILE`; it has no time, so that the same inputs give the same bytes.
+    """Return the content of `FILE` for a bundle with the model's files, and its evaluation.
 
-    Args:
-        folder: The bundle, with the model's files in it.
-        model_name: The model's.
-        result: Its evaluation.
+    It has no time, so that the same inputs give the same bytes.
     """
     properties = {
         "checkpoint_sha256": result.checkpoint_digest,

@@ -140,11 +140,7 @@ def run(
 
 
 def _verdict(verdict: Path, folder: Path) -> Path:
-    """Return the file of the gate's verdict, if it blesses this bundle.
-
-    Raises:
-        InputError: it is missing, is of another evaluation than the bundle, or does not.
-    """
+    """Return the file of the gate's verdict; raise InputError unless it blesses this bundle."""
     try:
         record = json.loads(verdict.read_text(encoding="utf-8"))
         blessed, reason = bool(record["blessed"]), str(record["reason"])
@@ -167,11 +163,8 @@ def _verdict(verdict: Path, folder: Path) -> Path:
 def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: Path | None) -> Path:
     """Replace a complete bundle, `<run_dir>/bundle`, by one with these files; return its folder.
 
-    A bundle that has them already is not changed. `verdict` and `report` are left out for None or
-    a missing file.
-
-    Raises:
-        InputError: the bundle is not complete, or its folder cannot be written.
+    A bundle that has them already is not changed. `verdict` and `report` are left out for None or a
+    missing file. Raise InputError if the bundle is not complete, or its folder cannot be written.
     """
     bundles.clean_up(folder.parent)
     complete = bundles.intact(folder)
@@ -180,11 +173,11 @@ def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: P
         raise InputError(f"{folder} is no complete bundle: run export again")
     added = {VERDICT: verdict, REPORT: report if report is not None and report.is_file() else None}
     decision = {name: path for name, path in added.items() if path is not None}
-    if (
-        complete
-        and lineage.is_in(folder)
-        and all(_same(path, folder / name) for name, path in decision.items())
-    ):
+    same = all(
+        (folder / name).is_file() and (folder / name).read_bytes() == path.read_bytes()
+        for name, path in decision.items()
+    )
+    if complete and same and lineage.is_in(folder):
         return folder
     dataset_digest = Evaluation.read(folder / bundles.METRICS).dataset_digest
     skipped = {bundles.MANIFEST, bundles.SUCCESS, *_OURS}
@@ -199,10 +192,6 @@ def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: P
     return folder
 
 
-def _same(one: Path, other: Path) -> bool:
-    return other.is_file() and one.read_bytes() == other.read_bytes()
-
-
 def publish(
     folder: Path,
     name: str,
@@ -213,19 +202,9 @@ def publish(
 ) -> tuple[str, str]:
     """Upload a bundle and make it the champion, if the one it was compared with still is.
 
-    Args:
-        folder: The bundle.
-        name: Of the model.
-        where: The destination.
-        expected: The version that it was compared with; '' for none.
-        run_id: Of the run that publishes it.
-        registry: Gets the version before it becomes the champion; None for none.
-
-    Returns:
-        The bundle's URI, and why it is not the champion, '' if it is.
-
-    Raises:
-        KfpDdpError: it cannot be written, or arrives different.
+    `expected` is the version that it was compared with, '' for none; `registry` gets the version
+    before it becomes the champion. Return the bundle's URI, and why it is not the champion, '' if
+    it is. Raise KfpDdpError if it cannot be written, or arrives different.
     """
     uri, version = bundles.upload(folder, name, where), bundles.version(folder)
     if registry is not None:

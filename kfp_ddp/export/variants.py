@@ -32,30 +32,13 @@ from kfp_ddp.training.images import read
 from kfp_ddp.training.splits import Index, sides_of
 
 BATCH = 32
+ANY_SIZE = "resize"
+"""The form for images of any size gets them one by one, as decoded; others get squares."""
 Details = dict[str, str | int]
-
-
-@dataclass(frozen=True)
-class Form:
-    """A form as a function; one for images of any size gets them one by one, as decoded."""
-
-    predict: Predict
-    takes_any_size: bool = False
-
-
-@dataclass
-class _Batch:
-    positions: list[int]
-    squares: Tensor
-    decoded: list[Tensor]
-
-
-@dataclass(frozen=True)
-class FormResult:
-    """The evaluation of a form, and the predicted class of each sample by path."""
-
-    evaluation: Evaluation
-    predicted: dict[str, str]
+FormResult = tuple[Evaluation, dict[str, str]]
+"""The evaluation of a form, and the predicted class of each sample by path."""
+_Batch = tuple[list[int], Tensor, list[Tensor]]
+"""Positions of the images in the index, the images as squares, and as decoded."""
 
 
 @dataclass(frozen=True)
@@ -92,29 +75,25 @@ def _resize(source: Source, settings: Variants, target: Path) -> Details:
 _WRITERS: Mapping[str, Callable[[Source, Variants, Path], Details]] = {
     "fp16": _half,
     "int8": _int8,
-    "resize": _resize,
+    ANY_SIZE: _resize,
 }
 
 
 def add(source: Source, settings: Variants) -> tuple[Record, dict[str, Predict]]:
     """Add the requested forms to a bundle.
 
-    A form that cannot be written, does not run or loses more than allowed leaves no file.
-
-    Returns:
-        The record of all, and the remaining ones as functions by file.
-
-    Raises:
-        KfpDdpError: the split cannot be read, or the disk is full.
+    A form that cannot be written, does not run or loses more than allowed leaves no file. Return
+    the record of all, and the remaining ones as functions by file. Raise KfpDdpError if the split
+    cannot be read, or the disk is full.
     """
     details: dict[str, Details] = {}
-    forms: dict[str, Form] = {}
+    forms: dict[str, Predict] = {}
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(settings.variants):
         path = source.folder / FILES[name]
         try:
             details[name] = _WRITERS[name](source, settings, path)
-            forms[name] = Form(formats.onnx_predict(path), takes_any_size=name == "resize")
+            forms[name] = formats.onnx_predict(path)
         except (OSError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001  exporters raise many errors
@@ -136,7 +115,7 @@ def add(source: Source, settings: Variants) -> tuple[Record, dict[str, Predict]]
         (source.folder / FILES[dropped]).unlink(missing_ok=True)
         print(f"warning: {dropped} is left out: {why}", flush=True)
     remaining = [one for one in measured if one.name not in left_out]
-    functions = {one.file: forms[one.name].predict for one in remaining}
+    functions = {one.file: forms[one.name] for one in remaining}
     return Record(variants=remaining, left_out=left_out), functions
 
 
@@ -155,15 +134,16 @@ def _measured(
     details: Details,
 ) -> Measured:
     """Return the record of a form; `before` has target and prediction of the checkpoint by path."""
-    pairs = [(*before[path], now) for path, now in result.predicted.items()]
+    evaluation, predicted = result
+    pairs = [(*before[path], now) for path, now in predicted.items()]
     won = sum(was != target == now for target, was, now in pairs)
     lost = sum(was == target != now for target, was, now in pairs)
-    low, high = newcombe(result.evaluation.correct, source.result.correct, won, len(pairs))
+    low, high = newcombe(evaluation.correct, source.result.correct, won, len(pairs))
     return Measured(
         name=name,
         file=FILES[name],
         size=(source.folder / FILES[name]).stat().st_size,
-        evaluation=result.evaluation,
+        evaluation=evaluation,
         agreement=sum(was == now for _, was, now in pairs) / len(pairs),
         gain=(won - lost) / len(pairs),
         low=low,
@@ -175,38 +155,31 @@ def _measured(
 
 
 def measure(
-    forms: Mapping[str, Form], source: Source
+    forms: Mapping[str, Predict], source: Source
 ) -> tuple[dict[str, FormResult], dict[str, str]]:
     """Run all forms, by name, over the split in one pass, in which an image is decoded once.
 
-    Returns:
-        The results by form, and the errors of the other forms.
-
-    Raises:
-        InputError: an image cannot be read, or the samples are not those of the evaluation.
+    Return the results by form, and the errors of the other forms. Raise InputError if an image
+    cannot be read, or the samples are not those of the evaluation.
     """
     split, info = source.split, source.info
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
     seen = {name: Tally(len(info.classes)) for name in forms}
     failed: dict[str, str] = {}
     readable: list[int] = []
-    for batch in _decoded(index, info, any(form.takes_any_size for form in forms.values())):
-        readable += batch.positions
-        targets = torch.tensor([index.targets[at] for at in batch.positions])
+    for positions, squares, decoded in _decoded(index, info, ANY_SIZE in forms):
+        readable += positions
+        targets = torch.tensor([index.targets[at] for at in positions])
         for name in [name for name in forms if name not in failed]:
-            form = forms[name]
+            inputs = [one[None].contiguous() for one in decoded] if name == ANY_SIZE else [squares]
             try:
-                logits = (
-                    torch.cat([form.predict(one[None].contiguous()) for one in batch.decoded])
-                    if form.takes_any_size
-                    else form.predict(batch.squares)
-                )
+                logits = torch.cat([forms[name](images) for images in inputs])
             except Exception as error:  # noqa: BLE001  runtimes raise many errors
                 failed[name] = reason(error)
                 continue
             odd = (~logits.isfinite().all(1)).nonzero()
             if len(odd):
-                path = index.paths[batch.positions[int(odd[0])]]
+                path = index.paths[positions[int(odd[0])]]
                 failed[name] = f"it gives NaN or infinity for {Path(path).name}"
                 continue
             seen[name].update(logits, targets)
@@ -246,7 +219,7 @@ def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
         for row, (_, square, _) in enumerate(images):
             squares[row] = square
         decoded_images = [image for _, _, image in images if image is not None]
-        return _Batch([at for at, _, _ in images], squares, decoded_images)
+        return [at for at, _, _ in images], squares, decoded_images
 
     with ThreadPoolExecutor(min(os.cpu_count() or 1, BATCH)) as pool:
         before: list[Future[tuple[int, Tensor, Tensor | None] | None]] = []
@@ -254,7 +227,7 @@ def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
             coming = [
                 pool.submit(decoded, at) for at in range(start, min(start + BATCH, len(index)))
             ]
-            if before and (ready := batch(before)).positions:
+            if before and (ready := batch(before))[0]:
                 yield ready
             before = coming
 
@@ -281,4 +254,4 @@ def _result(tally: Tally, index: Index, skipped: int, source: Source) -> FormRes
     same = {"seconds": 0.0, "written": result.written, "confusion": None, "hardware": ""}
     names = [info.classes[at] for at in predictions.predicted.tolist()]
     paths = [predictions.relative(at) for at in range(len(index))]
-    return FormResult(evaluation.model_copy(update=same), dict(zip(paths, names, strict=True)))
+    return evaluation.model_copy(update=same), dict(zip(paths, names, strict=True))

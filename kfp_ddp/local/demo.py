@@ -24,8 +24,7 @@ from kfp_ddp.local import engine
 from kfp_ddp.local.folder import LocalRun, begin, identity_of, unfinished
 from kfp_ddp.local.screen import Phase
 
-BUCKET = "digits"
-MODELS = "models"
+BUCKET, MODELS = "digits", "models"
 VALIDATION_EVERY = 5
 DIGITS: dict[str, Any] = {
     "source": f"gs://{BUCKET}",
@@ -52,11 +51,9 @@ def empty() -> Any:
 
 @contextlib.contextmanager
 def serve(storage: Any = None, filled: threading.Event | None = None) -> Iterator[str]:
-    """Serve a storage on a free loopback port, in a thread, and yield the URL.
+    """Serve a storage of `empty` on a free loopback port, in a thread, and yield the URL.
 
-    Args:
-        storage: Result of `empty`.
-        filled: Requests wait until this is set.
+    Requests wait until `filled` is set.
     """
     from gcp_storage_emulator import server
 
@@ -145,10 +142,8 @@ def _digits() -> Iterator[tuple[str, bytes]]:
 def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any]:
     """Run the full pipeline in the folder `output`, and return the summary.
 
-    A demo that was interrupted is resumed; the results of a complete one are replaced.
-
-    Raises:
-        JobError: The pipeline failed; the message has the step, its error and the log.
+    A demo that was interrupted is resumed; the results of a complete one are replaced. Raise
+    JobError if the pipeline failed; the message has the step, its error and the log.
     """
     started = time.monotonic()
     settings = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}

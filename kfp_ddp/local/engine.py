@@ -44,14 +44,7 @@ def run(
 ) -> dict[str, Any]:
     """Run train_resnet as `execute` does, and return the summary of `results.gather`.
 
-    Args:
-        run: The run, with its folder.
-        started: `time.monotonic` at the start of the command.
-        meanwhile: Called while the pipeline starts.
-        known: Notes on the images that were printed before.
-
-    Raises:
-        JobError: the pipeline failed; the line names the step, its error and the log.
+    `started` is `time.monotonic` at the start of the command.
     """
     training = {"cache_dir": str(run.folder / CACHE), **run.arguments.get("training", {})}
     cached = dataclasses.replace(run, arguments={**run.arguments, "training": training})
@@ -70,17 +63,12 @@ def execute(
 ) -> None:
     """Run a compiled pipeline in the folder of a run, and show its steps.
 
-    The folder gets the log, artifacts below `artifacts`, and trainings below `work`.
+    The folder gets the log, artifacts below `artifacts`, and trainings below `work`. Raise JobError
+    if the pipeline failed; the line names the step, its error and the log.
 
-    Args:
-        run: The run, with its folder.
-        compiled: The YAML.
-        detail: Returns a line about a successful step, from the folder and the step's name.
-        meanwhile: Called while the pipeline starts.
-        known: Notes on the images that were printed before.
-
-    Raises:
-        JobError: the pipeline failed; the line names the step, its error and the log.
+    `detail` returns a line about a successful step, from the folder and the step's name.
+    `meanwhile` is called while the pipeline starts; `known` are notes on the images that were
+    printed before.
     """
     output = run.folder
     folders = {DATA_VARIABLE: str(run.data), WORK_VARIABLE: str(output / "work")}
@@ -170,8 +158,7 @@ def _stopped_at_the_end(
 ) -> Iterator[subprocess.Popen[str]]:
     """Stop the child and all its descendants at the end of the block; ranks have own sessions.
 
-    Raises:
-        SystemExit: 130 after an interrupt, with a line about how to resume.
+    An interrupt exits with 130, after a line about how to resume.
     """
 
     def interrupt(number: int, frame: object) -> None:

@@ -112,16 +112,11 @@ def begin(run: LocalRun, output: Path | None, name: str, replace: bool = False) 
     """Create the folder of a new run, or empty that of an earlier one, and return the run with it.
 
     Data that was synced and the results of the earlier run stay until the new ones are complete.
+    Raise InputError if `output` has a model of an earlier run, or files of another origin;
+    StorageError if it cannot be written.
 
-    Args:
-        run: The run.
-        output: The folder; None for a new one below `RUNS`.
-        name: Name of the new one; it gets a number if it exists.
-        replace: Delete a model of an earlier run in `output`.
-
-    Raises:
-        InputError: `output` has a model of an earlier run, or files of another origin.
-        StorageError: it cannot be written.
+    Without `output` it is below `RUNS` and has this name, with a number if that exists. With
+    `replace` a model of an earlier run in `output` is deleted.
     """
     base = RUNS.resolve()
     try:
@@ -187,10 +182,8 @@ def locked(folder: Path) -> Iterator[int]:
     """Lock a run's folder and yield the descriptor; a child that gets it has the lock, too.
 
     The processes of a killed command keep the lock until they have ended, which is waited for.
-
-    Raises:
-        InputError: another command that runs has the lock.
-        StorageError: such processes do not end.
+    Raise InputError if another command that runs has the lock; StorageError if such processes do
+    not end.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -17,11 +17,7 @@ _MODULES = {
 
 
 def require(extra: str) -> None:
-    """Check that the packages of an extra are installed.
-
-    Raises:
-        InputError: one is missing; the line says how to install all.
-    """
+    """Check that the packages of an extra are installed; InputError says how to install all."""
     for module in _MODULES[extra]:
         if find_spec(module) is None:
             raise InputError(

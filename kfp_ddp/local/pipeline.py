@@ -33,10 +33,8 @@ def run(
 ) -> None:
     """Run a compiled pipeline in subprocesses of this one.
 
-    Equal seeds give equal ids of the run and its tasks, which kfp.local draws from `random`.
-
-    Raises:
-        RuntimeError: A step failed.
+    Equal seeds give equal ids of the run and its tasks, which kfp.local draws from `random`. Raise
+    RuntimeError if a step failed.
     """
     import yaml
     from kfp import components, local

@@ -92,8 +92,7 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
 
     The bundle of the previous run is deleted only now, after a successful run.
     """
-    synced, evaluated = outputs(output, "data-sync"), outputs(output, "evaluate")
-    verdict = outputs(output, "gate")
+    synced, evaluated, verdict = (outputs(output, s) for s in ("data-sync", "evaluate", "gate"))
     pictures = {"report": ("gate", "gate_report"), "loss_curve": ("train", "loss_curve")}
     summary: dict[str, Any] = {
         "accuracy": evaluated["accuracy"],
@@ -136,8 +135,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 def shown(path: str | Path) -> str:
     """Return the path relative to the working directory, quoted for a shell."""
-    here = Path.cwd()
-    full = Path(os.path.abspath(path))
+    here, full = Path.cwd(), Path(os.path.abspath(path))
     return shlex.quote(str(full.relative_to(here) if full.is_relative_to(here) else full))
 
 
@@ -181,9 +179,7 @@ def _events(output: Path) -> list[dict[str, Any]]:
 def conduct(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool) -> None:
     """Run, and print the summary as text, or as JSON with other output on stderr.
 
-    Args:
-        run: Returns the folder and the summary.
-        as_json: Whether to print JSON.
+    `run` returns the folder and the summary.
     """
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with elsewhere:

@@ -56,14 +56,10 @@ class Command(NamedTuple):
 def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     """Run train_resnet on a source, and return its folder and the summary.
 
-    With `check`, return the working directory and what would be trained on.
+    With `check`, return the working directory and what would be trained on. Raise KfpDdpError if
+    settings, source or output are invalid, or the pipeline failed.
 
-    Args:
-        command: The request.
-        ranks: Number of processes; 0 to choose.
-
-    Raises:
-        KfpDdpError: Settings, source or output are invalid, or the pipeline failed.
+    `ranks` is the number of processes; 0 to choose.
     """
     started = time.monotonic()
     form = form_of("train_resnet")
@@ -76,7 +72,12 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     source = survey.located(command.source)
     output = command.output and command.output.resolve()
     if "://" not in source:
-        _check_apart(Path(source), output or folder.RUNS.resolve())
+        images, target = Path(source).resolve(), output or folder.RUNS.resolve()
+        if images.is_relative_to(target) or target.is_relative_to(images):
+            raise InputError(
+                f"--output {target} and the photographs in {images} contain each other; "
+                "give another output folder"
+            )
     identity = folder.identity_of(source=source, arguments=arguments, ranks=ranks)
     run = folder.unfinished(output, identity)
     if run is not None and not (command.fresh or command.check) and _is_resumable(run):
@@ -96,7 +97,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     name = named_after(source)
     everything = {"model_name": name, **choice.arguments, "source": source, "backend": "local"}
     check_arguments(form.pipeline, form.completed(everything))
-    everything["sync"] = _images_only(source, everything)
+    everything["sync"] = _images_only(surveyed, everything)
     threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}
     if not command.check:
         new = folder.LocalRun(identity, everything, threads)
@@ -129,40 +130,28 @@ def _is_resumable(run: folder.LocalRun) -> bool:
     return True
 
 
-def _images_only(source: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _images_only(surveyed: survey.Survey, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the sync; of a local folder, files that are not images are left out.
 
     A setting of the user takes precedence, and a script of the user may read any file.
     """
     options, training = dict(arguments.get("sync", {})), arguments.get("training", {})
-    if "://" in source or {"include", "exclude"} & options.keys() or training.get("script"):
+    remote = "://" in arguments["source"]
+    if remote or {"include", "exclude"} & options.keys() or training.get("script"):
         return options
-    keep = Path(training.get("labels", "")).suffix
-    suffixes = {path.suffix for path in Path(source).rglob("*.*")} - {"", keep}
+    suffixes = surveyed.suffixes - {"", Path(training.get("labels", "")).suffix}
     others = sorted(one for one in suffixes if not is_image(f"x{one}") and not set(one) & set("*?"))
     return {**options, "exclude": [f"*{suffix}" for suffix in others]} if others else options
-
-
-def _check_apart(source: Path, output: Path) -> None:
-    """Check that neither source nor output contains the other."""
-    folder = source.resolve()
-    if folder.is_relative_to(output) or output.is_relative_to(folder):
-        raise InputError(
-            f"--output {output} and the photographs in {folder} contain each other; "
-            "give another output folder"
-        )
 
 
 def _title(choice: Choice) -> str:
     """Return what will be trained, and the estimated duration, in one line."""
     arguments = choice.arguments
     size = arguments["training"].get("image_size")
-    parts = [
-        f"{arguments.get('model', 'the model')} of recipe {recipe}"
-        if (recipe := arguments.get("recipe", "none")) != "none"
-        else str(arguments["model"])
-    ]
-    parts[0] += f" at {size} px" if size else ""
+    title = str(arguments.get("model", "the model"))
+    if (recipe := arguments.get("recipe", "none")) != "none":
+        title += f" of recipe {recipe}"
+    parts = [f"{title} at {size} px" if size else title]
     if epochs := arguments.get("epochs"):
         parts.append(plural(epochs, "epoch"))
     if batch := arguments["training"].get("batch_size"):
@@ -176,8 +165,7 @@ def _title(choice: Choice) -> str:
 def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
     """Run a compiled pipeline, and return its folder, and its name, duration and report.
 
-    Raises:
-        KfpDdpError: File, settings or output are invalid, or the pipeline failed.
+    Raise KfpDdpError if file, settings or output are invalid, or the pipeline failed.
     """
     started = time.monotonic()
     pipeline = read(compiled)

@@ -33,8 +33,7 @@ _BROKEN = 8
 def located(source: str) -> str:
     """Return the source as the pipeline needs it: the absolute path of a local folder.
 
-    Raises:
-        InputError: The URI is mistyped, or the folder does not exist.
+    Raise InputError if the URI is mistyped, or the folder does not exist.
     """
     check_address("source", source)
     if "://" in source and not source.startswith("file:"):
@@ -59,6 +58,8 @@ class Survey:
     """Images of each class and split, a line each."""
     broken: dict[str, str]
     """Why images cannot be read, by their path."""
+    suffixes: frozenset[str]
+    """Of all files, such as .png."""
 
     @property
     def lines(self) -> list[str]:
@@ -73,15 +74,10 @@ class Survey:
 
 
 def look(source: str, arguments: Mapping[str, Any]) -> Survey:
-    """Count the images of a source, as the pipeline will take them; of a folder, read all headers.
+    """Count the images of a source of `located`, as the pipeline will take them.
 
-    Args:
-        source: As `located` returned it.
-        arguments: Arguments of the pipeline.
-
-    Raises:
-        KfpDdpError: the source cannot be read, what it holds cannot be trained on, or images are
-            broken and on_bad_image is fail.
+    Of a folder, read all headers. Raise KfpDdpError if the source cannot be read, what it holds
+    cannot be trained on, or images are broken and on_bad_image is fail.
     """
     folder = None if "://" in source else Path(source)
     training, sync = arguments.get("training", {}), arguments.get("sync", {})
@@ -117,7 +113,8 @@ def look(source: str, arguments: Mapping[str, Any]) -> Survey:
         columns[side] = [counts[number] for number in range(len(layout.classes))]
     sizes = (sum(columns[TRAIN]), sum(columns[VAL]), len(layout.classes))
     photographs = Photographs(*sizes, *statistics_of(pictures), tuple(map(printable, notes)))
-    return Survey(photographs, tuple(_table(layout, columns)), broken)
+    suffixes = frozenset(os.path.splitext(name)[1] for name in names)
+    return Survey(photographs, tuple(_table(layout, columns)), broken, suffixes)
 
 
 def _table(layout: Layout, by_side: Mapping[str, list[int]]) -> Iterator[str]:

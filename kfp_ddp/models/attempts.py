@@ -69,11 +69,7 @@ def run(
     job: Mapping[str, Any],
     change_summary: "dsl.Markdown",
 ) -> Changed:
-    """Run the `changes` step: look for a record of the same data and settings.
-
-    Raises:
-        InputError: no destination, or one that cannot be written.
-    """
+    """Run the `changes` step: look for a record of the same data and settings."""
     if not destination:
         raise InputError(
             "destination is empty, so earlier trainings are unknown: give the location that models "
@@ -110,11 +106,7 @@ def fingerprint(
 
 
 def note(where: Store, name: str, *, version: str, champion: str, reason: str) -> None:
-    """Write the record of an attempt to the folder of a model's exports; `name` is its fingerprint.
-
-    Raises:
-        KfpDdpError: it cannot be written.
-    """
+    """Write the record of an attempt below a model's exports; `name` is its fingerprint."""
     short = printable(reason)[:_LONGEST_REASON]  # escapes in JSON count for the limit of the file
     attempt = Attempt(version=version, champion=champion, reason=short, at=round(time.time(), 3))
     where.update(_file(name), lambda _: f"{attempt.model_dump_json()}\n".encode())
@@ -124,9 +116,6 @@ def unchanged(where: Store, name: str) -> Attempt | None:
     """Return the attempt of this fingerprint if a repetition would have the same result.
 
     It would not if its bundle was deleted, or if there is another champion to beat.
-
-    Raises:
-        InputError: the destination cannot be read.
     """
     attempt = _read(where, _file(name))
     if attempt is None:
@@ -138,21 +127,11 @@ def unchanged(where: Store, name: str) -> Attempt | None:
 
 
 def prune(where: Store, keep: int, spared: Collection[str] = ()) -> list[str]:
-    """Delete all but the newest bundles that attempts have exported, and old records.
+    """Delete old records and bundles of attempts, all but the newest; return the deleted versions.
 
-    The champion remains, and so do the version that it replaced, the one that it was compared with,
-    and every bundle that no attempt has exported.
-
-    Args:
-        where: The folder of the model's exports.
-        keep: Number of bundles, and of records of models that were not blessed.
-        spared: Further versions that remain.
-
-    Returns:
-        The deleted versions.
-
-    Raises:
-        InputError: the destination cannot be read or written.
+    `keep` bundles remain, and `keep` records of models that were not blessed. The champion remains,
+    and so do the version that it replaced, the one that it was compared with, the versions in
+    `spared`, and every bundle that no attempt has exported.
     """
     files = [name for name, _ in where.list(f"{FOLDER}/")]
     records = [(file, attempt) for file in files if (attempt := _read(where, file))]

@@ -55,6 +55,7 @@ class Bundle:
     """A bundle in a folder or a bucket; each file that is read is checked against the manifest.
 
     Manifest, `_SUCCESS` and signature are read once, so that all uses are of the same bytes.
+    Methods raise InputError if it is damaged or cannot be read.
     """
 
     where: Store
@@ -76,11 +77,7 @@ class Bundle:
         title: str = "the bundle",
         advice: str = "export it again",
     ) -> "Bundle":
-        """Return the bundle at a location, or one without `listed` if there is none.
-
-        Raises:
-            InputError: it cannot be read, or manifest and `_SUCCESS` do not match.
-        """
+        """Return the bundle at a location, or one without `listed` if there is none."""
         bundle = cls._read(where, folder, title, advice)
         bundle._check_seal()
         return bundle
@@ -140,12 +137,7 @@ class Bundle:
         return next((part[1] for part in parts if part[0] == "serving" and len(part) > 2), "model")
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """Return the content of a file; None if it does not exist and is not listed.
-
-        Raises:
-            InputError: it cannot be read, has more than `limit` bytes, or differs from the
-                manifest.
-        """
+        """Return a file of at most `limit` bytes; None if it does not exist and is not listed."""
         content = self.where.read(self.folder + name, limit)
         if content is not None:
             self.check(name, hashlib.sha256(content).hexdigest())
@@ -154,11 +146,7 @@ class Bundle:
         return content
 
     def record(self, name: str, model: type[M], limit: int = LARGEST_CONFIG) -> M | None:
-        """Return a JSON file as a record; None if it does not exist.
-
-        Raises:
-            InputError: as for `read`, or the content is invalid.
-        """
+        """Return a JSON file as a record; None if it does not exist."""
         content = self.read(name, limit)
         try:
             return None if content is None else model.model_validate_json(content)
@@ -166,25 +154,17 @@ class Bundle:
             raise self.damaged(f"{name} is invalid: {first_fault(error)}") from None
 
     def lineage(self) -> Mapping[str, Any]:
-        """Return its lineage, empty if it was not published; raise as `read`."""
+        """Return its lineage, empty if it was not published."""
         lineage = mapping_in(self.read(LINEAGE, LARGEST_CONFIG))
         return lineage or mapping_in(self.read(CONFIG, LARGEST_CONFIG)).get("lineage") or {}
 
     def check(self, name: str, digest: str) -> None:
-        """Refuse a file whose SHA-256 is not the listed one; without a manifest, accept any.
-
-        Raises:
-            InputError: the digest differs.
-        """
+        """Refuse a file whose SHA-256 is not the listed one; without a manifest, accept any."""
         if self.listed is not None and self.listed.get(name) != digest:
             raise self.damaged(f"{name} is not what {MANIFEST} lists")
 
     def verify(self, but: Collection[str] = ()) -> int:
-        """Read all files but some, and check each; return their size in bytes.
-
-        Raises:
-            InputError: a file is missing or differs, or there is any other entry, such as a link.
-        """
+        """Read all files but some, refuse entries such as a link; return the size in bytes."""
         if self.listed is None:
             raise self.damaged(f"{MANIFEST} is missing")
         start = len(self.folder)
@@ -270,10 +250,7 @@ def replacing(run_dir: Path) -> Iterator[Path]:
     """Yield a new folder that becomes `<run_dir>/bundle` when the block succeeds.
 
     Manifest and `_SUCCESS` are written last, after all files are synced to disk. It is locked, so
-    that `clean_up` by another step does not remove it.
-
-    Raises:
-        InputError: the folder cannot be written.
+    that `clean_up` by another step does not remove it. Raise InputError if it cannot be written.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -375,10 +352,8 @@ def seal(folder: Path) -> str:
 def upload(folder: Path, name: str, where: Store) -> str:
     """Copy a bundle to `<where>/<name>/<version>/`, `_SUCCESS` last; return that URI.
 
-    A second upload changes nothing. Temporary files of a killed upload are deleted.
-
-    Raises:
-        InputError: a file cannot be written or arrives different.
+    A second upload changes nothing. Temporary files of a killed upload are deleted. Raise
+    InputError if a file cannot be written or arrives different.
     """
     target = f"{name}/{version(folder)}"
     names = [n for n in files(folder) if n not in (MANIFEST, SUCCESS)]

@@ -1,6 +1,7 @@
 """The champion of a model: the version that the next one has to beat.
 
-`CHAMPION` beside the versions names it. `CHAMPIONS` lists the moves of it.
+`CHAMPION` beside the versions names it. `CHAMPIONS` lists the moves of it. All functions raise
+InputError where a bundle or one of these files is damaged, or the store refuses access.
 """
 
 import re
@@ -58,25 +59,14 @@ class Champion:
         return next((name for name in names if name not in known), "")
 
     def predictions(self) -> dict[str, Prediction] | None:
-        """Return the prediction for each sample by path; None without a file of predictions.
-
-        Raises:
-            InputError: the file is damaged, or not that of the evaluation.
-        """
+        """Return the prediction for each sample by path; None without a file of predictions."""
         name = self.evaluation.predictions
-        content = self.bundle.read(name, LARGEST_PREDICTIONS)
-        return (
-            None
-            if content is None
-            else self.evaluation.parse_predictions(content, f"{self.uri}/{name}")
-        )
+        if (content := self.bundle.read(name, LARGEST_PREDICTIONS)) is None:
+            return None
+        return self.evaluation.parse_predictions(content, f"{self.uri}/{name}")
 
     def fetch_weights(self, folder: Path) -> Path:
-        """Download the weights to `folder`, checked against the manifest; return the file.
-
-        Raises:
-            InputError: the bundle is damaged, or has no weights.
-        """
+        """Download the weights to `folder`, checked against the manifest; return the file."""
         if WEIGHTS not in (self.bundle.listed or {}):
             raise InputError(
                 f"the champion {self.uri} has no {WEIGHTS} to evaluate on this split: "
@@ -106,13 +96,8 @@ class Change(Stored):
 def find(champion: str) -> Champion | None:
     """Return the champion at a path or URI; None while there is none yet.
 
-    Args:
-        champion: Folder of a model's exports (CHAMPION in it names the version), a bundle, an
-            evaluation or its folder.
-
-    Raises:
-        InputError: the location is missing or cannot be read, a bundle is damaged, or a file is
-            not an evaluation.
+    It is a folder of a model's exports (CHAMPION in it names the version), a bundle, an evaluation
+    or its folder. Raise InputError if the location is missing, or a file is not an evaluation.
     """
     pointer, names = "", _FILES
     if champion.endswith(".json"):
@@ -140,13 +125,7 @@ def find(champion: str) -> Champion | None:
 
 
 def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
-    """Return the versions of complete bundles at a destination of exports, by model name.
-
-    `name` is for one model only.
-
-    Raises:
-        InputError: the destination cannot be listed.
-    """
+    """Return the versions of complete bundles of one or all models at a destination, by model."""
     versions: dict[str, list[str]] = {}
     for path, _ in where.list(f"{name}/" if name else ""):
         parts = path.split("/")
@@ -160,14 +139,8 @@ def open_bundle(
 ) -> Bundle:
     """Return the bundle at an address; it is complete, its files are checked when they are read.
 
-    Args:
-        address: Folder or URI of a bundle, of a run's results, or of a model's exports, where the
-            champion is opened.
-        advice: What to do if it is damaged.
-        signer: The required signer; None for any, and for none.
-
-    Raises:
-        InputError: there is no bundle, its manifest is damaged, or the signer has not signed it.
+    The address is that of a bundle, of a run's results, or of a model's exports, where the champion
+    is opened. Raise InputError, with `advice`, if it is missing, damaged or not signed by `signer`.
     """
     check_address("bundle", address)
     where = open_store(address)
@@ -205,32 +178,17 @@ def read_pointer(where: Store, name: str = "") -> str:
     """Return the version that CHAMPION names; '' if the file does not exist.
 
     `where` is the destination of exports, or without a name the folder of one model's.
-
-    Raises:
-        InputError: it cannot be read, or does not name a version.
     """
     file = f"{name}/{CHAMPION}".lstrip("/")
     return _parse_pointer(where.read(file, _LARGEST_POINTER), f"{where.uri}/{file}")
 
 
 def move(where: Store, name: str, version: str, expected: str, by: str = "") -> str:
-    """Make CHAMPION name `version` if it names `expected` now; '' is for no champion.
+    """Make CHAMPION name `version` if it names `expected` now; return what it names afterwards.
 
-    CHAMPIONS is written first: an entry that CHAMPION did not follow has no effect.
-
-    Args:
-        where: The destination of exports.
-        name: Of the model.
-        version: An uploaded one.
-        expected: The version that it was compared with.
-        by: As in `Change`.
-
-    Returns:
-        The version that CHAMPION names afterwards.
-
-    Raises:
-        InputError: it cannot be read or written, or the version does not exist.
-        StorageError: other writers always came first, or there are no locks.
+    '' is for no champion; `by` is as in `Change`. CHAMPIONS is written first: an entry that
+    CHAMPION did not follow has no effect. Raise InputError if the version does not exist,
+    StorageError if other writers always came first, or there are no locks.
     """
     file, current = f"{name}/{CHAMPION}", ""
     if read_pointer(where, name) == expected != version:
@@ -254,13 +212,10 @@ def move(where: Store, name: str, version: str, expected: str, by: str = "") -> 
 
 
 def delete(where: Store, version: str) -> bool:
-    """Delete a bundle in the folder of a model's exports, unless it is the champion.
+    """Delete a bundle of a model, unless it or nothing is the champion; return whether it did.
 
     Its `_SUCCESS` is deleted, or restored, under the compare-and-set of CHAMPION, which gets
     another line feed. So a move to the version at the same time fails, or is seen here.
-
-    Returns:
-        Whether it was deleted; it was not without any champion.
     """
     success, deleted = where.read(f"{version}/{SUCCESS}", LARGEST_SUCCESS), False
 
@@ -284,17 +239,8 @@ def delete(where: Store, version: str) -> bool:
 def compared_with(champion: str, champion_version: str, where: Store, name: str) -> str:
     """Return the version that CHAMPION has to name before the next version replaces it.
 
-    It is the version that the gate compared with, if that belongs to this model; else the current
-    champion.
-
-    Args:
-        champion: As given to the gate; '' for none.
-        champion_version: As returned by the gate.
-        where: The destination of exports.
-        name: Of the model.
-
-    Raises:
-        InputError: CHAMPION cannot be read, or does not name a version.
+    It is the version that the gate compared with, if `champion`, its input, is of this model; else
+    the current champion.
     """
     location = f"{open_store(champion).place}/" if champion else ""
     own = location.startswith(f"{where.place}/{name}/")
@@ -319,11 +265,7 @@ def _add_to_history(where: Store, name: str, version: str, replaced: str, by: st
 
 
 def history(where: Store, name: str = "") -> list[Change]:
-    """Return the moves of CHAMPION, the newest last, with ones that failed; see `read_pointer`.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
+    """Return the moves of CHAMPION, the newest last, with ones that failed; see `read_pointer`."""
     return _parse_history(where.read(f"{name}/{CHAMPIONS}".lstrip("/"), _LARGEST_HISTORY))
 
 

@@ -186,11 +186,7 @@ class Evaluation(Stored):
 
     @classmethod
     def parse(cls, text: str, uri: str) -> "Evaluation":
-        """Return the record in `text`, the content of `uri`.
-
-        Raises:
-            InputError: a field is missing or invalid.
-        """
+        """Return the record in `text`, the content of `uri`; raise InputError if it is invalid."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -201,19 +197,11 @@ class Evaluation(Stored):
 
     @classmethod
     def read(cls, path: Path) -> "Evaluation":
-        """Return the record in a file.
-
-        Raises:
-            InputError: it cannot be read, or is invalid.
-        """
+        """Return the record in a file; raise InputError if it cannot be read, or is invalid."""
         return cls.parse(_read(path, LARGEST, "evaluation").decode(errors="replace"), str(path))
 
     def read_predictions(self, folder: Path) -> dict[str, Prediction]:
-        """Return the predictions in `folder` by path.
-
-        Raises:
-            InputError: they cannot be read, or are of another evaluation.
-        """
+        """Return the predictions in `folder` by path; raise InputError for another evaluation's."""
         path = folder / self.predictions
         return self.parse_predictions(_read(path, LARGEST_PREDICTIONS, "predictions"), str(path))
 

@@ -69,17 +69,15 @@ RANDOM_START = Start("false")
 def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) -> Start:
     """Return the initial weights that a setting means, and where they are; nothing is downloaded.
 
-    Weights of torchvision are looked for in torch's cache, in the trainer image, then at
-    `SOURCE`, which takes at most some seconds.
+    Weights of torchvision are looked for in torch's cache, in the trainer image, then at `SOURCE`,
+    which takes at most some seconds. Raise InputError if the weights do not exist or cannot be had;
+    never for auto.
 
     Args:
         pretrained: auto, true, false, torchvision:NAME, an address, or a path.
         model: Network to train, which auto, true and torchvision:NAME need.
         images: Number of images; 0 if unknown.
         own_image: Whether the workers have another image than our trainer.
-
-    Raises:
-        InputError: the weights do not exist or cannot be had; never for auto.
     """
     optional, name = pretrained == "auto", pretrained.removeprefix(PREFIX)
     if pretrained == "false":
@@ -115,8 +113,7 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
 def obtain(pretrained: str, model: str, images: int = 0) -> Start:
     """Return what `find` returns, with weights of torchvision downloaded to torch's cache.
 
-    Raises:
-        InputError, StorageError: the weights cannot be had; never for auto.
+    Raise InputError or StorageError if they cannot be had; never for auto.
     """
     start = find(pretrained, model, images)
     ours = pretrained in ("auto", "true") or pretrained.startswith(PREFIX)
@@ -176,33 +173,21 @@ def is_per_node(pretrained: str) -> bool:
 
 
 def check(pretrained: str) -> None:
-    """Refuse an address that does not exist; the content is checked when it is downloaded.
-
-    Raises:
-        InputError: it does not exist.
-    """
+    """Refuse an address that does not exist; the content is checked when it is downloaded."""
     if pretrained.startswith("https://") or not is_per_node(pretrained):
         return
     parent, _, name = pretrained.rstrip("/").rpartition("/")
-    if name.endswith(SUFFIXES):
-        exists = open_store(parent).exists(name)
-    else:
-        exists = open_store(pretrained).has_files()
-    if not exists:
+    is_file = name.endswith(SUFFIXES)
+    if not (open_store(parent).exists(name) if is_file else open_store(pretrained).has_files()):
         raise _missing(pretrained)
 
 
 def download(pretrained: str, folder: Path) -> Path:
     """Download the weights to `folder`; return the file or folder, which a restart reuses.
 
-    Args:
-        pretrained: The address of a file of weights, of a bundle, of a model's exports whose
-            CHAMPION names one, or of a checkpoint's folder step-<number>.
-        folder: Created if needed.
-
-    Raises:
-        InputError: the address does not exist, or its content is damaged.
-        StorageError: it cannot be read, or not be written here.
+    `pretrained` is the address of a file of weights, of a bundle, of a model's exports whose
+    CHAMPION names one, or of a checkpoint's folder step-<number>. Raise InputError if it does not
+    exist or is damaged, StorageError if it cannot be read, or not be written here.
     """
     address = pretrained.rstrip("/")
     name = address.rpartition("/")[2]
@@ -258,13 +243,9 @@ def _fetch(where: str, name: str, folder: Path) -> None:
 
 
 def _download_https(url: str, target: Path) -> None:
-    """Download a file; check the SHA-256 in its name, as torchvision's have one, or print it.
-
-    Redirects stay with https.
-    """
+    """Download a file; check the SHA-256 in its name, as torchvision's have one, or print it."""
     digest = hashlib.sha256()
     full: list[OSError] = []
-
     with target.open("wb") as file:
 
         def take(block: bytes) -> None:

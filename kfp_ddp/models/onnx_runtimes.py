@@ -31,16 +31,11 @@ class Loaded:
 
 
 def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
-    """Load a model.
+    """Load a model from the content of an ONNX file.
 
-    Args:
-        model: Content of an ONNX file.
-        runtime: `ONNXRUNTIME` or `OPENVINO`; empty for the first that is installed.
-        threads: Threads of one call; 0 for the runtime's default.
-
-    Raises:
-        InputError: the runtime is not installed or refuses the model, or the model has weights in
-            other files, which runtimes would read from the current folder.
+    `runtime` is `ONNXRUNTIME` or `OPENVINO`, empty for the first that is installed; `threads` are
+    those of one call, 0 for its default. Raise InputError if it is not installed or refuses the
+    model, or the model has weights in other files: runtimes would read the current folder.
     """
     try:
         external = _is_external("model", memoryview(model))
@@ -128,11 +123,7 @@ _EXTERNAL_DATA, _DATA_LOCATION = 13, 14
 
 
 def _is_external(kind: str, message: memoryview) -> bool:
-    """Return whether a protobuf message has a tensor whose data are in another file.
-
-    Raises:
-        LookupError: it is no such message.
-    """
+    """Return whether a protobuf message has a tensor in another file; LookupError if it is none."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)

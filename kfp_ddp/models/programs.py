@@ -37,11 +37,7 @@ _DROPPED: dict[str, Any] = {"metadata": {}, "guards_code": []}
 
 
 def load(content: bytes) -> Logits:
-    """Return the function of a program, on the CPU.
-
-    Raises:
-        InputError: it has anything that Python would run, or cannot be loaded.
-    """
+    """Return the function of a program, on the CPU; refuse what Python would run."""
     import torch
 
     try:
@@ -97,11 +93,7 @@ def _checked(name: str, content: bytes) -> bytes:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return a value of the graph without metadata and guards.
-
-    Raises:
-        InputError: a string in it could be code.
-    """
+    """Return a value of the graph without metadata and guards; refuse what could be code."""
     if key in _DROPPED:
         return _DROPPED[key]
     if isinstance(value, dict):

@@ -17,12 +17,11 @@ SERVICE = r"^$|^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 
 ADDRESS = r"^$|^https?://[^\s/?#@]+(/[^\s?#]*)?$"
 Variant = Literal["fp16", "int8", "resize"]
-_RETIRED = "aoti"
 
 
 def _refuse_retired(name: object) -> object:
-    if name == _RETIRED:
-        raise ValueError(f"the form {_RETIRED} was retired, remove it from variants")
+    if name == "aoti":
+        raise ValueError(f"the form {name} was retired, remove it from variants")
     return name
 
 
@@ -119,11 +118,7 @@ class Deployment(Settings):
 
 
 def check_model_name(model_name: str) -> None:
-    """Refuse a name that cannot be a folder of a model server.
-
-    Raises:
-        InputError: the name is invalid.
-    """
+    """Refuse a name that cannot be a folder of a model server."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", model_name):
         raise InputError(
             f"model_name is {model_name!r}: it becomes a folder, so use 1 to 63 letters, digits, "
@@ -136,10 +131,6 @@ MODELS: tuple[type[Settings], ...] = (Variants, Signing, Registering, Deployment
 
 
 def part_of(release: Mapping[str, Any], model: type[M]) -> M:
-    """Return one part of a release, which has the settings of all parts by name.
-
-    Raises:
-        InputError: a name is unknown, or a value of this part is invalid.
-    """
+    """Return one part of a release, which has the settings of all parts by name."""
     parts = dict(zip(MODELS, split("release", release, *MODELS, own={}), strict=True))
     return model.create(**parts[model])

@@ -37,12 +37,7 @@ class Signer(NamedTuple):
 
 
 def sign(folder: Path, key: "PrivateKeyTypes") -> None:
-    """Write the signature of a sealed bundle, unless it has a valid one by this key.
-
-    Raises:
-        InputError: the bundle cannot be read.
-        StorageError: its folder cannot be written.
-    """
+    """Write the signature of a sealed bundle, unless it has a valid one by this key."""
     bundle = in_folder(folder)
     try:
         _compare(by_key(key.public_key()).open(bundle.signature or b""), bundle.signed_files)
@@ -56,11 +51,7 @@ def make(bundle: Bundle, key: "PrivateKeyTypes") -> bytes:
 
 
 def check_fits(bundle: Bundle, content: bytes) -> None:
-    """Refuse a signature of another bundle; the signer is not checked.
-
-    Raises:
-        InputError: it is invalid, or of another bundle.
-    """
+    """Refuse a signature that is invalid or of another bundle; the signer is not checked."""
     try:
         payload = _envelope(_json(content)).payload
     except ValueError:
@@ -78,9 +69,6 @@ def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
     """Refuse a bundle that the signer has not signed as its manifest lists it.
 
     `content` is a signature from elsewhere; None for the one in the bundle.
-
-    Raises:
-        InputError: it is not signed, or the signature is invalid.
     """
     content = bundle.signature if content is None else content
     if content is None:
@@ -98,11 +86,7 @@ def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
 
 
 def key_of(signing: Signing) -> "PrivateKeyTypes | None":
-    """Return the key that the settings name, from the bucket's secret; None for no key.
-
-    Raises:
-        InputError: the secret does not have it, or it is invalid.
-    """
+    """Return the key that the settings name, from the bucket's secret; None for no key."""
     if not signing.sign_key:
         return None
     pem, password = needed_secret(signing.sign_key, "sign_key"), ""
@@ -112,11 +96,7 @@ def key_of(signing: Signing) -> "PrivateKeyTypes | None":
 
 
 def private_key(pem: bytes, password: str, title: str) -> "PrivateKeyTypes":
-    """Return a key to sign with; `title` is what error messages call it.
-
-    Raises:
-        InputError: it is invalid, or of an unsupported kind.
-    """
+    """Return a key to sign with; InputError calls an invalid one by its `title`."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -130,11 +110,7 @@ def private_key(pem: bytes, password: str, title: str) -> "PrivateKeyTypes":
 
 
 def public_key(pem: bytes, title: str) -> "PublicKeyTypes":
-    """Return a key to verify with, from its text; `title` is what error messages call it.
-
-    Raises:
-        InputError: it is invalid, or of an unsupported kind.
-    """
+    """Return a key to verify with; InputError calls an invalid one by its `title`."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -187,10 +163,8 @@ def by_key(key: "PublicKeyTypes") -> Signer:
 def by_identity(identity: str, issuer: str, trust: Path | None = None) -> Signer:
     """Return the signer with an identity at an OpenID Connect issuer, verified by Sigstore.
 
-    `trust` is a trusted_root.json of another Sigstore than the public one.
-
-    Raises:
-        InputError: sigstore is not installed, or the root of trust cannot be read.
+    `trust` is a trusted_root.json of another Sigstore than the public one. Raise InputError if
+    sigstore is not installed, or the root of trust cannot be read.
     """
     try:
         from sigstore.errors import Error
@@ -232,10 +206,9 @@ def fingerprint(key: "PublicKeyTypes") -> str:
 
 def _statement(name: str, files: Mapping[str, str]) -> bytes:
     """Return the statement of https://github.com/ossf/model-signing-spec."""
-    root = hashlib.sha256(b"".join(bytes.fromhex(files[file]) for file in sorted(files)))
-    resources = [
-        {"name": file, "algorithm": "sha256", "digest": files[file]} for file in sorted(files)
-    ]
+    files = dict(sorted(files.items()))
+    root = hashlib.sha256(b"".join(map(bytes.fromhex, files.values())))
+    resources = [{"name": n, "algorithm": "sha256", "digest": sha} for n, sha in files.items()]
     serialization = {
         "method": "files",
         "hash_type": "sha256",
@@ -256,15 +229,14 @@ def _sign(payload: bytes, key: "PrivateKeyTypes") -> bytes:
     from securesystemslib.signer import CryptoSigner, Signature
 
     envelope = Envelope(payload, _PAYLOAD_TYPE, {})
-    signature = CryptoSigner(key).sign(envelope.pae()).signature
-    envelope.signatures[""] = Signature("", signature)
+    envelope.signatures[""] = Signature("", CryptoSigner(key).sign(envelope.pae()).signature)
     hint = fingerprint(key.public_key())
-    bundle = {
+    document = {
         "mediaType": _MEDIA_TYPE,
         "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
         "dsseEnvelope": envelope.to_dict(),
     }
-    return json.dumps(bundle).encode()
+    return json.dumps(document).encode()
 
 
 def _envelope(bundle: Any, key_id: str = "") -> "Envelope":

@@ -11,11 +11,7 @@ from kfp_ddp.core.settings import Stored, first_fault
 from kfp_ddp.models.evaluation import Evaluation
 
 FILE = "variants.json"
-FILES = {
-    "fp16": "model.fp16.onnx",
-    "int8": "model.int8.onnx",
-    "resize": "model.resize.onnx",
-}
+FILES = {name: f"model.{name}.onnx" for name in ("fp16", "int8", "resize")}
 """The file of each form."""
 LARGEST = 64 << 20
 
@@ -57,11 +53,7 @@ class Record(Stored):
 
     @classmethod
     def read(cls, folder: Path) -> "Record":
-        """Return the record of a bundle; empty if it has none.
-
-        Raises:
-            InputError: it is invalid.
-        """
+        """Return the record of a bundle, empty if it has none; refuse an invalid one."""
         try:
             return cls.model_validate_json(read_below(folder, FILE, LARGEST))
         except OSError:

@@ -54,10 +54,8 @@ def _sort_metadata(path: Path) -> None:
 def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
     """Return the network of `write`: float32 on the CPU, in eval mode, trained to `step`.
 
-    If the file has the code of a custom network, that code is run.
-
-    Raises:
-        InputError: the file was not written by `write`.
+    If the file has the code of a custom network, that code is run. Raise InputError if the file was
+    not written by `write`.
     """
     from safetensors import SafetensorError, safe_open
 

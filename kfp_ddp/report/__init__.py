@@ -21,11 +21,7 @@ _SURE = 0.5
 
 
 def html(folder: Path, bundle: Path | None = None) -> str:
-    """Return the report of an evaluation and its verdict, by their folder, and of a bundle.
-
-    Raises:
-        InputError: The evaluation is missing or invalid.
-    """
+    """Return the report of an evaluation and its verdict, by their folder, and of a bundle."""
     material = Material.read(folder, bundle)
     result, verdict, test = material.result, material.verdict, material.data.test
     rules = sections.rules(verdict)
@@ -70,12 +66,7 @@ def html(folder: Path, bundle: Path | None = None) -> str:
 
 
 def write(folder: Path, bundle: Path | None = None, root: Path | None = None) -> str:
-    """Write the report beside the evaluation and return it; no link below `root` is followed.
-
-    Raises:
-        InputError: As `html`.
-        OSError: The file cannot be written.
-    """
+    """Write the report beside the evaluation and return it; no link below `root` is followed."""
     document = html(folder, bundle)
     with atomic_write(folder / REPORT, root=root or folder) as file:
         file.write(document.encode())

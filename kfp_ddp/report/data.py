@@ -73,22 +73,15 @@ class ReportData(Stored):
 
     @classmethod
     def read(cls, folder: Path) -> "ReportData":
-        """Return the data in the folder of an evaluation; empty without a file.
-
-        Raises:
-            InputError: The file is invalid.
-        """
+        """Return the data in the folder of an evaluation; empty without a file."""
         try:
             return cls.model_validate_json(read_below(folder, REPORT_DATA, _MAX_REPORT_DATA))
         except FileNotFoundError:
             return cls()
-        except OSError as error:
+        except (OSError, ValidationError) as error:
+            why = first_fault(error) if isinstance(error, ValidationError) else error.strerror
             raise InputError(
-                f"{folder / REPORT_DATA} cannot be read: {error.strerror}; run evaluate again"
-            ) from None
-        except ValidationError as error:
-            raise InputError(
-                f"{folder / REPORT_DATA} is invalid: {first_fault(error)}; run evaluate again"
+                f"{folder / REPORT_DATA} cannot be read: {why}; run evaluate again"
             ) from None
 
 
@@ -122,15 +115,7 @@ class Material:
 
     @classmethod
     def read(cls, folder: Path, bundle: Path | None) -> "Material":
-        """Read the inputs.
-
-        Args:
-            folder: Of the evaluation.
-            bundle: Of the evaluated model; None without one.
-
-        Raises:
-            InputError: The evaluation is missing or invalid.
-        """
+        """Read the inputs in the folder of an evaluation, and in the model's bundle if any."""
         result, data = Evaluation.read(folder / FILE), ReportData.read(folder)
         run, verdict = RunFolder(folder.parent), _verdict(folder)
         documents = _BUNDLE_DOCUMENTS if bundle else ()

@@ -35,10 +35,8 @@ def confusion_matrix(
 
     Correct and incorrect predictions have different colours, so that an error is visible beside a
     strong diagonal. Cells have numbers up to 20 classes, and edges have names up to 50. `others`
-    are the samples of each true class that were predicted as a class outside the matrix.
-
-    Raises:
-        ValueError: More than `MAX_CLASSES` classes.
+    are the samples of each true class that were predicted as a class outside the matrix. Raise
+    ValueError for more than `MAX_CLASSES` classes.
     """
     n = len(classes)
     if n > MAX_CLASSES:

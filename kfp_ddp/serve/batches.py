@@ -29,11 +29,9 @@ class Batches:
     ) -> None:
         """Create an empty queue.
 
-        Args:
-            model: Called in a thread of its own, one call at a time.
-            largest: Images in one call, at most.
-            waiting: Images in the queue, at most; an empty queue accepts any request.
-            observe: Called with the number of images of each call.
+        `model` is called in a thread of its own, one call at a time, with at most `largest` images,
+        and `observe` with their number. The queue has at most `waiting` images; an empty one
+        accepts any request.
         """
         self._model, self._largest, self._limit, self._observe = model, largest, waiting, observe
         self._thread = ThreadPoolExecutor(1, "model")
@@ -42,11 +40,7 @@ class Batches:
         self._worker: asyncio.Task[None] | None = None
 
     async def __call__(self, images: Images) -> Floats:
-        """Return the logits of images.
-
-        Raises:
-            FullError: The queue is full.
-        """
+        """Return the logits of images; raise FullError if the queue is full."""
         if self._waiting and self._waiting + len(images) > self._limit:
             raise FullError(f"{self._waiting} images wait already: retry later")
         loop = asyncio.get_running_loop()

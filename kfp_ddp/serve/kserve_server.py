@@ -43,15 +43,9 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, and finish running requests; in a pod, drain first.
 
-    Args:
-        model: Model to serve.
-        name: Name of the model in requests.
-        listen: Address to listen on.
-        port: HTTP port.
-        grpc_port: gRPC port, 0 for none.
-        largest: Images in one call of the model, at most.
-        waiting: Images in the queue, at most.
-        line: Printed when the server listens.
+    `name` is that of the model in requests, `listen` an address; there is no gRPC with port 0. At
+    most `largest` images are in one call of the model, and `waiting` in the queue. `line` is
+    printed when the server listens.
     """
     models = ModelRepository()
     served, plane = Served(model, name, largest, waiting), DataPlane(models)

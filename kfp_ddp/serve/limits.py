@@ -48,7 +48,8 @@ class BodyLimit:
         limit = MAX_BODY if json_size.isascii() and json_size.isdigit() else MAX_JSON
         if scope["path"] == self._picture_path:
             limit = MAX_PICTURE
-        too_large = declared > limit or (limit == MAX_BODY and int(json_size) > MAX_JSON)
+        is_large = declared > limit or (limit == MAX_BODY and int(json_size) > MAX_JSON)
+        advice = f"more than {limit >> 10:,} KiB: send fewer images, or as binary data"
 
         async def limited() -> "Message":
             nonlocal arrived, complete
@@ -56,8 +57,8 @@ class BodyLimit:
                 return await receive()  # waits for the client to disconnect
             if headers.get("sec-fetch-site") == "cross-site":
                 raise HTTPException(403, "a page of another site sent this: open the page of /")
-            if too_large:
-                raise _too_large(limit)
+            if is_large:
+                raise HTTPException(413, advice)
             left = start + SILENCE + arrived / SLOWEST - time.monotonic()
             try:
                 message = await asyncio.wait_for(receive(), min(SILENCE, left))
@@ -67,7 +68,7 @@ class BodyLimit:
             arrived += size
             self._total += size
             if arrived > limit:
-                raise _too_large(limit)
+                raise HTTPException(413, advice)
             if self._total > MAX_TOTAL:
                 raise HTTPException(503, "too much data of other requests: retry later")
             complete = not message.get("more_body", False)
@@ -77,11 +78,6 @@ class BodyLimit:
             await self._app(scope, limited, send)
         finally:
             self._total -= arrived
-
-
-def _too_large(limit: int) -> HTTPException:
-    text = f"more than {limit >> 10:,} KiB: send fewer images, or as binary data"
-    return HTTPException(413, text)
 
 
 class Connection(HttpToolsProtocol):

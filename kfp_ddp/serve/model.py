@@ -48,16 +48,9 @@ def ready(
 ) -> Ready:
     """Load a model of a bundle; each file that is read is verified by the manifest.
 
-    Args:
-        bundle: Folder or URI of a bundle.
-        variant: Further format of the model, such as int8; empty for the model itself.
-        runtime: Name of the runtime; empty for the installed one.
-        threads: Threads of one call; 0 for the default of the runtime.
-        signer: The required signer of the bundle; None for any.
-
-    Raises:
-        InputError: The bundle is incomplete or not signed by the signer, the format is missing, or
-            the test fails.
+    `variant` is a further format of the model, such as int8, empty for the model itself; `runtime`
+    and `threads` are as of `onnx_runtimes.load`. Raise InputError if the bundle is incomplete or
+    not signed by `signer`, the format is missing, or the test fails.
     """
     sealed = open_bundle(bundle, signer=signer)
     file = _file(sealed, variant)

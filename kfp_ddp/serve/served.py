@@ -80,11 +80,7 @@ class Served(Model):  # type: ignore[misc]
         )
 
     async def classify(self, picture: bytes) -> list[dict[str, Any]]:
-        """Return the classes of a picture with probabilities, the likeliest first.
-
-        Raises:
-            InputError: it cannot be read.
-        """
+        """Return the classes of a picture with probabilities, the likeliest first."""
         (row,) = softmax(await self._logits(await self._decoded([picture])))
         return ranking(self.classes, row)
 
@@ -132,16 +128,12 @@ class Served(Model):  # type: ignore[misc]
 
 
 def _files(entry: InferInput) -> list[bytes]:
-    """Return the picture files of an input of BYTES: base64 over HTTP, themselves over gRPC.
-
-    Raises:
-        ValueError: there is none, or the text is not base64.
-    """
-    contents = entry.as_numpy().ravel().tolist()
-    if not contents:
+    """Return the picture files of an input of BYTES: base64 over HTTP, themselves over gRPC."""
+    parts = entry.as_numpy().ravel().tolist()
+    if not parts:
         raise ValueError("there is no picture")
     return [
-        one if isinstance(one, bytes) else base64.b64decode(one, validate=True) for one in contents
+        one if isinstance(one, bytes) else base64.b64decode(one, validate=True) for one in parts
     ]
 
 

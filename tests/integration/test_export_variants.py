@@ -221,7 +221,7 @@ def test_a_weak_or_broken_form_leaves_no_file(
 def test_a_changed_split_is_refused(source: Any, trained_dataset: Path, tmp_path: Path) -> None:
     changed = Path(shutil.copytree(trained_dataset, tmp_path / "data"))
     next((changed / "val" / "red").iterdir()).unlink()
-    forms = {"x": variants.Form(_only_red)}
+    forms = {"x": _only_red}
     with pytest.raises(InputError, match="has other samples now than when it was evaluated"):
         variants.measure(forms, dataclasses.replace(source, split=changed / "val"))
 

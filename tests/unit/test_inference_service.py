@@ -26,8 +26,8 @@ def make(runtime: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_manifest_has_what_it_was_given(runtime: str) -> None:
     limits = {"limits": {"cpu": 2, "memory": "4Gi"}}
-    service = make(runtime, namespace="team", service_account="reader", resources=limits)
-    assert service["metadata"] == {"name": "shop", "namespace": "team"}
+    service = make(runtime, service_account="reader", resources=limits)
+    assert service["metadata"] == {"name": "shop"}
     predictor = service["spec"]["predictor"]
     assert predictor["serviceAccountName"] == "reader"
     server = predictor.get("model") or predictor["containers"][0]

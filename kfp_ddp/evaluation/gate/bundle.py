@@ -55,11 +55,6 @@ class Bundle(NamedTuple):
     latency: _Latency
     variants: variants.Record
 
-    @property
-    def version(self) -> str:
-        """Version of the bundle."""
-        return self.sealed.version
-
     @contextmanager
     def documents(self) -> Iterator[Path]:
         """Yield a folder with the listed JSON records, for the report."""
@@ -72,11 +67,7 @@ class Bundle(NamedTuple):
 
 
 def read(bundle: str, evaluation: Path) -> Bundle:
-    """Read the bundle of an evaluation, by its folder or URI.
-
-    Raises:
-        InputError: The bundle is missing, damaged or of another evaluation.
-    """
+    """Read the bundle of an evaluation; refuse one that is damaged or of another evaluation."""
     store = open_store(bundle)
     sealed = StoredBundle.at(store, "", "the bundle", "export the model again")
     if sealed.listed is None:
@@ -101,8 +92,7 @@ def bundle_checks(rules: Rules, bundle: Bundle) -> list[Check]:
     size, bound = "MB of the bundle", rules.max_bundle_mb
     return [
         *_serves(rules.must_serve, bundle.infra),
-        *_latency(rules, bundle),
-        *_memory(rules, bundle.infra),
+        *_budgets(rules, bundle),
         *([at_most("max_bundle_mb", size, bundle.size / 1e6, bound, decimals=1)] if bound else []),
         *_variants(rules, bundle.variants),
     ]
@@ -120,22 +110,16 @@ def _serves(must: bool, infra: _Infra | None) -> Iterator[Check]:
         yield Check(rule, False, f"the bundle does not serve: {infra.reason or 'it failed'}")
 
 
-def _latency(rules: Rules, bundle: Bundle) -> Iterator[Check]:
-    served = {name: file.latency for name, file in _files(bundle.infra).items() if file.latency}
-    times = {**bundle.latency.runtimes, **served}
+def _budgets(rules: Rules, bundle: Bundle) -> Iterator[Check]:
+    """Apply the limits of latency and memory."""
+    served = bundle.infra.files if bundle.infra else {}
+    times = {**bundle.latency.runtimes, **{n: f.latency for n, f in served.items() if f.latency}}
     values = {name: time[_BATCH].median_ms for name, time in times.items() if _BATCH in time}
     label = "latency", "milliseconds for one image by"
-    return _limit("max_latency_ms", label, rules, values, decimals=2)
-
-
-def _memory(rules: Rules, infra: _Infra | None) -> Iterator[Check]:
-    used = ((name, file.memory_mb) for name, file in _files(infra).items())
-    values = {name: memory for name, memory in used if memory is not None}
-    return _limit("max_memory_mb", ("memory", "MB of memory to serve"), rules, values, decimals=1)
-
-
-def _files(infra: _Infra | None) -> Mapping[str, _Served]:
-    return infra.files if infra else {}
+    yield from _limit("max_latency_ms", label, rules, values, decimals=2)
+    used = {name: file.memory_mb for name, file in served.items() if file.memory_mb is not None}
+    label = "memory", "MB of memory to serve"
+    yield from _limit("max_memory_mb", label, rules, used, decimals=1)
 
 
 def _limit(

@@ -1,7 +1,6 @@
 """Comparison of a model with the champion, on the same samples. Does not import torch."""
 
 import difflib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +18,7 @@ _MAX_NAMED = 3
 
 
 def check_signature(key: str, champion: Champion) -> list[Check]:
-    """Verify the champion's signature by the public key of this name in the bucket's secret.
-
-    Raises:
-        InputError: The key is missing or invalid, or did not sign the champion.
-    """
+    """Verify the champion's signature by the public key of this name in the bucket's secret."""
     from kfp_ddp.models import signature
 
     if not key:
@@ -40,13 +35,13 @@ def compare_with_champion(
     """Return checks of the gain over the champion, and the comparison; None if not comparable.
 
     If the champion's own evaluation is of other samples, the one that evaluate wrote below `folder`
-    counts, beside the challenger's evaluation.
-
-    Raises:
-        InputError: Predictions are missing, damaged or of another evaluation.
+    counts, beside the challenger's evaluation. Raise InputError if predictions are missing, damaged
+    or of another evaluation.
     """
     own, other, note = challenger, champion.evaluation, ""
-    own_predictions = _predictions(challenger, folder, rules.max_p_value < 1)
+    own_predictions = None
+    if rules.max_p_value < 1 or (folder / challenger.predictions).is_file():
+        own_predictions = challenger.read_predictions(folder)
     if champion.evaluation.same_samples(challenger):
         other_predictions = champion.predictions()
         if other_predictions is None and rules.max_p_value < 1:
@@ -93,9 +88,11 @@ def _class_checks(champion: Evaluation, challenger: Evaluation) -> list[Check]:
         return [Check("classes", True, "the champion has the same classes in another order")]
     added = [name for name in new if name not in set(old)]
     removed = [name for name in old if name not in set(new)]
-    changes = (("added", added), ("removed", removed))
-    listing = ", ".join(f"{verb} {_first(names)}" for verb, names in changes if names)
-    return [Check("classes", True, f"classes differ from the champion's: {listing}")]
+    changes = []
+    for verb, names in (("added", added), ("removed", removed)):
+        more = f" and {len(names) - _MAX_NAMED} more" if names[_MAX_NAMED:] else ""
+        changes += [f"{verb} {' '.join(map(repr, names[:_MAX_NAMED]))}{more}"] if names else []
+    return [Check("classes", True, f"classes differ from the champion's: {', '.join(changes)}")]
 
 
 def _incomparable(champion: Champion, challenger: Evaluation) -> str:
@@ -105,10 +102,12 @@ def _incomparable(champion: Champion, challenger: Evaluation) -> str:
     )
     if name := champion.unknown_class(challenger):
         removed = _class_names(champion.evaluation).difference(_class_names(challenger))
+        lower = {other.casefold(): other for other in sorted(removed)}
+        similar = difflib.get_close_matches(name.casefold(), lower)
+        renamed = f" (was {lower[similar[0]]!r} renamed? then use the old name)" if similar else ""
         return (
-            f"{reason}, and it does not have the class {name!r} of this split"
-            f"{_renamed(name, removed)}: run once with champion empty to export this model as the "
-            "next champion"
+            f"{reason}, and it does not have the class {name!r} of this split{renamed}: run once "
+            "with champion empty to export this model as the next champion"
         )
     if not champion.version:
         return (
@@ -116,12 +115,6 @@ def _incomparable(champion: Champion, challenger: Evaluation) -> str:
             "which evaluate can evaluate on this split"
         )
     return f"{reason}: give evaluate the same champion, which it then evaluates on this split"
-
-
-def _predictions(challenger: Evaluation, folder: Path, required: bool) -> Predictions | None:
-    if not required and not (folder / challenger.predictions).is_file():
-        return None
-    return challenger.read_predictions(folder)
 
 
 def _evaluated_again(folder: Path, champion: Champion) -> Evaluation | None:
@@ -155,15 +148,3 @@ def _known_classes(
 
 def _class_names(evaluation: Evaluation) -> set[str]:
     return {one.name for one in evaluation.classes}
-
-
-def _first(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMED} more" if names[_MAX_NAMED:] else ""
-    return " ".join(map(repr, names[:_MAX_NAMED])) + more
-
-
-def _renamed(name: str, removed: set[str]) -> str:
-    """Return a question whether a similar class was renamed; '' without a similar one."""
-    lower = {other.casefold(): other for other in sorted(removed)}
-    similar = difflib.get_close_matches(name.casefold(), lower)
-    return f" (was {lower[similar[0]]!r} renamed? then use the old name)" if similar else ""

@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-class GateOutput(NamedTuple):
-    """Outputs of the step; the version is of the champion that was compared with."""
-
-    Output: bool
-    champion_version: str
-
-
 class Judgement(NamedTuple):
     """Checks, the judged bundle, version and URI of the champion, and the comparison with it."""
 
@@ -57,8 +50,8 @@ def run(
     rules: Mapping[str, Any],
     champion: str,
     attempt: str,
-) -> GateOutput:
-    """Judge the model and write the verdict."""
+) -> tuple[bool, str]:
+    """Judge the model, write the verdict; return it and the version of the compared champion."""
     checked = Rules.create(**rules)
     with open_workspace(evaluation.rpartition("/")[0], "gate") as folder:
         local = str(folder.download_file(evaluation)) if evaluation else ""
@@ -80,17 +73,13 @@ def run(
     if attempt and not blessed:
         store = open_store(champion)
         attempts.note(store, attempt, version="", champion=version, reason=why)
-    return GateOutput(blessed, version)
+    return blessed, version
 
 
 def judge(
     rules: Rules, accuracy: float, evaluation: str, champion: str, bundle: str = ""
 ) -> Judgement:
-    """Apply the rules.
-
-    Raises:
-        InputError: An input of a rule is missing, or a file is invalid.
-    """
+    """Apply the rules; raise InputError if an input of a rule is missing, or a file is invalid."""
     if not (math.isfinite(accuracy) and 0 <= accuracy <= 1):
         raise InputError(f"accuracy is {accuracy}: it is a share of the samples, 0 to 1")
     rules.check_inputs(evaluation, bundle, champion)
@@ -144,10 +133,8 @@ def markdown(blessed: bool, checks: Sequence[Check]) -> str:
 def _write_verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> str:
     """Write verdict and report beside the evaluation and return the report.
 
-    Without a bundle the folder may be read-only, as nothing is published with the verdict.
-
-    Raises:
-        StorageError: The folder is read-only or full, and there is a bundle.
+    Without a bundle the folder may be read-only, as nothing is published with the verdict. With
+    one, raise StorageError if it is read-only or full.
     """
     bundle, target = judgement.bundle, evaluation.with_name(VERDICT)
     with bundle.documents() if bundle else contextlib.nullcontext() as documents:
@@ -175,7 +162,7 @@ def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> bytes:
         "reason": why,
         **{name: getattr(record, name) for name in (*fields, "samples_digest")},
         "evaluation_sha256": sha256(evaluation),
-        "bundle": bundle.version if bundle else "",
+        "bundle": bundle.sealed.version if bundle else "",
         "champion": judgement.champion,
         "champion_uri": judgement.champion_uri,
         "champion_accuracy": compared.champion_accuracy if compared else None,

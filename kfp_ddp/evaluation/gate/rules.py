@@ -81,11 +81,7 @@ class Rules(Settings):
         return [name for name in names if getattr(self, name) != fields[name].default]
 
     def check_champion(self, champion: str) -> None:
-        """Reject rules that need a champion if there is none.
-
-        Raises:
-            InputError: Names the rule.
-        """
+        """Reject rules that need a champion if there is none."""
         if self.need_champion and not champion:
             raise InputError(
                 f"{self.need_champion[0]} is set but champion is empty: give the champion's "
@@ -93,11 +89,7 @@ class Rules(Settings):
             )
 
     def check_inputs(self, evaluation: str, bundle: str, champion: str) -> None:
-        """Reject rules whose input is missing.
-
-        Raises:
-            InputError: Names the rule and the output to connect.
-        """
+        """Reject rules whose input is missing; InputError names the output to connect."""
         needed = self._set(
             *("use_lower_bound", "min_balanced_accuracy", "min_class_recall"),
             *("min_slice_accuracy", "max_calibration_error"),

@@ -48,8 +48,8 @@ _POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 class Registry:
     """A registry server.
 
-    Methods raise InputError if it denies access or is not a registry, and StorageError if it does
-    not respond or refuses a request.
+    Methods raise InputError if it denies access or is not a registry, or a bundle is missing or
+    damaged, and StorageError if it does not respond or refuses a request.
     """
 
     def __init__(self, address: str, token: str, author: str) -> None:
@@ -73,9 +73,6 @@ class Registry:
         """Register a bundle at a destination with its artifact; return the id in the registry.
 
         It is a candidate until `agree` makes it the champion; correct entries are not written.
-
-        Raises:
-            InputError: the bundle is missing or damaged.
         """
         record = record_of(where, model, version)
         return self._call("registered", lambda api: self._register(api, record))
@@ -85,21 +82,16 @@ class Registry:
 
         CHAMPION decides; the version that it names is registered if it is missing. Versions with
         bundles elsewhere are not changed.
-
-        Raises:
-            InputError: the champion is damaged.
         """
         uri, champion = f"{where.uri}/{model}", read_pointer(where, model)
         existing = set(list_versions(where, model).get(model, []))
 
-        def update() -> bool:
-            return self._call(
-                "updated", lambda api: self._agree(api, model, uri, champion, existing)
-            )
+        def update(api: Api) -> Awaitable[bool]:
+            return self._agree(api, model, uri, champion, existing)
 
-        if not update():
+        if not self._call("updated", update):
             self.register(where, model, champion)
-            update()
+            self._call("updated", update)
 
     async def _register(self, api: Api, record: Record) -> str:
         from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
@@ -112,31 +104,26 @@ class Registry:
             ),
         )
         properties = {STAGE: CANDIDATE, **record.properties}
+        new = ModelVersion(
+            name=record.version,
+            author=self._author,
+            description=record.description,
+            custom_properties=properties,
+        )
         version: ModelVersion = await _get_or_create(
             lambda: api.get_model_version_by_params(str(model.id), record.version),
-            lambda: api.upsert_model_version(
-                ModelVersion(
-                    name=record.version,
-                    author=self._author,
-                    description=record.description,
-                    custom_properties=properties,
-                ),
-                model.id,
-            ),
+            lambda: api.upsert_model_version(new, model.id),
         )
         await _update(api, version, properties | _stage_of(version))
-        source = {
-            "model_source_kind": "kfp",
-            "model_source_class": "pipelinerun",
-            "model_source_id": record.run_id,
-        }
         desired: dict[str, Any] = {
             "uri": record.uri,
             "model_format_name": record.format,
             "model_format_version": "1",
             "state": ArtifactState.LIVE,
-            **(source if record.run_id else {}),
         }
+        if record.run_id:
+            desired |= {"model_source_kind": "kfp", "model_source_class": "pipelinerun"}
+            desired |= {"model_source_id": record.run_id}
         artifact: ModelArtifact = await _get_or_create(
             lambda: api.get_model_artifact_by_params(record.model, str(version.id)),
             lambda: api.upsert_model_version_artifact(
@@ -194,10 +181,9 @@ class Registry:
                     raise self._refused(what, error) from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if time.monotonic() + pause > until:
-                    why = one_line(error)
                     raise StorageError(
-                        f"the registry {self.address} does not respond ({why}): nothing is lost, "
-                        "resume the run by Retry when it does"
+                        f"the registry {self.address} does not respond ({one_line(error)}): "
+                        "nothing is lost, resume the run by Retry when it does"
                     ) from None
             except (OpenApiException, ValueError, AssertionError, AttributeError) as error:
                 raise InputError(
@@ -223,7 +209,10 @@ class Registry:
             return await call(api)
 
     def _refused(self, what: str, error: Any) -> InputError | StorageError:
-        message = _message(error)
+        try:
+            message = f": {one_line(json.loads(error.body)['message'])}"
+        except (TypeError, ValueError, KeyError):
+            message = ""
         if error.status in (401, 403):
             return InputError(
                 f"the registry {self.address} denies access ({error.status}{message}): set "
@@ -236,10 +225,9 @@ class Registry:
 
 
 def registry_of(settings: Registering) -> Registry | None:
-    """Return the registry that the settings name; None if they name none.
+    """Return the registry that the settings name, None for none.
 
-    Raises:
-        InputError: the secret lacks the token, or the client library is not installed.
+    Raise InputError if the secret lacks the token, or the client library is not installed.
     """
     if not settings.registry:
         return None
@@ -314,12 +302,3 @@ def _stage_of(version: "ModelVersion") -> dict[str, Value]:
     """Return the stage of a version as a property; empty if it has none."""
     known = version.custom_properties or {}
     return {STAGE: known[STAGE]} if STAGE in known else {}
-
-
-def _message(error: Any) -> str:
-    """Return the server's message for a refusal; '' if there is none."""
-    try:
-        message = json.loads(error.body)["message"]
-    except (TypeError, ValueError, KeyError):
-        return ""
-    return f": {one_line(message)}"

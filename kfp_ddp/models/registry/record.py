@@ -42,11 +42,7 @@ class Record:
 
 
 def record_of(where: Store, name: str, version: str) -> Record:
-    """Return the record of a bundle of the model `name` at a destination.
-
-    Raises:
-        InputError: it is missing, damaged or cannot be read.
-    """
+    """Return the record of a bundle; raise InputError if it is missing, damaged or not readable."""
     if not re.fullmatch("[0-9a-f]{12}", version):
         raise InputError(f"version={version!r} is invalid: it has 12 hexadecimal digits")
     bundle = Bundle.at(where, f"{name}/{version}/", "the bundle", "publish it again")
@@ -86,7 +82,9 @@ def record_of(where: Store, name: str, version: str) -> Record:
         description=f"{result.model}, {result.accuracy:.2%} of {result.samples:,} images correct",
         run_id=str(lineage.get("run_id") or ""),
         properties={
-            key: _value(value) for key, value in properties.items() if value not in (None, "")
+            key: value if isinstance(value, Value) else json.dumps(value, sort_keys=True)
+            for key, value in properties.items()
+            if value not in (None, "")
         },
     )
 
@@ -111,7 +109,3 @@ def _settings(training: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in training.items()
         if name not in fields or value != fields[name].get_default(call_default_factory=True)
     }
-
-
-def _value(value: Any) -> Value:
-    return value if isinstance(value, Value) else json.dumps(value, sort_keys=True)

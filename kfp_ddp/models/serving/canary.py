@@ -8,7 +8,6 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
-from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import one_line
@@ -23,8 +22,7 @@ TOLERANCE = 0.01
 SILENT_SECONDS, WRONG_SECONDS = 60.0, 20.0
 """Seconds without an answer, or with that of the previous model: routes change with a delay."""
 _PAUSE = 0.5
-_LARGEST = 64 << 20
-_LARGEST_ANSWER = 16 << 20
+_LARGEST, _LARGEST_ANSWER = 64 << 20, 16 << 20
 _PART = 1 << 20
 
 
@@ -40,11 +38,7 @@ class Sample:
 
     @classmethod
     def of(cls, bundle: Bundle) -> "Sample":
-        """Return the sample of a bundle.
-
-        Raises:
-            InputError: the bundle has none, or is damaged.
-        """
+        """Return the sample of a bundle; raise InputError if the bundle has none, or is damaged."""
         request, sample = bundle.read(REQUEST, _LARGEST), read_sample(bundle)
         if request is None or sample is None:
             raise InputError(
@@ -78,27 +72,22 @@ class Sample:
 def address(service: Object, spec: str = "") -> str:
     """Return the URL of a service inside the cluster, or of the predictor with this label only.
 
-    With Knative the newest revision has its own address, by the tag that a rollout sets.
-
-    Raises:
-        JobError: the status has none.
+    With Knative the newest revision has its own address, by the tag that a rollout sets. Raise
+    JobError if the status has none.
     """
     name = service["metadata"]["name"]
     status, predictor = service.get("status") or {}, component(service)
-    own = _url(predictor.get("address"))
+    own = str((predictor.get("address") or {}).get("url") or "")
     tagged = any(part.get("tag") == "latest" for part in predictor.get("traffic") or ())
     if spec and tagged and own:
         return own.replace("://", "://latest-", 1)
-    url = own or _url(status.get("address")) or str(status.get("url") or "")
+    shared = status.get("address") or {}
+    url = own or str(shared.get("url") or status.get("url") or "")
     if not url:
         raise JobError(f"KServe reports no address of InferenceService {name}")
     if is_beside(service, spec):
         return url.replace(f"//{name}-predictor.", f"//{name}-{TRIAL}-predictor.")
     return url
-
-
-def _url(part: Any) -> str:
-    return str((part or {}).get("url") or "")
 
 
 def ask(url: str, model: str, sample: Sample, seconds: float) -> tuple[str, float]:
@@ -145,9 +134,7 @@ def try_out(
     """Send the sample until `times` answers in a row are correct; return the median seconds.
 
     `seconds` is the timeout of one request; `check` is called before each and may raise an error.
-
-    Raises:
-        JobError: no answer or an incorrect one for too long.
+    Raise JobError if there is no answer or an incorrect one for too long.
     """
     taken: list[float] = []
     first = time.monotonic()

@@ -71,13 +71,9 @@ def roll_out(
 ) -> tuple[Deployed, str]:
     """Deploy the bundle: start a trial, test it with its sample, then give it all requests.
 
-    Returns:
-        The deployment, and the result as text.
-
-    Raises:
-        InputError: invalid input; nothing was changed.
-        JobError: it is not ready or answers incorrectly; the previous model was restored.
-        RunCancelledError: the run was terminated; the previous model was restored.
+    Return the deployment, and the result as text. Raise InputError for invalid input; nothing was
+    changed then. Raise JobError if it is not ready or answers incorrectly, RunCancelledError if the
+    run was terminated; the previous model was restored then.
     """
     bundle = Bundle.at(open_store(uri), advice="publish it again")
     if bundle.listed is None:
@@ -141,12 +137,7 @@ class Rollout:
     def run(self, model: str) -> tuple[str, float]:
         """Test the model with this name on the server; give it all requests, or roll back.
 
-        Returns:
-            URL of the service, and the median seconds of an answer.
-
-        Raises:
-            JobError: it failed.
-            RunCancelledError: the run was terminated.
+        Return the URL of the service, and the median seconds of an answer; raise as `roll_out`.
         """
         percent = self.settings.canary_percent
         try:

@@ -34,7 +34,6 @@ def manifest(
     model_name: str,
     runtime: str,
     *,
-    namespace: str = "",
     image: str = "",
     resources: Mapping[str, Any] | None = None,
     service_account: str = "",
@@ -45,14 +44,10 @@ def manifest(
         name: Of the service.
         bundle: Address of the bundle, gs://, s3://, az:// or pvc://claim/folder.
         model_name: Of the model, as in the bundle's `serving/`.
-        runtime: One of `RUNTIMES`.
-        namespace: Of the service; empty for the default one.
+        runtime: One of `RUNTIMES`; raises InputError for any other.
         image: Of our own server, with this package and its extra `serve`.
         resources: Requests and limits of the server's container; KServe's or the runtime's without.
         service_account: Account with secrets to read the bundle; empty for the default one.
-
-    Raises:
-        InputError: KServe cannot read the address, or the runtime is unknown.
     """
     if runtime not in RUNTIMES:
         raise InputError(f"runtime is {runtime!r}: give one of {', '.join(RUNTIMES)}")
@@ -61,19 +56,21 @@ def manifest(
         server = _own_server(address, model_name, image)
         predictor: dict[str, Any] = {"containers": [server]}
     else:
-        server = _model(address, model_name, runtime)
+        server = {
+            "modelFormat": {"name": "onnx"},
+            "protocolVersion": "v2",
+            "runtime": runtime,
+            "storageUri": f"{address}/serving",
+        }
+        if runtime == OPENVINO:
+            server |= {"storageUri": f"{address}/serving/{model_name}", "args": [_EXACT]}
         predictor = {"model": server}
     if resources:
         server["resources"] = dict(resources)
     if service_account:
         predictor["serviceAccountName"] = service_account
-    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": metadata,
-        "spec": {"predictor": predictor},
-    }
+    service = {"metadata": {"name": name}, "spec": {"predictor": predictor}}
+    return {"apiVersion": API_VERSION, "kind": KIND, **service}
 
 
 def _own_server(address: str, model_name: str, image: str) -> dict[str, Any]:
@@ -95,19 +92,6 @@ def _own_server(address: str, model_name: str, image: str) -> dict[str, Any]:
     }
 
 
-def _model(address: str, model_name: str, runtime: str) -> dict[str, Any]:
-    """Return the model for a runtime of KServe."""
-    model = {
-        "modelFormat": {"name": "onnx"},
-        "protocolVersion": "v2",
-        "runtime": runtime,
-        "storageUri": f"{address}/serving",
-    }
-    if runtime == OPENVINO:
-        return model | {"storageUri": f"{address}/serving/{model_name}", "args": [_EXACT]}
-    return model
-
-
 def served_name(name: str, model_name: str, runtime: str) -> str:
     """Return the model's name in `/v2/models/<name>/infer` of a service.
 
@@ -117,11 +101,7 @@ def served_name(name: str, model_name: str, runtime: str) -> str:
 
 
 def storage_uri(bundle: str) -> str:
-    """Return the address of a bundle for KServe's storage initializer.
-
-    Raises:
-        InputError: it cannot read the address, or the Azure account is unknown.
-    """
+    """Return the address for KServe's storage initializer; raise InputError if it has none."""
     bundle = bundle.rstrip("/")
     scheme, _, rest = bundle.partition("://")
     if scheme in ("gs", "s3", "pvc") and rest:

@@ -156,6 +156,5 @@ def replaced(predictor: Object, former: Object | None) -> Change:
     """
     annotations = {TAGGED: "true"}
     if former is not None:
-        text = json.dumps(final(former), sort_keys=True, separators=(",", ":"))
-        annotations[BEFORE] = text
+        annotations[BEFORE] = json.dumps(final(former), sort_keys=True, separators=(",", ":"))
     return {"predictor": predictor}, annotations

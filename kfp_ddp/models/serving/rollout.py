@@ -36,18 +36,18 @@ _TIMES, _PAUSE = 10, 0.3
 
 
 class Service:
-    """An InferenceService of this namespace that this package manages."""
+    """An InferenceService of this namespace that this package manages.
+
+    Methods raise InputError if access is denied or the server refuses a change, and JobError if
+    another run has deployed another predictor meanwhile.
+    """
 
     def __init__(self, api: Api, name: str) -> None:
         self.api, self.name = api, name
         self.path = custom(API_VERSION, api.namespace, PLURAL, name)
 
     def find(self) -> Object | None:
-        """Return the service, or None.
-
-        Raises:
-            InputError: KServe is not installed, access is denied, or the service is not managed.
-        """
+        """Return the service, or None; raise InputError without KServe, or if it is not managed."""
         try:
             service = self.api.call("GET", self.path, retry=True)
         except ApiError as error:
@@ -65,11 +65,7 @@ class Service:
         return service
 
     def drained(self, desired: Object) -> Object:
-        """Return the predictor as it stops without losing requests in the cluster's mode.
-
-        Raises:
-            InputError: access is denied, or the server refuses it.
-        """
+        """Return the predictor as it stops without losing requests in the cluster's mode."""
         try:
             # A dry run tells the mode of a service that is not there.
             existing = self.find() or self._put({"predictor": desired}, {}, None, dryRun="All")
@@ -80,14 +76,8 @@ class Service:
     def begin(self, desired: Object, percent: int) -> Object:
         """Start the trial of a predictor, unless the service has it already; return the service.
 
-        It also replaces an unfinished rollout; the predictor before that remains recorded.
-
-        Args:
-            desired: The predictor, from `signed`.
-            percent: Its share of the requests.
-
-        Raises:
-            InputError: access is denied, or the server refuses it.
+        `desired` is of `signed`, and gets `percent` of the requests. It also replaces an unfinished
+        rollout; the predictor before that remains recorded.
         """
         spec = label(desired, SPEC)
 
@@ -123,12 +113,7 @@ class Service:
             return self._update(lambda existing: change(existing, may_try=False))
 
     def promote(self, desired: Object, percent: int) -> Object:
-        """Put a predictor that was tried beside the answering one in its place.
-
-        Raises:
-            InputError: access is denied.
-            JobError: another run has deployed another predictor.
-        """
+        """Put a predictor that was tried beside the answering one in its place."""
         return self._advance(
             label(beside(desired), SPEC),
             lambda service: label(predictor_of(service), SPEC) == label(desired, SPEC),
@@ -136,22 +121,13 @@ class Service:
         )
 
     def settle(self, predictor: Object, former: Object | None) -> Object:
-        """Give a predictor all requests.
-
-        Raises:
-            InputError: access is denied.
-            JobError: another run has deployed another predictor.
-        """
+        """Give a predictor all requests."""
         return self._end(label(predictor, SPEC), final(predictor), former)
 
     def take_back(self, spec: str) -> str:
         """Give all requests to the previous predictor; return the result as text.
 
         `spec` is the label of the failed predictor; another one is not changed.
-
-        Raises:
-            InputError: access is denied.
-            JobError: another run has deployed another predictor.
         """
         existing = self.find()
         if existing is None:
@@ -250,11 +226,7 @@ class Service:
 
 
 def served(api: Api) -> None:
-    """Refuse a cluster without InferenceServices.
-
-    Raises:
-        InputError: KServe is not installed.
-    """
+    """Refuse a cluster without InferenceServices; raise InputError if KServe is not installed."""
     try:
         resources = api.call("GET", f"/apis/{API_VERSION}", retry=True)["resources"]
     except ApiError as error:
@@ -269,26 +241,14 @@ def served(api: Api) -> None:
 
 
 def in_service(api: Api) -> set[str]:
-    """Return the versions of bundles that managed services have, or would roll back to.
-
-    Raises:
-        JobError: services cannot be listed.
-    """
-    predictors = [
-        predictor
-        for service in _managed(api, {404})
-        for predictor in (predictor_of(service), before(service), trial_of(service))
-        if predictor
-    ]
-    return {version for predictor in predictors if (version := label(predictor, VERSION))}
+    """Return the versions of bundles that managed services have, or would roll back to."""
+    services = _managed(api, {404})
+    predictors = [one or {} for s in services for one in (predictor_of(s), before(s), trial_of(s))]
+    return {version for one in predictors if (version := label(one, VERSION))}
 
 
 def take_back_of(api: Api, run_id: str) -> list[str]:
-    """Roll back what a run has on trial, as after a cancel; return a line for each.
-
-    Raises:
-        JobError: a rollback failed.
-    """
+    """Roll back what a run has on trial, as after a cancel; return a line for each."""
     return [
         Service(api, service["metadata"]["name"]).take_back(label(unfinished, SPEC))
         for service in _managed(api, {403, 404})
@@ -298,7 +258,7 @@ def take_back_of(api: Api, run_id: str) -> list[str]:
 
 
 def _managed(api: Api, none: set[int]) -> list[Object]:
-    """Return the managed services; with one of these HTTP statuses none."""
+    """Return the managed services, with one of these HTTP statuses none; or raise JobError."""
     selector = ",".join(f"{name}={value}" for name, value in OURS.items())
     path, query = custom(API_VERSION, api.namespace, PLURAL), {"labelSelector": selector}
     try:

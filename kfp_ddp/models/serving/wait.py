@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from kfp_ddp.core.errors import JobError, RunCancelledError
 from kfp_ddp.core.text import one_line
@@ -32,14 +31,6 @@ _OF_PREDICTOR = ("PredictorReady", "PredictorConfigurationReady", "LatestDeploym
 _FAULTY = ("InvalidSpec", "BlockedByFailedLoad")
 _TURN_SECONDS = 0.5
 _LOG_LINES = "50"
-
-
-class Crashed(NamedTuple):
-    """A container that exits repeatedly."""
-
-    pod: str
-    container: str
-    code: int
 
 
 def of_spec(pods: Iterable[Object], spec: str) -> list[Object]:
@@ -75,14 +66,13 @@ def component(service: Object) -> Object:
     return predictor
 
 
-def crashed(pods: Iterable[Object]) -> Crashed | None:
-    """Return the first container that exited too often."""
+def crashed(pods: Iterable[Object]) -> tuple[str, str, int] | None:
+    """Return pod, name and exit code of the first container that exited too often."""
     for pod in pods:
         for status in every_container(pod):
             ended = (status.get("lastState") or {}).get("terminated") or {}
             if int(status.get("restartCount") or 0) >= CRASHES and ended:
-                code = int(ended.get("exitCode") or 0)
-                return Crashed(pod["metadata"]["name"], status["name"], code)
+                return pod["metadata"]["name"], status["name"], int(ended.get("exitCode") or 0)
     return None
 
 
@@ -155,11 +145,7 @@ class Watched:
                 watch.stop()
 
     def leave_if_cancelled(self) -> None:
-        """Raise an error if the run was terminated.
-
-        Raises:
-            RunCancelledError: the run was terminated.
-        """
+        """Raise RunCancelledError if the run was terminated."""
         workflows = self._workflows.objects.values() if self._workflows else ()
         if any(map(terminated, workflows)):
             raise RunCancelledError("the run was terminated")
@@ -167,14 +153,9 @@ class Watched:
     def until_ready(self, spec: str, percent: int, seconds: float) -> Object:
         """Wait until requests reach the predictor with this label; return the service.
 
-        Args:
-            spec: The label.
-            percent: Desired share of the requests, if KServe splits them.
-            seconds: Timeout.
-
-        Raises:
-            JobError: the reason why it does not become ready, or a timeout.
-            RunCancelledError: the run was terminated.
+        `percent` is its desired share of the requests, if KServe splits them. Raise JobError with
+        the reason why it does not become ready, or after `seconds`; RunCancelledError if the run
+        was terminated.
         """
         start, waits, reported = time.monotonic(), "", ""
         blocked: dict[str, Wait] = {}
@@ -209,11 +190,7 @@ class Watched:
                 )
 
     def _current(self, spec: str) -> tuple[Object, list[Object], list[Object]] | None:
-        """Return the service, its pods, and those of the predictor; None before the first list.
-
-        Raises:
-            JobError: the service was deleted, or has another predictor.
-        """
+        """Return the service, its pods, and those of the predictor; None before the first list."""
         for watch in (self._services, self._pods):
             if watch.forbidden:
                 raise JobError(f"{watch.forbidden}; apply deploy/rbac")
@@ -232,9 +209,16 @@ class Watched:
     def _blocking(self, service: Object, pods: Sequence[Object]) -> dict[str, Reason]:
         if (crash := crashed(pods)) is None:
             return reasons(service, pods)
-        text = f"{crash.container} exits repeatedly with exit code {crash.code}"
-        text += f": {log}" if (log := self._last_words(crash)) else ""
-        return {crash.pod: Reason(CRASHING, text)}
+        pod, container, code = crash
+        query = {"container": container, "previous": "true", "tailLines": _LOG_LINES}
+        path = core(self.api.namespace, "pods", pod) + "/log"
+        try:
+            log = str(self.api.call("GET", path, query=query, raw=True)["value"])
+        except ApiError:
+            log = ""
+        cause = error_in_log(log.splitlines()).text
+        text = f"{container} exits repeatedly with exit code {code}{cause and f': {cause}'}"
+        return {pod: Reason(CRASHING, text)}
 
     def _warning(self) -> str:
         """Return why KServe makes no pods of a trial, which only events tell."""
@@ -250,12 +234,3 @@ class Watched:
         ]
         newest = max(of_trial, key=lambda event: event.get("lastTimestamp") or "", default=None)
         return f": {one_line(newest['message'])}" if newest else ""
-
-    def _last_words(self, crash: Crashed) -> str:
-        query = {"container": crash.container, "previous": "true", "tailLines": _LOG_LINES}
-        path = core(self.api.namespace, "pods", crash.pod) + "/log"
-        try:
-            log = str(self.api.call("GET", path, query=query, raw=True)["value"])
-        except ApiError:
-            return ""
-        return error_in_log(log.splitlines()).text
