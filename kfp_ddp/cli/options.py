@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,16 @@ text_option = functools.partial(click.option, default="", show_default=False)
 AS_JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print one line of JSON; other output goes to stderr."
 )
+_LOCAL = (
+    *("numpy", "PIL", "safetensors", "simplejpeg", "torch", "torchcodec", "torchvision"),
+    *("onnx", "onnxruntime", "onnxscript", "psutil"),
+)
+_MODULES = {
+    "predict": ("numpy", "PIL"),
+    "serve": ("kserve", "numpy"),
+    "local": _LOCAL,
+    "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
+}
 
 
 def configured(*names: str) -> Callable[[Command], Command]:
@@ -113,3 +124,13 @@ def echo_json(document: Any) -> None:
     import json  # most calls print text
 
     click.echo(json.dumps(document))
+
+
+def require(extra: str) -> None:
+    """Check that the packages of an extra are installed; InputError says how to install all."""
+    for module in _MODULES[extra]:
+        if find_spec(module) is None:
+            raise InputError(
+                f"this needs {module}, which is not installed: pip install 'kfp-ddp[{extra}]', "
+                f"or in a checkout pip install '.[{extra}]'"
+            )

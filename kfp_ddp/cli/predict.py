@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kfp_ddp.cli.bundles import KEY, find_signer
-from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, echo, echo_json, writing
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, echo, echo_json, require, writing
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural, printable
 
@@ -57,8 +57,6 @@ def command(
     kfp-ddp predict run-output/latest/bundle picture.jpg ./more-pictures
     kfp-ddp predict run-output/latest/bundle ./pictures --csv classes.csv --into ./sorted
     """
-    from kfp_ddp.local.installed import require
-
     require("predict")
     from kfp_ddp.predict import load
 

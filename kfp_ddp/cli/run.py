@@ -17,6 +17,7 @@ from kfp_ddp.cli.options import (
     echo_json,
     on_command_line,
     registry_set,
+    require,
     text_option,
 )
 from kfp_ddp.client.connection import open_client
@@ -156,8 +157,6 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
 @AS_JSON
 def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
     """Run bucket, sync, DDP training, evaluation, gate and export locally, without a cluster."""
-    from kfp_ddp.local.installed import require
-
     require("demo")
     from kfp_ddp.local.demo import run
     from kfp_ddp.local.results import conduct
@@ -172,8 +171,6 @@ def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
 
 
 def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> None:
-    from kfp_ddp.local.installed import require
-
     require("local")
     from kfp_ddp.local import runs
     from kfp_ddp.local.results import conduct

@@ -9,7 +9,7 @@ import click
 import yaml
 
 from kfp_ddp.cli.bundles import KEY, find_signer
-from kfp_ddp.cli.options import text_option
+from kfp_ddp.cli.options import require, text_option
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.serving.inference_service import RUNTIMES
 
@@ -86,7 +86,6 @@ def command(
     if manifest:
         click.echo(_manifest(bundle, name, manifest, image), nl=False)
         return
-    from kfp_ddp.local.installed import require
 
     require("serve")
     from kfp_ddp.core.text import printable

@@ -65,13 +65,6 @@ class Lineage(NamedTuple):
             return False
 
 
-class Published(NamedTuple):
-    """URI of the uploaded bundle, or '', and its version."""
-
-    destination: str
-    version: str
-
-
 @step
 def run(
     *,
@@ -87,8 +80,8 @@ def run(
     run_id: str,
     published_model: "dsl.Model",
     publish_summary: "dsl.Markdown",
-) -> Published:
-    """Publish the bundle and fill the artifacts."""
+) -> tuple[str, str]:
+    """Publish the bundle, fill the artifacts; return the uploaded URI, or '', and its version."""
     for part in MODELS:
         part_of(release, part)
     key = key_of(part_of(release, Signing))
@@ -136,7 +129,7 @@ def run(
     print(f"published {model_name} {facts['version']}: {facts['uri']}")
     if reason:
         print(reason)
-    return Published(uri, facts["version"])
+    return uri, facts["version"]
 
 
 def _verdict(verdict: Path, folder: Path) -> Path:

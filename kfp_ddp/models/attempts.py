@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -51,13 +51,6 @@ class Attempt(Stored):
         return f"{result} ({day})"
 
 
-class Changed(NamedTuple):
-    """Whether there is something new to train, and the fingerprint."""
-
-    Output: bool
-    attempt: str
-
-
 @step
 def run(
     *,
@@ -68,8 +61,8 @@ def run(
     gate: Mapping[str, Any],
     job: Mapping[str, Any],
     change_summary: "dsl.Markdown",
-) -> Changed:
-    """Run the `changes` step: look for a record of the same data and settings."""
+) -> tuple[bool, str]:
+    """Run the `changes` step; return whether to train, and the fingerprint."""
     if not destination:
         raise InputError(
             "destination is empty, so earlier trainings are unknown: give the location that models "
@@ -90,7 +83,7 @@ def run(
     text = cell(f"{reason[0].upper()}{reason[1:]}.") + (f"\n\n{advice}" if earlier else "")
     Path(change_summary.path).write_text(f"{text}\n", encoding="utf-8")
     change_summary.metadata.update({"changed": earlier is None, "reason": reason})
-    return Changed(earlier is None, attempt)
+    return earlier is None, attempt
 
 
 def fingerprint(
@@ -109,7 +102,7 @@ def note(where: Store, name: str, *, version: str, champion: str, reason: str) -
     """Write the record of an attempt below a model's exports; `name` is its fingerprint."""
     short = printable(reason)[:_LONGEST_REASON]  # escapes in JSON count for the limit of the file
     attempt = Attempt(version=version, champion=champion, reason=short, at=round(time.time(), 3))
-    where.update(_file(name), lambda _: f"{attempt.model_dump_json()}\n".encode())
+    where.update(f"{FOLDER}/{name}.json", lambda _: f"{attempt.model_dump_json()}\n".encode())
 
 
 def unchanged(where: Store, name: str) -> Attempt | None:
@@ -117,7 +110,7 @@ def unchanged(where: Store, name: str) -> Attempt | None:
 
     It would not if its bundle was deleted, or if there is another champion to beat.
     """
-    attempt = _read(where, _file(name))
+    attempt = _read(where, f"{FOLDER}/{name}.json")
     if attempt is None:
         return None
     if attempt.version:
@@ -137,21 +130,16 @@ def prune(where: Store, keep: int, spared: Collection[str] = ()) -> list[str]:
     records = [(file, attempt) for file in files if (attempt := _read(where, file))]
     records.sort(key=lambda one: one[1].at, reverse=True)
     exported = [one for one in records if one[1].version]
+    others = [file for file, one in records if not one.version]
     current = champions.read_pointer(where)
     remaining = {*spared, current, champions.replaced_by(champions.history(where), current)}
     remaining |= {attempt.champion for _, attempt in exported if attempt.version == current}
     remaining |= {attempt.version for _, attempt in exported[:keep]}
     old = dict.fromkeys(one.version for _, one in exported if one.version not in remaining)
     deleted = [version for version in old if champions.delete(where, version)]
-    for file, _ in [one for one in exported if one[1].version in deleted]:
-        where.delete(file)
-    for file, _ in [one for one in records if not one[1].version][keep:]:
+    for file in [file for file, one in exported if one.version in deleted] + others[keep:]:
         where.delete(file)
     return deleted
-
-
-def _file(name: str) -> str:
-    return f"{FOLDER}/{name}.json"
 
 
 def _read(where: Store, file: str) -> Attempt | None:

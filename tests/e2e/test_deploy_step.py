@@ -16,8 +16,14 @@ from kubernetes import client
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.k8s.api import MANAGER, Api
 from kfp_ddp.models.serving.inference_service import OPENVINO, RUNTIMES, TRITON, manifest
-from kfp_ddp.models.serving.predictors import beside, predictor_of, signed, trial_of
-from kfp_ddp.models.serving.rollout import Service, take_back_of
+from kfp_ddp.models.serving.rollout import (
+    Service,
+    beside,
+    predictor_of,
+    signed,
+    take_back_of,
+    trial_of,
+)
 from tests.e2e.harness import kserve, rights, workflow
 from tests.e2e.harness.deploy_step import NAME, DeployStep, publish, publish_again, serve_models
 from tests.e2e.harness.grounds import IMAGE, until

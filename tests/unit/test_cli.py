@@ -7,10 +7,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kfp_ddp.cli import COMMANDS, app
+from kfp_ddp.cli import COMMANDS, app, options
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.local import installed
 from kfp_ddp.pipelines.compiled import Images
 
 HEAVY = ("google", "kfp", "kubernetes", "pydantic", "torch", "yaml")
@@ -129,7 +128,7 @@ def test_what_an_install_lacks_is_named_with_its_extra(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(installed, "find_spec", lambda name: None if name == "psutil" else name)
+    monkeypatch.setattr(options, "find_spec", lambda name: None if name == "psutil" else name)
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, InputError)
     assert "needs psutil, which is not installed: pip install 'kfp-ddp[" in str(result.exception)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.models.serving.predictors import SPEC
+from kfp_ddp.models.serving.rollout import SPEC
 from kfp_ddp.models.serving.wait import (
     CRASHES,
     REFUSED,

@@ -11,19 +11,22 @@ import pytest
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.models.serving import rollout
-from kfp_ddp.models.serving.predictors import (
+from kfp_ddp.models.serving.rollout import (
     MODE,
     PERCENT,
     SPEC,
     VERSION,
+    Service,
     before,
+    in_service,
     label,
     on_trial,
     predictor_of,
+    served,
     signed,
+    take_back_of,
     trial_of,
 )
-from kfp_ddp.models.serving.rollout import Service, in_service, served, take_back_of
 
 GROUP = "/apis/serving.kserve.io/v1beta1"
 LIST = f"{GROUP}/namespaces/here/inferenceservices"

@@ -14,7 +14,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
 from kfp_ddp.models.interface import read_sample
-from kfp_ddp.models.serving.predictors import TRIAL, is_beside
+from kfp_ddp.models.serving.rollout import TRIAL, is_beside
 from kfp_ddp.models.serving.wait import component
 
 # Of the largest logit: half precision, the default of some runtimes, differs by 0.2 %.

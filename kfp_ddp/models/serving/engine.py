@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
 from kfp_ddp.core.step import step
@@ -13,9 +13,10 @@ from kfp_ddp.models.champion import read_pointer
 from kfp_ddp.models.release import Deployment, part_of
 from kfp_ddp.models.serving.canary import Sample, address, try_out
 from kfp_ddp.models.serving.inference_service import manifest, served_name
-from kfp_ddp.models.serving.predictors import (
+from kfp_ddp.models.serving.rollout import (
     SPEC,
     VERSION,
+    Service,
     before,
     beside,
     is_beside,
@@ -24,7 +25,6 @@ from kfp_ddp.models.serving.predictors import (
     predictor_of,
     signed,
 )
-from kfp_ddp.models.serving.rollout import Service
 from kfp_ddp.models.serving.wait import Watched
 from kfp_ddp.storage.kinds import open_store
 
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from kfp import dsl
 
 ALL = 100
-
-
-class Deployed(NamedTuple):
-    """URL of the service inside the cluster, '' for none, and the version that it serves."""
-
-    url: str
-    version: str
 
 
 @step
@@ -49,29 +42,31 @@ def run(
     release: Mapping[str, Any],
     run_id: str,
     deploy_report: "dsl.Markdown",
-) -> Deployed:
-    """Roll out the bundle and write the result to the artifact."""
+) -> tuple[str, str]:
+    """Roll out the bundle and write the result to the artifact.
+
+    Return the URL of the service inside the cluster, '' for none, and the version that it serves.
+    """
     settings = part_of(release, Deployment)
-    deployed, result = Deployed("", ""), "no service is named in release: nothing was rolled out"
+    url, version, result = "", "", "no service is named in release: nothing was rolled out"
     if settings.service and not bundle:
         result = "nothing was uploaded, so there is nothing to roll out"
     elif settings.service and (other := _other_champion(bundle)):
         result = f"{bundle} is not rolled out: {other} is the champion now"
     elif settings.service:
-        api = Api.connect()
-        deployed, result = roll_out(api, settings, bundle, model_name, run_id)
+        url, version, result = roll_out(Api.connect(), settings, bundle, model_name, run_id)
     print(result, flush=True)
     Path(deploy_report.path).write_text(f"{cell(result)}\n", encoding="utf-8")
-    deploy_report.metadata.update({"service": settings.service, **deployed._asdict()})
-    return deployed
+    deploy_report.metadata.update({"service": settings.service, "url": url, "version": version})
+    return url, version
 
 
 def roll_out(
     api: Api, settings: Deployment, uri: str, model_name: str, run_id: str
-) -> tuple[Deployed, str]:
+) -> tuple[str, str, str]:
     """Deploy the bundle: start a trial, test it with its sample, then give it all requests.
 
-    Return the deployment, and the result as text. Raise InputError for invalid input; nothing was
+    Return URL, version and result as text. Raise InputError for invalid input; nothing was
     changed then. Raise JobError if it is not ready or answers incorrectly, RunCancelledError if the
     run was terminated; the previous model was restored then.
     """
@@ -90,7 +85,7 @@ def roll_out(
         f"the bundle's sample {settings.canary_requests} times correctly, "
         f"{seconds * 1e3:.0f} ms each"
     )
-    return Deployed(url, bundle.version), result
+    return url, bundle.version, result
 
 
 def _other_champion(uri: str) -> str:

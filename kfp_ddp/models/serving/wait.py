@@ -17,8 +17,7 @@ from kfp_ddp.k8s.objects import label as pod_label
 from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, Wait, container_reason, track, waiting_reason
 from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.models.serving.inference_service import API_VERSION
-from kfp_ddp.models.serving.predictors import POD_OF, SPEC, TRIAL, is_beside, specs_of
-from kfp_ddp.models.serving.rollout import PLURAL, Service
+from kfp_ddp.models.serving.rollout import PLURAL, POD_OF, SPEC, TRIAL, Service, is_beside, specs_of
 
 CRASHES = 3
 """Number of exits of one container after which the wait ends."""
