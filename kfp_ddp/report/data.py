@@ -78,11 +78,11 @@ class ReportData(Stored):
             return cls.model_validate_json(read_below(folder, REPORT_DATA, _MAX_REPORT_DATA))
         except FileNotFoundError:
             return cls()
-        except (OSError, ValidationError) as error:
-            why = first_fault(error) if isinstance(error, ValidationError) else error.strerror
-            raise InputError(
-                f"{folder / REPORT_DATA} cannot be read: {why}; run evaluate again"
-            ) from None
+        except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+        except ValidationError as error:
+            why = f"is invalid: {first_fault(error)}"
+        raise InputError(f"{folder / REPORT_DATA} {why}; run evaluate again")
 
 
 @dataclass(frozen=True)
