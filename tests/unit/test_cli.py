@@ -38,28 +38,6 @@ def test_a_sync_starts_without_what_only_pipelines_archives_and_clouds_need() ->
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name: str) -> None:
-    answer = CliRunner().invoke(app, [name, "--help"])
-    assert answer.exit_code == 0, answer.output
-    assert answer.output.startswith("Usage:")
-
-
-def test_json_is_the_same_option_in_every_command_that_has_it() -> None:
-    context = click.Context(app)
-    every = [app.get_command(context, name) for name in COMMANDS]
-    every += [sub for each in every if isinstance(each, click.Group) for sub in _subs(each)]
-    options = [one for each in every if each for one in each.params if "--json" in one.opts]
-    assert len(options) >= 25
-    assert {(one.name, getattr(one, "help", "")) for one in options} == {
-        ("as_json", "Print one line of JSON; other output goes to stderr.")
-    }
-
-
-def _subs(group: click.Group) -> list[click.Command]:
-    return list(group.commands.values())
-
-
 @pytest.mark.parametrize(
     ("name", "spelt"),
     [

@@ -31,11 +31,6 @@ def committed(tmp_path: Path) -> Path:
     return Path(shutil.copytree(REPOSITORY / "compiled", tmp_path / "compiled"))
 
 
-def test_compiled_bytes_are_reproducible(pipelines: dict[str, Any], tmp_path: Path) -> None:
-    first, second = (compiled.write(pipelines, tmp_path / side) for side in ("a", "b"))
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-
-
 def test_stale_missing_and_orphaned_files_are_listed(
     pipelines: dict[str, Any], committed: Path
 ) -> None:

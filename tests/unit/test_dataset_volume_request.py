@@ -6,7 +6,7 @@ import pytest
 
 from kfp_ddp.components.dataset_volume.component import dataset_volume
 from kfp_ddp.datasets.access import EachNode
-from kfp_ddp.datasets.volume.request import Options, Request
+from kfp_ddp.datasets.volume.request import Request
 
 INPUTS = {"dataset": "digits", "digest": "5" * 64, "path": "/data/versions/5", "claim": "data"}
 
@@ -15,13 +15,6 @@ def step(folder: Path, **inputs: Any) -> Any:
     """The component as a program calls it, outside of any cluster."""
     report = SimpleNamespace(path=str(folder / "report.md"))
     return dataset_volume.python_func(volume_report=report, **INPUTS | inputs)
-
-
-def test_the_step_takes_what_data_sync_gives_and_a_mapping() -> None:
-    inputs = dataset_volume.component_spec.inputs
-    assert inputs.keys() == {*INPUTS, "publish", "source", "run_id", "options", "sync"}
-    assert {name for name, one in inputs.items() if not one.optional} == INPUTS.keys()
-    assert all(field.description for field in Options.model_fields.values())
 
 
 def test_options_reach_the_request() -> None:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -156,37 +156,3 @@ def test_reference_has_every_command() -> None:
         re.findall(r"<!-- command: (\S+) -->", (ROOT / "docs" / "reference.md").read_text())
     )
     assert documented == set(COMMANDS)
-
-
-@pytest.mark.parametrize(
-    ("text", "check"),
-    [
-        ("```console\n$ kfp-ddp sync --mirrored a b\n```\n", test_options_of_commands_exist),
-        ("[a](missing.md)", test_links_lead_to_existing_files_and_headings),
-        ("# A\n[a](#b)", test_links_lead_to_existing_files_and_headings),
-        ('`job={"memori": "1Gi"}`', test_settings_in_mappings_exist),
-        (
-            "```console\n$ kubectl apply -f deploy/none.yaml\n```\n",
-            test_applied_files_exist_and_code_is_valid,
-        ),
-        (
-            "```python\nregister(..., model='x')\n```\n",
-            test_inputs_and_outputs_of_components_exist,
-        ),
-        (
-            "```python\nregister(model_name='x')\n```\n",
-            test_inputs_and_outputs_of_components_exist,
-        ),
-        (
-            "```python\nsynced = data_sync(source='x')\nsynced.outputs['version']\n```\n",
-            test_inputs_and_outputs_of_components_exist,
-        ),
-    ],
-)
-def test_wrong_option_link_or_setting_is_an_error(
-    text: str, check: Callable[[Path], None], tmp_path: Path
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    with pytest.raises(AssertionError):
-        check(page)

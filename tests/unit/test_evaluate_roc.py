@@ -130,31 +130,6 @@ def test_areas_are_empty_without_scores_and_with_too_many(monkeypatch: pytest.Mo
         assert (areas.roc, areas.macro) == (None, None)
 
 
-ODDS_UP = ([11, 9, 7, 6, 5, 3, 1, 0], [0, 1, 2, 3, 3, 4, 5, 6], [1, 2, 3, 3, 4, 5, 6, 6])
-ODDS_DOWN = (
-    [11, 9, 8, 7, 5, 3, 2, 1, 0], [0, 1, 2, 2, 3, 4, 5, 5, 6], [1, 2, 2, 3, 4, 5, 5, 6, 6]
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("odds", "expected"), [(range(12), ODDS_UP), (range(11, -1, -1), ODDS_DOWN)]
-)
-def test_levels_are_some_scores_and_the_lowest(
-    odds: range, expected: tuple[list[int], ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The odd of 12 log-odds are positive. Of all every third is drawn, and of those the even."""
-    monkeypatch.setattr(roc, "_BLOCK", 4)
-    score = torch.tensor(odds)
-    tally = tally_of(torch.stack([torch.zeros(12), score.float()], 1), score % 2)
-    curve, (levels, false, true) = tally.areas().roc, expected
-    assert curve is not None
-    thresholds = torch.tensor(levels).double().sigmoid().tolist()
-    assert curve.threshold == pytest.approx([1.0, *thresholds], abs=1e-15)
-    assert curve.false_positive_rate == pytest.approx([0, *(n / 6 for n in false)])
-    assert curve.true_positive_rate == pytest.approx([0, *(n / 6 for n in true)])
-    assert [curve.area, *tally.areas().per_class] == [21 / 36] * 3
-
-
 def test_curve_counts_the_negatives_of_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three classes with a block each."""
     monkeypatch.setattr(roc, "_BLOCK", 60)

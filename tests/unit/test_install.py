@@ -10,7 +10,7 @@ from kfp_ddp import __version__
 from kfp_ddp.checks.claims import CLASSES, unfinished_owner
 from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.install import Installation, check, manifests, owner, path, replace, wait
+from kfp_ddp.install import Installation, check, owner, replace, wait
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
 
@@ -174,16 +174,3 @@ def test_job_for_volumes_has_the_image_of_the_launcher() -> None:
     ):
         (job,) = (item for item in printed("--chown", "root", *options) if item["kind"] == "Job")
         assert job["spec"]["template"]["spec"]["containers"][0]["image"] == image
-
-
-def test_paths_of_all_kinds() -> None:
-    paths = {item["kind"]: path(item, "x") for item in manifests(Installation("team"))}
-    rbac = "/apis/rbac.authorization.k8s.io/v1"
-    assert paths == {
-        "PersistentVolumeClaim": "/api/v1/namespaces/team/persistentvolumeclaims/x",
-        "Role": f"{rbac}/namespaces/team/roles/x",
-        "RoleBinding": f"{rbac}/namespaces/team/rolebindings/x",
-        "PodDisruptionBudget": "/apis/policy/v1/namespaces/team/poddisruptionbudgets/x",
-        "ClusterRole": f"{rbac}/clusterroles/x",
-        "ClusterRoleBinding": f"{rbac}/clusterrolebindings/x",
-    }

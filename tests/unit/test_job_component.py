@@ -93,11 +93,6 @@ def test_the_examples_of_the_readme_compile(
     assert "job" in yaml.safe_load((tmp_path / "example.yaml").read_text())["root"]["dag"]["tasks"]
 
 
-def test_the_readme_has_a_row_for_each_input() -> None:
-    names = re.findall(r"^\| `(\w+)` \|", README.partition("## Kinds")[0], re.MULTILINE)
-    assert set(names) == PARAMETERS.keys() - {"task_config"} | {"Output"}
-
-
 def test_the_readme_lists_what_each_kind_does_not_support() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", _section("Kinds"), re.MULTILINE))
     assert set(rows) == set(typing.get_args(KindName))

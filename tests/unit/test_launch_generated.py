@@ -1,11 +1,6 @@
 """Properties of the manifests of every kind of job, with generated settings."""
 
-import json
-import tempfile
-import uuid
 from fractions import Fraction
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubernetes.utils import parse_quantity
 
-from kfp_ddp.core.step import write_job
 from kfp_ddp.jobs.identity import identify, metadata
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -60,20 +54,6 @@ def test_every_pod_has_our_labels_no_rights_and_resources(kind: str, data: st.Da
             for name in ("cpu", "memory"):
                 assert name in item["requests"]
                 assert name in item.get("limits", {}) or not limited[name]
-
-
-@pytest.mark.parametrize("kind", list(KINDS))
-@EXAMPLES
-@given(data=st.data())
-def test_the_record_of_a_job_has_no_value_of_a_variable(kind: str, data: st.DataObject) -> None:
-    spec, secret = data.draw(specifications(kind)), uuid.uuid4().hex
-    spec = LaunchSpec.create(**{**spec.given(), "env": {**spec.env, "SECRET": f"a {secret} b"}})
-    job, meta = manifest(spec)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "job")
-        write_job(SimpleNamespace(path=str(path)), job)
-        assert secret not in path.read_text()
-        assert json.loads(path.read_text())["metadata"] == meta
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

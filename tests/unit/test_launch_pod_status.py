@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from kfp_ddp.k8s.pods import (
-    created,
     ended_at,
     has_crashed,
     has_failed,
@@ -120,7 +119,3 @@ def test_a_container_that_ended_before_was_restarted() -> None:
     assert was_restarted(pod("Running", RUNS, again))
     assert not was_restarted(pod("Running", RUNS, {**RUNS, "lastState": None}))
     assert not was_restarted(pod("Running", {**RUNS, "lastState": {"running": {}}}))
-
-
-def test_creation_time() -> None:
-    assert created({"metadata": {"creationTimestamp": "1970-01-01T00:01:00Z"}}) == 60

@@ -8,7 +8,6 @@ from kfp_ddp.jobs.progress import (
     MetricsTail,
     ProgressPrinter,
     TrainingProgress,
-    clock,
 )
 
 
@@ -100,7 +99,3 @@ def test_progress_is_printed_at_intervals_and_at_the_end(tmp_path: Path) -> None
     printer.update(200, at_once=True)
     assert len(report) == 3
     assert printer.updated_at == 112
-
-
-def test_clock() -> None:
-    assert [clock(s) for s in (5, 65, 3605)] == ["0:05", "1:05", "1:00:05"]

@@ -90,20 +90,6 @@ def test_every_provider_of_spot_nodes_has_a_label_and_a_taint(spot: str) -> None
     assert (toleration["key"], toleration["value"]) == (key, value)
 
 
-@pytest.mark.parametrize("name", LaunchSpec.model_fields)
-def test_a_description_explains_the_default(name: str) -> None:
-    """It is the text of the command line, of the README's table and of the documentation."""
-    field = LaunchSpec.model_fields[name]
-    text = field.description or ""
-    assert text[:1].isupper()
-    assert text.endswith(".")
-    numbers = {"nodes", "grace_seconds", "ttl_seconds", "retries"}  # which mean what they are
-    if field.default == "" and name != "script":
-        assert "''" in text, text
-    elif type(field.default) in (int, float) and name not in numbers:
-        assert f"{field.default} " in text, text
-
-
 def test_a_name_is_short_and_the_same_again_and_differs_by_run_task_and_loop() -> None:
     spec = LaunchSpec.create(**SPEC)
     same = identify("run-1", "Train the Model!".replace(" ", "-").strip("!"), "7", spec)

@@ -22,21 +22,6 @@ def write(output: Path, step: str, /, **values: Any) -> None:
     (folder / "executor_output.json").write_text(json.dumps(document))
 
 
-def test_speed_is_left_out_if_a_script_does_not_report_it(tmp_path: Path) -> None:
-    write(tmp_path, "train", step=18.0)
-    assert results.detail(tmp_path, "train") == "18 steps"
-    summary = {
-        **dict.fromkeys(("bundle", "report", "loss_curve"), "x"),
-        **dict.fromkeys(("accuracy", "images_per_second", "files", "files_copied"), 0),
-        "ranks": 2,
-        "blessed": True,
-        "uploaded_to": "s3://models/flowers/1",
-    }
-    lines = results.summary_lines(summary)
-    assert not [line for line in lines if "images/s" in line]
-    assert "  uploaded    s3://models/flowers/1" in lines
-
-
 def test_report_of_the_gate_is_copied_to_the_top(tmp_path: Path) -> None:
     assert runs.report(tmp_path) == {}
     made = tmp_path / "artifacts" / "run" / "gate" / "gate_report"
@@ -103,13 +88,6 @@ def test_log_has_a_line_a_minute_and_one_per_phase(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="no"), Phase("gate", stream):
         raise ValueError("no")
     assert "\n  ✗ gate" in stream.getvalue()
-
-
-def test_path_is_quoted_for_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert results.shown(tmp_path / "model" / "bundle") == "model/bundle"
-    assert results.shown(tmp_path / "my model" / "bundle") == "'my model/bundle'"
-    assert results.shown("/else where") == "'/else where'"
 
 
 def test_bar_is_full_only_at_the_end() -> None:

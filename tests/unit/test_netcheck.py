@@ -18,7 +18,6 @@ from kfp_ddp.training.netcheck.record import (
     Size,
     need,
     problems,
-    table,
 )
 
 ASKED = NetworkCheck()
@@ -118,16 +117,6 @@ def test_cost_of_a_step() -> None:
     assert need(network(even(1), ranks=1), ASKED) == ""
 
 
-def test_table_has_each_node_size_and_link() -> None:
-    text = "\n".join(table(network(even(3)), ASKED))
-    assert "| node-0           |        | 9.00   | 9.00   |" in text
-    assert "| 64,000,000 bytes | 101.000 | 9.00       |" in text
-    assert "10 Gbit/s" in text
-    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("| ")]
-    assert [len(rows) for rows in tables] == [5, 4, 5]
-    assert all(len({len(row) for row in rows}) == 1 for rows in tables), "columns are aligned"
-
-
 def test_transports_in_the_log_of_nccl() -> None:
     log = (
         "host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
@@ -154,14 +143,6 @@ def test_ranks_of_this_machine_measure() -> None:
     assert all(size.ms > 0 and size.bus_gbit_s > 0 for size in found.sizes)
     assert found.latency_us > 0
     assert found.nodes[0].interface == "lo"
-
-
-@pytest.mark.slow
-def test_a_person_reads_what_was_found_without_lines_for_programs() -> None:
-    done = measured_here()
-    assert done.stderr == "measuring the network between 2 processes of this machine\n"
-    assert done.stdout.startswith("## No problem was found\n")
-    assert "{" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp import reference
-from kfp_ddp.checks.form import SUBJECTS, description
+from kfp_ddp.checks.form import SUBJECTS
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.pipelines.train_resnet import train_resnet
 
@@ -27,19 +27,6 @@ def test_preflight_has_the_form_of_the_pipeline_as_inputs() -> None:
             "recipe",
             "pretrained",
         )
-
-
-def test_a_parameter_without_a_model_has_no_description() -> None:
-    with pytest.raises(LookupError):
-        description("momentom")
-
-
-def test_a_row_has_bounds_choices_and_default() -> None:
-    rows = reference.settings_table("datasets.settings.SyncSettings")
-    row_by_name = {row.split("`")[1]: row for row in rows[2:]}
-    assert row_by_name["max_delete"].startswith("| `max_delete` | float, ≥ 0, ≤ 1 | `0.5` | ")
-    assert "| `list`, `quick`, `full` | `list` |" in row_by_name["verify"]
-    assert "mirror" not in row_by_name
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -70,13 +57,3 @@ def test_stale_text_is_listed_and_updated(
     assert "| `accuracy` | float | required | Accuracy of the model" in text
     assert text.startswith("a\n")
     assert text.endswith("\nb\n")
-
-
-def test_options_and_configuration_have_choices_defaults_and_variables() -> None:
-    rows = reference.command_tables("install") + reference.once_table("core.config.Config")
-    row_by_name = {row.split("`")[1]: row for row in rows if row.startswith("| `")}
-    assert row_by_name["--claims"].startswith("| `--claims` | `both` | both for")
-    assert row_by_name["--claims"].endswith(" One of `both`, `data`, `none`. |")
-    assert row_by_name["--dry-run"].startswith("| `--dry-run` |  | Server-side")
-    assert row_by_name["host"].startswith("| `host` | `KFP_DDP_HOST`, `KF_PIPELINES_")
-    assert "| `kubeflow` |" in row_by_name["kfp_namespace"]

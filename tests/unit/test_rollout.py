@@ -260,40 +260,6 @@ def test_in_standard_mode_the_answering_pods_do_not_change_during_a_trial(server
     assert server.objects[SHOP]["spec"] == first["spec"]
 
 
-@pytest.mark.parametrize("writes", [1, 2, 3])
-@pytest.mark.parametrize("repeated", [True, False])
-def test_a_rollout_in_standard_mode_that_dies_at_any_write_converges(
-    server: Server, writes: int, repeated: bool
-) -> None:
-    server.mode = "Standard"
-    answering(server, 1)
-    server.dies_after = writes
-    with pytest.raises(KeyboardInterrupt):
-        roll_out(server, 2)
-    ended = writes == 3
-    if repeated:
-        roll_out(server, 2)
-    else:
-        assert len(take_back_of(server, "run-1")) == (not ended)
-        assert take_back_of(server, "run-1") == []
-    version, share, _ = state(server)
-    assert (version, tried(server)) == ("2" if repeated or ended else "1", "")
-    assert not share
-
-
-def test_a_run_that_takes_over_in_standard_mode_restores_the_model_before_both(
-    server: Server,
-) -> None:
-    server.mode = "Standard"
-    service = answering(server, 1)
-    service.begin(model(2, "run-2"), 10)
-    service.promote(model(2, "run-2"), 10)
-    service.begin(model(3, "run-3"), 10)
-    assert (state(server), tried(server)) == (("1", None, "1"), "3")
-    with pytest.raises(JobError, match="shop was given another model by run-3 meanwhile"):
-        service.take_back(spec(2))
-
-
 @pytest.mark.parametrize(("more", "refused"), [({"args": ["of the old one"]}, ""), ({}, "canary")])
 def test_a_model_that_kserve_cannot_try_beside_another_replaces_it(
     server: Server, more: dict[str, Any], refused: str

@@ -11,7 +11,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.gcs import GcsSource
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.source import SourceOptions, Transient, check_end
+from kfp_ddp.storage.source import SourceOptions, Transient
 from kfp_ddp.storage.web import MAX_LINE, ManifestRows
 
 MANGLED = 10_000
@@ -89,22 +89,6 @@ def test_mangled_pages_are_rows_or_one_line(source: GcsSource) -> None:
         judge(lambda body=body: [r[:3] for r in source._parse(body)[0]], outcomes)  # type: ignore[misc]
     assert not [line for line in outcomes if "\n" in line]
     assert MANGLED // 8 < outcomes.count("") < MANGLED * 3 // 4
-
-
-@pytest.mark.parametrize("body", [DEEP, f'{{"items": {DEEP}', "[]", "null", "7", "", "\ud800"])
-def test_what_is_no_page_is_asked_for_again(source: GcsSource, body: str) -> None:
-    with pytest.raises(Transient, match=r"^invalid page of a listing[^\n]*$"):
-        source._parse(bytearray(body.encode("utf-8", "surrogatepass")))
-
-
-def test_listing_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_end("gs://bucket", 900, Listing())
-    with pytest.raises(InputError, match=r"^the listing of gs://bucket does not end: 0 objects"):
-        check_end("gs://bucket", 1001, Listing())
-    monkeypatch.setattr("kfp_ddp.storage.source.MAX_OBJECTS", 1)
-    two = Listing(["a", "b"])
-    with pytest.raises(InputError, match="2 objects in 1 pages"):
-        check_end("gs://bucket", 0, two)
 
 
 def read(choose: random.Random, text: bytes) -> Listing:

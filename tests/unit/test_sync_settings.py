@@ -1,5 +1,3 @@
-import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -7,33 +5,9 @@ import pytest
 from click.testing import CliRunner
 
 from kfp_ddp.cli import app
-from kfp_ddp.cli import sync as command_line
-from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.settings import options_of
-
-
-def test_the_step_takes_the_options_as_one_mapping() -> None:
-    inputs = data_sync.component_spec.inputs
-    assert inputs.keys() == {*("source", "data_dir", "dataset", "options", "run_id", "layout")}
-    assert data_sync.component_spec.outputs.keys() >= {"digest", "path", "dataset"}
-
-
-def test_the_command_line_offers_every_option_with_its_default_and_text() -> None:
-    offered = {option.name: option for option in command_line.OPTIONS}
-    assert offered.keys() == {field.name for field in fields(Options)} - {"mirror"}
-    for field in fields(Options):
-        if option := offered.get(field.name):
-            assert (option.help or "").startswith(field.metadata["description"])
-            if field.name not in command_line.FOLDER_DEFAULTS:
-                assert option.default == field.default
-    answer = CliRunner().invoke(app, ["sync", "--help"])
-    text = re.sub(r"\s+", " ", answer.output)
-    assert "-j, --concurrency INTEGER RANGE Most connections at once. [default: 64; 1<=x" in text
-    assert "--delete / --no-delete" in text
-    assert "--pack [none|tar]" in text
-    assert "[default: (quick, with --versions list)]" in text
 
 
 @pytest.mark.parametrize(

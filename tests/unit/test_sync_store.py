@@ -8,7 +8,6 @@ import pytest
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets.versions import Store, leases_of, success
 from kfp_ddp.storage import manifest
-from tests.sync_runs import another_user
 
 ONE, OTHER = "1" * 64, "2" * 64
 
@@ -158,37 +157,6 @@ def test_no_lease_is_left_through_a_link(store: Store, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=f"^cannot write {store.leases(ONE)} as uid "):
         store.hand_out(ONE, "run")
     assert list((tmp_path / "outside").iterdir()) == []
-
-
-def test_what_was_left_of_builds_goes_but_for_the_one_that_goes_on(store: Store) -> None:
-    for digest in (ONE, OTHER):
-        (store.build_folder(digest) / "tree").mkdir(parents=True)
-    (store.work / "trash" / ONE[:12]).mkdir()
-    (store.work / "building" / "file").touch()
-    store.clear_builds(but=ONE)
-    assert [path.name for path in (store.work / "building").iterdir()] == [ONE[:12]]
-    assert list((store.work / "trash").iterdir()) == []
-    store.clear_builds()
-    assert list((store.work / "building").iterdir()) == []
-
-
-def test_what_is_taken_away_is_out_of_sight_at_once_and_then_gone(store: Store) -> None:
-    version = published(store)
-    gone = store.take_away(version)
-    assert not version.exists()
-    assert [path.name for path in (store.work / "trash").iterdir()] == [gone]
-    store.clear([gone, store.take_away(version)])
-    assert list((store.work / "trash").iterdir()) == []
-
-
-def test_a_target_that_cannot_be_made_or_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=f"^cannot write {tmp_path}/file/target as uid .*Not a"):
-        Store(tmp_path / "file" / "target").prepare()
-    Store(tmp_path / "target").prepare()
-    said = "^cannot write target/.kfsync as uid .*: Permission denied"
-    with another_user(tmp_path), pytest.raises(StorageError, match=said):
-        Store(Path("target")).prepare()
 
 
 def test_a_version_that_another_sync_removes_meanwhile_is_none(

@@ -88,12 +88,6 @@ def test_micro_batch_fits_the_default_batch_size() -> None:
     assert TrainConfig.create(**REQUIRED, micro_batch_size=3).micro_batch_size == 3
 
 
-def test_descriptions_end_with_a_full_stop() -> None:
-    for name, field in TrainConfig.model_fields.items():
-        assert (field.description or "").endswith("."), name
-    assert TrainConfig.own < set(TrainConfig.model_fields)
-
-
 @pytest.mark.parametrize(
     "address",
     [

@@ -15,8 +15,8 @@ from PIL import Image
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache, folder_for
-from kfp_ddp.training.config import Reading, TrainConfig
-from kfp_ddp.training.data import Images, evaluation_batches
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data import Images
 from kfp_ddp.training.images import examine
 from kfp_ddp.training.splits import scan
 
@@ -45,16 +45,6 @@ def split(tmp_path: Path) -> Path:
             image = image.convert("P")
         image.save(folder / f"{number}.{'jpg' if mode == 'CMYK' else 'png'}")
     return tmp_path / "train"
-
-
-def test_scan_is_sorted_without_hidden_files(split: Path) -> None:
-    (split / "class0" / ".hidden.png").write_bytes(b"no image")
-    (split / ".cache").mkdir()
-    (split / "class0" / "notes.txt").write_text("no image")
-    index = scan(split)
-    assert index.classes == ("class0", "class1")
-    assert [Path(path).name[0] for path in index.paths] == ["0", "2", "4", "1", "3", "5"]
-    assert index.targets == (0, 0, 0, 1, 1, 1)
 
 
 def test_scan_refuses_folders_without_images_or_with_unknown_classes(
@@ -244,21 +234,6 @@ def test_resized_image_is_channels_last(crop: slice, mirrored: list[int]) -> Non
     assert small.permute(1, 2, 0).is_contiguous(), "else the batch takes it ten times as slowly"
     apart = F.interpolate(image.contiguous()[None], size=(40, 40), mode="bilinear", antialias=True)
     assert torch.equal(small, apart[0])
-
-
-def test_evaluation_leaves_out_skipped_images(split: Path) -> None:
-    index = scan(split)
-    for position in (0, 1, 3):
-        Path(index.paths[position]).write_bytes(b"broken")
-    with pytest.raises(InputError, match="cannot decode"):
-        list(evaluation_batches(index, 16, 2))
-    batches = list(evaluation_batches(index, 16, 2, reading=Reading("skip")))
-    assert [positions.tolist() for _, _, positions in batches] == [[2], [4, 5]]
-    assert [tuple(images.shape) for images, _, _ in batches] == [(1, 3, 16, 16), (2, 3, 16, 16)]
-    assert torch.cat([targets for _, targets, _ in batches]).tolist() == [0, 1, 1]
-    left = index.only([2, 4, 5])
-    assert left.paths == (index.paths[2], *index.paths[4:])
-    assert (left.root, left.classes, left.targets) == (index.root, index.classes, (0, 1, 1))
 
 
 @pytest.mark.parametrize("shape", [(1, 5000), (1, 4999), (2, 8001), (9000, 3), (9001, 4)])

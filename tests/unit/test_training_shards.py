@@ -100,21 +100,6 @@ def test_plain_folders_are_not_packed(tmp_path: Path, version: Path) -> None:
     assert members(tmp_path / "bucket") is None
 
 
-def test_reader_is_independent_of_current(version: Path, tmp_path: Path) -> None:
-    current = tmp_path / "data" / "current"
-    found = listed(current)
-    current.unlink()
-    assert read(found, "train/a/1.png") == b"one"
-
-
-def test_selected_members_keep_their_content(version: Path) -> None:
-    found = listed(version)
-    part = Members(found.names[2:4], found.slices.only([2, 3]))
-    assert {name: read(part, name) for name in part.names} == {
-        name: FILES[name] for name in found.names[2:4]
-    }
-
-
 def _cut(version: Path) -> None:
     os.truncate(version / SHARD, 2048)
 
@@ -220,15 +205,6 @@ def packed(folders: Path, tmp_path: Path) -> Path:
 
 def at(index: Index, name: str) -> int:
     return next(i for i, path in enumerate(index.paths) if path.endswith(name))
-
-
-def test_batches_equal_those_of_folders(folders: Path, packed: Path) -> None:
-    plain, archived = (splits_of(data) for data in (folders, packed))
-    assert archived.train.targets == plain.train.targets
-    for one, other in ((plain.train, archived.train), (plain.val, archived.val)):
-        keys = [(1, position) for position in range(len(one))]
-        batches = [Images(i, run(packed), True).__getitems__(keys) for i in (one, other)]
-        assert torch.equal(batches[0].images, batches[1].images)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
