@@ -1,6 +1,7 @@
-"""The graph of a compiled pipeline, and its Mermaid flowchart."""
+"""The graph of a compiled pipeline, its Mermaid flowchart, and its longest chain."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from kfp import compiler, dsl
 
 from kfp_ddp.cli.pipelines import graph
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.graph import Node, mermaid, nodes
 
-COMPILED = Path(__file__).parents[2] / "compiled" / "train_resnet.yaml"
+ROOT = Path(__file__).parents[2]
+COMPILED = ROOT / "compiled" / "train_resnet.yaml"
 
 
 @dsl.component(base_image="python:3.12")  # type: ignore[untyped-decorator]
@@ -143,3 +146,29 @@ def test_a_file_without_a_pipeline_is_rejected_in_one_line(
     assert "\n" not in str(refused.value)
     with pytest.raises(InputError, match="cannot be read"):
         mermaid(tmp_path / "absent.yaml")
+
+
+ROW = re.compile(r"^\| (`[\w`, ]+`) \| (\d+) \| (\d+) \|$", re.MULTILINE)
+
+
+def longest(level: Iterable[Node]) -> tuple[Node, ...]:
+    """Return the longest chain of steps and groups; members of a group follow it."""
+    ending: dict[str, tuple[Node, ...]] = {}
+    for node in level:
+        before = max((ending[name] for name in node.after), key=len, default=())
+        ending[node.name] = (*before, node, *longest(node.inner))
+    return max(ending.values(), key=len, default=())
+
+
+def test_docs_have_the_number_of_steps_and_groups() -> None:
+    counts = {}
+    for name in NAMES:
+        chain = longest(nodes(ROOT / "compiled" / f"{name}.yaml"))
+        groups = sum(bool(node.inner) for node in chain)
+        counts[name] = (len(chain) - groups, groups)
+    documented = {
+        name: (int(steps), int(groups))
+        for names, steps, groups in ROW.findall((ROOT / "docs" / "scale.md").read_text())
+        for name in re.findall(r"\w+", names)
+    }
+    assert documented == counts

@@ -1,4 +1,4 @@
-"""What a launch leaves for a later one: the map of its script, its marks, its log cursors."""
+"""What a launch leaves for a later one, and which attempt a launch goes on with."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -13,9 +13,10 @@ from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp
 from kfp_ddp.jobs.identity import identify
-from kfp_ddp.jobs.jobs import Jobs
+from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.run import Attempts
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
 
@@ -186,3 +187,43 @@ def test_two_steps_with_one_folder_keep_cursors_apart(tmp_path: Path) -> None:
         assert follower.progress is None
     assert following("first").printer.cursors.keys() == {"first"}
     assert following("first", progress=True).progress is not None
+
+
+def job(ended: str = "", *notes: str) -> dict[str, Any]:
+    conditions = [{"type": ended, "status": "True"}] if ended else []
+    annotations = dict.fromkeys(notes, "true")
+    return {"metadata": {"annotations": annotations}, "status": {"conditions": conditions}}
+
+
+def where_to_start(jobs: dict[int, Any]) -> tuple[int, int]:
+    attempts = Attempts.resume(jobs, KINDS["pytorchjob"])
+    return attempts.current, attempts.first
+
+
+def test_a_running_job_is_adopted() -> None:
+    assert where_to_start({}) == (0, 0)
+    assert where_to_start({0: job()}) == (0, 0)
+    assert where_to_start({0: job("Failed"), 1: job()}) == (1, 0)
+
+
+def test_a_reported_failure_begins_a_new_series() -> None:
+    assert where_to_start({0: job("Failed", REPORTED)}) == (1, 1)
+    assert where_to_start({0: job("Failed", REPORTED), 1: job()}) == (1, 1)
+
+
+def test_a_preempted_job_is_replaced_in_its_series() -> None:
+    assert where_to_start({0: job("Failed", PREEMPTED)}) == (1, 0)
+    assert where_to_start({0: job("Failed"), 1: job("Failed", PREEMPTED)}) == (2, 0)
+
+
+def test_a_preemption_uses_up_no_retry() -> None:
+    attempts = Attempts.resume(
+        {0: job("Failed"), 1: job("Failed", PREEMPTED), 2: job("Failed")}, KINDS["pytorchjob"]
+    )
+    assert (attempts.current, attempts.count) == (2, 3)
+    assert attempts.retries_left(3) == 2
+    assert Attempts.resume({}, KINDS["pytorchjob"]).retries_left(3) == 3
+    attempts = Attempts.resume(
+        {0: job("Failed", REPORTED), 1: job("Failed"), 2: job()}, KINDS["pytorchjob"]
+    )
+    assert (attempts.count, attempts.retries_left(1)) == (2, 0)

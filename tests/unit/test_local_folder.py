@@ -1,17 +1,23 @@
-"""The folder of a local run: which one a command takes, and what it refuses to delete."""
+"""Local runs: their folder, their output, and the survey of photographs before one."""
 
 import dataclasses
+import io
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from kfp_ddp.cli import app
 from kfp_ddp.client.run_info import local_run
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.local import engine
+from kfp_ddp.local import engine, results, runs, screen
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished
+from kfp_ddp.local.screen import CLEAR_LINE, Phase, bar
+from kfp_ddp.local.survey import located, look
 from tests import run_output
 
 
@@ -72,3 +78,146 @@ def test_status_of_a_folder(tmp_path: Path) -> None:
     assert local_run(stopped).state == "UNFINISHED"
     with locked(stopped):
         assert local_run(stopped).state == "RUNNING"
+
+
+def write(output: Path, step: str, /, **values: Any) -> None:
+    """Write the output of a step."""
+    folder = output / "artifacts" / "run" / step
+    folder.mkdir(parents=True)
+    artifact = {"metadata": values}
+    document = {"artifacts": {"what": {"artifacts": [artifact]}}}
+    (folder / "executor_output.json").write_text(json.dumps(document))
+
+
+def test_report_of_the_gate_is_copied_to_the_top(tmp_path: Path) -> None:
+    assert runs.report(tmp_path) == {}
+    made = tmp_path / "artifacts" / "run" / "gate" / "gate_report"
+    made.parent.mkdir(parents=True)
+    made.write_text("<html>")
+    assert runs.report(tmp_path) == {"report": str(tmp_path / "report.html")}
+    assert (tmp_path / "report.html").read_text() == "<html>"
+
+
+def test_line_of_a_step_in_any_pipeline(tmp_path: Path) -> None:
+    write(tmp_path, "preflight", what="resnet18 at 64 px", gpus=0)
+    write(tmp_path, "changes", changed=True, reason="nothing new")
+    write(tmp_path, "leaderboard", trials=3)
+    write(tmp_path, "train", loss=0.5)
+    write(tmp_path, "export", formats="model.pt2, model.safetensors")
+    assert runs.describe_step(tmp_path, "preflight") == "resnet18 at 64 px"
+    assert runs.describe_step(tmp_path, "changes") == "nothing new"
+    assert runs.describe_step(tmp_path, "leaderboard") == "trials 3"
+    assert runs.describe_step(tmp_path, "train") == "loss 0.5"
+    assert runs.describe_step(tmp_path, "export") == "safetensors and .pt2 match the checkpoint"
+
+
+def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> None:
+    assert runs.describe_step(tmp_path, "train") == ""
+    for iteration, step in enumerate((18, 24)):
+        write(tmp_path, f"for-loop-1-iteration-{iteration}/train", step=step)
+        written = tmp_path / f"artifacts/run/for-loop-1-iteration-{iteration}/train"
+        os.utime(written / "executor_output.json", (9 - iteration, 9 - iteration))
+    assert runs.describe_step(tmp_path, "train") == "18 steps"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_line_neither_wraps_nor_cuts_words(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream, words = Terminal(), [f"word{number}" for number in range(40)]
+    with Phase("dataset-volume", stream) as phase:
+        phase.show(" ".join(words))
+    drawn = stream.getvalue().replace("\n", CLEAR_LINE).split(CLEAR_LINE)
+    assert max(len(line) for line in drawn) < columns
+    assert {word for line in drawn for word in line.split() if word[:4] == "word"} == {*words}
+
+
+def test_time_left_stays_in_a_narrow_terminal(tmp_path: Path) -> None:
+    run = run_output.make(tmp_path / "run", failed="train")
+    for width, parts in ((22, ["step", "ETA"]), (49, ["step", "val", "ETA"]), (66, ["██", "loss"])):
+        line = results.Progress(run).line(width)
+        assert len(line) <= width
+        assert all(part in line for part in (*parts, "ETA")), line
+
+
+def test_log_has_a_line_a_minute_and_one_per_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    with Phase("train", stream) as phase:
+        phase.show("step 1")
+        monkeypatch.setattr(screen, "LOG_SECONDS", 0.0)
+        phase.show("step 2")
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[:4] for line in lines] == [[m, "train", "step", "2"] for m in "…✓"]
+    with pytest.raises(ValueError, match="no"), Phase("gate", stream):
+        raise ValueError("no")
+    assert "\n  ✗ gate" in stream.getvalue()
+
+
+def test_bar_is_full_only_at_the_end() -> None:
+    assert bar(0, 10, width=10) == "░" * 10
+    assert bar(9, 10, width=10) == "█" * 9 + "░"
+    assert bar(10, 10, width=10) == bar(11, 10, width=10) == "█" * 10
+    assert bar(0, 0, width=10) == "░" * 10
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Three classes, and all that lies about in such folders."""
+    for label in ("a", "b", "c\x1b"):
+        (tmp_path / label).mkdir()
+        for number in range(9 if label > "b" else 20):
+            Image.new("RGB", (60, 40), "red").save(tmp_path / label / f"{number}.jpg")
+    cut, fake = tmp_path / "a" / "3.jpg", tmp_path / "a" / "4.jpg"
+    cut.write_bytes(cut.read_bytes()[:500])
+    fake.write_text("no image")
+    os.mkfifo(tmp_path / "b" / "pipe.png")
+    for name in (
+        "__MACOSX/._3.jpg",
+        ".DS_Store",
+        "a/Thumbs.db",
+        "b/x.svg",
+        "b/y.svg",
+        "labels.csv",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    return tmp_path
+
+
+def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None:
+    found = look(str(photos), {})
+    names = [Path(path).name for path in found.broken]
+    assert sorted(names) == ["3.jpg", "4.jpg", "pipe.png"]
+    assert found.photographs.train + found.photographs.val == 18 + 20 + 9
+    assert (found.photographs.classes, found.photographs.short_side) == (3, 40)
+    rows = dict(line.split()[:2] for line in found.table)
+    assert list(rows) == ["class", "a", "b", r"c\x1b", "all"]
+    assert int(rows["all"]) == found.photographs.train
+    notes = "\n".join(found.photographs.notes)
+    assert "3 files not read: 2 .svg, 1 .csv" in notes
+    assert "labels=labels.csv" in notes
+    assert r"c\x1b" in notes, "few images"
+    assert "\n".join(found.lines).count("a/") == 2
+    with pytest.raises(InputError, match=r"3 images .*3\.jpg .*--set on_bad_image=skip"):
+        look(str(photos), {"training": {"on_bad_image": "fail"}})
+
+
+def test_table_of_many_classes_fits_a_screen(tmp_path: Path) -> None:
+    for label in range(40):
+        (tmp_path / f"{label:02}{'x' * 60}").mkdir()
+        for number in range(4):
+            Image.new("RGB", (9, 9)).save(tmp_path / f"{label:02}{'x' * 60}" / f"{number}.png")
+    table = look(str(tmp_path), {}).table
+    assert len(table) == 23
+    assert max(map(len, table)) <= 80
+    assert "20 more" in table[-2]
+
+
+def test_archive_is_to_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "photos.zip").touch()
+    with pytest.raises(InputError, match="unpack"):
+        located(str(tmp_path / "photos.zip"))

@@ -45,8 +45,6 @@ class Server(Api):
         self.refuse: dict[str, int] = {}
         self.resources = [{"name": "inferenceservices"}]
         self.mode = "Knative"
-        self.dies_after = -1
-        """Number of changes after which the step dies."""
         self.refused_field = ""
 
     def ready(self) -> bool:
@@ -83,9 +81,6 @@ class Server(Api):
         if dry:
             return changed
         self.objects[path] = changed
-        self.dies_after -= 1
-        if self.dies_after == 0:
-            raise KeyboardInterrupt
         if self.lose_answers:
             self.lose_answers -= 1
             raise ApiError(0, "", "no answer")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from kfp_ddp.storage.http.answer import Answer, HttpError
+from kfp_ddp.storage.http.answer import BLOCK, Answer, HttpError
 
 LIMIT = 400
 WHOLE, CUT, MANGLED = 4000, 20_000, 20_000
@@ -121,3 +121,19 @@ def test_sizes_of_chunks_that_can_be_none(size: str) -> None:
 def test_lengths_that_can_be_none(length: str) -> None:
     with pytest.raises(HttpError, match="content-length"):
         Answer(LIMIT).feed(b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n" % length.encode())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"Content-Length: 401\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n191\r\n" + b"x" * 401,
+        b"\r\n" + b"x" * 401,
+    ],
+)
+def test_more_than_was_listed_is_refused_before_it_is_there(head: bytes) -> None:
+    with pytest.raises(HttpError, match="more than 400 bytes"):
+        Answer(LIMIT).feed(b"HTTP/1.1 200 OK\r\n" + head)
+    refusal = Answer(0)
+    refusal.feed(b"HTTP/1.1 403 No\r\n" + head)
+    assert refusal.size <= BLOCK, "the words of a refusal may be longer than the object"
