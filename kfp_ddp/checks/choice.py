@@ -106,6 +106,8 @@ EVALUATION = 0.3
 """Cost of an image in an evaluation, as a fraction of that in training."""
 FINISH = 0.0005
 """Core seconds to crop and resize a decoded image."""
+AUGMENTATION = Cost(0.0002, 0.0014)
+"""The same for two operations of RandAugment."""
 DECODING = {"JPEG": 0.0045, "WEBP": 0.013}
 """Core seconds to decode a megapixel, on the same core."""
 OTHERS = 0.024
@@ -126,6 +128,8 @@ class Plan(NamedTuple):
     """Epochs that a target duration does not reduce."""
 
 
+AVERAGED = 0.07
+"""Fraction of the steps that an average of the weights reaches back."""
 RANDOM = Plan(seen=100_000, fewest=30, most=150, least=3)
 WEIGHTS = Plan(seen=15_000, fewest=5, most=15, least=2)
 
@@ -229,6 +233,7 @@ class _Sized:
         chosen = "cifar_resnet20" if tiny else "resnet50" if large else "resnet18"
         self.model, self.weighted = model or chosen, "sampling" in training
         self.sgd = training.get("optimizer", "sgd") == "sgd"
+        self.sharded = training.get("strategy") == "fsdp"  # has no average of the weights
         self.size = size or self._size(tiny)
         most = BATCH[machine.device] * max(1, machine.gpus)
         batch = max(min(most, self.images // 8), min(4 if weights else 8, self.images // 2))
@@ -265,10 +270,15 @@ class _Sized:
         images = self.images + EVALUATION * self.photographs.val
         computing = epochs * images * cost.at(self.size) / self.machine.speed
         decoding = self.photographs.decoding * (self.images + self.photographs.val)
-        loading = (decoding + epochs * images * FINISH) / (self.machine.cores * SHARE)
+        finish = FINISH + self._augmented(epochs) * AUGMENTATION.at(self.size)
+        loading = (decoding + epochs * images * finish) / (self.machine.cores * SHARE)
         if self.machine.gpus:  # the loader works meanwhile
             return max(computing, loading) + epochs * EPOCH_SECONDS
         return computing + loading + epochs * EPOCH_SECONDS
+
+    def _augmented(self, epochs: int) -> bool:
+        """Return whether few images are seen often enough to be remembered one by one."""
+        return not self.weights and epochs >= self.plan.fewest
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the pipeline."""
@@ -276,6 +286,10 @@ class _Sized:
         training |= {"keep_best": True, "early_stop_epochs": max(10, self.epochs // 3)}
         if not self.weights:
             training["class_weights"] = "none" if self.weighted else "sqrt"
+            training["randaugment"] = 9 if self._augmented(self.epochs) else 0
+        if not self.weights and not self.sharded:
+            steps = self.epochs * max(1, self.images // self.batch)
+            training["ema_decay"] = round(1 - 1 / max(10, AVERAGED * steps), 5)
         if not self.weights and self.sgd:
             learning_rate = min(0.8, 0.05 * self.batch / BATCH["cpu"])
             training |= {"learning_rate": learning_rate, "weight_decay": 5e-4}

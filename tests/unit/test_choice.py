@@ -108,6 +108,7 @@ def test_memory_images_and_an_apple_gpu_limit_the_ranks() -> None:
         {"training": {"batch_size": 5, "learning_rate": 0.2}},
         {"gate": {"min_accuracy": 0.9}, "job": {"nproc_per_node": 1}},
         {"epochs": 3},
+        {"training": {"strategy": "fsdp"}},
     ],
 )
 def test_what_was_requested_stays(requested: dict[str, Any]) -> None:
@@ -119,6 +120,16 @@ def test_what_was_requested_stays(requested: dict[str, Any]) -> None:
             assert arguments[name].items() >= value.items()
         else:
             assert arguments[name] == value
+    training = TrainConfig.create(data="-", output_dir="-", **arguments["training"])
+    assert bool(training.ema_decay) == (training.strategy != "fsdp")
+
+
+def test_images_seen_often_are_augmented() -> None:
+    few, many = (choose(photographs(count), OLD, {}).arguments for count in (500, 20_000))
+    assert few["epochs"] > many["epochs"]
+    assert few["training"]["randaugment"] > many["training"]["randaugment"] == 0
+    steps = few["epochs"] * (500 // few["training"]["batch_size"])
+    assert few["training"]["ema_decay"] == pytest.approx(1 - 1 / (0.07 * steps), abs=1e-5)
 
 
 def test_boxes_that_are_left_are_chosen_and_weights_fine_tuned() -> None:
