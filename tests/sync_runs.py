@@ -16,7 +16,7 @@ from kfp_ddp.datasets import names
 from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.storage.retry import Retry
+from kfp_ddp.storage.source import Retry
 from tests.gcs_server import Bucket
 
 RETRY = Retry(attempts=3, pause=0.01, longest=0.05)

@@ -9,8 +9,7 @@ from kfp_ddp.datasets.names import Names
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.progress import Meter
 from kfp_ddp.storage.manifest import Changes
-from kfp_ddp.storage.retry import Retry
-from kfp_ddp.storage.source import Source
+from kfp_ddp.storage.source import Retry, Source
 
 if TYPE_CHECKING:
     from kfp_ddp.datasets.images import Images

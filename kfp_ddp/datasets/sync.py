@@ -18,8 +18,7 @@ from kfp_ddp.datasets.versions import Store, collect
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter
-from kfp_ddp.storage.retry import Retry
-from kfp_ddp.storage.source import Changed, SourceOptions
+from kfp_ddp.storage.source import Changed, Retry, SourceOptions
 
 if TYPE_CHECKING:
     from kfp_ddp.training.layout import Rule

@@ -16,8 +16,7 @@ from kfp_ddp.datasets.progress import Meter, Throttle
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.retry import Retry
-from kfp_ddp.storage.source import Entry, Reader, Source, Transient
+from kfp_ddp.storage.source import Entry, Reader, Retry, Source, Transient
 
 SMALL = 1 << 20
 """Bodies up to this many bytes are verified in memory, before a file is opened."""
@@ -148,7 +147,7 @@ class Transfer:
                 self._feed.appendleft(following[0])
             self.meter.retries += 1
             await asyncio.sleep(self._retry.delay(attempt))
-        raise self._retry.exhausted(f"{entry.name!r} of {self._source.url}", problem)
+        raise self._retry.exhausted("read", f"{entry.name!r} of {self._source.url}", problem)
 
     async def _put(self, index: int, data: bytes) -> None:
         """Check a small body and store it: at once, or in a thread where the disk is slow."""

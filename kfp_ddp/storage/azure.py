@@ -5,21 +5,17 @@ block is checked with the MD5 that the server sends, and the complete body with 
 `AzureStore` leaves as metadata, else with the blob's Content-MD5, where it has one.
 """
 
-import hashlib
+import functools
+import os
 from collections.abc import Iterator, MutableMapping
 from concurrent.futures import Executor
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 from urllib.parse import urlsplit
 
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.storage.azure_client import (
-    SCOPE,
-    authorities,
-    container_client,
-    first_line,
-    problem,
-)
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.text import one_line
+from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.client import HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
@@ -40,125 +36,23 @@ from kfp_ddp.storage.source import (
     check_end,
     check_not_empty,
     etag_of,
+    is_temporary,
 )
-from kfp_ddp.storage.store import (
-    BoundedWriter,
-    Bucket,
-    ConflictError,
-    Page,
-    Seen,
-)
+from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, Page, Seen, read_bounded
 
 if TYPE_CHECKING:
     from azure.core.exceptions import HttpResponseError
     from azure.storage.blob import BlobClient, ContainerClient
 
+PART = 32 << 20
+"""Bytes of a block of a larger upload; 50,000 blocks at most."""
+MAX_PAGE = 1 << 27
+"""Bytes of a page: 5,000 names of 1,024 bytes with 8 KiB of metadata, each twice as long in XML."""
+SCOPE = "https://storage.azure.com/.default"
+"""Of a token for the Storage account."""
 _PAGE = 5_000
 """Maximum blobs of a page of a listing."""
-
-
-class AzureStore(Bucket):
-    """A prefix of a container, written az://container/prefix.
-
-    The server checks the MD5 of each block of an upload and sends it with each of a download.
-    SHA-256 of the complete content is stored as metadata, and compared with what is read.
-    """
-
-    scheme = "az"
-    many_makes: ClassVar[bool] = True
-
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri)
-        self._handle: ContainerClient | None = None
-
-    def delete(self, name: str) -> None:
-        """Delete the blob; see `Store.delete`."""
-
-        def request() -> None:
-            from azure.core.exceptions import ResourceNotFoundError
-
-            try:
-                self._blob(name).delete_blob()
-            except ResourceNotFoundError as error:
-                _raise_without_container(error)
-
-        self._call("delete", request)
-
-    def _pages(self, prefix: str, size: int) -> Iterator[Page]:
-        start = len(self._key(""))
-        limit: dict[str, Any] = {"results_per_page": size} if size else {}
-        blobs = self._client().list_blobs(self._key(prefix), include=["metadata"], **limit)
-        for page in blobs.by_page():
-            yield [(blob.name[start:], blob.size) for blob in page if not _is_folder(blob)]
-
-    def _look(self, name: str) -> Seen | None:
-        from azure.core.exceptions import ResourceNotFoundError
-
-        try:
-            blob = self._blob(name).get_blob_properties()
-        except ResourceNotFoundError as error:
-            _raise_without_container(error)
-            return None
-        return Seen(blob.size, (blob.metadata or {}).get("sha256", ""), str(blob.etag))
-
-    def _load(self, name: str, into: BinaryIO, limit: int, tag: str) -> bool:
-        """Download block by block, each with the MD5 of the server, all of one ETag."""
-        from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
-
-        bounded = BoundedWriter(into, limit, f"{self.uri}/{name}")
-        try:
-            download = self._blob(name).download_blob(validate_content=True, **_only(tag))
-            state = hashlib.sha256()
-            for block in download.chunks():
-                bounded.write(block)
-                state.update(block)
-        except ResourceModifiedError:
-            raise ConflictError from None
-        except ResourceNotFoundError as error:
-            _raise_without_container(error)
-            return False
-        digest = (download.properties.metadata or {}).get("sha256", "")
-        if digest not in ("", state.hexdigest()):
-            raise StorageError(
-                f"a transfer of {self.uri}/{name} is damaged: sha256 {state.hexdigest()} instead "
-                f"of {digest}; run the step again"
-            )
-        return True
-
-    def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
-        """Send blocks with their MD5, which the server checks, and the last with the condition."""
-        from azure.core.exceptions import (
-            ResourceExistsError,
-            ResourceModifiedError,
-            ResourceNotFoundError,
-        )
-
-        try:
-            self._blob(name).upload_blob(
-                content,
-                length=size,
-                metadata={"sha256": digest},
-                validate_content=True,
-                overwrite=bool(tag),
-                **_only(tag),
-            )
-        except (ResourceExistsError, ResourceModifiedError):
-            raise ConflictError from None
-        except ResourceNotFoundError as error:
-            _raise_without_container(error)
-            raise ConflictError from None
-
-    def _blob(self, name: str) -> "BlobClient":
-        return self._client().get_blob_client(self._key(name))
-
-    def _client(self) -> "ContainerClient":
-        if self._handle is None:
-            self._handle = container_client(self.uri, self.name)
-        return self._handle
-
-    def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
-        self._client()  # raises InputError where azure-storage-blob is not installed
-        return problem(verb, self.uri, self.root, error)
+_CONNECT = 10.0  # seconds
 
 
 class AzureSource:
@@ -171,12 +65,14 @@ class AzureSource:
     def __init__(self, url: str, options: SourceOptions) -> None:
         container, self._prefix = bucket_and_prefix(url)
         self.url, self._root = url, f"az://{container}"
-        timeouts = {"connection_timeout": options.timeout, "read_timeout": options.timeout}
-        self._client = container_client(f"source {url}", container, **timeouts)
-        origin = Origin.of(self._client.url, authorities())
+        self.client = container_client(url, container, options.timeout)
+        from requests.certs import where
+
+        bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
+        origin = Origin.of(self.client.url, bundle or where())
         self.exposed = origin.exposed
         self._pool = HttpPool(origin, options.timeout)
-        self._objects = AzureObjects(self._client, origin, url, self._prefix)
+        self._objects = AzureObjects(self.client, origin, url, self._prefix)
 
     def listing(self) -> Listing:
         """List the prefix; see `Source.listing`."""
@@ -184,7 +80,7 @@ class AzureSource:
 
         listing, start = Listing(), len(self._prefix)
         try:
-            blobs = self._client.list_blobs(self._prefix, include="metadata")
+            blobs = self.client.list_blobs(self._prefix, include="metadata")
             for number, blob in enumerate(blobs):
                 name = blob.name[start:]
                 if (name or blob.size) and not _is_folder(blob):
@@ -196,7 +92,7 @@ class AzureSource:
         check_not_empty(self.url, self._prefix, listing)
         return listing
 
-    def reader(self, threads: Executor) -> HttpReader:
+    def reader(self, threads: Executor | None) -> HttpReader:
         """Return a reader with a connection of its own."""
         return HttpReader(self._objects, self._pool, threads)
 
@@ -289,6 +185,185 @@ class AzureObjects(SdkObjects):
     def part_checksum(self, answer: Answer) -> Checksum | None:
         """Return the MD5 of the range."""
         return md5_checksum(answer.field(b"content-md5"))
+
+
+class AzureStore(Bucket):
+    """A prefix of a container, written az://container/prefix.
+
+    The server checks the MD5 of each block of an upload and sends it with each of a download.
+    SHA-256 of the complete content is stored as metadata, and compared with what is read.
+    """
+
+    scheme = "az"
+    many_makes: ClassVar[bool] = True
+
+    @functools.cached_property
+    def _source(self) -> AzureSource:
+        return AzureSource(self.uri, SourceOptions(store.SILENCE))
+
+    def delete(self, name: str) -> None:
+        """Delete the blob; see `Store.delete`."""
+
+        def request() -> None:
+            from azure.core.exceptions import ResourceNotFoundError
+
+            try:
+                self._blob(name).delete_blob()
+            except ResourceNotFoundError as error:
+                _raise_without_container(error)
+
+        self._call("delete", request)
+
+    def _pages(self, prefix: str, size: int) -> Iterator[Page]:
+        start = len(self._key(""))
+        limit: dict[str, Any] = {"results_per_page": size} if size else {}
+        blobs = self._source.client.list_blobs(self._key(prefix), include=["metadata"], **limit)
+        for page in blobs.by_page():
+            yield [(blob.name[start:], blob.size) for blob in page if not _is_folder(blob)]
+
+    def _look(self, name: str) -> Seen | None:
+        from azure.core.exceptions import ResourceNotFoundError
+
+        try:
+            blob = self._blob(name).get_blob_properties()
+        except ResourceNotFoundError as error:
+            _raise_without_container(error)
+            return None
+        return Seen(blob.size, (blob.metadata or {}).get("sha256", ""), str(blob.etag))
+
+    def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
+        """Send blocks with their MD5, which the server checks, and the last with the condition."""
+        from azure.core.exceptions import (
+            ResourceExistsError,
+            ResourceModifiedError,
+            ResourceNotFoundError,
+        )
+
+        try:
+            self._blob(name).upload_blob(
+                content,
+                length=size,
+                metadata={"sha256": digest},
+                validate_content=True,
+                overwrite=bool(tag),
+                **_only(tag),
+            )
+        except (ResourceExistsError, ResourceModifiedError):
+            raise ConflictError from None
+        except ResourceNotFoundError as error:
+            _raise_without_container(error)
+            raise ConflictError from None
+
+    def _blob(self, name: str) -> "BlobClient":
+        return self._source.client.get_blob_client(self._key(name))
+
+    def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
+        return problem(verb, self.uri, self.root, error)
+
+
+def container_client(url: str, container: str, timeout: float) -> "ContainerClient":
+    """Return a client for the environment variables of the Azure command line.
+
+    AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY,
+    AZURE_STORAGE_SAS_TOKEN, an identity that azure-identity finds, or no credentials. Raises
+    InputError.
+    """
+    try:
+        from azure.storage.blob import BlobServiceClient, ExponentialRetry
+    except ImportError as error:
+        raise InputError(f"{url} needs azure-storage-blob; pip install 'kfp-ddp[azure]'") from error
+    timeouts = {"connection_timeout": min(_CONNECT, timeout), "read_timeout": timeout}
+    settings: dict[str, Any] = {
+        "transport": _bounded_transport(url, timeouts),
+        "max_single_put_size": PART,
+        "max_block_size": PART,
+        "retry_policy": ExponentialRetry(
+            initial_backoff=1, increment_base=2, retry_total=store.TRIES - 1
+        ),
+        **timeouts,
+    }
+    connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT", "")
+    try:
+        if connection:
+            service = BlobServiceClient.from_connection_string(connection, **settings)
+        elif account:
+            address = f"https://{account}.blob.core.windows.net"
+            service = BlobServiceClient(address, credential=_credential(), **settings)
+        else:
+            raise InputError(
+                f"{url} names no account: set AZURE_STORAGE_ACCOUNT, with AZURE_STORAGE_KEY, "
+                "AZURE_STORAGE_SAS_TOKEN or an identity, or AZURE_STORAGE_CONNECTION_STRING"
+            )
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{url} cannot be opened: {first_line(error)}; correct "
+            "AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT"
+        ) from None
+    return service.get_container_client(container)
+
+
+def _bounded_transport(url: str, timeouts: dict[str, float]) -> Any:
+    """Return a transport that bounds responses other than bodies; azure has no setting for it."""
+    from azure.core.pipeline.transport import RequestsTransport
+
+    def bound(answer: Any, stream: bool = False, **_: Any) -> None:
+        if not stream or answer.status_code >= 300:
+            try:
+                blocks = answer.iter_content(BLOCK)
+                answer._content = read_bounded(blocks, MAX_PAGE, f"the server of {url}")
+            except InputError:
+                answer.close()
+                raise
+
+    transport = RequestsTransport(**timeouts)
+    transport.open()
+    transport.session.hooks["response"].append(bound)
+    return transport
+
+
+def _credential() -> Any:
+    """Return the account's key, a shared access signature, an identity, or None for anonymous."""
+    if key := os.environ.get("AZURE_STORAGE_KEY") or os.environ.get("AZURE_STORAGE_SAS_TOKEN"):
+        return key
+    try:
+        from azure.core.exceptions import ClientAuthenticationError
+        from azure.identity import DefaultAzureCredential
+    except ImportError:
+        return None
+    identity = DefaultAzureCredential()
+    try:
+        identity.get_token(SCOPE)
+    except ClientAuthenticationError:
+        return None  # a public container needs none
+    return identity
+
+
+def problem(verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | None:
+    """Return the error to raise for one of azure.core, None for any other."""
+    from azure.core.exceptions import AzureError
+
+    if not isinstance(error, AzureError):
+        return None
+    status, code = getattr(error, "status_code", None), str(getattr(error, "error_code", ""))
+    if code == "ContainerNotFound":
+        return store.NoBucketError(root)
+    if status in (401, 403):
+        advice = (
+            "grant the step's identity the role Storage Blob Data Contributor on the container, or "
+            "correct AZURE_STORAGE_KEY or the SAS"
+        )
+        return store.no_permission(verb, uri, code or str(status), advice)
+    advice = "check AZURE_STORAGE_ACCOUNT and the network, then run again"
+    temporary = status is None or is_temporary(status)
+    return store.failed(verb, uri, first_line(error), advice, temporary=temporary)
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's first line; the others identify the request."""
+    return one_line(str(error).strip().partition("\n")[0] or error, 200)
 
 
 def _is_folder(blob: Any) -> bool:

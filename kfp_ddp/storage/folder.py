@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from kfp_ddp.core.errors import FULL, InputError, KfpDdpError, StorageError, UnavailableError
 from kfp_ddp.core.files import atomic_write, folder_below, open_below
 from kfp_ddp.storage import store
-from kfp_ddp.storage.store import BLOCK, CONFLICT, SMALL, BoundedWriter, Change, Store, sha256_of
+from kfp_ddp.storage.store import BLOCK, CONFLICT, SMALL, Change, Store, bounded, sha256_of
 
 _UNREACHABLE = {errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
 _UNAVAILABLE = _UNREACHABLE | {errno.ESTALE, errno.EAGAIN}
@@ -98,11 +98,11 @@ class Folder(Store):
 
     def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
         """Copy the content of a plain file; see `Store.fetch`."""
-        bounded = BoundedWriter(into, limit, str(self.root / name))
+        write = bounded(into, limit, str(self.root / name))
         try:
             with self._translating("read", name), open_below(self.root, name) as file:
                 while block := file.read(BLOCK):
-                    bounded.write(block)
+                    write(block)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True

@@ -77,7 +77,7 @@ class FolderSource:
             listing.add(name, 0, 0)
         return listing
 
-    def reader(self, threads: Executor) -> "FolderReader":
+    def reader(self, threads: Executor | None) -> "FolderReader":
         """Return a reader of the folder."""
         return FolderReader(self, threads)
 
@@ -179,7 +179,7 @@ class FolderSource:
 class FolderReader:
     """Reads files in threads, as a disk blocks; see `Reader`."""
 
-    def __init__(self, source: FolderSource, threads: Executor) -> None:
+    def __init__(self, source: FolderSource, threads: Executor | None) -> None:
         self._source, self._threads = source, threads
 
     def prefetch(self, entry: Entry) -> None:

@@ -4,38 +4,52 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import functools
 import itertools
 import json
+import math
+import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from http import HTTPStatus
 from typing import Any, BinaryIO
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError
-from kfp_ddp.core.text import one_line
+import google_crc32c
+
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.core.text import one_line, printable
 from kfp_ddp.storage import event_loop, store
-from kfp_ddp.storage.gcs_objects import GcsObjects, message_of, problem
+from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
-from kfp_ddp.storage.http.origin import Request
-from kfp_ddp.storage.http.reader import MAX_ERROR, HttpReader
+from kfp_ddp.storage.http.origin import Origin, Request, credentials, quoted
+from kfp_ddp.storage.http.reader import (
+    MAX_ERROR,
+    Checksum,
+    HttpObjects,
+    HttpReader,
+    base64_digest,
+)
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.source import (
+    Changed,
+    Entry,
+    Retry,
     SourceOptions,
     Transient,
     bucket_and_prefix,
     check_end,
     check_not_empty,
+    is_temporary,
 )
-from kfp_ddp.storage.store import BLOCK, BoundedWriter, Bucket, ConflictError, Page, Seen
+from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, Page, Seen
 
+SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 FIELDS = "items(name,size,generation,crc32c),nextPageToken"
-LIST_ATTEMPTS = 8
 EMULATOR_WORKERS = 4
 MAX_PAGE = 1 << 23
 """Bytes of a page: 1,000 names of 1,024 bytes, each six times as long when JSON escapes it."""
-_TIMEOUTS = (10.0, 300.0)  # seconds to connect, and between two responses
+_TIMEOUTS = (10.0, store.SILENCE)  # seconds to connect, and between two responses
 _MAX_TOKEN = 1 << 12
 _MAX_NUMBER = 1 << 63
 _NO_CRC = "AAAAAA=="
@@ -44,142 +58,125 @@ Row = tuple[str, int, int, int]
 """Name below the prefix, bytes, crc32c and generation of an object."""
 
 
-class GcsStore(Bucket):
-    """A prefix of a bucket; STORAGE_EMULATOR_HOST is respected."""
+class GcsObjects(HttpObjects):
+    """The objects of one prefix, stored bytes as they were listed; see `HttpObjects`.
 
-    scheme = "gs"
+    STORAGE_EMULATOR_HOST, the application default credentials, or anonymous access.
+    """
 
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri)
-        self._handle: Any = None
+    def __init__(self, bucket: str, prefix: str) -> None:
+        super().__init__()
+        self._bucket = bucket
+        self._base = f"/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(prefix, safe='')}"
+        self._credentials: Any = None
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+        if emulator:
+            endpoint = emulator if "://" in emulator else f"http://{emulator}"
+        else:
+            endpoint = self._find_credentials()
+        self.origin = Origin.of(endpoint)
+        if self._credentials is None:
+            self.secret = credentials(urlsplit(endpoint))
+            self._trusted_until = math.inf
 
-    def delete(self, name: str) -> None:
-        """Delete the live object; see `Store.delete`."""
-        from google.api_core.exceptions import NotFound
+    def _find_credentials(self) -> str:
+        """Use the application default credentials, if any; return the endpoint for them."""
+        import google.auth
+        from google.cloud import storage
 
-        def request() -> None:
-            with contextlib.suppress(NotFound):
-                self._bucket().blob(self._key(name)).delete(**_options())
+        try:
+            self._credentials, _ = google.auth.default(scopes=[SCOPE])
+        except google.auth.exceptions.DefaultCredentialsError:
+            client = storage.Client.create_anonymous_client()  # public buckets need none
+        else:
+            client = storage.Client(project="none", credentials=self._credentials)
+        return str(client.api_endpoint)
 
-        self._call("delete", request)
-
-    def _digest(self, content: BinaryIO) -> str:
-        """Return the crc32c as Google Cloud Storage writes it."""
-        return crc32c(content)
-
-    def _pages(self, prefix: str, size: int) -> Iterator[Page]:
-        start = len(self._key(""))
-        blobs = self._bucket().list_blobs(
-            prefix=self._key(prefix),
-            page_size=size or None,
-            fields="items(name,size),nextPageToken",
-            **_options(),
+    @property
+    def account(self) -> str:
+        """The account of the credentials, for messages."""
+        if self._credentials is None:
+            return "anonymous (no credentials were found)"
+        return (
+            getattr(self._credentials, "service_account_email", None) or "the default credentials"
         )
-        for page in blobs.pages:
-            yield [(blob.name[start:], blob.size) for blob in page]
 
-    def _look(self, name: str) -> Seen | None:
-        blob = self._bucket().get_blob(self._key(name), **_options())
-        return blob and Seen(blob.size, blob.crc32c, str(blob.generation))
+    def _renew(self, refused: bool) -> None:
+        if self._credentials is None:
+            return
+        if refused or not self._credentials.valid:
+            self._refresh()
+        headers: dict[str, str] = {}
+        self._credentials.apply(headers)
+        self.secret = b"".join(f"{k}: {v}\r\n".encode("latin-1") for k, v in headers.items())
 
-    def _load(self, name: str, into: BinaryIO, limit: int, tag: str) -> bool:
-        """Compare the crc32c of the complete body, also where it took several requests."""
-        from google.api_core.exceptions import NotFound, PreconditionFailed
-        from google.cloud.storage.exceptions import DataCorruption
+    def _refresh(self) -> None:
+        import google.auth.exceptions
+        from google.auth.transport.requests import Request
 
-        bounded = BoundedWriter(into, limit, f"{self.uri}/{name}")
-        blob = self._bucket().blob(self._key(name))
-        condition = {"if_generation_match": int(tag)} if tag else {}
         try:
-            blob.download_to_file(bounded, raw_download=True, **condition, **_options())
-        except PreconditionFailed:
-            raise ConflictError from None
-        except NotFound:
-            if not tag:
-                self._check_bucket()
-            return False
-        if blob.crc32c and blob.crc32c != _base64(bounded.crc):
-            raise DataCorruption(None, f"crc32c of {blob.name} is not {blob.crc32c}")
-        return True
+            self._credentials.refresh(Request())
+        except google.auth.exceptions.TransportError as error:
+            raise Transient(f"token: {error}") from error
+        except google.auth.exceptions.GoogleAuthError as error:
+            if error.retryable:
+                raise Transient(f"token: {one_line(error)}") from error
+            raise InputError(
+                f"the credentials of {self.account} give no token: {one_line(error)}; "
+                "check GOOGLE_APPLICATION_CREDENTIALS or Workload Identity"
+            ) from error
 
-    def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
-        """Upload on the condition of the generation, and compare the crc32c of the response."""
-        from google.api_core.exceptions import NotFound, PreconditionFailed
+    def request(self, entry: Entry, offset: int) -> Request:
+        """Pin the request to the generation; see `HttpObjects.request`."""
+        target = f"{self._base}{quoted(entry.name).replace('/', '%2F')}?alt=media"
+        if entry.generation:
+            target += f"&generation={entry.generation}"
+        headers = b"Accept-Encoding: gzip\r\n"
+        if offset:
+            headers += b"Range: bytes=%d-\r\n" % offset
+        return Request(self.origin, target, entry.size, headers, self.secret)
 
-        blob = self._bucket().blob(self._key(name))
-        try:
-            blob.upload_from_file(
-                content,
-                size=size,
-                checksum="crc32c",
-                if_generation_match=int(tag or 0),
-                **_options(),
-            )
-        except PreconditionFailed:
-            raise ConflictError from None
-        except NotFound:
-            if tag:
-                raise ConflictError from None
-            raise
-        if blob.crc32c != digest:
-            raise StorageError(
-                f"{self.uri}/{name} arrived with crc32c {blob.crc32c} instead of {digest}: "
-                "the transfer is damaged; run the step again"
-            )
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
+        """See `HttpObjects.refusal`; a token that is refused is renewed."""
+        reason = f"HTTP {status} {message_of(body)}"
+        if status == HTTPStatus.UNAUTHORIZED:
+            await self.authorise(secret)
+            return Transient(reason)
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.PRECONDITION_FAILED):
+            return Changed(entry.name)
+        if is_temporary(status) or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return Transient(reason)
+        root = f"gs://{self._bucket}"
+        reason += f" as {self.account}"
+        return problem("read", f"{entry.name!r} of {root}", root, status, reason)
 
-    def _check_bucket(self) -> None:
-        """Raise the client's error for a missing bucket."""
-        from google.api_core.exceptions import Forbidden
-
-        with contextlib.suppress(Forbidden):  # the right to list is not needed
-            list(self._bucket().list_blobs(max_results=1, prefix=self.prefix, **_options()))
-
-    def _bucket(self) -> Any:
-        if self._handle is None:
-            from google.cloud import storage
-
-            self._handle = storage.Client().bucket(self.name)
-        return self._handle
-
-    def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
-        from google.api_core.exceptions import GoogleAPIError
-        from google.auth.exceptions import GoogleAuthError
-        from google.cloud.storage.exceptions import DataCorruption
-
-        reason = one_line(error).rstrip(".")
-        if isinstance(error, DataCorruption):
-            return StorageError(
-                f"a transfer of {self.uri} is damaged: {reason}; run the step again"
-            )
-        if isinstance(error, GoogleAuthError) and not error.retryable:
-            return InputError(
-                f"there are no credentials for {self.uri}: {reason}; use Workload Identity "
-                "or set GOOGLE_APPLICATION_CREDENTIALS"
-            )
-        if isinstance(error, (GoogleAPIError, GoogleAuthError, OSError)):
-            return problem(verb, self.uri, self.root, getattr(error, "code", None), reason)
-        return None
+    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+        """Return the crc32c of `GcsStore`; a transfer compares that of the listing itself."""
+        if not entry.tag:
+            return None
+        state = google_crc32c.Checksum()  # type: ignore[no-untyped-call]
+        return Checksum("crc32c", state, base64_digest(entry.tag.encode()))
 
 
-def crc32c(content: BinaryIO) -> str:
-    """Return the crc32c of an open file's rest as the store writes it: big-endian, base64."""
-    import google_crc32c
-
-    checksum = 0
-    while block := content.read(BLOCK):
-        checksum = google_crc32c.extend(checksum, block)
-    return _base64(checksum)
-
-
-def _base64(checksum: int) -> str:
-    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
+def problem(verb: str, uri: str, root: str, status: int | None, reason: str) -> KfpDdpError:
+    """Return the error for a response with an error status, None for a fault of the network."""
+    if status == HTTPStatus.NOT_FOUND:
+        return store.NoBucketError(root)
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        role = "objectViewer" if verb in ("list", "read") else "objectUser"
+        advice = f"grant the step's service account roles/storage.{role} on the bucket"
+        return store.no_permission(verb, uri, reason, advice)
+    temporary = status is None or is_temporary(status)
+    return store.failed(verb, uri, reason, "check the network, then run again", temporary=temporary)
 
 
-def _options() -> dict[str, Any]:
-    """Return timeouts and a retry policy, which is safe as writes have a generation to match."""
-    from google.cloud.storage.retry import DEFAULT_RETRY
-
-    return {"timeout": _TIMEOUTS, "retry": DEFAULT_RETRY.with_timeout(store.PATIENCE)}
+def message_of(body: bytes) -> str:
+    """Return the message of an error response."""
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body[:200].decode("utf-8", "replace")
+    return printable(one_line(message, 200))
 
 
 class GcsSource:
@@ -202,7 +199,7 @@ class GcsSource:
         check_not_empty(self.url, self._prefix, listing)
         return listing
 
-    def reader(self, threads: Executor) -> HttpReader:
+    def reader(self, threads: Executor | None) -> HttpReader:
         """Return a reader with a connection of its own."""
         return HttpReader(self._objects, self._pool, threads)
 
@@ -234,10 +231,10 @@ class GcsSource:
 
     async def _page(self, client: HttpClient, token: str) -> tuple[list[Row], str]:
         """Return the objects of a page, and the token of the next."""
-        renewed = False
-        for attempt in range(LIST_ATTEMPTS):
+        retry, renewed = Retry(), False
+        for attempt in range(retry.attempts):
             if attempt:
-                await asyncio.sleep(min(0.25 * 2**attempt, 10))
+                await asyncio.sleep(retry.delay(attempt))
             try:
                 await self._objects.authorise()
                 request = self._request(token)
@@ -261,9 +258,7 @@ class GcsSource:
             if not is_temporary(answer.status):
                 reason += f" as {self._objects.account}"
                 raise problem("list", self.url, f"gs://{self._bucket}", answer.status, reason)
-        raise UnavailableError(
-            f"cannot list {self.url}: {reason}, {LIST_ATTEMPTS} times; try again later"
-        )
+        raise retry.exhausted("list", self.url, reason)
 
     def _parse(self, body: bytearray) -> tuple[list[Row], str]:
         """Parse a page; raises Transient, and InputError for an object without crc32c."""
@@ -298,3 +293,114 @@ class GcsSource:
         if len(raw) != 4:
             raise ValueError("an invalid crc32c")
         return name[len(self._prefix) :], size, int.from_bytes(raw, "big"), generation
+
+
+class GcsStore(Bucket):
+    """A prefix of a bucket; STORAGE_EMULATOR_HOST is respected."""
+
+    scheme = "gs"
+
+    def delete(self, name: str) -> None:
+        """Delete the live object; see `Store.delete`."""
+        from google.api_core.exceptions import NotFound
+
+        def request() -> None:
+            with contextlib.suppress(NotFound):
+                self._bucket.blob(self._key(name)).delete(**_options())
+
+        self._call("delete", request)
+
+    def _digest(self, content: BinaryIO) -> str:
+        """Return the crc32c as Google Cloud Storage writes it."""
+        return crc32c(content)
+
+    def _pages(self, prefix: str, size: int) -> Iterator[Page]:
+        start = len(self._key(""))
+        blobs = self._bucket.list_blobs(
+            prefix=self._key(prefix),
+            page_size=size or None,
+            fields="items(name,size),nextPageToken",
+            **_options(),
+        )
+        for page in blobs.pages:
+            yield [(blob.name[start:], blob.size) for blob in page]
+
+    def _look(self, name: str) -> Seen | None:
+        blob = self._bucket.get_blob(self._key(name), **_options())
+        return blob and Seen(blob.size, blob.crc32c, str(blob.generation))
+
+    def _entry(self, name: str, seen: Seen) -> Entry:
+        return Entry(name, int(seen.tag), seen.digest, seen.size)
+
+    def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
+        """Upload on the condition of the generation, and compare the crc32c of the response."""
+        from google.api_core.exceptions import NotFound, PreconditionFailed
+
+        blob = self._bucket.blob(self._key(name))
+        try:
+            blob.upload_from_file(
+                content,
+                size=size,
+                checksum="crc32c",
+                if_generation_match=int(tag or 0),
+                **_options(),
+            )
+        except PreconditionFailed:
+            raise ConflictError from None
+        except NotFound:
+            if tag:
+                raise ConflictError from None
+            raise
+        if blob.crc32c != digest:
+            raise StorageError(
+                f"{self.uri}/{name} arrived with crc32c {blob.crc32c} instead of {digest}: "
+                "the transfer is damaged; run the step again"
+            )
+
+    @functools.cached_property
+    def _source(self) -> "GcsSource":
+        return GcsSource(self.uri, SourceOptions(store.SILENCE))
+
+    @functools.cached_property
+    def _bucket(self) -> Any:
+        from google.cloud import storage
+
+        return storage.Client().bucket(self.name)
+
+    def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
+        from google.api_core.exceptions import GoogleAPIError
+        from google.auth.exceptions import GoogleAuthError
+        from google.cloud.storage.exceptions import DataCorruption
+
+        reason = one_line(error).rstrip(".")
+        if isinstance(error, DataCorruption):
+            return StorageError(
+                f"a transfer of {self.uri} is damaged: {reason}; run the step again"
+            )
+        if isinstance(error, GoogleAuthError) and not error.retryable:
+            return InputError(
+                f"there are no credentials for {self.uri}: {reason}; use Workload Identity "
+                "or set GOOGLE_APPLICATION_CREDENTIALS"
+            )
+        if isinstance(error, (GoogleAPIError, GoogleAuthError, OSError)):
+            return problem(verb, self.uri, self.root, getattr(error, "code", None), reason)
+        return None
+
+
+def crc32c(content: BinaryIO) -> str:
+    """Return the crc32c of an open file's rest as the store writes it: big-endian, base64."""
+    checksum = 0
+    while block := content.read(BLOCK):
+        checksum = google_crc32c.extend(checksum, block)
+    return _base64(checksum)
+
+
+def _base64(checksum: int) -> str:
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
+
+
+def _options() -> dict[str, Any]:
+    """Return timeouts and a retry policy, which is safe as writes have a generation to match."""
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    return {"timeout": _TIMEOUTS, "retry": DEFAULT_RETRY.with_timeout(store.PATIENCE)}

@@ -19,7 +19,6 @@ from kfp_ddp.storage.http.client import HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.http.reader import Checksum, HttpObjects, HttpReader, sha256_checksum
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.retry import is_temporary
 from kfp_ddp.storage.source import (
     Changed,
     Entry,
@@ -27,6 +26,7 @@ from kfp_ddp.storage.source import (
     Transient,
     check_end,
     check_not_empty,
+    is_temporary,
 )
 from kfp_ddp.storage.store import read_bounded
 
@@ -94,7 +94,7 @@ class HuggingFaceSource:
         check_not_empty(self.url, self._prefix, listing)
         return listing
 
-    def reader(self, threads: Executor) -> HttpReader:
+    def reader(self, threads: Executor | None) -> HttpReader:
         """Return a reader with a connection of its own."""
         from huggingface_hub import hf_hub_url
 

@@ -9,6 +9,7 @@ download goes into the manifest, for later checks of the files.
 
 import base64
 import contextlib
+import functools
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -16,25 +17,27 @@ from typing import Any, BinaryIO, ClassVar
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from kfp_ddp.core.errors import KfpDdpError, StorageError
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.client import HttpPool
 from kfp_ddp.storage.http.reader import HttpReader
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.s3_client import S3Client, code_of, is_forbidden, problem, s3_client
-from kfp_ddp.storage.s3_objects import S3Objects, checksum_of
+from kfp_ddp.storage.s3_objects import (
+    S3Client,
+    S3Objects,
+    code_of,
+    is_forbidden,
+    problem,
+    s3_client,
+)
 from kfp_ddp.storage.source import (
     SourceOptions,
-    Transient,
     bucket_and_prefix,
     check_end,
     check_not_empty,
     etag_of,
 )
 from kfp_ddp.storage.store import (
-    BLOCK,
-    BoundedWriter,
     Bucket,
     ConflictError,
     Page,
@@ -44,132 +47,12 @@ from kfp_ddp.storage.store import (
 _Fields = dict[str, Any]
 PART = 64 << 20
 """Bytes of a part of a multipart upload; 10,000 parts at most."""
-_CONNECT, _READ = 10.0, 300.0  # seconds to connect, and between two responses
-_ATTEMPTS = 8
+_CONNECT = 10.0  # seconds
 _CONNECTIONS = 256
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _CONFLICT = frozenset(
     {"412", "PreconditionFailed", "409", "ConditionalRequestConflict", "NoSuchUpload"}
 )
-
-
-class S3Store(Bucket):
-    """A prefix of a bucket; AWS_ENDPOINT_URL_S3 and the usual configuration apply.
-
-    The server checks Content-MD5 of each request. SHA-256 of the complete content is stored as
-    metadata of each object, and compared with what is read.
-    """
-
-    scheme = "s3"
-    many_makes: ClassVar[bool] = True
-
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri)
-        self._handle: Any = None
-
-    def delete(self, name: str) -> None:
-        """Delete the object; see `Store.delete`."""
-        self._call("delete", lambda: self._client().delete_object(**self._object(name)))
-
-    def _pages(self, prefix: str, size: int) -> Iterator[Page]:
-        start = len(self._key(""))
-        pages = self._client().get_paginator("list_objects_v2")
-        limit = {"PaginationConfig": {"PageSize": size}} if size else {}
-        for page in pages.paginate(Bucket=self.name, Prefix=self._key(prefix), **limit):
-            yield [(item["Key"][start:], int(item["Size"])) for item in page.get("Contents", [])]
-
-    def _look(self, name: str) -> Seen | None:
-        from botocore.exceptions import ClientError
-
-        try:
-            answer = self._client().head_object(**self._object(name))
-        except ClientError as error:
-            if code_of(error) in _MISSING:
-                return None
-            raise
-        digest = answer["Metadata"].get("sha256", "")
-        return Seen(int(answer["ContentLength"]), digest, answer["ETag"])
-
-    def _load(self, name: str, into: BinaryIO, limit: int, tag: str) -> bool:
-        """Retry a body that was cut, as boto3 does not resume it."""
-        from botocore.exceptions import ClientError
-
-        bounded = BoundedWriter(into, limit, f"{self.uri}/{name}")
-        condition = {"IfMatch": tag} if tag else {}
-        for tries_left in reversed(range(store.TRIES)):
-            try:
-                answer = self._client().get_object(
-                    **self._object(name), ChecksumMode="ENABLED", **condition
-                )
-                _copy(answer, bounded)
-                break
-            except ClientError as error:
-                if code_of(error) in _CONFLICT:
-                    raise ConflictError from None
-                if code_of(error) in _MISSING:
-                    return False
-                raise
-            except Transient as error:
-                if not tries_left:
-                    raise StorageError(
-                        f"a transfer of {self.uri}/{name} is damaged: {error}; run the step again"
-                    ) from None
-                bounded.seek(0)
-        return True
-
-    def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
-        """Send each part with its MD5, for the server to check, and the last with the condition."""
-        from botocore.exceptions import ClientError
-
-        condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
-        about = {"Metadata": {"sha256": digest}}
-        try:
-            if size > PART:
-                self._put_parts(self._object(name), about, content, condition)
-            else:
-                body = content.read()
-                self._client().put_object(
-                    **self._object(name), **about, **condition, Body=body, ContentMD5=_md5(body)
-                )
-        except ClientError as error:
-            if code_of(error) in _CONFLICT or (tag and code_of(error) in _MISSING):
-                raise ConflictError from None
-            raise
-
-    def _put_parts(
-        self, target: _Fields, about: _Fields, content: BinaryIO, condition: _Fields
-    ) -> None:
-        client, parts = self._client(), list[_Fields]()
-        upload = client.create_multipart_upload(**target, **about)["UploadId"]
-        target = target | {"UploadId": upload}
-        try:
-            while body := content.read(PART):
-                number = {"PartNumber": len(parts) + 1}
-                done = client.upload_part(**target, **number, Body=body, ContentMD5=_md5(body))
-                parts.append({**number, "ETag": done["ETag"]})
-            client.complete_multipart_upload(
-                **target, **condition, MultipartUpload={"Parts": parts}
-            )
-        except BaseException:
-            with contextlib.suppress(Exception):
-                client.abort_multipart_upload(**target)
-            raise
-
-    def _object(self, name: str) -> _Fields:
-        return {"Bucket": self.name, "Key": self._key(name)}
-
-    def _client(self) -> Any:
-        if self._handle is None:
-            self._handle = s3_client(
-                self.uri,
-                connect_timeout=_CONNECT,
-                read_timeout=_READ,
-                retries={"total_max_attempts": store.TRIES, "mode": "standard"},
-            ).sdk
-        return self._handle
-
-    def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
-        return problem(self._client(), verb, self.uri, self.root, error)
 
 
 class S3Source:
@@ -183,16 +66,16 @@ class S3Source:
         self.max_workers = _CONNECTIONS
         self._bucket, self._prefix = bucket_and_prefix(url)
         self._settings: dict[str, Any] = {
-            "connect_timeout": options.timeout,
+            "connect_timeout": min(_CONNECT, options.timeout),
             "read_timeout": options.timeout,
-            "retries": {"max_attempts": _ATTEMPTS, "mode": "standard"},
+            "retries": {"total_max_attempts": store.TRIES, "mode": "standard"},
         }
-        self._use(s3_client(f"source {url}", **self._settings))
-        self._pool = HttpPool(self._client.origin, options.timeout)
-        self.exposed = self._client.origin.exposed
+        self._use(s3_client(url, **self._settings))
+        self._pool = HttpPool(self.client.origin, options.timeout)
+        self.exposed = self.client.origin.exposed
 
     def _use(self, client: S3Client) -> None:
-        self._client = client
+        self.client = client
         self._objects = S3Objects(client, self.url, self._bucket, self._prefix)
 
     def listing(self) -> Listing:
@@ -202,7 +85,7 @@ class S3Source:
         try:
             listing = self._list_or_anonymously()
         except (BotoCoreError, ClientError) as error:
-            translated = problem(self._client.sdk, "list", self.url, f"s3://{self._bucket}", error)
+            translated = problem(self.client.sdk, "list", self.url, f"s3://{self._bucket}", error)
             raise translated or error from error
         check_not_empty(self.url, self._prefix, listing)
         return listing
@@ -211,7 +94,7 @@ class S3Source:
         """List without credentials what is public, but forbidden to an account of elsewhere."""
         from botocore.exceptions import ClientError
 
-        signed = self._client
+        signed = self.client
         try:
             return self._list()
         except ClientError as error:
@@ -225,8 +108,8 @@ class S3Source:
                 raise error from None
 
     def _list(self) -> Listing:
-        events, parses = self._client.sdk.meta.events, "before-parse.s3.ListObjectsV2"
-        pages = self._client.sdk.get_paginator("list_objects_v2").paginate(
+        events, parses = self.client.sdk.meta.events, "before-parse.s3.ListObjectsV2"
+        pages = self.client.sdk.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._prefix
         )
         listing, start = Listing(), len(self._prefix)
@@ -248,9 +131,95 @@ class S3Source:
             events.unregister(parses, take_contents)
         return listing
 
-    def reader(self, threads: Executor) -> HttpReader:
+    def reader(self, threads: Executor | None) -> HttpReader:
         """Return a reader with a connection of its own."""
         return HttpReader(self._objects, self._pool, threads)
+
+
+class S3Store(Bucket):
+    """A prefix of a bucket; AWS_ENDPOINT_URL_S3 and the usual configuration apply.
+
+    The server checks Content-MD5 of each request. SHA-256 of the complete content is stored as
+    metadata of each object, and compared with what is read.
+    """
+
+    scheme = "s3"
+    many_makes: ClassVar[bool] = True
+
+    @functools.cached_property
+    def _source(self) -> S3Source:
+        return S3Source(self.uri, SourceOptions(store.SILENCE))
+
+    @property
+    def _client(self) -> Any:
+        return self._source.client.sdk
+
+    def delete(self, name: str) -> None:
+        """Delete the object; see `Store.delete`."""
+        self._call("delete", lambda: self._client.delete_object(**self._object(name)))
+
+    def _pages(self, prefix: str, size: int) -> Iterator[Page]:
+        start = len(self._key(""))
+        pages = self._client.get_paginator("list_objects_v2")
+        limit = {"PaginationConfig": {"PageSize": size}} if size else {}
+        for page in pages.paginate(Bucket=self.name, Prefix=self._key(prefix), **limit):
+            yield [(item["Key"][start:], int(item["Size"])) for item in page.get("Contents", [])]
+
+    def _look(self, name: str) -> Seen | None:
+        from botocore.exceptions import ClientError
+
+        try:
+            answer = self._client.head_object(**self._object(name))
+        except ClientError as error:
+            if code_of(error) in _MISSING:
+                return None
+            raise
+        digest = answer["Metadata"].get("sha256", "")
+        return Seen(int(answer["ContentLength"]), digest, answer["ETag"])
+
+    def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
+        """Send each part with its MD5, for the server to check, and the last with the condition."""
+        from botocore.exceptions import ClientError
+
+        condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
+        about = {"Metadata": {"sha256": digest}}
+        try:
+            if size > PART:
+                self._put_parts(self._object(name), about, content, condition)
+            else:
+                body = content.read()
+                self._client.put_object(
+                    **self._object(name), **about, **condition, Body=body, ContentMD5=_md5(body)
+                )
+        except ClientError as error:
+            if code_of(error) in _CONFLICT or (tag and code_of(error) in _MISSING):
+                raise ConflictError from None
+            raise
+
+    def _put_parts(
+        self, target: _Fields, about: _Fields, content: BinaryIO, condition: _Fields
+    ) -> None:
+        client, parts = self._client, list[_Fields]()
+        upload = client.create_multipart_upload(**target, **about)["UploadId"]
+        target = target | {"UploadId": upload}
+        try:
+            while body := content.read(PART):
+                number = {"PartNumber": len(parts) + 1}
+                done = client.upload_part(**target, **number, Body=body, ContentMD5=_md5(body))
+                parts.append({**number, "ETag": done["ETag"]})
+            client.complete_multipart_upload(
+                **target, **condition, MultipartUpload={"Parts": parts}
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):
+                client.abort_multipart_upload(**target)
+            raise
+
+    def _object(self, name: str) -> _Fields:
+        return {"Bucket": self.name, "Key": self._key(name)}
+
+    def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
+        return problem(self._client, verb, self.uri, self.root, error)
 
 
 def _split_page(page: bytes) -> tuple[list[dict[str, str]], bytes]:
@@ -264,27 +233,6 @@ def _split_page(page: bytes) -> tuple[list[dict[str, str]], bytes]:
         root.remove(item)
     rows = [{field.tag.rpartition("}")[2]: field.text or "" for field in item} for item in contents]
     return rows, ElementTree.tostring(root)
-
-
-def _copy(answer: _Fields, into: BoundedWriter) -> None:
-    """Copy the body of a response, and verify its checksum; raises Transient."""
-    from botocore.exceptions import BotoCoreError
-    from urllib3.exceptions import HTTPError
-
-    headers = answer["ResponseMetadata"]["HTTPHeaders"]
-    checksum = checksum_of(lambda name: headers.get(name.decode(), "").encode())
-    body = answer["Body"]
-    try:
-        while block := body.read(BLOCK):
-            into.write(block)
-            if checksum:
-                checksum.state.update(block)
-    except (BotoCoreError, HTTPError, OSError) as error:
-        raise Transient(f"{type(error).__name__}: {one_line(error)}") from error
-    finally:
-        body.close()
-    if checksum:
-        checksum.verify()
 
 
 def _md5(body: bytes) -> str:

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, UnavailableError
 from kfp_ddp.storage.http.origin import display
 from kfp_ddp.storage.listing import Filter, Listing
 
@@ -48,6 +48,31 @@ class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)
 
 class Changed(Exception):  # noqa: N818
     """The object is no longer the one that was listed."""
+
+
+def is_temporary(status: int | None) -> bool:
+    """Return whether an HTTP status reports a fault that a retry may not meet again."""
+    return status in (408, 429) or (status is not None and status >= 500 and status != 501)
+
+
+@dataclass
+class Retry:
+    """Number of attempts, and the first and the longest pause in seconds."""
+
+    attempts: int = 8
+    pause: float = 0.25
+    longest: float = 20.0
+
+    def delay(self, attempt: int) -> float:
+        """Seconds to wait after this attempt: exponential back-off with full jitter."""
+        import random  # most syncs wait for nothing
+
+        return random.uniform(0, min(self.longest, self.pause * 2**attempt))
+
+    def exhausted(self, verb: str, what: str, problem: object) -> UnavailableError:
+        """Return the error for the last attempt to read or list."""
+        times = f"{self.attempts} times"
+        return UnavailableError(f"cannot {verb} {what}: {problem}, {times}; try again later")
 
 
 class Reader(Protocol):
@@ -94,7 +119,7 @@ class Source(Protocol):
         UnavailableError if the server does not respond.
         """
 
-    def reader(self, threads: Executor) -> Reader:
+    def reader(self, threads: Executor | None) -> Reader:
         """Return a reader for one worker; blocking calls run in `threads`."""
 
 

@@ -3,6 +3,7 @@
 `kinds.open_store` opens a store. A module per kind (`gcs`, `s3`, `azure`, `folder`) implements it.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import io
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple, TypeVar
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, full
+from kfp_ddp.storage import event_loop
+from kfp_ddp.storage.source import Changed, Entry, Retry, Source, Transient
 
 R = TypeVar("R")
 Change = Callable[[bytes | None], bytes | None]
@@ -22,6 +25,8 @@ PATIENCE = 60.0
 """Seconds for all attempts of one request, and to wait for a lock."""
 TRIES = 6
 """Attempts of one request, for clients that count them."""
+SILENCE = 300.0
+"""Longest silence of a server in seconds."""
 BLOCK = 1 << 20
 SMALL = 4096
 """Maximum bytes of a file that `update` changes."""
@@ -169,8 +174,16 @@ class Bucket(Store):
         return self._call("read", lambda: self._look(name)) is not None
 
     def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
-        """Download the object, verified; see `Store.fetch`."""
-        return self._call("read", lambda: self._load(name, into, limit, ""))
+        """Download the object as it is stored, verified; see `Store.fetch`."""
+        for _ in range(_UPDATES):
+            seen = self._call("read", lambda: self._look(name))
+            if seen is None:
+                self._check_bucket()
+                return False
+            with contextlib.suppress(Changed):
+                event_loop.run(self._download(self._entry(name, seen), into, limit))
+                return True
+        raise StorageError(f"{self.uri}/{name} {CONFLICT}")
 
     def _put(self, content: BinaryIO, name: str) -> bool:
         """Upload on the condition that the object is the one that was compared."""
@@ -201,14 +214,14 @@ class Bucket(Store):
             """Return False if another writer came first."""
             seen, before = self._look(name), io.BytesIO()
             try:
-                if seen is not None and not self._load(name, before, SMALL, seen.tag):
-                    return False
+                if seen is not None:
+                    event_loop.run(self._download(self._entry(name, seen), before, SMALL))
                 content = change(None if seen is None else before.getvalue())
                 if content is not None:
                     digest = self._digest(io.BytesIO(content))
                     tag = seen.tag if seen else ""
                     self._store(name, io.BytesIO(content), len(content), digest, tag)
-            except ConflictError:
+            except (Changed, ConflictError):
                 return False
             return True
 
@@ -221,20 +234,50 @@ class Bucket(Store):
         while (page := self._call("list", lambda: next(pages, None))) is not None:
             yield page
 
+    async def _download(self, entry: Entry, into: BinaryIO, limit: int) -> None:
+        """Replace the content of `into` by the object; raises Changed if it is another one now."""
+        reader, retry, what = self._source.reader(None), Retry(TRIES), f"{self.uri}/{entry.name}"
+        problem: Exception | None = None
+        try:
+            for attempt in range(retry.attempts):
+                if attempt:
+                    await asyncio.sleep(retry.delay(attempt))
+                into.seek(0)
+                into.truncate()
+                try:
+                    await reader.pour(entry, 0, bounded(into, limit, what))
+                    if into.tell() == entry.size:
+                        return
+                    raise Transient(f"{into.tell()} bytes instead of {entry.size}")
+                except Transient as error:
+                    problem = error
+                    reader.close()
+        finally:
+            reader.close()
+        raise UnavailableError(f"a transfer of {what} is damaged: {problem}; run the step again")
+
+    def _check_bucket(self) -> None:
+        """Raise InputError for a missing bucket; the right to list is not needed."""
+        try:
+            self.has_files()
+        except NoBucketError:
+            raise
+        except InputError:
+            return
+
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
+
+    def _entry(self, name: str, seen: Seen) -> Entry:
+        """Return what the transfer engine requests for an object."""
+        return Entry(name, 0, seen.tag.strip('"'), seen.size)
 
     def _digest(self, content: BinaryIO) -> str:
         """Return the digest, of the kind of `Seen.digest`, of an open file, read to its end."""
         return sha256_of(content)
 
     def _call(self, verb: str, request: Callable[[], R]) -> R:
-        """Send a request and translate its errors.
-
-        Args:
-            verb: What it does to the store: list, read, write, delete.
-            request: Uses the store's client.
-        """
+        """Send a request that may list, read, write or delete, and translate its errors."""
         try:
             return request()
         except ConflictError:
@@ -247,6 +290,11 @@ class Bucket(Store):
                 raise
             raise problem from None
 
+    @property
+    @abstractmethod
+    def _source(self) -> Source:
+        """The same prefix as a source, whose reader downloads objects."""
+
     @abstractmethod
     def _pages(self, prefix: str, size: int) -> Iterator[Page]:
         """Yield pages as `_listing` does; raises errors of the client."""
@@ -254,13 +302,6 @@ class Bucket(Store):
     @abstractmethod
     def _look(self, name: str) -> Seen | None:
         """Return what the store reports of an object, None for a missing one."""
-
-    @abstractmethod
-    def _load(self, name: str, into: BinaryIO, limit: int, tag: str) -> bool:
-        """Copy an object as it is stored, verified; False if it does not exist.
-
-        Raises ConflictError if it is not that of `tag`, where one is given.
-        """
 
     @abstractmethod
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
@@ -274,37 +315,27 @@ class Bucket(Store):
         """Return the error to raise for one of the client, None for any other."""
 
 
-class BoundedWriter:
-    """A stream that writes at most `limit` bytes to another and computes their crc32c."""
+def bounded(into: BinaryIO, limit: int, what: str) -> Callable[[bytes], None]:
+    """Return a function that writes blocks, at most `limit` bytes, to a stream.
 
-    def __init__(self, into: BinaryIO, limit: int, what: str) -> None:
-        self.crc = 0
-        self._into = into
-        self._limit = limit
-        self._what = what
-        self._size = 0
+    It raises InputError above the limit, and StorageError for a volume without room.
+    """
+    size = 0
 
-    def write(self, block: bytes) -> None:
-        """Write a block; raises InputError, and StorageError for a volume without room."""
-        import google_crc32c
-
-        self._size += len(block)
-        if self._size > self._limit:
+    def write(block: bytes) -> None:
+        nonlocal size
+        size += len(block)
+        if size > limit:
             raise InputError(
-                f"{self._what} has more than {self._limit:,} bytes, so it is not what export "
-                "writes: name another one"
+                f"{what} has more than {limit:,} bytes, so it is not what export writes: name "
+                "another one"
             )
-        self.crc = google_crc32c.extend(self.crc, block)
         try:
-            self._into.write(block)
+            into.write(block)
         except OSError as error:
-            raise StorageError(full(error, "the copy of " + self._what)) from None
+            raise StorageError(full(error, "the copy of " + what)) from None
 
-    def seek(self, start: int) -> None:
-        """Start again, as a client does that requests the object again."""
-        self._into.seek(start)
-        self._into.truncate()
-        self._size = self.crc = 0
+    return write
 
 
 def read_bounded(blocks: Iterable[bytes], limit: int, peer: str) -> bytes:
@@ -334,9 +365,11 @@ def sha256_of(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def no_bucket(root: str) -> InputError:
-    """Return the error for a bucket that does not exist."""
-    return InputError(f"the bucket {root} does not exist: create it or correct its name")
+class NoBucketError(InputError):
+    """The bucket does not exist."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(f"the bucket {root} does not exist: create it or correct its name")
 
 
 def no_permission(verb: str, uri: str, reason: str, advice: str) -> InputError:

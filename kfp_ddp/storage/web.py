@@ -18,13 +18,14 @@ from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, quoted, target_of
 from kfp_ddp.storage.http.reader import HttpObjects, HttpReader
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.retry import Retry, is_temporary
 from kfp_ddp.storage.source import (
     MAX_OBJECTS,
     Changed,
     Entry,
+    Retry,
     SourceOptions,
     Transient,
+    is_temporary,
     is_text,
 )
 
@@ -60,7 +61,7 @@ class WebSource:
             raise InputError(f"{self.url} names no files; check that its sync is done")
         return listing
 
-    def reader(self, threads: Executor) -> HttpReader:
+    def reader(self, threads: Executor | None) -> HttpReader:
         """Return a reader with a connection of its own."""
         return HttpReader(WebObjects(self._manifest), self._pool, threads)
 
@@ -83,7 +84,7 @@ class WebSource:
                 await asyncio.sleep(retry.delay(attempt))
         finally:
             client.close()
-        raise retry.exhausted(self.url, problem)
+        raise retry.exhausted("read", self.url, problem)
 
 
 class ManifestRows:

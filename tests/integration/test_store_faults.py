@@ -17,8 +17,7 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage import store
 from kfp_ddp.storage.kinds import open_source, open_store
-from kfp_ddp.storage.retry import Retry
-from kfp_ddp.storage.source import SourceOptions
+from kfp_ddp.storage.source import Retry, SourceOptions
 from tests.serving import free_port, serving
 from tests.sync_runs import RETRY, content
 
@@ -104,8 +103,7 @@ def address(scheme: str, fault: int, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """The address of a server with the fault, to which the settings of the store point."""
     monkeypatch.setattr(store, "PATIENCE", 0.2)
     monkeypatch.setattr(store, "TRIES", 1)
-    monkeypatch.setattr("kfp_ddp.storage.gcs.LIST_ATTEMPTS", 1)
-    monkeypatch.setattr("kfp_ddp.storage.s3._ATTEMPTS", 1)
+    monkeypatch.setattr("kfp_ddp.storage.gcs.Retry", lambda: Retry(1))
     monkeypatch.setattr("kfp_ddp.storage.web.Retry", lambda: Retry(1))
     server = FaultyServer(scheme, fault)
     with serving(server) as url:

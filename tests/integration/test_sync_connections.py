@@ -19,6 +19,7 @@ from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import SMALL
 from kfp_ddp.storage.http import connection
+from kfp_ddp.storage.source import Retry
 from tests.gcs_server import Bucket
 from tests.serving import serving
 from tests.sync_runs import RETRY
@@ -161,7 +162,7 @@ def test_proxy_that_is_not_there_is_one_line(
 ) -> None:
     bucket.put("ds/a", b"x" * 100)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    monkeypatch.setattr("kfp_ddp.storage.gcs.LIST_ATTEMPTS", 1)
+    monkeypatch.setattr("kfp_ddp.storage.gcs.Retry", lambda: Retry(1))
     with pytest.raises(StorageError, match=r"^cannot list .*refused[^\n]*$"):
         sync("gs://bucket/ds", tmp_path, options(), retry=RETRY)
 

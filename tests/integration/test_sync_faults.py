@@ -13,7 +13,7 @@ from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import SMALL
-from kfp_ddp.storage.retry import Retry
+from kfp_ddp.storage.source import Retry
 from tests.gcs_server import Bucket
 from tests.sync_runs import content
 
@@ -133,7 +133,7 @@ def test_listing_without_end_is_one_line(
 def test_page_that_stays_wrong_is_one_line(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kfp_ddp.storage.gcs.LIST_ATTEMPTS", 2)
+    monkeypatch.setattr("kfp_ddp.storage.gcs.Retry", lambda: Retry(2))
     for page in ("endless", '{"items": [{"name": 7}]}'):
         bucket.list_faults.extend([page] * 2)
         with pytest.raises(StorageError, match=r"^cannot list gs://bucket/ds: [^\n]* 2 times"):

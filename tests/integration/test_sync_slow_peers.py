@@ -16,7 +16,7 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import PROGRESS, SMALL
 from kfp_ddp.storage.http import origin
 from kfp_ddp.storage.http.answer import LOWEST_SPEED, Pace
-from kfp_ddp.storage.retry import Retry
+from kfp_ddp.storage.source import Retry
 from tests import tls
 from tests.serving import serving
 from tests.sync_runs import content

@@ -22,7 +22,7 @@ from kfp_ddp.datasets.transfer import SMALL
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.kinds import open_source, open_store
-from kfp_ddp.storage.s3_client import as_anonymous, s3_client
+from kfp_ddp.storage.s3_objects import as_anonymous, s3_client
 from kfp_ddp.storage.source import Changed, Entry, Transient
 from tests.gcs_server import Bucket, serve
 from tests.serving import serving

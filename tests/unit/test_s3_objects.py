@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.http import reader
 from kfp_ddp.storage.http.origin import Request
-from kfp_ddp.storage.s3_client import s3_client
-from kfp_ddp.storage.s3_objects import S3Objects
+from kfp_ddp.storage.s3_objects import S3Objects, s3_client
 from kfp_ddp.storage.source import Entry
 
 TAG = "900150983cd24fb0d6963f7d28e17f72"

@@ -16,8 +16,7 @@ from typing import NamedTuple, Protocol
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Request
-from kfp_ddp.storage.retry import is_temporary
-from kfp_ddp.storage.source import Entry, Transient
+from kfp_ddp.storage.source import Entry, Transient, is_temporary
 
 MAX_ERROR = 1 << 16
 """Maximum bytes of an error response that are read."""
@@ -145,7 +144,7 @@ class SdkObjects(HttpObjects):
 class HttpReader:
     """Reads objects over one connection; see `Reader`."""
 
-    def __init__(self, objects: HttpObjects, pool: HttpPool, threads: Executor) -> None:
+    def __init__(self, objects: HttpObjects, pool: HttpPool, threads: Executor | None) -> None:
         self._objects, self._client, self._threads = objects, HttpClient(pool), threads
         self._ahead: tuple[Entry, Request] | None = None
 
@@ -198,7 +197,10 @@ class HttpReader:
                 take(rest)
 
         try:
-            await self._client.rest(take_rest, self._threads)
+            if not answer.complete:
+                await self._client.rest(take_rest, self._threads)
+            for block in answer.take():
+                take_rest(block)
         except OSError as error:
             raise _transient(error) from error
         return size
