@@ -20,12 +20,12 @@ from kfp_ddp.datasets.context import Context, Result
 from kfp_ddp.datasets.disk import (
     checksum,
     flush_filesystem,
+    locked,
     no_folder,
     unreadable,
     unwritable,
     writing,
 )
-from kfp_ddp.datasets.lock import locked
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.versions import Store

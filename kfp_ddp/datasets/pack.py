@@ -10,8 +10,7 @@ import google_crc32c
 
 from kfp_ddp.core.files import open_below
 from kfp_ddp.datasets.disk import checksum, unwritable, write_all
-from kfp_ddp.datasets.journal import Arrived
-from kfp_ddp.datasets.stage import FileStage
+from kfp_ddp.datasets.stage import Arrived, FileStage
 from kfp_ddp.storage.listing import Listing
 
 SHARD_BYTES = 256 << 20

@@ -19,8 +19,14 @@ from typing import NamedTuple
 from kfp_ddp.core.errors import FULL, StorageError
 from kfp_ddp.core.files import atomic_write, folder_below, fsync, read_below
 from kfp_ddp.datasets import names
-from kfp_ddp.datasets.disk import flush_filesystem, plain_folder, remove, unwritable, writing
-from kfp_ddp.datasets.lock import briefly
+from kfp_ddp.datasets.disk import (
+    briefly,
+    flush_filesystem,
+    plain_folder,
+    remove,
+    unwritable,
+    writing,
+)
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.leases import folder_holders, write_permanent

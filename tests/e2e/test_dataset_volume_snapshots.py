@@ -8,7 +8,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.core.errors import StorageError
-from kfp_ddp.datasets.volume import copies
+from kfp_ddp.datasets.volume import publish as publishing
 from kfp_ddp.datasets.volume.cluster import SNAPSHOTS, Cluster
 from kfp_ddp.datasets.volume.publish import publish
 from tests.e2e.harness.grounds import until
@@ -22,7 +22,7 @@ __all__ = ["ground"]
 def test_failing_snapshot_is_removed(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = ground.staging("standard")
     wanted = request(staging, "6" * 64, publish="snapshot", snapshot_class="nope")
-    monkeypatch.setattr(copies, "_LASTING", 3.0)
+    monkeypatch.setattr(publishing, "_LASTING", 3.0)
     with pytest.raises(StorageError, match=rf"the snapshot of claim {staging} failed"):
         publish(ground.stock, wanted)
     assert ground.stock.get(SNAPSHOTS, wanted.name) is None

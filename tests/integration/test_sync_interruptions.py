@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets import journal
-from kfp_ddp.datasets.lock import locked
+from kfp_ddp.datasets import stage
+from kfp_ddp.datasets.disk import locked
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import Store
@@ -82,7 +82,7 @@ def test_file_written_on_another_machine_is_read_again(
     objects = fill(bucket)
 
     def interrupted(machine: str, at: str) -> set[Path]:
-        monkeypatch.setattr(journal, "_boot", lambda: machine)  # there is but one machine here
+        monkeypatch.setattr(stage, "_boot", lambda: machine)  # there is but one machine here
         bucket.fault(f"ds/{at}", "403")
         with pytest.raises(InputError):
             run(tmp_path)
@@ -91,7 +91,7 @@ def test_file_written_on_another_machine_is_read_again(
     first = interrupted("one", "train/c0/0000.png")
     second = interrupted("another", "train/c3/0039.png") - first
     damage(second.pop())
-    monkeypatch.setattr(journal, "_boot", lambda: "one")
+    monkeypatch.setattr(stage, "_boot", lambda: "one")
     assert content(run(tmp_path).path) == objects
 
 

@@ -1,22 +1,33 @@
-"""Publish a version on a staging PVC as a PVC that many workers mount."""
+"""Publish a version on a staging PVC as a PVC that many workers mount.
 
-from collections.abc import Callable
+A ReadOnlyMany claim is copied by the storage from the staging claim, or filled from the bucket.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePosixPath
+from types import MappingProxyType
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.volume.cluster import (
+    ATTACHMENTS,
     CLAIMS,
     GCP_SOURCES,
     SNAPSHOT_CLASSES,
     SNAPSHOTS,
     STORAGE_CLASSES,
     Cluster,
+    Kind,
     Refused,
 )
-from kfp_ddp.datasets.volume.copies import copy, populator
 from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, Request
 from kfp_ddp.jobs.identity import live_runs
 from kfp_ddp.k8s.api import Object
+from kfp_ddp.storage.http.origin import display
 
+SELECTED_NODE = "volume.kubernetes.io/selected-node"
+_POLL = 1.0
+_LASTING = 30.0
 _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no-provisioner")
 _PD = "pd.csi.storage.gke.io"
 
@@ -139,3 +150,249 @@ def _no_right(error: Refused, strategy: str) -> StorageError:
         f"cannot {error}; grant the right to the service account (deploy/storage), or use "
         f"publish={less}"
     )
+
+
+def copy(cluster: Cluster, request: Request, staging: Object, strategy: str) -> Published:
+    """Publish a ReadOnlyMany PVC: a clone of the staging PVC, or restored from its snapshot."""
+    claim = _reusable(cluster, request, strategy)
+    if claim is not None:
+        notes = [f"{request.name} was there already, of this digest: used again"]
+    else:
+        _wait_for_writers(cluster, request)
+        notes = _wait_for_detachment(cluster, request, staging)
+        if strategy == "snapshot":
+            _snapshot(cluster, request)
+            source = {"apiGroup": SNAPSHOTS.group, "kind": "VolumeSnapshot", "name": request.name}
+        else:
+            source = {"kind": "PersistentVolumeClaim", "name": request.claim}
+        body = _claim(request, staging, {"dataSource": source}, strategy)
+        claim = cluster.create(CLAIMS, body) or cluster.get(CLAIMS, request.name)
+        notes.append(f"made {request.name} as a {strategy} of {request.claim}")
+    notes.append(_wait_until_bound(cluster, request, staging, claim))
+    return Published(request.name, request.path, strategy, notes)
+
+
+def populator(cluster: Cluster, request: Request, staging: Object) -> Published:
+    """Publish a PVC that GKE's volume populator fills directly from the bucket.
+
+    The bucket's prefix becomes the root of the PVC. The digest is that of the listing; the copied
+    bytes are not verified.
+    """
+    if _reusable(cluster, request, "populator") is None:
+        storage = {
+            "uri": request.source.rstrip("/") + "/",
+            "serviceAccountName": request.populator_account or "default",
+        }
+        body = _object(request, GCP_SOURCES, "GCPDataSource", {"cloudStorage": storage})
+        cluster.create(GCP_SOURCES, body)
+        source = {"apiGroup": GCP_SOURCES.group, "kind": "GCPDataSource", "name": request.name}
+        body = _claim(request, staging, {"dataSourceRef": source}, "populator")
+        cluster.create(CLAIMS, body)
+    root = str(PurePosixPath(request.path).parents[1])
+    note = f"{request.name} is filled from {request.source} when a pod first uses it, unverified"
+    return Published(request.name, root, "populator", [note])
+
+
+def _polls(request: Request) -> Iterator[bool]:
+    """Yield once a second whether `wait_seconds` have passed."""
+    deadline = time.monotonic() + request.wait_seconds
+    while True:
+        yield time.monotonic() > deadline
+        time.sleep(_POLL)
+
+
+def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | None:
+    """Return the published PVC with the lease of the run; wait for one that is being deleted."""
+    polls = _polls(request)
+    while (claim := _leased(cluster, request)) is not None:
+        leaving = "deletionTimestamp" in claim["metadata"]
+        if claim["status"].get("phase") == "Lost" and not leaving:
+            cluster.delete(CLAIMS, request.name)
+        elif not leaving:
+            break
+        if next(polls):
+            raise StorageError(
+                f"claim {request.name} is being deleted and {request.wait_seconds:.0f} s were not "
+                "enough; end the pods that use it: "
+                f"{', '.join(cluster.users(request.name)) or 'none seen'}"
+            )
+    if claim is None:
+        return None
+    annotations = claim["metadata"].get("annotations", {})
+    # A populated PVC has the dataset at its root, a copied one below versions/.
+    before = annotations.get(f"{DOMAIN}/strategy", strategy)
+    if (before == "populator") != (strategy == "populator"):
+        raise StorageError(
+            f"claim {request.name} was published with publish={before}, which lays its files out "
+            f"in another way than {strategy}; delete it"
+        )
+    modes = claim["spec"]["accessModes"]
+    if annotations.get(f"{DOMAIN}/digest") != request.digest or modes != ["ReadOnlyMany"]:
+        raise StorageError(
+            f"claim {request.name} exists and is not a ReadOnlyMany claim of this digest; delete it"
+        )
+    return claim
+
+
+def _leased(cluster: Cluster, request: Request) -> Object | None:
+    """Return the published PVC if it exists, after writing the lease of the run.
+
+    The lease comes first: `collect` in another run then cannot delete it unseen.
+    """
+    claim = cluster.get(CLAIMS, request.name)
+    if claim is None or not request.lease or "deletionTimestamp" in claim["metadata"]:
+        return claim
+    return cluster.label_claim(request.name, {"annotations": request.lease}) or None
+
+
+def _wait_for_writers(cluster: Cluster, request: Request) -> None:
+    """Wait until no pod mounts the staging PVC for writing.
+
+    A copy of a mounted ext4 has a journal to replay, which a read-only mount cannot do.
+    """
+    reported: list[str] = []
+    for late in _polls(request):
+        users = cluster.users(request.claim, writing=True)
+        if not users:
+            return
+        if users != reported:
+            print(f"claim {request.claim} is mounted by {', '.join(users)}; waiting", flush=True)
+            reported = users
+        if late:
+            raise StorageError(
+                f"claim {request.claim} is still mounted by {', '.join(users)} after "
+                f"{request.wait_seconds:.0f} s; end them, or use publish=in-place"
+            )
+
+
+def _wait_for_detachment(cluster: Cluster, request: Request, staging: Object) -> list[str]:
+    """Wait until the volume is unmounted, which its node does a while after the pod has ended.
+
+    Returns a note if attachments are not visible. Shared file systems need no such wait.
+    """
+    volume = staging["spec"].get("volumeName")
+    if not volume or "ReadWriteMany" in staging["spec"]["accessModes"]:
+        return []
+    for late in _polls(request):
+        try:
+            attachments = [item["spec"] for item in cluster.items(ATTACHMENTS)]
+        except Refused as error:
+            return [f"whether the volume was unmounted cannot be seen ({error}; deploy/storage)"]
+        nodes = [
+            attachment["nodeName"]
+            for attachment in attachments
+            if attachment["source"].get("persistentVolumeName") == volume
+        ]
+        if nodes and late:
+            raise StorageError(
+                f"the volume of claim {request.claim} is still attached to "
+                f"{', '.join(nodes)} after {request.wait_seconds:.0f} s; end the pods that "
+                "mount it, readers too, or use publish=in-place"
+            )
+        if not nodes:
+            break
+    return []
+
+
+def _snapshot(cluster: Cluster, request: Request) -> None:
+    """Get or create the snapshot, and wait until it can be restored."""
+    spec: Object = {"source": {"persistentVolumeClaimName": request.claim}}
+    if request.snapshot_class:
+        spec["volumeSnapshotClassName"] = request.snapshot_class
+    annotations = {f"{DOMAIN}/digest": request.digest}
+    body = _object(request, SNAPSHOTS, "VolumeSnapshot", spec, annotations)
+    without_error = time.monotonic()
+    for late in _polls(request):
+        snapshot = cluster.get(SNAPSHOTS, request.name)
+        if snapshot is None:
+            cluster.create(SNAPSHOTS, body)
+        leaving = snapshot is not None and "deletionTimestamp" in snapshot["metadata"]
+        status = {} if leaving else (snapshot or {}).get("status") or {}
+        if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
+            return
+        problem = (status.get("error") or {}).get("message", "")
+        now = time.monotonic()
+        # The controller also reports errors that it recovers from, so an error has to last.
+        without_error = without_error if problem else now
+        if now - without_error > _LASTING:
+            cluster.delete(SNAPSHOTS, request.name)
+            raise StorageError(
+                f"the snapshot of claim {request.claim} failed: {problem}; "
+                "check its VolumeSnapshotClass"
+            )
+        if late:  # a slow snapshot is not deleted
+            state = "still being deleted" if leaving else "not ready"
+            raise StorageError(
+                f"snapshot {request.name} of claim {request.claim} is {state} after "
+                f"{request.wait_seconds:.0f} s{problem and f' ({problem})'}; run this step again "
+                "later, or give wait_seconds more"
+            )
+
+
+def _claim(request: Request, staging: Object, source: Object, strategy: str) -> Object:
+    """Return the published PVC: exactly [ReadOnlyMany], the same size, in the same zone."""
+    annotations = {
+        f"{DOMAIN}/digest": request.digest,
+        f"{DOMAIN}/strategy": strategy,
+        **request.lease,
+    }
+    if request.source:
+        annotations[f"{DOMAIN}/source"] = display(request.source)
+    node = staging["metadata"].get("annotations", {}).get(SELECTED_NODE)
+    if node and strategy != "populator":
+        # A late-binding class would follow the first reader's zone, away from the copy's source.
+        annotations[SELECTED_NODE] = node
+    size = staging["status"].get("capacity", {}).get("storage")
+    size = size or staging["spec"]["resources"]["requests"]["storage"]
+    spec: Object = {
+        "accessModes": ["ReadOnlyMany"],
+        "resources": {"requests": {"storage": size}},
+        "volumeMode": staging["spec"].get("volumeMode", "Filesystem"),
+        **source,
+    }
+    if name := request.storage_class or staging["spec"].get("storageClassName"):
+        spec["storageClassName"] = name
+    return _object(request, CLAIMS, "PersistentVolumeClaim", spec, annotations)
+
+
+def _object(
+    request: Request,
+    kind: Kind,
+    name: str,
+    spec: Object,
+    annotations: Mapping[str, str] = MappingProxyType({}),
+) -> Object:
+    """Return an object of the version, with its name and labels."""
+    metadata = {"name": request.name, "labels": request.labels, "annotations": dict(annotations)}
+    version = f"{kind.group}/{kind.version}".removeprefix("/")
+    return {"apiVersion": version, "kind": name, "metadata": metadata, "spec": spec}
+
+
+def _wait_until_bound(
+    cluster: Cluster, request: Request, staging: Object, claim: Object | None
+) -> str:
+    """Wait for the PVC to be bound, unless a pod has to use it first."""
+    if _binds_late(cluster, request, staging):
+        return "it is bound when a pod first uses it"
+    for late in _polls(request):
+        if claim is not None and claim["status"].get("phase") == "Bound":
+            break
+        if late:
+            raise StorageError(
+                f"claim {request.name} is not bound after {request.wait_seconds:.0f} s; see "
+                f"kubectl describe pvc {request.name}, or use publish=in-place"
+            )
+        claim = cluster.get(CLAIMS, request.name)
+    return "it is bound"
+
+
+def _binds_late(cluster: Cluster, request: Request, staging: Object) -> bool:
+    """Return whether the class waits for a pod; if it is not visible, judge by the staging PVC."""
+    own = staging["spec"].get("storageClassName")
+    name = request.storage_class or own
+    try:
+        storage_class = cluster.get(STORAGE_CLASSES, name) if name else None
+    except Refused:
+        # Unknown: a PVC that waits for its pod must not be waited for.
+        return name != own or SELECTED_NODE in staging["metadata"].get("annotations", {})
+    return (storage_class or {}).get("volumeBindingMode") == "WaitForFirstConsumer"
