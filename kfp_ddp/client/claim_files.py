@@ -22,7 +22,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import conditions, has_ended, label, phase
 from kfp_ddp.k8s.pods import TRANSIENT, container_reason
-from kfp_ddp.runs.remote_folder import is_plain
+from kfp_ddp.runs.workspace import is_plain
 
 MOUNT = "/work"
 LABEL = "kfp-ddp/reads"

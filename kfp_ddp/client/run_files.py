@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kfp_ddp.core.errors import StorageError, full
-from kfp_ddp.runs.remote_folder import fetch, is_plain
+from kfp_ddp.runs.workspace import fetch, is_plain
 from kfp_ddp.storage.kinds import open_store
 
 

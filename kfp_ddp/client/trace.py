@@ -11,7 +11,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from kfp_ddp.core.settings import mapping_in
-from kfp_ddp.runs.remote_folder import fetch
+from kfp_ddp.runs.workspace import fetch
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 

@@ -56,15 +56,11 @@ def as_folder(
 ) -> dict[str, Any]:
     """Return inputs of `job` with which every worker runs a file or a module of a folder.
 
-    InputError for a folder that cannot be packed, lacks the entry, or is too large.
-
-    Args:
-        path: The folder; hidden files and `__pycache__` are left out.
-        entry: What to run: a file such as train.py, or a module such as package.train.
-        args: Its arguments.
-        upload: Where to put the packed folder, named by its digest: gs://bucket/prefix, another
-            bucket, or a folder on a PVC that the workers mount at this path; '' to put it into the
-            pipeline itself.
+    Hidden files and `__pycache__` are left out. `entry` is a file such as train.py, or a module
+    such as package.train. With `upload` the packed folder is put there, named by its digest:
+    gs://bucket/prefix, another bucket, or a folder on a PVC that the workers mount at this path; ''
+    puts it into the pipeline itself. InputError for a folder that cannot be packed, lacks the
+    entry, or is too large.
     """
     archive = folder_of.archive_of(path)
     folder_of.check(archive, entry)

@@ -18,12 +18,11 @@ GANG_SECONDS = 30.0
 
 
 class Gang(NamedTuple):
-    """A gang scheduler."""
+    """A gang scheduler; `mark` is the label or annotation of a pod with its PodGroup's name."""
 
     group_version: str
     title: str
     mark: str
-    """Label or annotation of a pod with the name of its PodGroup."""
 
     @property
     def group(self) -> str:
@@ -47,8 +46,8 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
             f"no right to create {kind.plural} in namespace {api.namespace}; "
             "apply deploy/rbac there"
         )
-    claims = {name.removesuffix(":ro") for name in spec.claims.values()}
-    for claim in sorted(claims.union(by_volume(spec.volumes).values())):
+    claims = [name.removesuffix(":ro") for name in spec.claims.values()]
+    for claim in sorted({*claims, *by_volume(spec.volumes).values()}):
         if _missing(api, core(api.namespace, "persistentvolumeclaims", claim)):
             raise InputError(
                 f"claim {claim} does not exist in namespace {api.namespace}; create it as "
@@ -88,14 +87,11 @@ def check_gang(
     name = str(job["metadata"]["name"])
     path, pods = kind.path(api.namespace, name), kind.pod_selector(name)
     deadline = time.monotonic() + GANG_SECONDS
-    while (grouped := _grouped(api, gang, name, pods)) is None:
+    while (grouped := _grouped(api, gang, name, pods)) is None and time.monotonic() < deadline:
         if stopped():
             return
-        if time.monotonic() >= deadline:
-            grouped = _inconclusive(api, gang, kind, path)
-            break
         time.sleep(0.5)
-    if grouped:
+    if grouped or (grouped is None and _inconclusive(api, gang, kind, path)):
         return
     api.delete(path)
     raise InputError(
@@ -128,9 +124,8 @@ def _inconclusive(api: Api, gang: Gang, kind: Kind, path: str) -> bool:
         job = api.call("GET", path, retry=True)
     except ApiError:
         return True
-    if kind.state(job).over or not conditions(job):
-        return True
-    return not allowed(api, "get", gang.group, "podgroups")
+    handled = conditions(job) and not kind.state(job).over
+    return not handled or not allowed(api, "get", gang.group, "podgroups")
 
 
 def _missing(api: Api, path: str) -> bool:

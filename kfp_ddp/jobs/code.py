@@ -1,7 +1,4 @@
-"""A folder of code as one archive, named by its SHA-256.
-
-It is a data URL (RFC 2397) in a pipeline parameter, or a file in a bucket or on a PVC.
-"""
+"""A folder of code as one archive named by its SHA-256: a data URL (RFC 2397), or a file."""
 
 import base64
 import binascii

@@ -194,10 +194,7 @@ class Ending:
             os._exit(PREEMPTED)
 
     def _wait(self) -> None:
-        """Report an eviction from a separate thread, and forward changes.
-
-        The main thread may be blocked by the PVC for longer than the time left.
-        """
+        """Report an eviction while the PVC may block the main thread; forward changes."""
         while not self.over.is_set():
             self.stirred.wait()
             self.stirred.clear()

@@ -71,7 +71,14 @@ def _of_container(who: str, pod: str, ended: Object, log: Sequence[str]) -> Fail
         line = f"{who}: out of memory (OOMKilled); raise memory, or lower batch_size or workers"
         return Failure(code, -1, line, retryable=False, time=finished, pod=pod)
     message = str(ended.get("message") or "").strip()
-    failure = Failure.parse(message) or _of_log(code, message, log)
+    failure = Failure.parse(message)
+    if failure is None:
+        # The message may be the end of the log, without the lines before torchrun's report.
+        lines = log if log and (not message or ROOT in message) else message.splitlines()
+        text, rank = error_in_log(lines)
+        if rank < 0:
+            text = f"exit code {code}" + (f": {text}" if text else "")
+        failure = Failure(code, rank, text, retryable=False, time=0)
     lost = lost_peer(failure.words)
     return Failure(
         exit_code=code,
@@ -82,16 +89,6 @@ def _of_container(who: str, pod: str, ended: Object, log: Sequence[str]) -> Fail
         consequence=failure.consequence or lost,
         pod=pod,
     )
-
-
-def _of_log(code: int, message: str, log: Sequence[str]) -> Failure:
-    """Return the failure by the end of the log, which may also be the termination message."""
-    # Such a message may lack the lines before torchrun's report.
-    error = error_in_log(log if log and (not message or ROOT in message) else message.splitlines())
-    text = error.text
-    if error.rank < 0:
-        text = f"exit code {code}" + (f": {text}" if text else "")
-    return Failure(code, error.rank, text, retryable=False, time=0)
 
 
 def _seconds(stamp: str | None) -> float:

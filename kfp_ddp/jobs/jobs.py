@@ -64,10 +64,8 @@ class Jobs:
     def ensure(self, attempt: int) -> Object:
         """Create the attempt's job, or adopt an existing one of this run.
 
-        Raises:
-            InputError: a job of this name belongs to another run or has other settings, or the
-                job cannot be created.
-            JobError: a deleted job of this name does not disappear.
+        InputError if a job of this name is of another run or has other settings, or cannot be
+        created; JobError if a deleted one does not disappear.
         """
         wait_until = time.monotonic() + DELETION_SECONDS
         while True:
@@ -96,10 +94,7 @@ class Jobs:
             time.sleep(0.5)
 
     def check_queued(self, attempt: int) -> None:
-        """Raise InputError unless Kueue would suspend the job, which only a dry run shows.
-
-        A job that it does not manage runs at once.
-        """
+        """Raise InputError unless Kueue would suspend the job; one that it does not manage runs."""
         path, body = self.kind.path(self.api.namespace), self.manifest(attempt)
         try:
             job = self.api.call("POST", path, body, {"dryRun": "All"}, retry=True)
@@ -117,8 +112,7 @@ class Jobs:
         spec = self.spec
         if self.avoided:
             meta["annotations"] = {AVOIDS: ",".join(sorted(self.avoided))}
-            affinity = away_from(self.avoided, spec.affinity)
-            spec = spec.model_copy(update={"affinity": affinity})
+            spec = spec.model_copy(update={"affinity": away_from(self.avoided, spec.affinity)})
         return self.kind.manifest(spec, meta, script_map, self.runtime)
 
     def _create(self, attempt: int) -> Object:

@@ -312,16 +312,6 @@ class LaunchSpec(Settings):
         """Return the processes of a node: as set, one for each GPU, or one."""
         return self.nproc_per_node or max(1, self.gpus())
 
-    def pod_restart_policy(self) -> str:
-        """Return the restart policy of the operator.
-
-        With Never it ends an elastic job after one eviction; with ExitCode it replaces pods that
-        were ended by a signal.
-        """
-        return (
-            "ExitCode" if self.elastic and self.restart_policy == "Never" else self.restart_policy
-        )
-
     def restarts(self) -> int:
         """Return how often the ranks of an elastic job restart; each lost node costs one."""
         return max(10, 2 * self.node_range()[1])

@@ -54,10 +54,7 @@ def _process(pid: int) -> _Process | None:
 
 
 def start_time(pid: int) -> str | None:
-    """Return when a process started, as text of the system; None if it does not exist.
-
-    A pid may be reused; a pid and its start time are unique. A zombie counts as ended.
-    """
+    """Return when a process started, as text that is unique with its pid; None if it ended."""
     process = _process(pid)
     return process.started if process else None
 

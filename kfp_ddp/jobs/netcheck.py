@@ -53,9 +53,8 @@ def run(
         pods = {"image": image, **job, **size}
         network = on_cluster(settings, pods, (run_id, task_name, task_id), Api.connect())
     wrong = problems(network, settings)
-    Path(network_summary.path).write_text(
-        "\n".join(table(network, settings)) + "\n", encoding="utf-8"
-    )
+    summary = "\n".join(table(network, settings))
+    Path(network_summary.path).write_text(f"{summary}\n", encoding="utf-8")
     for name, value in figures(network, wrong).items():
         network_metrics.log_metric(name, value)
     for line in wrong or ["no problems found"]:
@@ -67,17 +66,15 @@ def run(
 
 def figures(network: Network, wrong: list[str]) -> dict[str, float]:
     """Return the figures by which runs are compared."""
-    rates = [link.gbit_s for link in network.links]
-    return {
+    values: dict[str, float] = {
         "problems": len(wrong),
         "latency_us": round(network.latency_us, 1),
-        **(
-            {"bus_gbit_s": round(max(s.bus_gbit_s for s in network.sizes), 3)}
-            if network.sizes
-            else {}
-        ),
-        **({"slowest_link_gbit_s": min(rates)} if rates else {}),
     }
+    if network.sizes:
+        values["bus_gbit_s"] = round(max(size.bus_gbit_s for size in network.sizes), 3)
+    if network.links:
+        values["slowest_link_gbit_s"] = min(link.gbit_s for link in network.links)
+    return values
 
 
 def on_cluster(
@@ -141,6 +138,4 @@ def _read(lines: Iterable[str]) -> Network:
         _, mark, text = line.partition(RESULT)
         if mark:
             return Network.model_validate_json(text)
-    raise JobError(
-        "the check of the network ended without a result: see the log above, and run it again"
-    )
+    raise JobError("the check of the network ended without a result: see the log, run it again")

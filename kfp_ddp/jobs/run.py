@@ -37,15 +37,9 @@ def launch(
 ) -> Outcome:
     """Run a job to its success; a retry of this process continues where it was.
 
-    Args:
-        spec: The job.
-        run_id: Id of the pipeline run.
-        task_name: Name of the task in the pipeline.
-        task_id: Distinguishes iterations of a loop; '' outside of a loop.
-        api: The cluster, in the namespace of the job.
-        run_dir: Folder on a PVC for the heartbeat and the log cursors.
-        progress: Whether the job writes metrics there, to print as progress.
-        stall_minutes: How long its ranks may stall, by their reports there; 0 for no limit.
+    `task_id` distinguishes iterations of a loop. `run_dir` is a folder on a PVC for the heartbeat
+    and the log cursors; with `progress` the job writes metrics there, which are printed. Its ranks
+    may stall for `stall_minutes`, by their reports there; 0 for no limit.
 
     Raises:
         InputError: invalid settings, before anything is created.

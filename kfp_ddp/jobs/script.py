@@ -73,10 +73,7 @@ def _unpacked(line: str) -> str:
 
 
 def unexpanded(text: str) -> str:
-    """Return text escaped for an argument or a variable of a container.
-
-    Kubernetes expands $(NAME) there, and replaces $$ by one $.
-    """
+    """Return text escaped for a container, where Kubernetes expands $(NAME) and $$ is one $."""
     return text.replace("$", "$$")
 
 

@@ -11,11 +11,9 @@ from kfp_ddp.k8s.api import Api, Object, own_pod
 
 def own_claims(api: Api) -> dict[str, str]:
     """Return the PVCs that the step's own pod mounts, by path; {} outside of a pod of KFP."""
-    pod = own_pod(api)
-    if pod is None:
-        return {}
-    mounts = [m for c in pod["spec"]["containers"] for m in c.get("volumeMounts") or []]
-    return _by_path(mounts, pod["spec"].get("volumes") or ())
+    spec = (own_pod(api) or {"spec": {"containers": []}})["spec"]
+    mounts = [m for c in spec["containers"] for m in c.get("volumeMounts") or []]
+    return _by_path(mounts, spec.get("volumes") or ())
 
 
 def by_volume(volumes: Iterable[Object]) -> dict[str, str]:
@@ -37,11 +35,8 @@ def with_folders(
     `written` is the folder or URI that the workers write to, `task` the name of the step. A dataset
     that each node copies has no PVC. InputError for another folder that is not on a PVC.
     """
-    on_claims = {"dataset_path": data, "work_dir": written}
-    if is_per_node(data):
-        del on_claims["dataset_path"]
-    if is_remote(written):
-        del on_claims["work_dir"]
+    on_claims = {} if is_per_node(data) else {"dataset_path": data}
+    on_claims |= {} if is_remote(written) else {"work_dir": written}
     fields = with_claims(fields, list(on_claims.values()), own_claims(api))
     mounts = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
     for what, path in on_claims.items():
@@ -68,10 +63,8 @@ def with_claims(fields: dict[str, Any], paths: list[str], claims: dict[str, str]
     mounted = [m["mountPath"] for m in fields.get("volume_mounts") or ()]
     all_claims = dict(fields.get("claims") or {})
     for path in paths:
-        if covering(path, [*mounted, *all_claims]):
-            continue
         mount = covering(path, list(claims))
-        if mount:
+        if mount and not covering(path, [*mounted, *all_claims]):
             all_claims[mount] = claims[mount]
     return {**fields, "claims": all_claims}
 
@@ -128,13 +121,10 @@ def passed_through(task_config: Any) -> dict[str, Any]:
 def overlaid(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """Return `fields` over the settings of the task: lists and mappings of both are merged."""
     task = passed_through(task_config)
-    merged = {**task, **fields}
+    merged = {**fields, **task}
     for name, value in task.items():
-        own = fields.get(name)
-        if own:
+        if own := fields.get(name):
             merged[name] = _merge(value, own) if isinstance(value, dict) else [*value, *own]
-        else:
-            merged[name] = value
     return merged
 
 

@@ -99,10 +99,7 @@ class Api:
             pool.close()
 
     def now(self) -> float:
-        """Return the server's time in seconds since 1970.
-
-        The local clock may be minutes off; it is used only before the first response.
-        """
+        """Return the server's time in seconds since 1970, by the local clock until it responds."""
         if self._server_time is None:
             return time.time()
         server, then = self._server_time

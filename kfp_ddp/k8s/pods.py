@@ -51,10 +51,7 @@ STARTING = Reason("", "starting")
 
 
 def waiting_reason(pod: Object) -> Reason | None:
-    """Return why a pod does not run yet; None for a pod that has started.
-
-    The kind is '' while the pod starts as it should.
-    """
+    """Return why a pod does not run yet, of kind '' if it starts as it should; None if it runs."""
     if phase(pod) != "Pending":
         return None
     if unplaced := condition(pod, "PodScheduled", "False"):
@@ -103,7 +100,8 @@ def container_reason(pod: Object) -> Reason | None:
 def creation_reason(events: Iterable[Object]) -> Reason | None:
     """Return why pods are not created, by the newest event about it."""
     failed = [event for event in events if event.get("reason") in NOT_CREATED]
-    return refusal(str(max(failed, key=_event_time).get("message", ""))) if failed else None
+    times = [str(item.get("lastTimestamp") or item.get("eventTime") or "") for item in failed]
+    return refusal(str(failed[times.index(max(times))].get("message", ""))) if failed else None
 
 
 def refusal(text: str) -> Reason:
@@ -114,10 +112,6 @@ def refusal(text: str) -> Reason:
     elif FORBIDDEN.search(message):
         kind = "forbidden"
     return Reason(kind, message)
-
-
-def _event_time(event: Object) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,8 @@ class WatchCache(threading.Thread):
     """The objects of a collection, updated by LIST and WATCH across interruptions.
 
     `objects` maps uid to object, `removed` maps uid to the last state of removed objects. If the
-    server forbids the watch for good, `forbidden` is its message.
-
-    Args:
-        api: The cluster; the cache uses its own connections.
-        path: The collection.
-        query: Selects objects.
-        changed: Is set on each change.
-        reduce: Returns the needed part of an object: a thousand full pods are a hundred MB.
+    server forbids the watch for good, `forbidden` is its message. `changed` is set on each change.
+    `reduce` returns the needed part of an object: a thousand full pods are a hundred MB.
     """
 
     def __init__(

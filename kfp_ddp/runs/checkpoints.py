@@ -46,18 +46,15 @@ def upload(where: Store, name: str, checkpoint: Path) -> bool:
 
 
 def best_of(checkpoint: Path) -> str:
-    """Return the name of the best checkpoint, by the manifest of the newest; '' for none.
-
-    OSError or ValueError if that cannot be read.
-    """
+    """Return the best checkpoint's name by a newer manifest, '' for none; OSError, ValueError."""
     best = read_manifest(checkpoint).fields.get("best")
     return step_dir(Path(checkpoint.parent.name), int(best["step"])).as_posix() if best else ""
 
 
 def prune(where: Store, folder: str, keep: int, spared: str = "") -> None:
-    """Remove all but the newest `keep` complete checkpoints of a folder, and incomplete ones.
+    """Remove a folder's incomplete checkpoints, and complete ones but the newest `keep`.
 
-    `spared` is the name of one to retain in any case.
+    The one with the name `spared` is retained in any case.
     """
     parts = defaultdict(list)
     for name, _ in where.list(f"{folder}/"):
@@ -91,14 +88,14 @@ def fetch(where: Store, name: str, run_dir: Path) -> bool:
     aside = run_dir / ".incoming" / name
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    for file in (MANIFEST, *_listed(where, name)):
+    files = (file.removeprefix(f"{name}/") for file, _ in where.list(f"{name}/"))
+    for file in (MANIFEST, *(f for f in files if f != MANIFEST and "/" not in f)):
         with (aside / file).open("w+b") as into:
             if not where.fetch(f"{name}/{file}", into, _LARGEST):
                 return False
     try:
-        manifest = read_manifest(aside)
-        files = manifest.fields["files"]
-        valid = all(sha256(aside / file) == about["sha256"] for file, about in files.items())
+        digests = read_manifest(aside).fields["files"]
+        valid = all(sha256(aside / file) == about["sha256"] for file, about in digests.items())
     except (OSError, ValueError):
         return False
     if valid:
@@ -106,11 +103,6 @@ def fetch(where: Store, name: str, run_dir: Path) -> bool:
         shutil.rmtree(run_dir / name, ignore_errors=True)
         aside.rename(run_dir / name)
     return valid
-
-
-def _listed(where: Store, name: str) -> list[str]:
-    files = (file.removeprefix(f"{name}/") for file, _ in where.list(f"{name}/"))
-    return [file for file in files if file != MANIFEST and "/" not in file]
 
 
 def fetch_newest(where: Store, folder: str, run_dir: Path) -> str:

@@ -1,5 +1,6 @@
 """Notifications of the end of a run by a webhook, Slack or e-mail."""
 
+import contextlib
 import dataclasses
 import functools
 import html
@@ -151,10 +152,7 @@ class Outcome:
 
 
 def send(notification: Notification, outcome: Outcome) -> list[str]:
-    """Send an outcome to all channels; return a line of log for each, without secrets.
-
-    Errors are such lines, too: nothing is raised.
-    """
+    """Send an outcome to all channels; return a line of log for each, an error's too."""
     silent = {"failure": outcome.state not in _FAILED, "change": outcome.state == "unchanged"}
     if silent.get(notification.notify_on):
         return []
@@ -262,19 +260,12 @@ def notify_of_refusal(run: Step[R]) -> Step[R]:
                     needed_secret(key, name)
             return run(inputs)
         except KfpDdpError as error:
-            _notify(inputs, str(error))
+            with contextlib.suppress(KfpDdpError):
+                notification, run_id = Notification.among(inputs["job"]), inputs.get("run_id", "")
+                address = notification.link(run_id)
+                failed = Outcome(run_id, "failed", str(error), step="preflight", address=address)
+                for line in send(notification, failed) if run_id else ():
+                    print(line, flush=True)
             raise
 
     return wrapper
-
-
-def _notify(inputs: dict[str, Any], reason: str) -> None:
-    try:
-        notification = Notification.among(inputs["job"])
-    except KfpDdpError:
-        return
-    if run_id := inputs.get("run_id"):
-        address = notification.link(run_id)
-        failed = Outcome(run_id, "failed", reason, step="preflight", address=address)
-        for line in send(notification, failed):
-            print(line, flush=True)

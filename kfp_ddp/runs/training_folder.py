@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
-from kfp_ddp.core.errors import KfpDdpError, StorageError, UnavailableError
+from kfp_ddp.core.errors import KfpDdpError, UnavailableError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.runs import checkpoints
-from kfp_ddp.runs.remote_folder import OUTGOING, RemoteFolder, is_plain
+from kfp_ddp.runs.workspace import OUTGOING, RemoteFolder, enough_space
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import MANIFEST, step_of
 
@@ -50,15 +50,10 @@ class TrainingFolder(RemoteFolder):
         self.every(every, lambda: self.download((RunFolder.HEARTBEAT, RunFolder.TRACE_REQUEST)))
 
     def __enter__(self) -> Self:
-        try:
-            names = (name for name, _ in self.store.list("") if "/" not in name)
-            self.download(n for n in names if is_plain(n) and not n.startswith("launcher."))
+        with enough_space(self.path, self.uri):
+            names = (name for name in self.names() if "/" not in name)
+            self.download(name for name in names if not name.startswith("launcher."))
             self.resumed = checkpoints.fetch_newest(self.store, CHECKPOINTS, self.path)
-        except OSError as error:
-            raise StorageError(
-                f"{self.path} has too little space for {self.uri} ({error.strerror}): give the "
-                "pods more ephemeral storage"
-            ) from None
         if self.resumed:
             self._remote.add(self.resumed)
             best = checkpoints.best_of(self.path / self.resumed) if self.keep_best else ""

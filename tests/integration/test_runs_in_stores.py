@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core import folders
-from kfp_ddp.runs.teardown.old_runs import InBucket
+from kfp_ddp.runs.teardown.engine import InBucket
 from kfp_ddp.runs.training_folder import TrainingFolder
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage import leases

@@ -1,7 +1,4 @@
-"""What a look at a job shows: the history of its pods, and whether it is over or given up.
-
-Pure functions of what was seen and of the clocks.
-"""
+"""What a look at a job shows: its pods so far, and whether it is over; makes no request."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -72,10 +69,7 @@ class Pods:
     def look(
         self, job: Object, pods: Mapping[str, Object], removed: Mapping[str, Object], clock: float
     ) -> "Pods":
-        """Return the history after one more look.
-
-        `removed` has removed pods in their last state, by uid: the event of a deletion has it.
-        """
+        """Return the history after one more look; `removed` has the last states of removed pods."""
         before = self._without_preempted(job, pods)
         gone = [
             removed.get(uid, pod)

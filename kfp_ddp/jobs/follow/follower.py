@@ -106,6 +106,7 @@ class Follower:
     ) -> None:
         name = job["metadata"]["name"]
         self.api, self.kind, self.job, self.ending = api, kind, job, ending
+        self.title = f"{kind.title} {name}"
         self.changed = ending.changed
         self.watches = Watches(api, kind, name, self.changed)
         self.pods = Pods.of_new(job, kind)
@@ -116,21 +117,22 @@ class Follower:
         self.printer = Printer()
         self.logs = PodLogs(api, kind.containers, self.printer)
         self.narrator = Narrator(self.printer, api)
-        folder = RunFolder(run_dir) if run_dir is not None else None
-        self.files = StepFiles(folder, name, self.printer, progress) if folder else None
-        ending.attend(kind.path(api.namespace, name), self.files)
+        self.files: StepFiles | None = None
         self.progress: ProgressPrinter | None = None
-        self.stalls = StallWatch(folder.ranks) if folder and progress else None
-        if folder and progress:
-            self.progress = ProgressPrinter(self.printer.say, folder.metrics, PROGRESS_SECONDS)
+        self.stalls: StallWatch | None = None
+        if run_dir is not None:
+            folder = RunFolder(run_dir)
+            self.files = StepFiles(folder, name, self.printer, progress)
+            if progress:
+                self.stalls = StallWatch(folder.ranks)
+                self.progress = ProgressPrinter(self.printer.say, folder.metrics, PROGRESS_SECONDS)
+        ending.attend(kind.path(api.namespace, name), self.files)
 
     def run(self, limits: Limits) -> Outcome:
         """Return the outcome when the job is over and its logs are printed.
 
-        Raises:
-            RunCancelledError: the run was terminated; the job is deleted.
-            JobError: a deadline passed (the job is deleted), or another user deleted the job.
-            InputError: no right to watch it.
+        RunCancelledError for a terminated run. JobError after a deadline, or if another user
+        deleted the job. InputError without the right to watch it.
         """
         self.expected = limits.pods
         self.watches.start()
@@ -159,19 +161,18 @@ class Follower:
 
     def _look(self) -> Look | None:
         """Return the present state; None before the job was first seen."""
-        title = f"{self.kind.title} {self.job['metadata']['name']}"
-        self.ending.leave_if_cancelled(title)
+        self.ending.leave_if_cancelled(self.title)
         if not self.watches.jobs.synced.is_set():
             return None
         if self.watches.jobs.forbidden:
-            raise InputError(f"cannot watch {title}: {self.watches.jobs.forbidden}")
+            raise InputError(f"cannot watch {self.title}: {self.watches.jobs.forbidden}")
         uid, jobs = self.job["metadata"]["uid"], self.watches.jobs
         present = jobs.objects.get(uid)
         job = present or jobs.removed.get(uid)
         remains = present is not None and "deletionTimestamp" not in present["metadata"]
         # A job that has ended may be removed at once, by its time to live.
         if job is None or not (remains or self.kind.state(job).over):
-            raise JobError(f"{title} was deleted by another user; run the step again")
+            raise JobError(f"{self.title} was deleted by another user; run the step again")
         self.job, clock = job, time.monotonic()
         listed = self.watches.pods.synced.is_set()
         self._look_at_pods(clock)
@@ -200,12 +201,9 @@ class Follower:
 
     def _decide(self, look: Look, limits: Limits) -> Verdict | None:
         """Return how the job ended; None while it runs. Delete a job that cannot continue."""
-        problem = ""
-        if not look.state.over and (lost := self.kind.lost(look.job)):
-            problem = f"{look.title} {lost}"
-        pod_waits = self.narrator.waits.values()
-        problem = problem or out_of_time(look, limits, self.narrator.line)
-        if problem := problem or cannot_start(look, limits, pod_waits):
+        lost = "" if look.state.over else self.kind.lost(look.job)
+        problem = f"{look.title} {lost}" if lost else out_of_time(look, limits, self.narrator.line)
+        if problem := problem or cannot_start(look, limits, self.narrator.waits.values()):
             self.ending.delete_job()
             raise JobError(problem)
         if end := verdict(look, limits):

@@ -80,8 +80,7 @@ class Printer:
     def stop(self) -> None:
         """Print no more lines of pods, so that the cursors no longer change.
 
-        Waits only briefly for a line that is being printed: the interrupted thread may own the
-        lock.
+        Waits only briefly for a line that is being printed: an interrupted thread may own the lock.
         """
         self.over = True
         if self.lock.acquire(timeout=STOP_SECONDS):
@@ -94,10 +93,7 @@ class Printer:
             sys.stdout.flush()
 
     def dump(self) -> str:
-        """Return the cursors as JSON.
-
-        Works without the lock, which the thread interrupted by a signal may own.
-        """
+        """Return the cursors as JSON, without the lock, which an interrupted thread may own."""
         cursors = self.cursors.copy()  # other threads change it
         return json.dumps({key: [p.restart, *p.stamp, p.lines] for key, p in cursors.items()})
 
@@ -128,12 +124,11 @@ FAILED = 16
 
 
 class LogRequest(NamedTuple):
-    """A log to follow."""
+    """A log to follow; with `end_only` the last lines of the existing one are enough."""
 
     uid: str
     container: str
     end_only: bool
-    """Whether the last lines of the existing log are enough."""
 
 
 def sample(

@@ -83,9 +83,8 @@ def explain(
 ) -> dict[str, Reason]:
     """Return what each pod, or the job as '', waits for; empty when all pods run.
 
-    PVCs, queues and events of pods are requested only while a pod waits for them.
-
-    `events` are warnings about the job; None without the right to read them.
+    PVCs, queues and events of pods are requested only while a pod waits for them. `events` are
+    warnings about the job; None without the right to read them.
     """
     if state.phase == "queued":
         return {"": Reason("", kueue.waiting(job, api))}

@@ -116,14 +116,16 @@ class Ranks:
         ranks = list(self.states.values())
         if not limit or not ranks:
             return None
-        quiet = min(SILENT_SECONDS, limit / 2)
         stalled = clock - max(since, *(rank.advanced_at for rank in ranks))
+        quiet = min(SILENT_SECONDS, limit / 2)
         silent = [rank for rank in ranks if clock - rank.written_at > quiet]
         if not silent and any(rank.report.phase in LONG_PHASES for rank in ranks):
             limit *= LONGER
         if stalled < limit:
             return None
-        culprits = silent or _behind(ranks)
+        positions = [(report.step, report.phase not in BEHIND) for report, *_ in ranks]
+        last = min(positions)
+        culprits = silent or [ranks[i] for i, at in enumerate(positions) if at == last]
         nodes = {_node(rank.report, pods) for rank in culprits}
         alone = len(culprits) < len(ranks) and len(nodes) == 1
         line = f"no rank has advanced for {stalled / 60:.1f} minutes"
@@ -135,16 +137,6 @@ class Ranks:
         else:
             line += f": all {len(ranks)} ranks are at step {ranks[0].report.step}"
         return Stall(Failure(1, -1, line, retryable=True), nodes.pop() if alone else "")
-
-
-def _behind(ranks: list[RankState]) -> list[RankState]:
-    """Return the ranks that the others wait for."""
-
-    def position(rank: RankState) -> tuple[int, bool]:
-        return rank.report.step, rank.report.phase not in BEHIND
-
-    least = min(map(position, ranks))
-    return [rank for rank in ranks if position(rank) == least]
 
 
 def _node(report: RankReport, pods: Mapping[str, Object]) -> str:

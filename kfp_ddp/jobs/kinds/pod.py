@@ -38,10 +38,7 @@ except SignalException as error:
 def template(
     spec: LaunchSpec, labels: dict[str, str], container: str, script_map: str = ""
 ) -> Object:
-    """Return a pod template with one container.
-
-    `script_map` is the ConfigMap with the script; '' if the script is in the environment.
-    """
+    """Return a pod template with one container; `script_map` is '' for a script in a variable."""
     annotations = dict(spec.annotations)
     # A queue's label is only for the job; with it, each pod would be queued again.
     ours = {key: value for key, value in labels.items() if key.startswith("kfp-ddp/")}

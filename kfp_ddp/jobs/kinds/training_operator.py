@@ -225,7 +225,11 @@ class MPIJob(TrainingOperatorKind):
 
 
 def _replica(spec: LaunchSpec, count: int, template: Object) -> Object:
-    policy = spec.pod_restart_policy()
+    # With Never the operator ends an elastic job after one eviction; with ExitCode it replaces pods
+    # that were ended by a signal.
+    policy = spec.restart_policy
+    if spec.elastic and policy == "Never":
+        policy = "ExitCode"
     return {"replicas": count, "restartPolicy": policy, "template": template}
 
 

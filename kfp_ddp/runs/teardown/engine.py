@@ -2,25 +2,27 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core import folders
-from kfp_ddp.core.errors import InputError, JobError, StorageError
+from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.core.folders import is_remote
-from kfp_ddp.core.run_folder import LABEL_VALUE, check_run_id
+from kfp_ddp.core.run_folder import LABEL_VALUE, RUN_ID, RunFolder, check_run_id
 from kfp_ddp.core.step import step
 from kfp_ddp.jobs import local
 from kfp_ddp.jobs.identity import RUN, live_runs
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import Supervision
-from kfp_ddp.jobs.local import GRACE_SECONDS
 from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.models.serving.rollout import take_back_of
 from kfp_ddp.runs.notify import Notification, send
-from kfp_ddp.runs.teardown.old_runs import InBucket, OnClaim, tasks
 from kfp_ddp.runs.teardown.outcome import outcome
+from kfp_ddp.storage import leases
+from kfp_ddp.storage.kinds import open_store
 
 
 @step
@@ -41,7 +43,12 @@ def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: 
 
 def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: int) -> str:
     runs = InBucket(work) if is_remote(work) else OnClaim(Path(work))
-    ended = [line for task in tasks(Path(work) / run_id) for line in _processes(task)]
+    ended = []
+    for task in tasks(Path(work) / run_id):
+        if (pid := local.recorded(task)) is not None:
+            local.end(pid, local.GRACE_SECONDS)
+            local.forget(task)
+            ended.append(f"ended process group {pid}")
     if {backend, job.get("evaluate_backend", "local")} != {"local"}:
         ended += _jobs(run_id)
     elif os.environ.get("KFP_POD_NAME"):  # a run without jobs may deploy a model, too
@@ -68,16 +75,7 @@ def _notify(run_id: str, job: Mapping[str, Any], work: str) -> None:
         print(f"warning: no notification of the run's end was sent: {error}", flush=True)
 
 
-def _processes(run_dir: Path) -> list[str]:
-    pid = local.recorded(run_dir)
-    if pid is None:
-        return []
-    local.end(pid, GRACE_SECONDS)
-    local.forget(run_dir)
-    return [f"ended process group {pid}"]
-
-
-def _old_runs(runs: InBucket | OnClaim, run_id: str, keep: int) -> list[str]:
+def _old_runs(runs: "InBucket | OnClaim", run_id: str, keep: int) -> list[str]:
     """Delete unused folders of runs, except the newest `keep`, of which this run is one.
 
     A folder is in use while it has a lease, or while its run is running or pending.
@@ -128,3 +126,89 @@ def delete_jobs(api: Api, kind: Kind, run_id: str) -> list[str]:
             raise JobError(f"cannot delete {kind.title} {name}: {error.message}") from error
         deleted.append(f"deleted {kind.title} {name}")
     return deleted
+
+
+class OnClaim:
+    """Folders of runs in a folder, such as a PVC."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+
+    def last(self) -> dict[str, float]:
+        """Return the newest time of the files of each run's tasks."""
+        if not self._work.exists():
+            return {}
+        return {run.name: _last_written(run) for run in self._work.iterdir() if _is_run(run)}
+
+    def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
+        """Check leases and local processes."""
+        try:
+            return alive(run_id) or any(
+                leases.folder_holders(RunFolder(task).leases, alive) or local.recorded(task)
+                for task in tasks(self._work / run_id)
+            )
+        except OSError:
+            return True
+
+    def delete(self, run_id: str) -> bool:
+        """Delete all files."""
+        shutil.rmtree(self._work / run_id, ignore_errors=True)
+        return not (self._work / run_id).exists()
+
+
+class InBucket:
+    """Folders of runs in a bucket, read by one listing."""
+
+    def __init__(self, work: str) -> None:
+        self._where = open_store(work)
+        self._names: dict[str, list[str]] = defaultdict(list)
+
+    def last(self) -> dict[str, float]:
+        """Return when a task of each run started last; other folders are ignored."""
+        self._names.clear()
+        for name, _ in self._where.list(""):
+            self._names[name.partition("/")[0]].append(name)
+        begun = {run: leases.begun_at(names) for run, names in self._names.items()}
+        return {run: time for run, time in begun.items() if time and RUN_ID.fullmatch(run)}
+
+    def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
+        """Check leases."""
+        return alive(run_id) or leases.has_holder(self._names[run_id], alive)
+
+    def delete(self, run_id: str) -> bool:
+        """Delete all files, its start marker last, so that a partial deletion is repeated."""
+        try:
+            for name in sorted(self._names[run_id], key=lambda name: f"/{leases.BEGUN}/" in name):
+                self._where.delete(name)
+        except KfpDdpError:
+            return False
+        return True
+
+
+def tasks(run: Path) -> list[Path]:
+    """Return the folders of a run's tasks, and the run's own, which older versions wrote to.
+
+    Folders that cannot be read, such as lost+found, or that disappear are ignored.
+    """
+    try:
+        if run.is_symlink() or not run.is_dir():
+            return []
+        return [run, *(path for path in run.iterdir() if path.is_dir() and not path.is_symlink())]
+    except OSError:
+        return []
+
+
+def _is_run(folder: Path) -> bool:
+    folders = map(RunFolder, tasks(folder))
+    return any(os.path.exists(task.metrics) or os.path.exists(task.leases) for task in folders)
+
+
+def _last_written(run: Path) -> float:
+    """Return the newest time of the files of a run's tasks, in seconds since 1970."""
+    times = [0.0]
+    for task in tasks(run):
+        try:
+            times += [path.lstat().st_mtime for path in (task, *task.iterdir())]
+        except OSError:
+            continue  # deleted or renamed by a running task
+    return max(times)

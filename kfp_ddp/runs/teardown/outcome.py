@@ -59,9 +59,11 @@ def _of_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
     elif "blessed" in verdict:
         state = "blessed" if verdict["blessed"] else "not blessed"
         reason = str(verdict.get("reason", "")).removeprefix(f"{state}: ")
-    elif f"{task}/logs/failure.json" in inside and (failure := _failure(where, task)):
-        return {"state": "failed", "step": task, "reason": failure}
     else:
+        # The root cause that the ranks recorded.
+        content = where.read(f"{task}/logs/failure.json", _LARGEST) or b""
+        if failure := Failure.parse(content.decode(errors="replace")):
+            return {"state": "failed", "step": task, "reason": failure.words}
         return {"state": "trained" if f"{task}/{RunFolder.METRICS}" in inside else ""}
     return {
         "state": state,
@@ -75,13 +77,6 @@ def _of_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
     }
 
 
-def _failure(where: Store, task: str) -> str:
-    """Return the root cause that the ranks of a training recorded."""
-    content = where.read(f"{task}/logs/failure.json", _LARGEST)
-    failure = Failure.parse((content or b"").decode(errors="replace"))
-    return failure.words if failure else ""
-
-
 def _read(where: Store, name: str) -> dict[str, Any]:
     try:
         return mapping_in(where.read(name, _LARGEST))
@@ -90,17 +85,19 @@ def _read(where: Store, name: str) -> dict[str, Any]:
 
 
 def _cancelled(api: Api, run_id: str) -> bool:
-    path, query = custom(WORKFLOWS, api.namespace, "workflows"), _of_run(run_id)
+    path, of_run = custom(WORKFLOWS, api.namespace, "workflows"), f"{KFP_RUN}={run_id}"
     try:
-        return any(map(terminated, api.call("GET", path, query=query)["items"]))
+        workflows = api.call("GET", path, query={"labelSelector": of_run})["items"]
+        return any(map(terminated, workflows))
     except ApiError:
         return False
 
 
 def _failed(api: Api, run_id: str) -> tuple[str, str] | None:
     """Return the first step that failed and why; None for none, or if pods cannot be listed."""
+    query = {"labelSelector": f"{KFP_RUN}={run_id}"}
     try:
-        pods = api.call("GET", core(api.namespace, "pods"), query=_of_run(run_id))["items"]
+        pods = api.call("GET", core(api.namespace, "pods"), query=query)["items"]
     except ApiError:
         return None
     last: dict[str, Object] = {}
@@ -110,23 +107,14 @@ def _failed(api: Api, run_id: str) -> tuple[str, str] | None:
     if not failed:
         return None
     first = min(failed, key=_ended_at)
-    return _step(first), _why(api, first)
-
-
-def _of_run(run_id: str) -> dict[str, str]:
-    return {"labelSelector": f"{KFP_RUN}={run_id}"}
+    parts = [re.sub(r"\(\d+\)$", "", part) for part in _node(first).split(".")]
+    named = [part for part in parts if part != "executor"]
+    return named[-1].removesuffix("-driver"), _why(api, first)
 
 
 def _node(pod: Object) -> str:
     """Return the node of the Workflow that a pod is an attempt of."""
     return re.sub(r"\(\d+\)$", "", annotation(pod, NODE) or pod["metadata"]["name"])
-
-
-def _step(pod: Object) -> str:
-    """Return the name in the pipeline of a pod's step."""
-    parts = [re.sub(r"\(\d+\)$", "", part) for part in _node(pod).split(".")]
-    named = [part for part in parts if part != "executor"]
-    return named[-1].removesuffix("-driver")
 
 
 def _ended_at(pod: Object) -> str:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp_ddp.core import folders
-from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
+from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step, write_job
 from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, Supervision, check_backend
-from kfp_ddp.jobs.local import Ended, local_gpus, run_ranks
+from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
@@ -56,12 +56,8 @@ def run(
 ) -> Trained:
     """Train; the inputs are those of the component.
 
-    `training` are fields of TrainConfig, `job` those of LaunchSpec and Supervision.
-
-    Raises:
-        InputError: for input that cannot be used, before any rank starts.
-        JobError: for a training that failed, with the rank and its exception.
-        RunCancelledError: for a run that was terminated.
+    `training` are fields of TrainConfig, `job` those of LaunchSpec and Supervision. InputError is
+    raised before any rank starts; JobError has the rank that failed and its exception.
     """
     (training,) = split("training", training, TrainConfig, own={})
     spec_fields, watched = split("job", job, LaunchSpec, Supervision, own=JOB_OWN)
@@ -73,11 +69,7 @@ def run(
     if is_remote(work) and backend != "local":
         check_carried(spec_fields)
     place = create_run_folder(work, run_id, task)
-    own: dict[str, Any] = {
-        "data": dataset_path,
-        "output_dir": place,
-        "run_id": f"{run_id}/{task}",
-    }
+    own: dict[str, Any] = {"data": dataset_path, "output_dir": place, "run_id": f"{run_id}/{task}"}
     if backend != "local" and supervision.heartbeat_minutes:
         own["stop_when_stale"] = f"{place}/{RunFolder.HEARTBEAT}"
         own["stale_seconds"] = supervision.heartbeat_minutes * 60
@@ -124,10 +116,16 @@ def _train_here(
     """Train with processes of this step; returns its record."""
     print(f"{task_name}: {ranks} rank(s), output in {folder.path}", flush=True)
     ended = run_ranks(config.to_argv(), ranks, folder.path)
-    if ended.code != 0 or ended.stopped_by is not None:
-        raise _failure(ended, folder)
-    ran = images.record()
-    return {"backend": "local", "config": config.model_dump(), "kfp_ddp": ran}
+    if ended.code == 0 and ended.stopped_by is None:
+        ran = images.record()
+        return {"backend": "local", "config": config.model_dump(), "kfp_ddp": ran}
+    newest = newest_checkpoint(folder.path)
+    checkpoint = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
+    if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
+        raise RunCancelledError(
+            f"training was stopped; {checkpoint} in {folder.path}; run it again to resume"
+        )
+    raise JobError(f"training failed: {ended.cause(folder.path)}; {checkpoint}")
 
 
 def _train_on_cluster(
@@ -177,13 +175,3 @@ def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[st
             "are one time-out: give one of them"
         )
     return {**training, "timeout_minutes": minutes}
-
-
-def _failure(ended: Ended, folder: RunFolder) -> KfpDdpError:
-    newest = newest_checkpoint(folder.path)
-    checkpoint = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
-    if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
-        return RunCancelledError(
-            f"training was stopped; {checkpoint} in {folder.path}; run it again to resume"
-        )
-    return JobError(f"training failed: {ended.cause(folder.path)}; {checkpoint}")

@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     adopt_secrets()
     arguments = list(sys.argv[1:] if argv is None else argv)
     at = arguments.index("--") if "--" in arguments else 0
-    torchrun, flags = arguments[:at], arguments[at:]
     try:
-        return _train(Node(), parse(flags[1:], prog=f"python -m {NODE} --"), torchrun)
+        config = parse(arguments[at + 1 :], prog=f"python -m {NODE} --")
+        return _train(Node(), config, arguments[:at])
     except _Ended as ended:
         return ended.code
     except _Stopped:

@@ -1,5 +1,6 @@
 """Artifacts of a finished training: Model, Metrics and the picture of its curves."""
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -9,7 +10,7 @@ from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.report import training_page
 from kfp_ddp.report.events import read_events
-from kfp_ddp.training.manifest import read_manifest, step_dir
+from kfp_ddp.training.manifest import read_manifest, step_dir, step_dirs
 
 
 class Newest(NamedTuple):
@@ -27,14 +28,18 @@ def newest_checkpoint(run_dir: Path) -> Newest | None:
     A folder gets its name only after manifest and state are on the disk, so a readable manifest
     means a complete checkpoint. Needs no torch, so the launcher's image can call it.
     """
-    paths = RunFolder(run_dir).checkpoints.glob("step-*[0-9]")
-    for path in sorted(paths, key=lambda path: (len(path.name), path.name), reverse=True):
-        try:
-            manifest = read_manifest(path)
-        except (OSError, ValueError):
-            continue
-        return Newest(path, manifest.step, manifest.digest, manifest.fields)
+    with contextlib.suppress(OSError):
+        checkpoints = map(_complete, step_dirs(RunFolder(run_dir).checkpoints))
+        return next(filter(None, checkpoints), None)
     return None
+
+
+def _complete(path: Path) -> Newest | None:
+    try:
+        manifest = read_manifest(path)
+    except (OSError, ValueError):
+        return None
+    return Newest(path, manifest.step, manifest.digest, manifest.fields)
 
 
 def chosen_checkpoint(run_dir: Path) -> Newest | None:
@@ -45,12 +50,7 @@ def chosen_checkpoint(run_dir: Path) -> Newest | None:
     best = newest.manifest.get("best")
     if not best or not newest.manifest["config"]["keep_best"]:
         return newest
-    path = step_dir(newest.path.parent, int(best["step"]))
-    try:
-        manifest = read_manifest(path)
-    except (OSError, ValueError):
-        return newest
-    return Newest(path, manifest.step, manifest.digest, manifest.fields)
+    return _complete(step_dir(newest.path.parent, int(best["step"]))) or newest
 
 
 def write_outputs(
