@@ -91,8 +91,8 @@ def test_a_server_fault_is_retryable(
         (faults.login_page, "set a token, a cookie or a Dex user"),
         (faults.page, "set a token, a cookie or a Dex user"),
         (faults.proxy_error(404), "has no KFP API (404)"),
-        *((faults.other_json(text), "with JSON that KFP does not") for text in ("null", "[]", "1")),
-        (faults.other_json("[" * 100_000), "the answer was cut off"),
+        *((faults.answer(text), "with JSON that KFP does not") for text in ("null", "[]", "1")),
+        (faults.answer("[" * 100_000), "the answer was cut off"),
     ],
 )
 def test_a_foreign_answer_is_refused(kfp_server: KfpServer, fault: faults.Fault, line: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.kfp_server import specs
 from tests.kfp_server.listing import page
-from tests.kfp_server.refusal import gateway, unknown, upload
+from tests.kfp_server.refusal import gateway, invalid, unknown, upload
 
 Row = dict[str, Any]
 Query = dict[str, str]
@@ -96,9 +96,8 @@ class Catalog:
         self.get_pipeline(query, pipeline_id)
         versions = self._versions_of(pipeline_id)
         if versions and query.get("cascade") != "true":
-            raise gateway(
-                400,
-                "Failed to delete a pipeline: Invalid input error",
+            raise invalid(
+                "delete a pipeline",
                 f"Failed to delete pipeline {pipeline_id} as it has existing pipeline versions "
                 f"(count: {len(versions)})",
             )
@@ -144,11 +143,7 @@ class Catalog:
         namespace = self._namespace(body.get("namespace", ""), "create a experiment")
         name = body.get("display_name", "")
         if not name:
-            raise gateway(
-                400,
-                "Failed to create a experiment: Invalid input error",
-                "Experiment has an empty name",
-            )
+            raise invalid("create a experiment", "Experiment has an empty name")
         for one in self.experiments.values():
             if one["display_name"] == name and one.get("namespace", "") == namespace:
                 raise gateway(
@@ -188,11 +183,7 @@ class Catalog:
         if not self.multi_user:
             return ""
         if not given:
-            raise gateway(
-                400,
-                f"Failed to {doing}: Invalid input error",
-                "Namespace cannot be empty in multi-user mode",
-            )
+            raise invalid(doing, "Namespace cannot be empty in multi-user mode")
         if given not in self.namespaces:
             raise gateway(
                 403,

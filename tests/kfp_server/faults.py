@@ -36,17 +36,6 @@ def cut(handler: Any, _: Any) -> None:
     handler.close_connection = True
 
 
-def half(handler: Any, _: Any) -> None:
-    """An answer whose JSON is not whole."""
-    _send(handler, 200, '{"runs": [')
-
-
-def stack_trace(handler: Any, _: Any) -> None:
-    """A fault of the server in the shape of the upload handlers."""
-    body = {"error_message": "Internal Server Error", "error_details": f"mysql is down{STACK}"}
-    _send(handler, 500, json.dumps(body))
-
-
 def login_page(handler: Any, _: Any) -> None:
     """What stands before KFP and knows nobody."""
     handler.send_response(302)
@@ -55,38 +44,37 @@ def login_page(handler: Any, _: Any) -> None:
     handler.end_headers()
 
 
-def page(handler: Any, _: Any) -> None:
-    """The page of something else."""
-    _send(handler, 200, "<!DOCTYPE html><html><body>Log in</body></html>", "text/html")
-
-
-def other_json(text: str) -> Fault:
-    """An answer of something that speaks JSON, too."""
-    return lambda handler, _: _send(handler, 200, text)
+def answer(text: str, code: int = 200, kind: str = "application/json") -> Fault:
+    """An answer of something else."""
+    return lambda handler, _: _send(handler, code, text, kind)
 
 
 def status(code: int, why: str = "injected") -> Fault:
     """An answer of the gateway with this status."""
-
-    def fault(handler: Any, _: Any) -> None:
-        _send(handler, code, json.dumps({"code": 13, "message": why, "details": []}))
-
-    return fault
+    return answer(json.dumps({"code": 13, "message": why, "details": []}), code)
 
 
 def proxy_error(code: int) -> Fault:
     """An answer of a proxy before the server: HTML."""
+    return answer(f"<html><h1>{code} upstream connect error</h1></html>", code, "text/html")
 
-    def fault(handler: Any, _: Any) -> None:
-        _send(handler, code, f"<html><h1>{code} upstream connect error</h1></html>", "text/html")
 
-    return fault
+half = answer('{"runs": [')
+"""JSON that is not whole."""
+stack_trace = answer(
+    json.dumps(
+        {"error_message": "Internal Server Error", "error_details": f"mysql is down{STACK}"}
+    ),
+    code=500,
+)
+"""A fault of the server in the shape of the upload handlers."""
+page = answer("<!DOCTYPE html><html><body>Log in</body></html>", kind="text/html")
+"""The page of something else."""
 
 
 def endless(field: str, rows: list[Any]) -> Fault:
     """A page whose token leads to itself."""
-    body = json.dumps({field: rows, "next_page_token": "c2FtZQ=="})
-    return lambda handler, _: _send(handler, 200, body)
+    return answer(json.dumps({field: rows, "next_page_token": "c2FtZQ=="}))
 
 
 def _send(handler: Any, code: int, text: str, kind: str = "application/json") -> None:

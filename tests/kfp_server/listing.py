@@ -4,7 +4,7 @@ import base64
 import json
 from typing import Any
 
-from tests.kfp_server.refusal import gateway
+from tests.kfp_server.refusal import invalid
 
 Row = dict[str, Any]
 KEYS = {"id": None, "name": "name", "display_name": "display_name", "created_at": "created_at"}
@@ -24,18 +24,14 @@ def page(field: str, rows: list[Row], query: dict[str, str], what: str) -> Row:
     if key and (
         key not in {*KEYS, "state", "storage_state", "status"} or order not in ("", "asc", "desc")
     ):
-        raise gateway(
-            400, f"Failed to {what}: Invalid input error", f"Invalid sorting field: {key}"
-        )
+        raise invalid(what, f"Invalid sorting field: {key}")
     if key and key != "id":
         rows = sorted(rows, key=lambda row: str(row.get(key, "")))
     if order == "desc":
         rows = rows[::-1]
     size = int(query.get("page_size") or 20)
     if size < 0:
-        raise gateway(
-            400, f"Failed to {what}: Invalid input error", "The page size should be greater than 0"
-        )
+        raise invalid(what, "The page size should be greater than 0")
     begin = _begin(query.get("page_token", ""), what)
     answer: Row = {field: rows[begin : begin + size], "total_size": len(rows)}
     if begin + size < len(rows):
@@ -51,18 +47,14 @@ def _begin(token: str, what: str) -> int:
     try:
         return int(json.loads(base64.b64decode(token, validate=True))["at"])
     except (ValueError, KeyError, TypeError):
-        raise gateway(
-            400, f"Failed to {what}: Invalid input error", "Invalid package token"
-        ) from None
+        raise invalid(what, "Invalid package token") from None
 
 
 def _filtered(rows: list[Row], text: str, what: str) -> list[Row]:
     try:
         predicates = json.loads(text)["predicates"] if text else []
     except (ValueError, KeyError, TypeError):
-        raise gateway(
-            400, f"Failed to {what}: Invalid input error", "failed to parse valid filter"
-        ) from None
+        raise invalid(what, "failed to parse valid filter") from None
     for one in predicates:
         key, wanted = one["key"], one.get("string_value", one.get("stringValue", ""))
         match one["operation"]:
@@ -76,7 +68,5 @@ def _filtered(rows: list[Row], text: str, what: str) -> list[Row]:
                 given = one.get("string_values", one.get("stringValues", {}))["values"]
                 rows = [row for row in rows if row.get(key, "") in given]
             case other:
-                raise gateway(
-                    400, f"Failed to {what}: Invalid input error", f"unknown operation {other}"
-                )
+                raise invalid(what, f"unknown operation {other}")
     return rows

@@ -26,6 +26,11 @@ def gateway(status: int, before: str, why: str, code: int = 0) -> RefusalError:
     return RefusalError(status, {"code": code, "message": f"{before}: {why}", "details": [inner]})
 
 
+def invalid(doing: str, why: str) -> RefusalError:
+    """400, for a request that failed for its input."""
+    return gateway(400, f"Failed to {doing}: Invalid input error", why)
+
+
 def upload(status: int, message: str) -> RefusalError:
     """As the upload handlers answer: with a stack trace of Go."""
     return RefusalError(status, {"error_message": message, "error_details": message + STACK})

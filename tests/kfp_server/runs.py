@@ -5,7 +5,7 @@ import uuid
 from tests.kfp_server import specs
 from tests.kfp_server.catalog import NEVER, Catalog, Query, Row, filled, now
 from tests.kfp_server.listing import page
-from tests.kfp_server.refusal import gateway, unknown
+from tests.kfp_server.refusal import gateway, invalid, unknown
 
 OVER = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
 
@@ -58,9 +58,8 @@ class Store(Catalog):
     def terminate_run(self, query: Query, run_id: str) -> Row:
         run = self.get_run(query, run_id)
         if run["state"] in OVER:
-            raise gateway(
-                400,
-                f"Failed to terminate a run: Failed to terminate run {run_id}: Invalid input error",
+            raise invalid(
+                f"terminate a run: Failed to terminate run {run_id}",
                 f"Failed to terminate a run {run_id}. Row not found",
             )
         self.set_state(run_id, "CANCELING")
@@ -103,9 +102,8 @@ class Store(Catalog):
         cron = ((body.get("trigger") or {}).get("cron_schedule") or {}).get("cron", "")
         fields = len(cron.split())
         if cron and not cron.startswith("@") and fields not in (5, 6):
-            raise gateway(
-                400,
-                f"Failed to {doing} due to conversion error: Invalid input error",
+            raise invalid(
+                f"{doing} due to conversion error",
                 "Schedule cron is not a supported format(https://godoc.org/github.com/robfig/cron)."
                 f" Error: Expected 5 to 6 fields, found {fields}: {cron}",
             )
@@ -120,9 +118,7 @@ class Store(Catalog):
             "display_name": body["display_name"],
             **filled(body, "description"),
             **(
-                {"pipeline_version_reference": body["pipeline_version_reference"]}
-                if reference
-                else {"pipeline_spec": spec}
+                filled(body, "pipeline_version_reference") if reference else {"pipeline_spec": spec}
             ),
             "runtime_config": body.get("runtime_config") or {},
             "service_account": body.get("service_account") or "pipeline-runner",
@@ -177,11 +173,7 @@ class Store(Catalog):
     def _spec(self, body: Row, doing: str) -> tuple[Row, Row]:
         """The pipeline of a body, and the version that it is; {} where it was sent whole."""
         if not body.get("display_name"):
-            raise gateway(
-                400,
-                f"Failed to {doing}: Invalid input error",
-                "The run name is empty. Please specify a valid name",
-            )
+            raise invalid(doing, "The run name is empty. Please specify a valid name")
         if spec := body.get("pipeline_spec"):
             return spec, {}
         asked = body.get("pipeline_version_reference") or {}
@@ -203,7 +195,7 @@ class Store(Catalog):
             return self.get_experiment({}, given)
         known = [one for one in self.experiments.values() if one["display_name"] == "Default"]
         if not known:
-            raise gateway(400, f"Failed to {doing}: Invalid input error", "Experiment is missing")
+            raise invalid(doing, "Experiment is missing")
         return known[0]
 
     def _asked(self, query: Query) -> str:
@@ -215,13 +207,7 @@ class Store(Catalog):
         """Rows of an experiment, or of all of the namespace, with the newest last."""
         if experiment_id:
             self.get_experiment({}, experiment_id)
-        wanted = (
-            [experiment_id]
-            if experiment_id
-            else [
-                name
-                for name, one in self.experiments.items()
-                if one.get("namespace", "") == namespace
-            ]
-        )
+            return [one for one in rows.values() if one["experiment_id"] == experiment_id]
+        known = self.experiments.items()
+        wanted = [name for name, one in known if one.get("namespace", "") == namespace]
         return [one for one in rows.values() if one["experiment_id"] in wanted]

@@ -62,9 +62,7 @@ def test_order_and_number_types_do_not_change_the_fingerprint() -> None:
     assert len(one) == 16
 
 
-def test_an_exported_attempt_is_unchanged_while_its_bundle_exists(
-    models: Store, tmp_path: Path
-) -> None:
+def test_an_exported_attempt_lasts_as_its_bundle(models: Store, tmp_path: Path) -> None:
     assert unchanged(models, "1") is None
     exported(models, tmp_path, 1)
     attempt = unchanged(models, "1")
@@ -76,9 +74,7 @@ def test_an_exported_attempt_is_unchanged_while_its_bundle_exists(
     assert unchanged(models, "1") is None
 
 
-def test_an_attempt_that_was_not_blessed_is_unchanged_for_the_same_champion(
-    models: Store, tmp_path: Path
-) -> None:
+def test_an_attempt_not_blessed_is_of_its_champion(models: Store, tmp_path: Path) -> None:
     exported(models, tmp_path, 1)
     note(models, "a", version="", champion=version(1), reason="not blessed: too weak")
     attempt = unchanged(models, "a")
@@ -173,9 +169,7 @@ def test_what_was_tried_is_not_new_and_the_step_says_what_came_of_it(
 
 
 @pytest.mark.parametrize("least", [0.4, 0.6])
-def test_the_gate_notes_what_it_does_not_bless_and_leaves_the_rest_to_the_export(
-    least: float, tmp_path: Path
-) -> None:
+def test_the_gate_notes_only_what_it_does_not_bless(least: float, tmp_path: Path) -> None:
     _, attempt, _ = asked(tmp_path)
     record = tmp_path / "run" / "evaluation.json"
     record.parent.mkdir()

@@ -1,7 +1,6 @@
 """`benchmarks gpu` where there is no GPU: its parts run on the CPU, in small."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photographs")
     write(folder / "train", 4)
     return folder
-
-
-def test_benchmark_without_a_gpu_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.run() == {}
-    assert capsys.readouterr().out == "no GPU here: nothing to measure\n"
-
-
-def test_reference_loop_repeats(root: Path) -> None:
-    some = loops.torchvision_reference(root, "resnet18", 32, batch=4, workers=0, steps=2)
-    for _ in range(3):  # 12 images are 3 batches
-        some()
 
 
 def test_decoding_and_recording_run_on_the_cpu(root: Path) -> None:
@@ -64,30 +52,6 @@ def test_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(loops, "steps_of_ours", steps)
     assert loops.fitting("", "resnet50", 224, {"batch_size": 256}) == 64
-
-
-def _fails() -> dict[str, float]:
-    raise OSError("no nvJPEG\nhere")
-
-
-@pytest.mark.parametrize(
-    ("left", "work", "figures", "said"),
-    [
-        (100.0, lambda: {"a": 1.0}, {"a": 1.0}, ""),
-        (10.0, lambda: {"a": 1.0}, {}, "decoding: left out, no time is left\n"),
-        (100.0, _fails, {}, "decoding: left out, OSError: no nvJPEG\n"),
-    ],
-)
-def test_failed_part_leaves_the_others(
-    left: float,
-    work: Callable[[], dict[str, float]],
-    figures: dict[str, float],
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    measurement = gpu.Measurement("resnet18", 32, 1.0, time.perf_counter() + left)
-    assert measurement.part("decoding", 30.0, work) == figures
-    assert capsys.readouterr().out == said
 
 
 def test_figures_of_the_measured_loops() -> None:

@@ -47,9 +47,7 @@ def test_accuracies_have_intervals_and_notes(tmp_path: Path) -> None:
     ]
 
 
-def test_the_time_between_two_starts_is_not_training_time(
-    tmp_path: Path,
-) -> None:
+def test_the_time_between_two_starts_is_not_training_time(tmp_path: Path) -> None:
     folder = run_output.make(tmp_path / "one")
     metrics = folder / "work" / run_output.RUN_ID / "train" / "metrics.jsonl"
     again = [{"event": "start", "time": 9000.0}, {"event": "end", "time": 9005.0}]

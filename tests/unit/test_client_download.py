@@ -74,9 +74,7 @@ def test_a_run_without_a_bundle_is_downloaded(tmp_path: Path) -> None:
     ("word", "output", "line"),
     [("run", "taken", "already exists"), ("early", "to", "there are no results")],
 )
-def test_invalid_input_is_one_line_and_writes_nothing(
-    tmp_path: Path, word: str, output: str, line: str
-) -> None:
+def test_invalid_input_writes_nothing(tmp_path: Path, word: str, output: str, line: str) -> None:
     run_output.make(tmp_path / "run")
     run_output.make(tmp_path / "early", failed="preflight")
     (tmp_path / "taken").mkdir()

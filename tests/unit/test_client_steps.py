@@ -132,9 +132,7 @@ def test_steps_that_kfp_lost_are_unknown_or_those_of_the_workflow() -> None:
         ("UNDRIVEN", "FAILED", True),
     ],
 )
-def test_the_state_of_a_step_is_that_of_its_driver_or_pod(
-    node: str, state: str, by_driver: bool
-) -> None:
+def test_a_steps_state_is_of_its_driver_or_pod(node: str, state: str, by_driver: bool) -> None:
     run, nodes = _laid({"preflight": node}, over=False)
     step = steps_of(run, nodes=nodes)[0]
     assert (step.name, step.state, step.by_driver) == ("preflight", state, by_driver)

@@ -32,9 +32,7 @@ def committed(tmp_path: Path) -> Path:
     return Path(shutil.copytree(REPOSITORY / "compiled", tmp_path / "compiled"))
 
 
-def test_stale_missing_and_orphaned_files_are_listed(
-    pipelines: dict[str, Any], committed: Path
-) -> None:
+def test_stale_missing_and_orphaned_are_listed(pipelines: dict[str, Any], committed: Path) -> None:
     path = committed / f"{NAME}.yaml"
     text = path.read_text()
     path.write_text(text.replace("sdkVersion: kfp-", "sdkVersion: kfp-9."))
@@ -74,9 +72,7 @@ def test_registry_replaces_that_of_all_images(pipelines: dict[str, Any], tmp_pat
 @pytest.mark.parametrize(
     ("name", "claims"), [("train_resnet_bucket", ["/data"]), ("train_resnet_claimless", [])]
 )
-def test_pipelines_with_runs_in_a_bucket_mount_no_pvc_for_them(
-    name: str, claims: list[str]
-) -> None:
+def test_runs_in_a_bucket_mount_no_pvc(name: str, claims: list[str]) -> None:
     assert "work_claim" not in form_of(name)
     executors = documents(name)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     mounted = {

@@ -61,9 +61,7 @@ def test_the_variables_of_kfp_itself_are_taken(monkeypatch: pytest.MonkeyPatch) 
     assert config().host == "http://ours"
 
 
-def test_show_tells_where_each_value_is_from(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_names_the_origins(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     files["here"].write_text("port_forward: true\n")
     monkeypatch.setenv("KFP_DDP_TIMEOUT", "5")
     lines = {line.split()[0]: line for line in show("--origin").stdout.splitlines()}
@@ -111,9 +109,7 @@ def test_the_file_of_a_folder_chooses_no_host_or_login_that_the_user_does_not_na
     assert "contains no run" in str(here)
 
 
-def test_the_file_of_a_folder_chooses_no_registry_that_gets_a_token(
-    files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_file_of_a_folder_chooses_no_registry(files: dict[str, Path], tmp_path: Path) -> None:
     files["here"].write_text(f"model_registry: http://x\ndestination: {tmp_path}\n")
     error = CliRunner().invoke(app, ["rollback", "flowers"]).exception
     assert "your own settings do not name this model_registry" in str(error)
@@ -121,9 +117,7 @@ def test_the_file_of_a_folder_chooses_no_registry_that_gets_a_token(
     assert "there is no model" in str(CliRunner().invoke(app, ["rollback", "flowers"]).exception)
 
 
-def test_show_never_prints_a_secret_and_names_a_wrong_variable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_show_prints_no_secret_and_names_a_wrong_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TOKEN", "COOKIE", "PASSWORD"):
         monkeypatch.setenv(f"KFP_DDP_{name}", "hunter2")
     assert "hunter2" not in show("--origin").stdout + show("--json").stdout

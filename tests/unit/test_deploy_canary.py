@@ -48,9 +48,7 @@ def test_without_a_service_an_upload_or_a_champion_nothing_is_done(tmp_path: Pat
     assert (outputs, "ba9876543210 is the champion now" in report) == (("", ""), True)
 
 
-def test_invalid_input_fails_with_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Api, "connect", lambda: Api(None, "here"))
     address = bare(tmp_path / "flowers")
     (tmp_path / "flowers/CHAMPION").write_text(f"{Path(address).name}\n")
@@ -123,9 +121,7 @@ def test_logits_may_differ_within_the_limit(content: bytes, problem: str) -> Non
     assert bool(result) == bool(problem)
 
 
-def test_answers_must_be_correct_several_times_in_a_row(
-    server: Callable[[list[Answer]], str],
-) -> None:
+def test_several_answers_in_a_row_must_be_correct(server: Callable[[list[Answer]], str]) -> None:
     right, wrong = (200, answer(*LOGITS)), (200, answer(0, 0, 0))
     answers = [right, right, (503, b"starting"), right, wrong, right, right, right]
     assert try_out(server(answers), "flowers", SAMPLE, 3, 5) > 0

@@ -63,9 +63,7 @@ def figures(predictions: Predictions) -> dict[str, Any]:
 
 @pytest.mark.parametrize("world", [2, 3, 16])
 @pytest.mark.parametrize("size", [1, 5, 64])
-def test_results_do_not_depend_on_the_number_of_ranks(
-    network: Any, index: Index, world: int, size: int
-) -> None:
+def test_results_are_equal_on_all_ranks(network: Any, index: Index, world: int, size: int) -> None:
     """With up to 16 ranks, which are more than batches."""
     single = merged(index, shares(network, index, 1, size))
     assert single.tally.samples == len(index) == 47
@@ -75,9 +73,7 @@ def test_results_do_not_depend_on_the_number_of_ranks(
     assert figures(merged(index, parts[::-1])) == figures(single)
 
 
-def test_unreadable_images_are_skipped_on_any_number_of_ranks(
-    network: Any, index: Index, tmp_path: Path
-) -> None:
+def test_any_number_of_ranks_skips_unreadable(network: Any, index: Index, tmp_path: Path) -> None:
     paths = (*index.paths[:9], str(index.root / "class1" / "bad.png"), *index.paths[10:])
     damaged = Index(index.root, index.classes, paths, index.targets)
     single = merged(damaged, shares(network, damaged, 1, 4, "skip"), "skip")

@@ -92,9 +92,7 @@ def test_a_table_outside_of_the_dataset(tmp_path: Path) -> None:
         (f"path,light\ncat/1.png,{'x' * 200_000}\n", "line 2: field larger than field limit"),
     ],
 )
-def test_an_invalid_table_fails_with_one_line_error(
-    tmp_path: Path, content: str | bytes, message: str
-) -> None:
+def test_an_invalid_table_is_one_line(tmp_path: Path, content: str | bytes, message: str) -> None:
     with pytest.raises(InputError) as raised:
         read(tmp_path, content)
     assert message in str(raised.value)

@@ -74,9 +74,7 @@ def test_first_cause_comes_before_consequences() -> None:
     assert first_cause([]) is None
 
 
-def test_final_record_of_a_rank_is_the_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_final_record_is_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [tmp_path / "0", tmp_path / "1", tmp_path / "none"]
     for path, failure, final in (
         (files[0], Failure(1, 0, "crashed", False, 1.0), False),

@@ -77,10 +77,7 @@ def test_words_override_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [
-        ("epochs: [", "is not YAML"),
-        ("- epochs", "has no settings; write lines such as epochs: 10"),
-    ],
+    [("epochs: [", "is not YAML"), ("- epochs", "has no settings; write lines such as epochs: 10")],
 )
 def test_invalid_file_fails_with_one_line_error(text: str, line: str, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"

@@ -34,9 +34,7 @@ def blessed(path: str, champion: object, **rules: Any) -> bool:
     return all(check.holds for check in checks(path, champion, **rules).values())
 
 
-def test_a_champion_is_an_evaluation_a_bundle_or_the_current_one_of_a_folder(
-    tmp_path: Path,
-) -> None:
+def test_a_champion_is_an_evaluation_a_bundle_or_of_a_folder(tmp_path: Path) -> None:
     path = evaluation(tmp_path / "run", hits(3))
     file = evaluation(tmp_path / "champion", hits(5))
     models = tmp_path / "models"
@@ -188,8 +186,6 @@ def test_an_evaluation_of_another_champion_or_of_other_samples_does_not_count(
 
 
 @pytest.mark.parametrize(("other", "similar"), [("Dogs", True), ("submarine", False)])
-def test_a_similar_removed_class_may_have_been_renamed(
-    other: str, similar: bool, tmp_path: Path
-) -> None:
+def test_a_removed_class_may_be_renamed(other: str, similar: bool, tmp_path: Path) -> None:
     _, by_rule = against(tmp_path, ("cat", other))
     assert (f"(was {other!r} renamed?" in by_rule["champion"].words) == similar

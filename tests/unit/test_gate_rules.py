@@ -103,17 +103,11 @@ def checks_of(root: Path, content: dict[str, Any], **rules: Any) -> dict[str, li
     ("name", "content", "field"),
     [
         ("infra", {"passed": "maybe"}, "passed"),
-        (
-            "latency",
-            {"runtimes": {"eager": {"batch_1": {}}}},
-            "runtimes.eager.batch_1.median_ms",
-        ),
+        ("latency", {"runtimes": {"eager": {"batch_1": {}}}}, "runtimes.eager.batch_1.median_ms"),
         ("variants", [], "the document"),
     ],
 )
-def test_an_invalid_record_of_a_bundle_is_named_with_its_field(
-    tmp_path: Path, name: str, content: Any, field: str
-) -> None:
+def test_an_invalid_record_is_named(tmp_path: Path, name: str, content: Any, field: str) -> None:
     with pytest.raises(InputError, match=rf"{name}\.json is invalid: {field}: "):
         checks_of(tmp_path, {name: content})
 
@@ -146,16 +140,10 @@ def test_limits_apply_to_the_measurements_of_one_file(tmp_path: Path) -> None:
 def test_a_variant_must_meet_the_rules_of_the_model_too(tmp_path: Path) -> None:
     low, _ = wilson(94, 100)
     cases: list[tuple[dict[str, Any], dict[str, tuple[bool, float, float]]]] = [
-        (
-            {"min_accuracy": 0.9, "use_lower_bound": True},
-            {"min_accuracy": (False, low, 0.9)},
-        ),
+        ({"min_accuracy": 0.9, "use_lower_bound": True}, {"min_accuracy": (False, low, 0.9)}),
         (
             {"max_calibration_error": 0.03, "max_variant_loss": 0.03},
-            {
-                "max_calibration_error": (False, 0.04, 0.03),
-                "max_variant_loss": (True, 0.03, 0.03),
-            },
+            {"max_calibration_error": (False, 0.04, 0.03), "max_variant_loss": (True, 0.03, 0.03)},
         ),
     ]
     for number, (rules, expected) in enumerate(cases):
@@ -221,9 +209,7 @@ def test_the_verdict_is_written_beside_the_evaluation(tmp_path: Path) -> None:
         *(({"accuracy": value}, "0 to 1") for value in (math.nan, math.inf, -0.1, 1.1)),
     ],
 )
-def test_invalid_input_fails_with_one_line_error(
-    tmp_path: Path, inputs: dict[str, Any], message: str
-) -> None:
+def test_invalid_input_is_one_line(tmp_path: Path, inputs: dict[str, Any], message: str) -> None:
     (tmp_path / "broken.json").write_text('{"samples": 5, "correct": 4, "accuracy": 3}')
     paths = {
         "RUN": evaluation(tmp_path / "run", hits(3)),

@@ -118,10 +118,7 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"kind: Workflow\nspec: {}\n", "not a compiled pipeline"),
-        (
-            b"pipelineInfo: {name: p}\nroot: {dag: {tasks: {a: {}}}}\n",
-            "can be drawn",
-        ),
+        (b"pipelineInfo: {name: p}\nroot: {dag: {tasks: {a: {}}}}\n", "can be drawn"),
         (
             b"pipelineInfo: {name: p}\n"
             b"root: {dag: {tasks: {a: {componentRef: {name: c}, dependentTasks: [a]}}}}\n"
@@ -136,9 +133,7 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_without_a_pipeline_is_rejected_in_one_line(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_no_pipeline_is_rejected_in_one_line(content: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "given.yaml"
     file.write_bytes(content)
     with pytest.raises(InputError, match=message) as refused:

@@ -120,9 +120,7 @@ def test_a_program_that_would_run_code_is_refused(program: bytes, tmp_path: Path
     assert not target.exists()
 
 
-def test_pickled_samples_and_guards_of_a_program_are_dropped(
-    program: bytes, tmp_path: Path
-) -> None:
+def test_pickled_samples_and_guards_are_dropped(program: bytes, tmp_path: Path) -> None:
     target = tmp_path / "created"
 
     def change(name: str, part: bytes) -> bytes:
@@ -155,9 +153,7 @@ def onnx_model(weight: TensorProto, constant: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize("constant", [False, True])
-def test_onnx_weights_in_other_files_are_refused(
-    constant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_external_weights(constant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = numpy_helper.from_array(np.ones(3, np.float32), "w")
     assert onnx_runtimes.load(onnx_model(inside, constant)).entry[1] == (-1, 3)
     outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3])
@@ -210,9 +206,7 @@ def paths(document: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @settings(max_examples=50, derandomize=True, deadline=None)
 @given(data=st.data())
-def test_damaged_documents_fail_with_one_line_error(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_damage_is_one_line(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     documents = json.loads(json.dumps(DOCUMENTS))
     name = data.draw(st.sampled_from(sorted(documents)))
     place = data.draw(st.sampled_from(paths(documents[name])))

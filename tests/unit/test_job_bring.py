@@ -37,9 +37,7 @@ def refused(spec: LaunchSpec, run_dir: Path | None = None) -> str:
     return line
 
 
-def test_small_code_from_a_bucket_travels_as_if_the_pipeline_carried_it(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_small_code_from_a_bucket_travels_in_the_manifest(folder: Path, tmp_path: Path) -> None:
     uploaded = in_a_bucket(folder, tmp_path)
     digest = code.digest_in(uploaded["code"])
     assert uploaded["code"] == f"file://{tmp_path}/bucket/code/{digest}.tar.gz"
@@ -91,9 +89,7 @@ def test_code_on_a_claim_is_read_by_the_workers_from_there(folder: Path, tmp_pat
     ],
     ids=["missing", "changed", "empty"],
 )
-def test_missing_or_changed_code_is_refused(
-    folder: Path, tmp_path: Path, change: Any, says: str
-) -> None:
+def test_other_code_is_refused(folder: Path, tmp_path: Path, change: Any, says: str) -> None:
     uploaded = in_a_bucket(folder, tmp_path)
     change(Path(uploaded["code"].removeprefix("file://")))
     assert refused(specification(uploaded)).endswith(says)

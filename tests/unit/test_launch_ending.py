@@ -133,9 +133,7 @@ def test_an_eviction_is_reported_once(told: Path, capfd: pytest.CaptureFixture[s
     assert capfd.readouterr().out == told.read_text() + "\n"
 
 
-def test_an_eviction_is_reported_while_the_main_thread_hangs(
-    told: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hanging_step_reports_an_eviction(told: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A sync of the claim may take longer than the step has."""
     api: Any = Cluster()
     ending = Ending(api, None)
@@ -168,9 +166,7 @@ def test_a_reported_step_does_not_change(
     assert capfd.readouterr().out.split("\n") == [line, "", line + GOES_ON, ""]
 
 
-def test_a_pvc_that_hangs_or_fails_does_not_delay_the_report(
-    told: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_pvc_delays_no_report(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(monkeypatch, Cluster(), [EVICTED], None)
     words = told.read_text()
     assert words == "launcher was evicted; Retry adopts its job, or creates a new one"

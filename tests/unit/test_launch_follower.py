@@ -81,9 +81,7 @@ def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> N
     assert one.run(Limits()).pods == [gone]
 
 
-def test_a_stopping_pod_is_awaited_if_no_pod_has_failed(
-    ending: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopping_pod_is_waited_for(ending: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may save for as long as its time of grace, and only then says that it was stopped."""
     one = follower(ending, with_condition("Failed"))
     saves: Object = {
@@ -100,9 +98,7 @@ def test_a_stopping_pod_is_awaited_if_no_pod_has_failed(
     assert next(looks, None) is None
 
 
-def test_nothing_is_waited_for_that_is_not_being_stopped(
-    ending: Ends,
-) -> None:
+def test_nothing_is_waited_for_that_is_not_being_stopped(ending: Ends) -> None:
     one = follower(ending, with_condition("Failed"))
     runs: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Running"}}
     one.watches.pods.objects = {"a": runs}

@@ -102,9 +102,7 @@ PAIRS = [(LONG, f"{LONG}-2"), (LONG, f"{LONG}.2"), ("a" * 63, "a" * 62 + "b"), (
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 @pytest.mark.parametrize("task_id", ["", "7", "x" * 30])
-def test_tasks_of_one_run_do_not_take_one_anothers_jobs(
-    first: str, second: str, task_id: str
-) -> None:
+def test_tasks_of_one_run_have_their_own_jobs(first: str, second: str, task_id: str) -> None:
     store: Any = Store()
     spec = LaunchSpec.create(image="a:1", command=["x"])
     one, other = (

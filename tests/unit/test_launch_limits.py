@@ -168,9 +168,7 @@ def test_a_deadline_counts_outside_of_the_queue(job: Object, age: float, over: b
 @pytest.mark.parametrize(
     ("code", "reason", "retryable"), [(137, "OOMKilled", False), (139, "Error", True)]
 )
-def test_an_elastic_job_whose_pods_crash_again_and_again_is_over(
-    code: int, reason: str, retryable: bool
-) -> None:
+def test_an_elastic_job_ends_after_crashes(code: int, reason: str, retryable: bool) -> None:
     """Its operator would make them anew without an end."""
     stamp = {"exitCode": code, "reason": reason, "finishedAt": ago(9)}
     crash = pod("worker", "Failed", 10)
@@ -259,9 +257,7 @@ def launch(api: Any, **fields: Any) -> str:
     return str(error.value)
 
 
-def test_the_operators_deadline_is_not_retried(
-    api: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operators_deadline_is_final(api: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ranks left as if they were preempted, which would be worth another hour."""
     reason = {"reason": "DeadlineExceeded", "message": "TrainJob exceeded its active deadline"}
     created = ended(monkeypatch, {"type": "Failed", "status": "True", **reason})
@@ -307,9 +303,7 @@ def test_a_terminated_run_loses_its_job_and_its_lease_without_an_exit_handler(
     assert folder_holders(RunFolder(tmp_path).leases) == []
 
 
-def test_a_job_that_is_deleted_leaves_no_pod_to_ask(
-    api: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deleted_job_leaves_no_pod_to_ask(api: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(monkeypatch)
     assert launch(api, retries=0).endswith("stopped by SIGTERM; log above")
     assert len(api.deleted) == 1

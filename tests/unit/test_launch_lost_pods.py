@@ -92,10 +92,7 @@ def test_a_pod_that_is_gone_was_lost_where_it_ran_and_ended_where_it_had() -> No
         assert (len(pods.lost), len(pods.ended)) == (lost, 1 - lost)
 
 
-REPLACED = (
-    [pod("worker-0"), pod("master-0")],
-    [pod("worker-0", uid="another"), pod("master-0")],
-)
+REPLACED = ([pod("worker-0"), pod("master-0")], [pod("worker-0", uid="another"), pod("master-0")])
 
 
 @pytest.mark.parametrize(
@@ -158,9 +155,7 @@ def test_a_replacement_counts_for_a_pod_that_failed_and_for_none_that_succeeded(
         ("pytorchjob", 9999, False),
     ],
 )
-def test_a_container_restarted_in_place_ends_the_job(
-    kind: str, after: float, restarted: bool
-) -> None:
+def test_a_container_restarted_ends_the_job(kind: str, after: float, restarted: bool) -> None:
     """The pods that failed with it are waited for a moment."""
     again = pod("node-0")
     again["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1}}

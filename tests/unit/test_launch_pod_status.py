@@ -103,9 +103,7 @@ def test_a_pod_ended_with_its_first_container() -> None:
         ((143, 0, 2), True, True),
     ],
 )
-def test_a_crash_is_a_failure_without_a_stop(
-    codes: tuple[int | None, ...], failed: bool, crashed: bool
-) -> None:
+def test_a_crash_is_no_stop(codes: tuple[int | None, ...], failed: bool, crashed: bool) -> None:
     seen = pod("Running", *map(ended, codes), RUNS)
     assert (has_failed(seen), has_crashed(seen)) == (failed, crashed)
     evicted = pod("Running", *map(ended, codes), conditions=[{"type": "DisruptionTarget"}])

@@ -6,11 +6,7 @@ import pytest
 
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import Runtime
-from kfp_ddp.jobs.kinds.pod import (
-    PER_GPU,
-    PER_RANK_ON_CPUS,
-    default_resources,
-)
+from kfp_ddp.jobs.kinds.pod import PER_GPU, PER_RANK_ON_CPUS, default_resources
 from kfp_ddp.jobs.kinds.trainjob import TOKEN_DIR
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 

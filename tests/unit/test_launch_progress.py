@@ -3,12 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.jobs.progress import (
-    Event,
-    MetricsTail,
-    ProgressPrinter,
-    TrainingProgress,
-)
+from kfp_ddp.jobs.progress import Event, MetricsTail, ProgressPrinter, TrainingProgress
 
 
 def steps(*pairs: tuple[int, float]) -> list[Event]:

@@ -276,9 +276,7 @@ def test_reports_of_many_ranks_are_read_in_parts(tmp_path: Path, count: int) -> 
     assert max(len(report) for report, _ in parts) <= ranks.PART
 
 
-def test_a_stall_of_many_ranks_is_seen_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stall_of_many_is_seen_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pods = job(130, nodes=3)
     for rank in range(130):
         line = {"rank": rank, "pod": f"x-worker-{rank}", "node": "", "phase": "step", "time": 0}

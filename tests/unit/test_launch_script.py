@@ -36,9 +36,7 @@ def test_an_invalid_packed_file_is_an_input_error(bad: str) -> None:
     ],
     ids=["missing", "latin-1", "NUL", "large"],
 )
-def test_a_file_that_cannot_be_packed_is_an_input_error(
-    tmp_path: Path, content: bytes | None, says: str
-) -> None:
+def test_an_unpackable_file_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
     file = tmp_path / "train.py"
     if content is not None:
         file.write_bytes(content)

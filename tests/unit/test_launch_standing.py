@@ -131,9 +131,7 @@ class Refusing:
         (0, "no answer", ""),
     ],
 )
-def test_without_events_a_dry_run_shows_why_pods_are_refused(
-    status: int, message: str, kind: str
-) -> None:
+def test_a_dry_run_shows_why_pods_are_refused(status: int, message: str, kind: str) -> None:
     api: Any = Refusing(status, message)
     result = narrator.explain(JOB, State("created"), [], None, api, 2)
     assert result["no pods yet"].kind == kind
@@ -193,11 +191,7 @@ def ended(code: int, message: str, where: str = "containerStatuses") -> dict[str
     [
         ([], "worker-0: no secret (it never started)", False),
         ([ended(1, "timed out waiting 5ms")], "worker-0: no secret (it never started)", True),
-        (
-            [ended(1, "key")],
-            "worker-1: exit code 1: key; besides, worker-0: no secret",
-            False,
-        ),
+        ([ended(1, "key")], "worker-1: exit code 1: key; besides, worker-0: no secret", False),
     ],
 )
 def test_the_cause_names_the_pod_that_never_started(

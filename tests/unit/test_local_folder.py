@@ -16,7 +16,7 @@ from kfp_ddp.client.run_info import local_run
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.local import engine, results, runs, screen
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished
-from kfp_ddp.local.screen import CLEAR_LINE, Phase, bar
+from kfp_ddp.local.screen import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import located, look
 from tests import run_output
 
@@ -98,19 +98,6 @@ def test_report_of_the_gate_is_copied_to_the_top(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text() == "<html>"
 
 
-def test_line_of_a_step_in_any_pipeline(tmp_path: Path) -> None:
-    write(tmp_path, "preflight", what="resnet18 at 64 px", gpus=0)
-    write(tmp_path, "changes", changed=True, reason="nothing new")
-    write(tmp_path, "leaderboard", trials=3)
-    write(tmp_path, "train", loss=0.5)
-    write(tmp_path, "export", formats="model.pt2, model.safetensors")
-    assert runs.describe_step(tmp_path, "preflight") == "resnet18 at 64 px"
-    assert runs.describe_step(tmp_path, "changes") == "nothing new"
-    assert runs.describe_step(tmp_path, "leaderboard") == "trials 3"
-    assert runs.describe_step(tmp_path, "train") == "loss 0.5"
-    assert runs.describe_step(tmp_path, "export") == "safetensors and .pt2 match the checkpoint"
-
-
 def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> None:
     assert runs.describe_step(tmp_path, "train") == ""
     for iteration, step in enumerate((18, 24)):
@@ -155,13 +142,6 @@ def test_log_has_a_line_a_minute_and_one_per_phase(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="no"), Phase("gate", stream):
         raise ValueError("no")
     assert "\n  ✗ gate" in stream.getvalue()
-
-
-def test_bar_is_full_only_at_the_end() -> None:
-    assert bar(0, 10, width=10) == "░" * 10
-    assert bar(9, 10, width=10) == "█" * 9 + "░"
-    assert bar(10, 10, width=10) == bar(11, 10, width=10) == "█" * 10
-    assert bar(0, 0, width=10) == "░" * 10
 
 
 @pytest.fixture

@@ -11,14 +11,7 @@ from click.testing import CliRunner
 from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.netcheck.rank import rounds, transports
-from kfp_ddp.training.netcheck.record import (
-    Network,
-    NetworkCheck,
-    Node,
-    Size,
-    need,
-    problems,
-)
+from kfp_ddp.training.netcheck.record import Network, NetworkCheck, Node, Size, need, problems
 
 ASKED = NetworkCheck()
 

@@ -28,9 +28,7 @@ def noise(width: int, height: int, channels: int) -> Image.Image:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_picture_is_preprocessed_as_in_evaluation(
-    name: str, image: Image.Image, tmp_path: Path
-) -> None:
+def test_pictures_are_read_as_in_evaluation(name: str, image: Image.Image, tmp_path: Path) -> None:
     image.save(tmp_path / name)
     for size, background in ((16, ""), (96, "#ffffff"), (128, "#102030")):
         short, pixels = (
@@ -43,9 +41,7 @@ def test_a_picture_is_preprocessed_as_in_evaluation(
 
 
 @pytest.mark.parametrize("shape", [(1, 100_000), (300, 90_000)])
-def test_only_the_centre_of_a_narrow_picture_is_computed(
-    shape: tuple[int, int], tmp_path: Path
-) -> None:
+def test_only_the_centre_of_a_line_is_computed(shape: tuple[int, int], tmp_path: Path) -> None:
     path = tmp_path / "line.png"
     Image.new("RGB", shape, (10, 200, 30)).save(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -61,9 +61,7 @@ def test_evaluation_job_has_its_own_size_and_the_other_settings_of_the_training(
         ({"evaluate_backend": "tfjob"}, "evaluate_backend"),
     ],
 )
-def test_invalid_step_resources_fail_with_one_line_error(
-    settings: dict[str, Any], reason: str
-) -> None:
+def test_invalid_step_resources_are_one_line(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason) as caught:
         StepResources.create(**settings)
     assert "\n" not in str(caught.value)
@@ -77,9 +75,7 @@ def test_invalid_step_resources_fail_with_one_line_error(
         ({"elastic": "1:4"}, "pytorchjob", "elastic"),
     ],
 )
-def test_invalid_evaluation_job_fails_with_one_line_error(
-    job: dict[str, Any], backend: str, reason: str
-) -> None:
+def test_invalid_evaluation_job_is_one_line(job: dict[str, Any], backend: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as caught:
         job_fields(job, "trainer", backend)
     assert "\n" not in str(caught.value)
@@ -177,10 +173,7 @@ def test_samples_are_in_their_ranges_and_reproducible() -> None:
     [
         ({}, "sweep has 0 trials, and 2 to 64 can be tried"),
         ({"space": {"epochs": [1, 1]}}, "sweep has 1 trials"),
-        (
-            {"space": {"seed": [*range(MAX_TRIALS + 1)]}},
-            "65 combinations, and 64",
-        ),
+        ({"space": {"seed": [*range(MAX_TRIALS + 1)]}}, "65 combinations, and 64"),
         ({"samples": 4}, "sweep sets samples, but no space to draw them from"),
         ({"space": {"epochs": {"min": 1, "max": 3}}}, "epochs is a range: set samples"),
         ({"space": {"epochs": 3}}, "epochs=3 should be a list of values"),

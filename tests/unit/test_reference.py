@@ -12,9 +12,7 @@ from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.pipelines.train_resnet import train_resnet
 
 
-def test_generated_parts_are_fresh(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_generated_parts_are_fresh(capsys: pytest.CaptureFixture[str]) -> None:
     assert reference.main(["--check"]) == 0, capsys.readouterr().out
 
 
@@ -82,9 +80,7 @@ def test_version_is_defined_once() -> None:
     assert project["tool"]["hatch"]["version"]["path"] == "kfp_ddp/__init__.py"
 
 
-def test_new_version_reaches_all_references_to_images(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_new_version_reaches_all_references_to_images(monkeypatch: pytest.MonkeyPatch) -> None:
     naming = subprocess.run(
         ["git", "grep", "-lE", r"kfp-ddp/(launcher|trainer):[0-9]", "--", ":!compiled"],
         cwd=REPOSITORY,

@@ -44,9 +44,7 @@ def test_a_curve_is_inside_its_axes_and_descends_with_the_loss() -> None:
     "points",
     [[], [(0.0, float("nan"))], [(1.0, 3.0)], [(1.0, 3.0), (2.0, 3.0)], [(0.0, float("inf"))]],
 )
-def test_empty_constant_and_infinite_series_are_drawn(
-    points: list[tuple[float, float]],
-) -> None:
+def test_empty_constant_and_infinite_series_are_drawn(points: list[tuple[float, float]]) -> None:
     svg = line_chart("Loss", [Series("training", points)], "epoch")
     parse(svg)
     assert "nan" not in svg

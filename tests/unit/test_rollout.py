@@ -286,9 +286,7 @@ def test_pods_wait_before_they_stop_in_standard_mode(server: Server) -> None:
         ({"APPLY": 422}, "the cluster refused InferenceService shop: somebody cannot APPLY that"),
     ],
 )
-def test_a_refusal_fails_with_one_line_error(
-    server: Server, refused: dict[str, int], text: str
-) -> None:
+def test_a_refusal_is_one_line(server: Server, refused: dict[str, int], text: str) -> None:
     server.refuse = refused
     with pytest.raises(InputError, match=text):
         Service(server, "shop").begin(model(1), 10)

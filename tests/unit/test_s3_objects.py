@@ -62,9 +62,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 
 
 @pytest.mark.parametrize("endpoint", ["", "http://127.0.0.1:9000", "https://store.example:8443/s3"])
-def test_each_name_has_the_address_and_signature_of_botocore(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_name_is_signed_as_by_botocore(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
     made = objects()

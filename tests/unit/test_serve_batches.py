@@ -63,9 +63,7 @@ def together(
         ([images(1), images(2, side=3), images(3, side=3), images(4)], [1, 2, 1]),
     ],
 )
-def test_what_waits_is_computed_together_up_to_a_size(
-    given: list[NDArray[np.uint8]], calls: list[int]
-) -> None:
+def test_what_waits_is_computed_at_once(given: list[NDArray[np.uint8]], calls: list[int]) -> None:
     assert together(*given) == (calls, [one[:, 0, 0, 0].tolist() for one in given])
 
 

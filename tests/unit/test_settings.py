@@ -119,9 +119,7 @@ class Weights(Stored):
 @pytest.mark.parametrize(
     "text", [None, "", b"", '{"step": 1', b"\xff\xfe", "[1, 2]", "null", "[" * 100_000]
 )
-def test_what_is_no_whole_json_object_is_taken_for_an_empty_one(
-    text: str | bytes | None, tmp_path: Path
-) -> None:
+def test_what_is_no_json_object_is_an_empty_one(text: str | bytes | None, tmp_path: Path) -> None:
     assert mapping_in(text) == {}
     (tmp_path / "file.json").write_bytes(text.encode() if isinstance(text, str) else text or b"")
     assert mapping_of(tmp_path / "file.json") == {}

@@ -39,9 +39,7 @@ def digest(name: str) -> str:
         ("gs://bucket/日本", "data"),
     ],
 )
-def test_default_dataset_name_has_the_last_word_and_a_hash_of_the_source(
-    source: str, word: str
-) -> None:
+def test_default_name_has_the_last_word_and_a_hash(source: str, word: str) -> None:
     name = dataset_name("", source)
     assert re.fullmatch(f"{word}-[0-9a-f]{{6}}", name)
     assert dataset_name(name, "gs://other") == name, "it is itself a valid name"
@@ -247,9 +245,7 @@ NAMES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("/".join)
 @pytest.mark.parametrize("policy", ["error", "skip", "encode"])
 @given(objects=st.dictionaries(NAMES, st.sampled_from([0, 7]), max_size=40))
 @settings(max_examples=50, deadline=None, derandomize=True)
-def test_any_names_become_valid_distinct_files(
-    policy: str, folds: bool, objects: dict[str, int]
-) -> None:
+def test_any_names_become_valid_files(policy: str, folds: bool, objects: dict[str, int]) -> None:
     made = Listing()
     for number, (name, size) in enumerate(objects.items()):
         made.add(name, size, number)

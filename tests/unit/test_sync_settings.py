@@ -24,9 +24,7 @@ from kfp_ddp.datasets.settings import options_of
         ["--hostile-names", "x"],
     ],
 )
-def test_the_command_line_refuses_what_an_option_cannot_be(
-    flags: list[str], tmp_path: Path
-) -> None:
+def test_the_command_line_refuses_wrong_values(flags: list[str], tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["sync", "/no/source", str(tmp_path / "new"), *flags])
     assert answer.exit_code == 2
     assert f"'{flags[0]}'" in answer.output.replace("'-j' / '--concurrency'", "'-j'")

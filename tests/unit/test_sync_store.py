@@ -50,9 +50,7 @@ def test_a_damaged_version_gives_way_to_the_one_that_is_published(store: Store) 
     assert list((store.work / "trash").iterdir()) == []
 
 
-def test_a_version_is_marked_as_whole_by_a_file_beside_its_tree(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_version_is_marked_by_a_file_beside_its_tree(store: Store, tmp_path: Path) -> None:
     """Where that is a link it is replaced, not followed, and a build that is a link is refused."""
     build, outside = store.build_folder(ONE), tmp_path / "outside"
     outside.mkdir()
@@ -127,9 +125,7 @@ def test_a_version_that_is_gone_is_not_handed_out(store: Store) -> None:
     assert not store.leases(ONE).exists()
 
 
-def test_what_is_not_ours_to_write_is_handed_out_without_a_note(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_read_only_version_is_handed_out(store: Store, tmp_path: Path) -> None:
     """A link, through which nothing is written, stands for a volume that is mounted read-only."""
     elsewhere = published(store).rename(tmp_path / "elsewhere")
     os.utime(elsewhere / "_SUCCESS", (1, 1))
@@ -159,15 +155,10 @@ def test_no_lease_is_left_through_a_link(store: Store, tmp_path: Path) -> None:
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_a_version_that_another_sync_removes_meanwhile_is_none(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_removed_meanwhile_is_none(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for digest in (ONE, OTHER):
         published(store, digest)
-    assert [path for _, path in store.versions_of("")] == [
-        store.version(OTHER),
-        store.version(ONE),
-    ]
+    assert [path for _, path in store.versions_of("")] == [store.version(OTHER), store.version(ONE)]
     dataset = manifest.dataset
 
     def removed(version: Path) -> str:

@@ -58,9 +58,7 @@ def test_old_unused_runs_are_deleted(tmp_path: Path) -> None:
     assert run(tmp_path / "missing", keep_runs=2) == NOTHING
 
 
-def test_runs_with_a_lease_a_process_or_a_workflow_are_retained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_in_use_are_retained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path, "own", 0.0)
     waiting, working, _ = (folder(tmp_path, n, 30.0) for n in ("waiting", "working", "queued"))
     recorded = {working / "train": os.getpid()}
@@ -75,9 +73,7 @@ def test_runs_with_a_lease_a_process_or_a_workflow_are_retained(
     assert run(tmp_path, keep_runs=1) == "deleted 3 older run(s)"
 
 
-def test_all_runs_are_retained_if_live_runs_cannot_be_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_live_runs_retain_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     kube_config = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
     monkeypatch.setattr(kube_config, str(tmp_path / "none"))  # read from KUBECONFIG by its import
@@ -127,9 +123,7 @@ def bucket_run(work: Path, name: str, days: float, lease: str = "") -> None:
         path.touch()
 
 
-def test_old_unused_runs_in_a_bucket_are_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_runs_in_a_bucket_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "live_runs", lambda: {"queued"}.__contains__)
     bucket_run(tmp_path, "queued", 600.0)
     valid, expired = (f"evaluate.ab.{time.time() - age:.0f}" for age in (0, DAY))
@@ -270,9 +264,7 @@ def cluster(
         api.client.close()
 
 
-def test_the_first_failed_step_is_named_with_its_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_failed_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pods = [
         pod("preflight.executor", "Succeeded", "2026-11-22T12:00:00Z"),
         pod("training.sync.executor(0)", "Failed", "2026-11-22T12:01:00Z"),
@@ -325,9 +317,7 @@ def test_a_notification_never_fails_a_run(
     assert f"warning: {prefix} division" in capsys.readouterr().out
 
 
-def test_without_a_notification_nothing_is_requested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_notification_requests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster(monkeypatch, [], {}) as paths:
         engine.run("run-1", "local", {}, str(tmp_path))
     assert paths == []

@@ -38,9 +38,7 @@ def test_kubernetes_expands_nothing_in_the_command(name: str) -> None:
         ({"timeout_minutes": 5}, {"nccl_timeout_minutes": 0}, 5),
     ],
 )
-def test_the_jobs_time_out_is_that_of_the_collectives(
-    training: Any, job: Any, minutes: Any
-) -> None:
+def test_time_out_is_that_of_the_collectives(training: Any, job: Any, minutes: Any) -> None:
     assert with_timeout(training, job).get("timeout_minutes") == minutes
 
 

@@ -100,9 +100,7 @@ def test_settings_that_are_not_set_stay_as_in_the_checkpoint(tmp_path: Path) -> 
     assert (changed.batch_size, changed.warmup_epochs) == (32, 1)
 
 
-def test_elastic_run_allows_unequal_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_elastic_run_allows_unequal_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = run(tmp_path, batch_size=32, micro_batch_size=8)
     with pytest.raises(InputError):
         resolve(config, world(3), 96)

@@ -96,9 +96,7 @@ def test_micro_batch_fits_the_default_batch_size() -> None:
         *("s3://bucket/w.pth?sig=s3cr3t", "gs://s3cr3t@bucket/w.pth", "az://b/w.pth#s3cr3t"),
     ],
 )
-def test_address_with_a_secret_is_refused_and_not_shown(
-    address: str,
-) -> None:
+def test_address_with_a_secret_is_refused_and_not_shown(address: str) -> None:
     with pytest.raises(InputError, match=r"^pretrained has a login or a query in it") as caught:
         TrainConfig.create(**REQUIRED, pretrained=address)
     assert "s3cr3t" not in str(caught.value)

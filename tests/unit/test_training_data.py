@@ -47,9 +47,7 @@ def split(tmp_path: Path) -> Path:
     return tmp_path / "train"
 
 
-def test_scan_refuses_folders_without_images_or_with_unknown_classes(
-    tmp_path: Path, split: Path
-) -> None:
+def test_scan_refuses_no_images_and_unknown_classes(tmp_path: Path, split: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         scan(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
@@ -167,9 +165,7 @@ def test_cache_that_others_can_write_is_refused(
         assert "\n" not in str(caught.value)
 
 
-def test_cache_is_synced_before_its_rename(
-    split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_is_on_the_disk(split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = scan(split)
     Path(index.paths[3]).write_bytes(b"broken")
     synced: list[str] = []
@@ -237,9 +233,7 @@ def test_resized_image_is_channels_last(crop: slice, mirrored: list[int]) -> Non
 
 
 @pytest.mark.parametrize("shape", [(1, 5000), (1, 4999), (2, 8001), (9000, 3), (9001, 4)])
-def test_line_of_pixels_is_resized_in_little_memory(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_takes_little_memory(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     image = torch.randint(256, (3, *shape), dtype=torch.uint8)
     with monkeypatch.context() as whole:
         whole.setattr(transforms, "_LINE", 10_000)

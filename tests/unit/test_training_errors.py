@@ -95,9 +95,7 @@ def test_unexpected_error_is_raised_and_a_lost_peer_is_a_consequence(
     assert (failure["retryable"], failure["consequence"]) == (lost, lost)
 
 
-def test_ranks_that_are_not_restarted_send_no_signal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_that_are_not_restarted_send_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(watch.RESTARTS, raising=False)
     monkeypatch.setattr("os.kill", lambda *args: pytest.fail("a signal was sent"))
     watch.end_for_good()

@@ -57,9 +57,7 @@ def split(tmp_path: Path) -> Path:
     return tmp_path / "train"
 
 
-def test_partial_decoding_differs_little_from_full_decoding(
-    split: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_decoding_is_near_the_full(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = transforms._crop
 
     def on_a_grid(*arguments: Any) -> transforms.Crop:
@@ -80,24 +78,6 @@ def test_partial_decoding_differs_little_from_full_decoding(
     assert errors.square().mean(1).sqrt().max() < 3
     assert errors.mean(1).abs().max() < 0.3, "as bright"
     assert not torch.equal(small, whole)
-
-
-def test_crop_is_drawn_once(split: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index, config = scan(split), run(split)
-    keys = [(epoch, position) for epoch in range(4) for position in range(4)]
-    draw, needed, drawn = transforms._crop, transforms.needed, list[Any]()
-
-    def counted(*given: Any) -> transforms.Crop:
-        drawn.append(given)
-        return draw(*given)
-
-    monkeypatch.setattr(transforms, "_crop", counted)
-    once = Images(index, config, for_training=True).__getitems__(keys).images
-    assert len(drawn) == len(keys)
-    # As where an image is not decoded in part, which draws when it is cut.
-    monkeypatch.setattr(transforms, "needed", lambda *given: needed(*given)._replace(drawn=None))
-    assert torch.equal(Images(index, config, for_training=True).__getitems__(keys).images, once)
-    assert len(drawn) == 3 * len(keys)
 
 
 @pytest.mark.parametrize(

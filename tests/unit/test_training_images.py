@@ -133,9 +133,7 @@ def test_cut_out_trains_and_evaluates_as_its_flat_copy(cached: bool, tmp_path: P
     assert torch.equal(batches[1], batches[3])
 
 
-def test_deep_values_are_scaled_by_what_the_file_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deep_values_are_scaled_as_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ramp = np.arange(4096, dtype=np.uint16).reshape(64, 64)
     files: dict[str, NDArray[Any]] = {
         "microscope.tif": ramp,

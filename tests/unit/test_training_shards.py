@@ -134,9 +134,7 @@ def _few_columns(version: Path) -> None:
         (_few_columns, DAMAGED),
     ],
 )
-def test_damaged_version_is_one_line(
-    version: Path, damage: Callable[[Path], None], message: str
-) -> None:
+def test_damage_is_one_line(version: Path, damage: Callable[[Path], None], message: str) -> None:
     damage(version)
     with pytest.raises(InputError, match=message) as caught:
         members(version)
@@ -144,9 +142,7 @@ def test_damaged_version_is_one_line(
 
 
 @pytest.mark.parametrize("kind", ["no archive at all", "cut"])
-def test_damaged_archive_without_a_manifest_is_refused(
-    version: Path, tmp_path: Path, kind: str
-) -> None:
+def test_damaged_archive_alone_is_refused(version: Path, tmp_path: Path, kind: str) -> None:
     data = (version / SHARD).read_bytes()
     home = tmp_path / "others"
     home.mkdir()
@@ -288,9 +284,7 @@ def test_cache_has_the_images_of_archives(packed: Path, tmp_path: Path) -> None:
     assert folder_for(config, [index, index.only([])]) != folder
 
 
-def test_digest_depends_on_images_and_their_position(
-    folders: Path, packed: Path, tmp_path: Path
-) -> None:
+def test_digest_is_of_images_and_positions(folders: Path, packed: Path, tmp_path: Path) -> None:
     plain, archived = (splits_of(data).train for data in (folders, packed))
     digests = {digest_of(index, ALONE) for index in (plain, archived)}
     again = sync(str(folders), tmp_path / "another", Options(pack="tar")).path

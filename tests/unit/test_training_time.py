@@ -62,9 +62,7 @@ class Event:
         return (other.at - self.at) * 1e3
 
 
-def test_events_of_a_gpu_are_read_after_they_completed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_events_of_a_gpu_are_read_after_they_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     line = GpuTimeline()
     for step in range(100):
@@ -131,9 +129,7 @@ HERE = Environment(ranks=["node-a", "node-b"], cpus=8, decoded=int(7.2e9), room=
         ),
     ],
 )
-def test_advice_on_data_depends_on_the_machine(
-    fields: dict[str, Any], here: Environment, expected: str
-) -> None:
+def test_advice_on_data_and_cpus(fields: dict[str, Any], here: Environment, expected: str) -> None:
     spent = TimeSpent([row(forward=30, backward=58, data=12)] * 2)
     assert advice(spent, config(**fields), here) == [
         f"12 % of the time waited for data: {expected}"

@@ -56,9 +56,7 @@ def names(folder: Path) -> list[str]:
     return sorted(files)
 
 
-def test_the_newest_complete_checkpoint_is_downloaded(
-    store: Store, remote: Path, tmp_path: Path
-) -> None:
+def test_the_newest_complete_one_is_downloaded(store: Store, remote: Path, tmp_path: Path) -> None:
     put(store, tmp_path / "a", 9, 10, 20)
     (remote / "checkpoints/step-00000030").mkdir()
     (remote / "checkpoints/step-00000030" / STATE).write_text("without a manifest")
@@ -81,9 +79,7 @@ def test_a_damaged_checkpoint_is_ignored_and_can_be_written_again(
     assert checkpoints.fetch_newest(store, "checkpoints", tmp_path / "c").endswith("20")
 
 
-def test_without_a_valid_checkpoint_a_training_does_not_restart(
-    store: Store, remote: Path, tmp_path: Path
-) -> None:
+def test_without_a_valid_one_nothing_restarts(store: Store, remote: Path, tmp_path: Path) -> None:
     put(store, tmp_path / "a", 10)
     (remote / "checkpoints/step-00000010" / STATE).write_text("other")
     with pytest.raises(StorageError, match=r"none of the 1 checkpoints"):
@@ -105,9 +101,7 @@ def test_an_interrupted_upload_leaves_the_earlier_checkpoint(store: Store, tmp_p
     assert not checkpoints.upload(store, "checkpoints/step-00000020", again)
 
 
-def test_old_and_incomplete_checkpoints_are_removed(
-    store: Store, remote: Path, tmp_path: Path
-) -> None:
+def test_old_and_incomplete_ones_are_removed(store: Store, remote: Path, tmp_path: Path) -> None:
     put(store, tmp_path / "a", 9, 10, 100, 20)
     (remote / "checkpoints/step-00000015").mkdir()
     (remote / "checkpoints/step-00000015" / STATE).write_text("incomplete")
@@ -243,9 +237,7 @@ def test_uploads_continue_when_the_bucket_can_be_reached_again(
         wait_for(remote / "checkpoints/step-00000020" / MANIFEST)
 
 
-def test_an_unreachable_bucket_fails_the_training_with_a_retryable_error(
-    uri: str, remote: Path
-) -> None:
+def test_an_unreachable_bucket_is_a_retryable_error(uri: str, remote: Path) -> None:
     with TrainingFolder(uri, KEEP, every=60.0) as folder:
         remote.parent.mkdir(parents=True)
         remote.write_text("no folder")
