@@ -111,13 +111,15 @@ def _against_reference() -> dict[str, float]:
 def _ours(root: Path) -> Callable[[], object]:
     import torch
 
-    from kfp_ddp.evaluation.predict import predict
+    from kfp_ddp.evaluation.predict import merged, predict_share
+    from kfp_ddp.training.distributed import alone
     from kfp_ddp.training.model import build
     from kfp_ddp.training.splits import scan
 
     torch.set_num_threads(1)
     model, info, index = build("resnet50", 2).eval(), _info(2), scan(root)
-    return lambda: predict(model, info, index, 32, torch.device("cpu"))
+    world = alone(torch.device("cpu"))
+    return lambda: merged(index, [predict_share(model, info, index, 32, world)])
 
 
 def _reference(root: Path) -> Callable[[], object]:

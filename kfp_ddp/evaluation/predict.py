@@ -19,7 +19,7 @@ from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training import data
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import READING, Reading
-from kfp_ddp.training.distributed import World, alone, keep_freed
+from kfp_ddp.training.distributed import World, keep_freed
 from kfp_ddp.training.model import affine, logits
 from kfp_ddp.training.splits import Index
 
@@ -84,20 +84,6 @@ class Share:
     positions: Tensor
     """Positions of the readable samples in the index; (N,) int64."""
     tally: Tally
-
-
-def predict(
-    model: torch.nn.Module,
-    info: ModelInfo,
-    index: Index,
-    batch_size: int,
-    device: torch.device,
-    reading: Reading = READING,
-) -> Predictions:
-    """Return the predictions of this process on every sample; see `predict_share`, `merged`."""
-    world = alone(device)
-    share = predict_share(model, info, index, batch_size, world, reading)
-    return merged(index, [share], reading.on_bad_image)
 
 
 def predict_share(

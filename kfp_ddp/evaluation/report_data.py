@@ -94,12 +94,14 @@ def dataset_facts(
     names = (Path(path).relative_to(version).as_posix() for path in index.paths)
     evaluated = dict(zip(names, index.targets, strict=True))
     counts = layout.train.counts(len(index.classes)) if layout else []
+    sizes = (head.get("files"), head.get("bytes"))
+    number, size = (value if isinstance(value, int) else 0 for value in sizes)
     return Dataset(
         name=str(head.get("dataset", "")),
         source=str(head.get("source", "")),
         digest=str(head.get("digest", "")),
-        files=_count(head, "files"),
-        bytes=_count(head, "bytes"),
+        files=number,
+        bytes=size,
         sides={side: len(part) for side, part in layout.parts.items()} if layout else {},
         training=dict(zip(index.classes, counts, strict=True)) if layout else {},
         problems=[
@@ -111,10 +113,10 @@ def dataset_facts(
 
 def _layout(version: Path, config: Mapping[str, object], classes: tuple[str, ...]) -> Layout | None:
     """Return the sides by the names in the manifest; None if a table of labels defines them."""
-    share = config.get("val_fraction")
-    share = share if isinstance(share, int | float) else 0
     if config.get("labels"):
         return None
+    share = config.get("val_fraction")
+    share = share if isinstance(share, int | float) else 0
     names = (row.name for row in manifest.rows(version / manifest.NAME))
     try:
         return lay_out(names, val_fraction=share, classes=classes)
@@ -153,8 +155,3 @@ def _problems(version: Path, evaluated: Mapping[str, int], layout: Layout | None
             f"the first is {first_pair[1]} = {first_pair[0]}"
         )
     return lines
-
-
-def _count(head: Mapping[str, object], name: str) -> int:
-    value = head.get(name)
-    return value if isinstance(value, int) else 0

@@ -103,6 +103,10 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
 
 def describe_config(info: ModelInfo, inputs: dict[str, Any]) -> dict[str, Any]:
     """Return how the model was trained and exported."""
+    versions = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version_of(name)
     code = {"model_sha256": model_file.digest(info.model_code)} if info.model_code else {}
     return {
         "model": info.model,
@@ -111,17 +115,8 @@ def describe_config(info: ModelInfo, inputs: dict[str, Any]) -> dict[str, Any]:
         "classes": len(info.classes),
         "step": info.step,
         "training": info.config,
-        "export": {"made_of": inputs, "key": key(inputs), "versions": versions()},
+        "export": {"made_of": inputs, "key": key(inputs), "versions": versions},
     }
-
-
-def versions() -> dict[str, str]:
-    """Return the installed versions of the packages that write a bundle."""
-    installed = {}
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            installed[name] = version_of(name)
-    return installed
 
 
 def write_repository(

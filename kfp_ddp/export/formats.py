@@ -56,10 +56,7 @@ class HalfServable(Servable):
 
 
 def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]:
-    """Write `WEIGHTS`, `PROGRAM` and `ONNX` of a model of `load_model`.
-
-    Return why formats do not support the model, by format; raise InputError if both others do not.
-    """
+    """Write `WEIGHTS`, `PROGRAM` and `ONNX`; return why formats cannot be written, by format."""
     if any(module.training for module in model.modules()):
         raise ValueError("the model is in training mode: batch norm would be traced as in training")
     weights.write(model, info, folder / WEIGHTS)

@@ -3,7 +3,6 @@
 import os
 import platform
 import statistics
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.export.formats import Predict
+from kfp_ddp.export.infra_process import BATCHES, times
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.data import evaluation_batches
 from kfp_ddp.training.splits import sides_of
@@ -20,7 +20,6 @@ from kfp_ddp.training.splits import sides_of
 SAMPLES = 16
 # Of the largest logit. Reordered float32 sums differ by about 1e-6, a wrong graph by 1 or more.
 TOLERANCE = 1e-4
-LATENCY_BATCHES = (1, 8)
 _SECONDS_EACH = 0.15
 
 
@@ -87,21 +86,16 @@ def latency(runtimes: Mapping[str, Predict], image_size: int) -> dict[str, Any]:
     """Return milliseconds per call on this machine; a rough measurement, not a benchmark."""
     torch.manual_seed(0)
     results: dict[str, dict[str, Any]] = {name: {} for name in runtimes}
-    for size in LATENCY_BATCHES:
+    for size in BATCHES:
         images = torch.randint(0, 256, (size, 3, image_size, image_size), dtype=torch.uint8)
         for name, predict in runtimes.items():
-            predict(images)
-            times: list[float] = []
-            while len(times) < 3 or sum(times) < _SECONDS_EACH:
-                start = time.perf_counter()
-                predict(images)
-                times.append(time.perf_counter() - start)
-            median = statistics.median(times)
+            taken = times(predict, images, _SECONDS_EACH, least=3)
+            median = statistics.median(taken)
             results[name][f"batch_{size}"] = {
-                "median_ms": round(median * 1e3, 4),
-                "min_ms": round(min(times) * 1e3, 4),
-                "images_per_s": round(size / median, 1),
-                "calls": len(times),
+                "median_ms": round(median, 4),
+                "min_ms": round(taken[0], 4),
+                "images_per_s": round(size / median * 1e3, 1),
+                "calls": len(taken),
             }
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",

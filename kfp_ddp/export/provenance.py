@@ -23,10 +23,7 @@ _REVISION = re.compile(r"[0-9a-f]{40,64}")
 
 
 def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
-    """Return the content of `FILE` for a bundle with the model's files, and its evaluation.
-
-    It has no time, so that the same inputs give the same bytes.
-    """
+    """Return the content of `FILE` for a bundle; equal inputs give equal bytes."""
     properties = {
         "checkpoint_sha256": result.checkpoint_digest,
         "dataset_digest": result.dataset_digest,
@@ -91,11 +88,7 @@ def packages() -> list[dict[str, Any]]:
 
 
 def revision() -> str:
-    """Return the git revision of the code, with `-dirty` if it is changed; '' if unknown.
-
-    It is from KFP_DDP_REVISION, which an image may set, from pip's record of an installation from
-    git, or from the checkout of the code.
-    """
+    """Return the git revision of the code, with `-dirty` if it is changed; '' if unknown."""
     value = os.environ.get("KFP_DDP_REVISION", "") or _installed_from() or _checked_out()
     return value.strip()
 

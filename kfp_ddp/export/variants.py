@@ -1,7 +1,5 @@
 """Further forms of a model: write them, evaluate them on the complete split, drop weak ones."""
 
-import csv
-import io
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +20,7 @@ from kfp_ddp.export import formats, onnx_forms
 from kfp_ddp.export.formats import ONNX, Predict, reason
 from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import WEIGHTS
-from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation
+from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, prediction_rows
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import FILES, Measured, Record
 from kfp_ddp.training import transforms
@@ -99,7 +97,11 @@ def add(source: Source, settings: Variants) -> tuple[Record, dict[str, Predict]]
         except Exception as error:  # noqa: BLE001  exporters raise many errors
             left_out[name] = reason(error)
     measured_forms, failed = measure(forms, source) if forms else ({}, {})
-    before = _predictions(source) if measured_forms else {}
+    before: dict[str, tuple[str, str]] = {}
+    if measured_forms:
+        file = source.result.predictions
+        rows = prediction_rows(read_below(source.evaluation.parent, file, LARGEST_PREDICTIONS))
+        before = {row["path"]: (row["target"], row["predicted"]) for row in rows}
     measured = [
         _measured(name, form, before, source, details[name])
         for name, form in measured_forms.items()
@@ -190,14 +192,6 @@ def measure(
         if name not in failed
     }
     return results_by_form, failed
-
-
-def _predictions(source: Source) -> dict[str, tuple[str, str]]:
-    """Return the true class and the prediction of the checkpoint for each sample, by path."""
-    name = source.result.predictions
-    content = read_below(source.evaluation.parent, name, LARGEST_PREDICTIONS)
-    rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
-    return {row["path"]: (row["target"], row["predicted"]) for row in rows}
 
 
 def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:

@@ -42,10 +42,7 @@ def run(
     meanwhile: Callable[[], None] = lambda: None,
     known: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Run train_resnet as `execute` does, and return the summary of `results.gather`.
-
-    `started` is `time.monotonic` at the start of the command.
-    """
+    """Run train_resnet as `execute` does; return the summary. `started` is of `time.monotonic`."""
     training = {"cache_dir": str(run.folder / CACHE), **run.arguments.get("training", {})}
     cached = dataclasses.replace(run, arguments={**run.arguments, "training": training})
     execute(cached, COMPILED, results.detail, meanwhile, known)
@@ -64,11 +61,9 @@ def execute(
     """Run a compiled pipeline in the folder of a run, and show its steps.
 
     The folder gets the log, artifacts below `artifacts`, and trainings below `work`. Raise JobError
-    if the pipeline failed; the line names the step, its error and the log.
-
-    `detail` returns a line about a successful step, from the folder and the step's name.
-    `meanwhile` is called while the pipeline starts; `known` are notes on the images that were
-    printed before.
+    if the pipeline failed; the line names the step, its error and the log. `detail` returns a line
+    about a successful step, from the folder and the step's name. `meanwhile` is called while the
+    pipeline starts; `known` are notes on the images that were printed before.
     """
     output = run.folder
     folders = {DATA_VARIABLE: str(run.data), WORK_VARIABLE: str(output / "work")}
@@ -156,10 +151,7 @@ def _lines(stream: IO[str]) -> Iterator[str]:
 def _stopped_at_the_end(
     child: subprocess.Popen[str], run: LocalRun
 ) -> Iterator[subprocess.Popen[str]]:
-    """Stop the child and all its descendants at the end of the block; ranks have own sessions.
-
-    An interrupt exits with 130, after a line about how to resume.
-    """
+    """End the child and its descendants after the block; an interrupt exits with 130."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -112,11 +112,9 @@ def begin(run: LocalRun, output: Path | None, name: str, replace: bool = False) 
     """Create the folder of a new run, or empty that of an earlier one, and return the run with it.
 
     Data that was synced and the results of the earlier run stay until the new ones are complete.
-    Raise InputError if `output` has a model of an earlier run, or files of another origin;
-    StorageError if it cannot be written.
-
     Without `output` it is below `RUNS` and has this name, with a number if that exists. With
-    `replace` a model of an earlier run in `output` is deleted.
+    `replace` a model of an earlier run in `output` is deleted; else it is an InputError, as are
+    files of another origin.
     """
     base = RUNS.resolve()
     try:
@@ -182,8 +180,7 @@ def locked(folder: Path) -> Iterator[int]:
     """Lock a run's folder and yield the descriptor; a child that gets it has the lock, too.
 
     The processes of a killed command keep the lock until they have ended, which is waited for.
-    Raise InputError if another command that runs has the lock; StorageError if such processes do
-    not end.
+    Raise InputError if another command that runs has it; StorageError if the processes do not end.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

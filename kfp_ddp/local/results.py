@@ -150,10 +150,7 @@ def example(output: Path) -> str:
 
 
 def outputs(output: Path, step: str) -> dict[str, Any]:
-    """Return output parameters and artifact metadata of a step by name.
-
-    In a loop, those of the newest iteration.
-    """
+    """Return outputs and artifact metadata of a step by name; in a loop of the newest iteration."""
     values: dict[str, Any] = {}
     written = _written(output, f"*/**/{step}/executor_output.json")
     document = json.loads(written[-1].read_text()) if written else {}
@@ -177,10 +174,7 @@ def _events(output: Path) -> list[dict[str, Any]]:
 
 
 def conduct(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool) -> None:
-    """Run, and print the summary as text, or as JSON with other output on stderr.
-
-    `run` returns the folder and the summary.
-    """
+    """Print the summary that `run` returns with its folder, or as JSON with the rest on stderr."""
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with elsewhere:
         output, summary = run()

@@ -57,9 +57,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     """Run train_resnet on a source, and return its folder and the summary.
 
     With `check`, return the working directory and what would be trained on. Raise KfpDdpError if
-    settings, source or output are invalid, or the pipeline failed.
-
-    `ranks` is the number of processes; 0 to choose.
+    settings, source or output are invalid, or the pipeline failed. `ranks` is 0 to choose.
     """
     started = time.monotonic()
     form = form_of("train_resnet")
@@ -163,10 +161,7 @@ def _title(choice: Choice) -> str:
 
 
 def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
-    """Run a compiled pipeline, and return its folder, and its name, duration and report.
-
-    Raise KfpDdpError if file, settings or output are invalid, or the pipeline failed.
-    """
+    """Run a compiled pipeline, and return its folder, and its name, duration and report."""
     started = time.monotonic()
     pipeline = read(compiled)
     form = Form(pipeline)

@@ -31,10 +31,7 @@ _BROKEN = 8
 
 
 def located(source: str) -> str:
-    """Return the source as the pipeline needs it: the absolute path of a local folder.
-
-    Raise InputError if the URI is mistyped, or the folder does not exist.
-    """
+    """Return the source as the pipeline needs it: the absolute path of an existing local folder."""
     check_address("source", source)
     if "://" in source and not source.startswith("file:"):
         return source
@@ -158,10 +155,7 @@ def _open_all(folder: Path, layout: Layout) -> tuple[list[tuple[str, int, int]],
 
 
 def _open(path: Path) -> tuple[str, int, int] | str:
-    """Return format, width and height of an image, or why it cannot be read.
-
-    Pixels are decoded only where the end of the file is missing.
-    """
+    """Return format, width and height of an image, or why it cannot be read."""
     from kfp_ddp.training import decoder
 
     try:
@@ -171,7 +165,7 @@ def _open(path: Path) -> tuple[str, int, int] | str:
             image = decoder.open_picture(file)
             kind, end = image.format or "", _ENDS.get(image.format or "", b"")
             file.seek(max(0, path.stat().st_size - _TAIL))
-            if end not in file.read():
+            if end not in file.read():  # pixels of other files are not decoded
                 decoder.decode(path.read_bytes())
             return kind, *image.size
     except OSError as error:

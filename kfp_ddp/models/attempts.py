@@ -106,10 +106,7 @@ def note(where: Store, name: str, *, version: str, champion: str, reason: str) -
 
 
 def unchanged(where: Store, name: str) -> Attempt | None:
-    """Return the attempt of this fingerprint if a repetition would have the same result.
-
-    It would not if its bundle was deleted, or if there is another champion to beat.
-    """
+    """Return the attempt of a fingerprint, unless its bundle or the champion to beat changed."""
     attempt = _read(where, f"{FOLDER}/{name}.json")
     if attempt is None:
         return None

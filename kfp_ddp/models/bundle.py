@@ -188,7 +188,7 @@ class Bundle:
 
 
 class _Digest:
-    """The methods of a binary file that `fetch` uses: hashes the content and keeps none of it."""
+    """A file for `fetch`, which hashes the content and keeps none of it."""
 
     def __init__(self) -> None:
         self.seek(0)
@@ -231,10 +231,7 @@ def files(folder: Path) -> list[str]:
 
 
 def intact(folder: Path, but: Collection[str] = ()) -> bool:
-    """Return whether the bundle is complete and every file has the digest in the manifest.
-
-    `but` are files that are being replaced: they and `_SUCCESS` are not checked.
-    """
+    """Return whether the bundle is complete and intact; `but` are files that are being replaced."""
     try:
         bundle = Bundle._read(Folder(folder, str(folder)))
         if not but:

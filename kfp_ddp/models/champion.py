@@ -175,10 +175,7 @@ def _bundle_at(where: Store, pointer: str, title: str, advice: str) -> Bundle:
 
 
 def read_pointer(where: Store, name: str = "") -> str:
-    """Return the version that CHAMPION names; '' if the file does not exist.
-
-    `where` is the destination of exports, or without a name the folder of one model's.
-    """
+    """Return the version that CHAMPION names, '' for none; without `name`, `where` is a model's."""
     file = f"{name}/{CHAMPION}".lstrip("/")
     return _parse_pointer(where.read(file, _LARGEST_POINTER), f"{where.uri}/{file}")
 

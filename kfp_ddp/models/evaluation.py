@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -208,10 +209,9 @@ class Evaluation(Stored):
     def parse_predictions(self, content: bytes, uri: str) -> dict[str, Prediction]:
         """Return the predictions in the content of `uri` by path; raise as `read_predictions`."""
         try:
-            rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
             predictions = {
                 r["path"]: Prediction(r["target"] or "", r["target"] == r["predicted"] != None)  # noqa: E711
-                for r in rows
+                for r in prediction_rows(content)
             }
         except (ValueError, KeyError, csv.Error) as error:
             raise InputError(
@@ -246,10 +246,10 @@ class Evaluation(Stored):
         """Return whether both are of the same samples."""
         return not self.differs(other)
 
-    @property
-    def of_known_content(self) -> bool:
-        """Whether it has a digest of the content of its samples."""
-        return bool(self.split_digest or self.dataset_digest)
+
+def prediction_rows(content: bytes) -> Iterator[dict[str, str]]:
+    """Return the rows of a `PREDICTIONS` file by column."""
+    return csv.DictReader(io.StringIO(content.decode(), newline=""))
 
 
 def _read(path: Path, limit: int, what: str) -> bytes:
@@ -261,9 +261,9 @@ def _read(path: Path, limit: int, what: str) -> bytes:
         ) from None
 
 
-def wilson(correct: int, samples: int, z: float = Z_95) -> tuple[float, float]:
+def wilson(correct: int, samples: int) -> tuple[float, float]:
     """Return the Wilson score interval of a share (Wilson 1927, JASA 22:209), clipped to 0 to 1."""
-    p = correct / samples
+    p, z = correct / samples, Z_95
     shrink = 1 + z * z / samples
     centre = (p + z * z / (2 * samples)) / shrink
     half = z / shrink * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples * samples))

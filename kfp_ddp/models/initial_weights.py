@@ -70,14 +70,10 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
     """Return the initial weights that a setting means, and where they are; nothing is downloaded.
 
     Weights of torchvision are looked for in torch's cache, in the trainer image, then at `SOURCE`,
-    which takes at most some seconds. Raise InputError if the weights do not exist or cannot be had;
-    never for auto.
+    which takes at most some seconds. Raise InputError if the weights cannot be had; never for auto.
 
-    Args:
-        pretrained: auto, true, false, torchvision:NAME, an address, or a path.
-        model: Network to train, which auto, true and torchvision:NAME need.
-        images: Number of images; 0 if unknown.
-        own_image: Whether the workers have another image than our trainer.
+    `pretrained` is auto, true, false, torchvision:NAME, an address, or a path; `images` are 0 if
+    unknown; with `own_image` the workers have another image than our trainer.
     """
     optional, name = pretrained == "auto", pretrained.removeprefix(PREFIX)
     if pretrained == "false":
@@ -164,10 +160,7 @@ def is_path(pretrained: str) -> bool:
 
 
 def is_per_node(pretrained: str) -> bool:
-    """Return whether it must be downloaded: an address, or the folder of a model's exports.
-
-    That folder has no weights, but its CHAMPION names a bundle.
-    """
+    """Return whether it must be downloaded: an address, or a folder with a CHAMPION."""
     exports = bool(pretrained) and (Path(pretrained) / champion.CHAMPION).is_file()
     return exports or is_remote(pretrained)
 

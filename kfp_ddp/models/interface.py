@@ -89,23 +89,14 @@ class Sample(NamedTuple):
     allowed: float
 
 
-def read_classes(bundle: Bundle) -> tuple[str, ...]:
-    """Return the classes in the order of the logits; raise InputError if there are none."""
-    name = "classes.json"
-    record = bundle.record(name, _Classes)
-    if record is None:
-        raise bundle.damaged(f"{name} is missing")
-    return record.root
-
-
 def read_interface(bundle: Bundle) -> Interface:
     """Return the interface of a bundle; raise InputError if it is missing or invalid."""
-    name = "signature.json"
-    signature = bundle.record(name, _Signature)
-    if signature is None:
-        raise bundle.damaged(f"{name} is missing")
+    signature = bundle.record("signature.json", _Signature)
+    classes = bundle.record("classes.json", _Classes)
+    if signature is None or classes is None:
+        raise bundle.damaged(f"{'classes' if signature else 'signature'}.json is missing")
     size, before = signature.inputs[0].shape[2], signature.preprocessing
-    return Interface(read_classes(bundle), before.short_side, size, before.background)
+    return Interface(classes.root, before.short_side, size, before.background)
 
 
 def read_sample(bundle: Bundle) -> Sample | None:

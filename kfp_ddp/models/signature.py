@@ -66,10 +66,7 @@ def check_fits(bundle: Bundle, content: bytes) -> None:
 
 
 def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
-    """Refuse a bundle that the signer has not signed as its manifest lists it.
-
-    `content` is a signature from elsewhere; None for the one in the bundle.
-    """
+    """Refuse a bundle whose signature, or `content`, is not of the signer or of other files."""
     content = bundle.signature if content is None else content
     if content is None:
         raise InputError(

@@ -127,10 +127,7 @@ def plot(
     keys: Iterable[Key],
     label: str,
 ) -> Markup:
-    """Return a figure: heading, legend, axes and shapes, in units of `WIDTH` and `HEIGHT`.
-
-    `x_label` is the quantity with its unit; `label` is for screen readers.
-    """
+    """Return a figure: heading, legend, axes and shapes; `label` is for screen readers."""
     axes = {"x": x, "y": y, "x_label": x_label}
     drawing = {"shapes": list(shapes), "keys": list(keys), "width": WIDTH, "height": HEIGHT}
     return render("chart.html", title=title, label=label, **axes, **drawing)

@@ -1,7 +1,6 @@
 """Inputs of a report: `report.json`, the evaluation, the verdict and the bundle's records."""
 
 import csv
-import io
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,14 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.core.run_folder import VERDICT, RunFolder
 from kfp_ddp.core.settings import Stored, first_fault, mapping_in
-from kfp_ddp.models.evaluation import FILE, LARGEST_PREDICTIONS, Compared, Evaluation, wilson
+from kfp_ddp.models.evaluation import (
+    FILE,
+    LARGEST_PREDICTIONS,
+    Compared,
+    Evaluation,
+    prediction_rows,
+    wilson,
+)
 from kfp_ddp.report.events import read_events
 from kfp_ddp.storage.store import sha256
 
@@ -197,9 +203,9 @@ def _document(folder: Path, name: str) -> dict[str, Any]:
 def _count_pairs(predictions: Path) -> Counter[tuple[str, str]]:
     """Count the pairs of different true and predicted class."""
     try:
-        text = read_below(predictions.parent, predictions.name, LARGEST_PREDICTIONS).decode()
-        rows = csv.DictReader(io.StringIO(text, newline=""))
-        return Counter((r["target"], r["predicted"]) for r in rows if r["target"] != r["predicted"])
+        content = read_below(predictions.parent, predictions.name, LARGEST_PREDICTIONS)
+        rows = [(r["target"], r["predicted"]) for r in prediction_rows(content)]
+        return Counter(row for row in rows if row[0] != row[1])
     except FileNotFoundError:
         return Counter()
     except (OSError, ValueError, KeyError, csv.Error):

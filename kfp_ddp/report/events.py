@@ -72,10 +72,7 @@ def epochs_per_step(events: Iterable[Event]) -> float:
 
 
 def training_time(events: Sequence[Event]) -> tuple[float, float]:
-    """Return the seconds of a training without its interruptions, and its end; (0, 0) if unknown.
-
-    The end is in seconds since 1970.
-    """
+    """Return the seconds of a training without interruptions, and its end, Unix time; or (0, 0)."""
     seconds, previous, last = 0.0, 0.0, 0.0
     for event in events:
         now = event.get("time")

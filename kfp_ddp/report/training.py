@@ -100,10 +100,7 @@ def training_line(events: Sequence[Event]) -> str:
 
 
 def time_section(events: Sequence[Event]) -> Markup:
-    """Return the section; empty if no event has the times.
-
-    Attempts on as many ranks as the last one are added.
-    """
+    """Return the section, empty without times; attempts on as many ranks as the last are added."""
     times = [(event, _seconds(event)) for event in events if event.get("event") == "ranks"]
     times = [(event, rows) for event, rows in times if rows]
     if not times:

@@ -146,10 +146,7 @@ class _Busy(ServerNotReady):  # type: ignore[misc]
 
 
 class Closed(ModelRepositoryExtension):  # type: ignore[misc]
-    """A repository whose one model stays loaded while the server runs.
-
-    By default any client could unload it.
-    """
+    """A repository whose one model stays loaded; by default any client could unload it."""
 
     async def load(self, model_name: str) -> NoReturn:
         """HTTP 501."""

@@ -349,8 +349,8 @@ def test_the_token_comes_from_the_secret(
 def test_account_token_needs_https(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("of the account")
     monkeypatch.setattr(client, "_POD_TOKEN", tmp_path / "token")
-    assert client._own_token(encrypted=True) == "of the account"
-    assert client._own_token(encrypted=False) == ""
+    assert opened("https://registry")._token == "of the account"
+    assert opened("http://registry")._token == ""
 
 
 @pytest.mark.parametrize("api", ["v1", "v1alpha3"])

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from kfp_ddp.evaluation.predict import predict
+from kfp_ddp.evaluation.predict import merged, predict_share
 from kfp_ddp.export.formats import Servable, trace
 from kfp_ddp.models import weights
 from kfp_ddp.training import model
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.data import evaluation_batches
+from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.splits import Index
 from tests.training_ranks import dataset
 
@@ -43,7 +44,9 @@ def test_evaluation_averages_the_same_way(network: nn.Module, tmp_path: Path) ->
     root = dataset(tmp_path / "data", train=3, val=6) / "val"
     paths = tuple(str(path) for path in sorted(root.rglob("*.png")))
     index = Index(root, info(True).classes, paths, (0, 0, 1, 1, 2, 2))
-    found = [predict(network, info(flip), index, 4, torch.device("cpu")) for flip in (True, False)]
+    world = alone(torch.device("cpu"))
+    shares = [predict_share(network, info(flip), index, 4, world) for flip in (True, False)]
+    found = [merged(index, [share]) for share in shares]
     images = torch.cat([batch.clone() for batch, _, _ in evaluation_batches(index, 8, 6)])
     served = Servable(network, info(True))(images).softmax(1).max(1).values
     torch.testing.assert_close(found[0].confidence, served)

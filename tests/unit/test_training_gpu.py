@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kfp_ddp.evaluation.measure import Tally
-from kfp_ddp.evaluation.predict import predict
+from kfp_ddp.evaluation.predict import merged, predict_share
 from kfp_ddp.training import learner, rank, strategies
 from kfp_ddp.training.checkpoint import ModelInfo, load_model, newest_valid
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import DeviceBatch
+from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.model import MEAN, STD, build
 from kfp_ddp.training.splits import scan
 from kfp_ddp.training.trainer import Trainer
@@ -109,8 +110,10 @@ def test_gpu_trains_and_predicts_like_a_cpu(data: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(weights["cuda"], weights["cpu"], rtol=0.02, atol=0.002)
     network, info = load_model(trained["cpu"].path)
     index = scan(data / "val", info.classes)
-    on_cpu = predict(network, info, index, 4, torch.device("cpu"))
-    on_gpu = predict(network, info, index, 4, GPU)
+    on_cpu, on_gpu = (
+        merged(index, [predict_share(network, info, index, 4, alone(device))])
+        for device in (torch.device("cpu"), GPU)
+    )
     torch.testing.assert_close(on_gpu.confidence, on_cpu.confidence, rtol=1e-3, atol=1e-4)
 
 
@@ -130,5 +133,5 @@ def test_evaluation_queues_the_next_batch_before_it_reads_one(
         return update(self, *results)
 
     monkeypatch.setattr(Tally, "update", counting)
-    predict(copy.deepcopy(network), info, index, size, GPU)
+    predict_share(copy.deepcopy(network), info, index, size, alone(GPU))
     assert counted == ahead

@@ -50,7 +50,7 @@ def compare_with_champion(
                 f"{champion.evaluation.predictions} is not found: keep the predictions beside the "
                 "evaluation, or leave max_p_value at 1"
             )
-        if not challenger.of_known_content:
+        if not (challenger.split_digest or challenger.dataset_digest):
             note = " (the samples have the same names; neither side has a digest of their content)"
     else:
         again = _evaluated_again(folder / CHAMPION_FOLDER, champion)

@@ -233,20 +233,13 @@ def registry_of(settings: Registering) -> Registry | None:
         return None
     if settings.registry_token:
         token = needed_secret(settings.registry_token, "registry_token")
-    else:
-        token = _own_token(settings.registry.startswith("https://"))
-    return Registry(settings.registry, token, settings.registry_author)
-
-
-def _own_token(encrypted: bool) -> str:
-    """Return the token of the pod; that of its service account only for https."""
-    configured = os.environ.get(_TOKEN_FILE, "")
-    for path in [Path(configured)] if configured else [_POD_TOKEN] if encrypted else []:
+    else:  # that of the pod, of its service account only for https
+        own = _POD_TOKEN if settings.registry.startswith("https://") else os.devnull
         try:
-            return path.read_text(encoding="utf-8").strip()
+            token = Path(os.environ.get(_TOKEN_FILE) or own).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
-            continue
-    return ""
+            token = ""
+    return Registry(settings.registry, token, settings.registry_author)
 
 
 async def _versions(api: Api, model: "RegisteredModel") -> "list[ModelVersion]":

@@ -43,10 +43,7 @@ def run(
     run_id: str,
     deploy_report: "dsl.Markdown",
 ) -> tuple[str, str]:
-    """Roll out the bundle and write the result to the artifact.
-
-    Return the URL of the service inside the cluster, '' for none, and the version that it serves.
-    """
+    """Roll out the bundle; return the service's URL in the cluster, and its version, or ''."""
     settings = part_of(release, Deployment)
     url, version, result = "", "", "no service is named in release: nothing was rolled out"
     if settings.service and not bundle:
@@ -130,10 +127,7 @@ class Rollout:
         self.begun = self.beside or on_trial(service)
 
     def run(self, model: str) -> tuple[str, float]:
-        """Test the model with this name on the server; give it all requests, or roll back.
-
-        Return the URL of the service, and the median seconds of an answer; raise as `roll_out`.
-        """
+        """Test the model, then promote it or roll back; return the URL and the median seconds."""
         percent = self.settings.canary_percent
         try:
             if self.beside:

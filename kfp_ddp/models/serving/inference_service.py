@@ -40,14 +40,9 @@ def manifest(
 ) -> dict[str, Any]:
     """Return the manifest of a service for a bundle's model.
 
-    Args:
-        name: Of the service.
-        bundle: Address of the bundle, gs://, s3://, az:// or pvc://claim/folder.
-        model_name: Of the model, as in the bundle's `serving/`.
-        runtime: One of `RUNTIMES`; raises InputError for any other.
-        image: Of our own server, with this package and its extra `serve`.
-        resources: Requests and limits of the server's container; KServe's or the runtime's without.
-        service_account: Account with secrets to read the bundle; empty for the default one.
+    `bundle` is an address, gs://, s3://, az:// or pvc://claim/folder; `model_name` is as in its
+    `serving/`; `image` is that of our own server, with this package and its extra `serve`;
+    `service_account` has secrets to read the bundle. Raise InputError for an unknown runtime.
     """
     if runtime not in RUNTIMES:
         raise InputError(f"runtime is {runtime!r}: give one of {', '.join(RUNTIMES)}")

@@ -98,20 +98,17 @@ def beside(desired: Object) -> Object:
 
 
 def can_be_beside(service: Object, answering: Object, desired: Object) -> bool:
-    """Return whether KServe can try a predictor beside the answering one.
-
-    It completes a canary with the fields of the answering predictor, so that may not have others.
-    """
+    """Return whether KServe can try a predictor beside the answering one."""
 
     def fields(predictor: Object) -> set[str]:
         model = {f"model.{name}": value for name, value in (predictor.get("model") or {}).items()}
         return {name for name, value in {**predictor, **model}.items() if value}
 
-    others = service["spec"].get("canary") and not trial_of(service)
-    ignored = {PERCENT, "maxReplicas", "minReplicas"}
-    if others or not in_standard_mode(service):
+    if service["spec"].get("canary") and not trial_of(service):
         return False
-    return fields(answering) - ignored <= fields(desired)
+    # KServe completes a canary with the fields of the answering predictor.
+    more = fields(answering) - fields(desired) - {PERCENT, "maxReplicas", "minReplicas"}
+    return in_standard_mode(service) and not more
 
 
 def on_trial(service: Object) -> bool:
@@ -253,10 +250,7 @@ class Service:
         return self._end(label(predictor, SPEC), final(predictor), former)
 
     def take_back(self, spec: str) -> str:
-        """Give all requests to the previous predictor; return the result as text.
-
-        `spec` is the label of the failed predictor; another one is not changed.
-        """
+        """Take all requests from the predictor with this label; return the result as text."""
         existing = self.find()
         if existing is None:
             return "there is no service any more"
@@ -308,10 +302,7 @@ class Service:
         return self._update(checked)
 
     def _update(self, change: Callable[[Object | None], Change | None]) -> Object:
-        """Write the spec and the annotations that `change` returns for the service.
-
-        `change` returns None to leave the service, and is called again after another change.
-        """
+        """Write what `change` returns for the service; it is called again after another change."""
         for _ in range(_TIMES):
             existing = self.find()
             changed = change(existing)
