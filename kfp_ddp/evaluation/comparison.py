@@ -41,10 +41,7 @@ def compare(
 def _differences(
     challenger: Mapping[str, Prediction], champion: Mapping[str, Prediction]
 ) -> tuple[int, int, dict[str, ClassChange]]:
-    """Count the samples that only the challenger, and that only the champion predicted correctly.
-
-    Return both counts, and the classes that have such samples.
-    """
+    """Count the samples that one side alone predicted correctly, also by class."""
     if challenger.keys() != champion.keys():
         raise InputError(
             "the predictions of challenger and champion are of other samples than their "

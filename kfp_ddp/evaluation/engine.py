@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from kfp_ddp.evaluation.roc import Roc
 
 CHARTED_CLASSES = 50  # the KFP UI draws a cell 700 / N pixels wide
+TRACKED = ("accuracy", "accuracy_low", "accuracy_high", "loss", "macro_f1", "calibration_error")
+DIGESTS = ("dataset_digest", "checkpoint_digest")
+"""Fields that the MLflow run of the training gets."""
 LOGGED = (
     *("accuracy", "accuracy_low", "accuracy_high", "top5", "loss", "macro_f1"),
     *("balanced_accuracy", "calibration_error", "roc_auc", "macro_roc_auc", "samples", "skipped"),
 )
-
 
 JOB_OWN = dict.fromkeys(
     ("kind", "command", "args", "script", "code", "entry", "elastic", "metrics_port"),
@@ -94,9 +96,11 @@ def run(
         else:
             folder.download_below(f"{target.name}/")
             evaluated = Evaluated.read(target)
-        _track(folder.path, evaluated.result)
+        result = evaluated.result
+        metrics = {f"evaluation/{name}": getattr(result, name) for name in TRACKED}
+        digests = {f"kfp_ddp.{name}": getattr(result, name) for name in DIGESTS}
+        trackers.note(folder.path, metrics, digests)
         evaluation = folder.to_uri(target / FILE)
-    result = evaluated.result
     log_metrics(result, evaluation_metrics)
     log_charts(result, evaluated.roc, confusion_matrix)
     Path(evaluation_report.path).write_text(evaluated.document, encoding="utf-8")
@@ -120,14 +124,6 @@ def _evaluate_locally(request: Request, folder: RunWorkspace, ranks: int) -> Eva
         return evaluated
 
 
-def _track(run_dir: Path, result: Evaluation) -> None:
-    """Add the evaluation to the MLflow run of the training, if there is one."""
-    names = ("accuracy", "accuracy_low", "accuracy_high", "loss", "macro_f1", "calibration_error")
-    metrics = {f"evaluation/{name}": getattr(result, name) for name in names}
-    digests = {f"kfp_ddp.{n}": getattr(result, n) for n in ("dataset_digest", "checkpoint_digest")}
-    trackers.note(run_dir, metrics, digests)
-
-
 def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") -> None:
     """Fill a Metrics artifact. Other than finite numbers make the output unreadable."""
     for name in LOGGED:
@@ -146,11 +142,7 @@ def log_charts(result: Evaluation, roc: "Roc | None", chart: "dsl.Classification
 
 
 def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, Any]:
-    """Return the fields of LaunchSpec from a step's inputs.
-
-    Raises:
-        InputError: Names the invalid one.
-    """
+    """Return the fields of LaunchSpec from a step's inputs; InputError names an invalid one."""
     (inputs,) = split_fields("job", job, LaunchSpec, own=JOB_OWN)
     fields = {"image": image, **inputs}
     check_backend(backend, int(fields.get("nodes", 1)))
@@ -159,11 +151,7 @@ def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, An
 
 
 def run_local_ranks(request: Request, ranks: int) -> None:
-    """Evaluate a request with local folders with processes of this step.
-
-    Raises:
-        KfpDdpError: The first error of a rank.
-    """
+    """Evaluate with processes of this step; the request has local folders."""
     request = request.changed(output_dir=str(request.target))
     folder = RunFolder(request.target)
     results.prepare(folder.path, RunFolder(request.run_dir).path)
@@ -185,13 +173,7 @@ def run_job(
     backend: str,
     ids: tuple[str, str, str],
 ) -> None:
-    """Evaluate with a job; `fields` are of LaunchSpec, `ids` of run, task and iteration.
-
-    Raises:
-        InputError: An input is invalid; no job was created.
-        JobError: The job failed, with its root cause.
-        RunCancelledError: The run was terminated.
-    """
+    """Evaluate with a job; `fields` are of LaunchSpec, `ids` of run, task and iteration."""
     api = Api.connect()
     fields = overlaid(task_config, {**fields, "kind": backend})
     fields = with_folders(api, fields, request.data, request.run_dir, "evaluate")

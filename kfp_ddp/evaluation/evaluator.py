@@ -166,11 +166,10 @@ class Evaluator:
 
 
 def read_model(checkpoint: Path | str) -> Subject:
-    """Return a model and the digest of its checkpoint.
+    """Return a model and the digest of its checkpoint, a folder step-<number>.
 
-    `checkpoint` is a folder step-<number>. As text it may also be a URI, a bundle, or the folder of
-    a model's exports, which means the champion. Raise InputError if it does not exist or is
-    damaged; StorageError if it cannot be read or downloaded.
+    As text it may also be a URI, a bundle, or the folder of a model's exports, which means the
+    champion. Raise InputError if it is missing or damaged, StorageError if it cannot be read.
     """
     uri = str(checkpoint)
     if isinstance(checkpoint, Path) or (Path(checkpoint) / MANIFEST).is_file():

@@ -64,7 +64,12 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     ranks, with local folders; no `world` means a single process. Return the results on the first
     rank, None on the others. Raise InputError if an input is invalid.
     """
-    checkpoint = _checkpoint(request)
+    request.check()
+    checkpoint = Path(request.checkpoint) if request.of_run else request.checkpoint
+    if isinstance(checkpoint, Path) and not checkpoint.is_dir():
+        raise InputError(
+            f"there is no checkpoint {checkpoint}: give the step folder that train returned"
+        )
     champion = champions.find(request.champion) if request.champion else None
     run_dir, target = Path(request.run_dir), request.target
     if world is None or world.first:
@@ -109,19 +114,6 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     }
     results.write(target, run_dir, result, texts)
     return Evaluated(result, roc, results.report(target, run_dir), test)
-
-
-def _checkpoint(request: Request) -> Path | str:
-    """Check the request and return the checkpoint as `read_model` takes it."""
-    request.check()
-    if not request.of_run:
-        return request.checkpoint
-    checkpoint = Path(request.checkpoint)
-    if not checkpoint.is_dir():
-        raise InputError(
-            f"there is no checkpoint {checkpoint}: give the step folder that train returned"
-        )
-    return checkpoint
 
 
 def _compared(

@@ -137,9 +137,6 @@ def prepare(target: Path, root: Path) -> None:
     """Create the folder and remove earlier records, so that a failed step leaves no record.
 
     No link below the parent folder `root` is followed.
-
-    Raises:
-        StorageError: The folder cannot be written.
     """
     with _writable(target):
         root.mkdir(parents=True, exist_ok=True)
@@ -159,9 +156,6 @@ def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str
     """Write the record and other files (text by name) atomically, `evaluation.json` last.
 
     The folder is created if necessary; no link below the parent folder `root` is followed.
-
-    Raises:
-        StorageError: A file cannot be written.
     """
     files = {**others, FILE: result.model_dump_json(indent=1) + "\n"}
     with _writable(target):
@@ -173,17 +167,14 @@ def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str
 
 
 def report(target: Path, root: Path) -> str:
-    """Write the report beside an evaluation and return it.
-
-    Raises:
-        StorageError: The report cannot be written.
-    """
+    """Write the report beside an evaluation and return it."""
     with _writable(target):
         return reports.write(target, root=root)
 
 
 @contextlib.contextmanager
 def _writable(target: Path) -> Iterator[None]:
+    """Raise StorageError where the folder cannot be written."""
     try:
         yield
     except OSError as error:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,8 +89,10 @@ def make(
     }
     target = run_dir / bundle.NAME
     bundle.clean_up(run_dir)
-    if _key_of(target) == key(inputs) and bundle.intact(target):
-        return target
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no bundle, or a damaged one
+        config = json.loads(read_below(target, bundle.CONFIG, bundle.LARGEST_CONFIG))
+        if config["export"]["key"] == key(inputs) and bundle.intact(target):
+            return target
     # The import of torch takes seconds.
     from kfp_ddp.export import contents
 
@@ -127,15 +130,6 @@ def _read_evaluation(evaluation: Path, checkpoint: Path) -> Evaluation:
             f"{checkpoint} ({digest[:12]}): evaluate this one first"
         )
     return result
-
-
-def _key_of(target: Path) -> str:
-    """Return the key of an existing bundle, '' for none."""
-    try:
-        config = json.loads(read_below(target, bundle.CONFIG, bundle.LARGEST_CONFIG))
-        return str(config["export"]["key"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
 
 
 def _report(

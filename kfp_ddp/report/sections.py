@@ -15,10 +15,21 @@ from kfp_ddp.models.evaluation import (
     Slice,
     wilson,
 )
-from kfp_ddp.report.charts import HEIGHT, Axis, Key, Shape, dot, linear, plot
+from kfp_ddp.report.charts import (
+    HEIGHT,
+    MAX_CLASSES,
+    MAX_NUMBERED,
+    Axis,
+    Key,
+    Shape,
+    confusion_matrix,
+    dot,
+    linear,
+    plot,
+    shorten,
+)
 from kfp_ddp.report.data import Confusion, Material
 from kfp_ddp.report.events import is_number, training_time
-from kfp_ddp.report.matrix import MAX_CLASSES, MAX_NUMBERED, confusion_matrix, shorten
 from kfp_ddp.report.render import Card, duration, number, percents, points, points_with_interval
 from kfp_ddp.report.training import training_line
 from kfp_ddp.training.config import TrainConfig
@@ -96,7 +107,8 @@ def rules(verdict: Mapping[str, Any]) -> list[Rule]:
 def headline(material: Material) -> list[Card]:
     """Return the headline numbers of the evaluation."""
     result = material.result
-    cards = [_accuracy(result)]
+    accuracy, *others = quality(result)
+    cards = [accuracy]
     if (compared := result.compared) is not None:
         detail = "no predictions of the champion, so no interval"
         if compared.low is not None and compared.high is not None:
@@ -108,16 +120,11 @@ def headline(material: Material) -> list[Card]:
         name, share = shorten(largest.name, 24), largest.samples / result.samples
         gain = f"{points(result.accuracy - share)} points above it"
         cards.append(Card(f"majority-class baseline: {name}", f"{share:.2%}", gain))
-    cards += _quality(result)
+    cards += others
     seconds, _ = training_time(material.events)
     if seconds:
         cards.append(Card("training time", duration(seconds)))
     return cards
-
-
-def test_headline(result: Evaluation) -> list[Card]:
-    """Return the headline numbers of the test split."""
-    return [_accuracy(result), *_quality(result)]
 
 
 def changes(result: Evaluation) -> list[tuple[str, list[ClassChange]]]:
@@ -263,13 +270,8 @@ def settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return changed, default
 
 
-def _accuracy(result: Evaluation) -> Card:
-    interval = percents(result.accuracy_low, result.accuracy_high)
-    return Card("accuracy", f"{result.accuracy:.2%}", f"95 % interval {interval}")
-
-
-def _quality(result: Evaluation) -> list[Card]:
-    """Return metrics that are of interest if classes differ in size."""
+def quality(result: Evaluation) -> list[Card]:
+    """Return the accuracy, and metrics that are of interest if classes differ in size."""
 
     def interval(name: str, scale: float = 1.0, unit: str = "", digits: int = 3) -> str:
         ends = result.intervals.get(name)
@@ -277,7 +279,8 @@ def _quality(result: Evaluation) -> list[Card]:
             return ""
         return f"{ends.low * scale:.{digits}f}–{ends.high * scale:.{digits}f}{unit}"
 
-    cards = []
+    ends = percents(result.accuracy_low, result.accuracy_high)
+    cards = [Card("accuracy", f"{result.accuracy:.2%}", f"95 % interval {ends}")]
     if result.balanced_accuracy is not None:
         detail = interval("balanced_accuracy", 100, " %", 1)
         cards.append(Card("balanced accuracy", f"{result.balanced_accuracy:.2%}", detail))

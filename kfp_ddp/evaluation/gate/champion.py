@@ -53,7 +53,10 @@ def compare_with_champion(
         if not (challenger.split_digest or challenger.dataset_digest):
             note = " (the samples have the same names; neither side has a digest of their content)"
     else:
-        again = _evaluated_again(folder / CHAMPION_FOLDER, champion)
+        file = folder / CHAMPION_FOLDER / FILE
+        again = Evaluation.read(file) if file.is_file() else None
+        if again and again.checkpoint_digest != champion.evaluation.checkpoint_digest:
+            again = None  # it is of another champion
         if again is not None and again.same_samples(challenger):
             scope = "on this split"
         elif again is not None and (
@@ -117,22 +120,10 @@ def _incomparable(champion: Champion, challenger: Evaluation) -> str:
     return f"{reason}: give evaluate the same champion, which it then evaluates on this split"
 
 
-def _evaluated_again(folder: Path, champion: Champion) -> Evaluation | None:
-    """Return the evaluation of this champion on the samples of the challenger, if there is one."""
-    if not (folder / FILE).is_file():
-        return None
-    again = Evaluation.read(folder / FILE)
-    same_model = again.checkpoint_digest == champion.evaluation.checkpoint_digest
-    return again if same_model else None
-
-
 def _known_classes(
     challenger: Evaluation, predictions: Predictions | None, champion: Champion, again: Evaluation
 ) -> tuple[Evaluation, Predictions] | None:
-    """Return the challenger on the samples of the champion's classes.
-
-    None if the champion was not evaluated again on exactly these.
-    """
+    """Return the challenger on the samples of the champion's classes, if `again` is of these."""
     known = _class_names(champion.evaluation)
     part = {path: one for path, one in (predictions or {}).items() if one.target in known}
     digest = samples_digest((path, one.target) for path, one in part.items())

@@ -133,8 +133,7 @@ def markdown(blessed: bool, checks: Sequence[Check]) -> str:
 def _write_verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> str:
     """Write verdict and report beside the evaluation and return the report.
 
-    Without a bundle the folder may be read-only, as nothing is published with the verdict. With
-    one, raise StorageError if it is read-only or full.
+    Without a bundle the folder may be read-only, as nothing is published with the verdict.
     """
     bundle, target = judgement.bundle, evaluation.with_name(VERDICT)
     with bundle.documents() if bundle else contextlib.nullcontext() as documents:
