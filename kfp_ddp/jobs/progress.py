@@ -1,5 +1,6 @@
 """The progress of a training in one line, from the events in its metrics.jsonl."""
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -32,15 +33,11 @@ class MetricsTail:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        return [event for line in whole.splitlines() if (event := _parse(line)) is not None]
-
-
-def _parse(line: bytes) -> Event | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):  # the second for deeply nested text
-        return None
-    return event if isinstance(event, dict) else None
+        events = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError, RecursionError):  # the second for nested text
+                events.append(json.loads(line))
+        return [event for event in events if isinstance(event, dict)]
 
 
 class TrainingProgress:

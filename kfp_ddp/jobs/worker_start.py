@@ -138,10 +138,8 @@ def install(lines: list[str], urls: list[str], folder: str) -> None:
     options += ["--no-deps", "--require-hashes"] if locked else []
     for at, url in enumerate(urls):
         options += ["--extra-index-url" if at else "--index-url", url]
-    requirements, report = (
-        os.path.join(folder, "requirements.txt"),
-        os.path.join(folder, "report.json"),
-    )
+    requirements = os.path.join(folder, "requirements.txt")
+    report = os.path.join(folder, "report.json")
     _write(requirements, lines)
     pip("--dry-run", "--report", report, "--requirement", requirements, *options)
     with open(report, encoding="utf-8") as file:

@@ -1,5 +1,6 @@
 """A cache of a collection, updated by watches that survive interruptions."""
 
+import contextlib
 import json
 import threading
 import time
@@ -44,28 +45,22 @@ class WatchCache(threading.Thread):
 
     def run(self) -> None:
         """List, then watch until stopped."""
-        try:
-            self._update()
-        finally:
-            self.api.close()
-
-    def _update(self) -> None:
         version, refused = "", 0
-        while not self._over.is_set():
-            try:
-                if not version:
-                    version = self._list()
-                version, refused = self._watch(version), 0
-            except ApiError as error:
-                version = "" if error.status == 410 else version
-                # A starting server does not know the rights yet, so retry for a while.
-                refused += error.status in STARTING
-                if refused > (30 if self.synced.is_set() else 2):
-                    self.forbidden = error.message
-                    self.synced.set()
-                    self.changed.set()
-                    return
-                self._over.wait(0.3 if not refused else 1.0)
+        with contextlib.closing(self.api):
+            while not self._over.is_set():
+                try:
+                    version = version or self._list()
+                    version, refused = self._watch(version), 0
+                except ApiError as error:
+                    version = "" if error.status == 410 else version
+                    # A starting server does not know the rights yet, so retry for a while.
+                    refused += error.status in STARTING
+                    if refused > (30 if self.synced.is_set() else 2):
+                        self.forbidden = error.message
+                        self.synced.set()
+                        self.changed.set()
+                        return
+                    self._over.wait(0.3 if not refused else 1.0)
 
     def _list(self) -> str:
         objects: dict[str, Object] = {}

@@ -1,5 +1,6 @@
 """Logs of all pods: each line once and in order, over cuts, restarts and adoption."""
 
+import contextlib
 import json
 import re
 import sys
@@ -277,23 +278,18 @@ class PodLog(threading.Thread):
 
     def run(self) -> None:
         """Print until the container has ended; after a cut, continue from the last printed line."""
-        try:
-            self._follow()
-        finally:
-            self.api.close()
-
-    def _follow(self) -> None:
-        while not self.abandoned.is_set():
-            restart, over = self._status()
-            cursor = self.printer.cursors.get(self.key)
-            if cursor is not None and cursor.restart < restart:
-                # The container was restarted: first the rest of its previous log.
-                self._read(cursor.restart, previous=True, follow=False)
-            complete = self._read(restart, previous=False, follow=not over)
-            now, over_now = self._status()
-            if complete and over and over_now and now == restart:
-                return
-            self.abandoned.wait(0.05 if over_now else 0.5)
+        with contextlib.closing(self.api):
+            while not self.abandoned.is_set():
+                restart, over = self._status()
+                cursor = self.printer.cursors.get(self.key)
+                if cursor is not None and cursor.restart < restart:
+                    # The container was restarted: first the rest of its previous log.
+                    self._read(cursor.restart, previous=True, follow=False)
+                complete = self._read(restart, previous=False, follow=not over)
+                now, over_now = self._status()
+                if complete and over and over_now and now == restart:
+                    return
+                self.abandoned.wait(0.05 if over_now else 0.5)
 
     def _status(self) -> tuple[int, bool]:
         """Return the number of restarts, and whether the container has ended for good."""

@@ -97,10 +97,9 @@ def explain(
         reason = unmounted.get(name, STARTING) if waiting[name] == STARTING else waiting[name]
         if reason:
             reasons[pod_title(pod)] = reason
-    refused = None
-    if len(pods) < max(1, expected):
-        refused = creation_reason(events) if events is not None else _refused(job, api)
-    if refused:
+    if len(pods) >= max(1, expected):
+        return reasons
+    if refused := creation_reason(events) if events is not None else _refused(job, api):
         reasons[NO_PODS if not pods else f"{len(pods)} of {expected} pods"] = refused
     elif not pods:
         reasons[NO_PODS] = Reason("", "the operator has not created them")
@@ -112,14 +111,13 @@ def summary(reasons: Mapping[str, Reason]) -> str:
     by_text: dict[str, list[str]] = {}
     for who, reason in reasons.items():
         by_text.setdefault(reason.text, []).append(who)
-    lines = ((_listed(sorted(who)), text) for text, who in by_text.items())
-    return "; ".join(f"{who}: {text}" if who else text for who, text in lines)
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) <= MANY_PODS:
-        return ", ".join(names)
-    return f"{', '.join(names[:NAMED])} and {len(names) - NAMED:,} more"
+    lines = []
+    for text, names in by_text.items():
+        who = ", ".join(sorted(names))
+        if len(names) > MANY_PODS:
+            who = f"{', '.join(sorted(names)[:NAMED])} and {len(names) - NAMED:,} more"
+        lines.append(f"{who}: {text}" if who else text)
+    return "; ".join(lines)
 
 
 def _refused(job: Object, api: Api) -> Reason | None:
