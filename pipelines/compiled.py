@@ -80,16 +80,10 @@ def write(
     images: Images = Images(),  # noqa: B008
     restricted: bool = False,
 ) -> list[Path]:
-    """Compile pipelines to `<directory>/<name>.yaml`, and return the paths.
+    """Compile pipelines to `<directory>/<name>.yaml`, and return the paths; raise InputError.
 
-    Args:
-        pipelines: Pipelines by name.
-        directory: Created if missing.
-        images: Images of steps and workers.
-        restricted: Compile for namespaces under PodSecurity `restricted`.
-
-    Raises:
-        InputError: A pipeline cannot be compiled; one line.
+    `images` replace those of steps and workers; `restricted` is for namespaces under PodSecurity
+    `restricted`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -242,11 +236,7 @@ def _documents(path: Path) -> list[Any]:
 
 
 def pipelines_of(file: Path) -> dict[str, Any]:
-    """Execute a Python file and return its pipelines by function name.
-
-    Raises:
-        InputError: The file is not Python, raises, or defines no pipeline; one line.
-    """
+    """Execute a Python file and return its pipelines by function name; raise InputError."""
     name = f"kfp_ddp_own_{file.stem}"
     module_spec = importlib.util.spec_from_file_location(name, file)
     if module_spec is None or module_spec.loader is None:

@@ -54,24 +54,17 @@ class Form:
         self._models = MODELS if ours else ()
 
     def read(self, file: Path | None, words: Iterable[str]) -> dict[str, Any]:
-        """Return arguments of a YAML file, overridden by those of `key=value` words.
+        """Return arguments of a YAML file, overridden by `key=value` words; raise InputError.
 
         A key is a parameter of the pipeline, or a setting of one of its mappings: epochs, or
         training.cache_gb, or cache_gb if only one mapping has it.
-
-        Raises:
-            InputError: A key is unknown or ambiguous, or a value or the file is invalid.
         """
         settings = _of_file(file) if file else []
         arguments = self.check([*settings, *(self._of_word(word) for word in words)])
         return _with_files(arguments) if "training" in self.subjects else arguments
 
     def check(self, settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        """Return validated arguments by name; a later value replaces an earlier one.
-
-        Raises:
-            InputError: A name is unknown or ambiguous, or a value is invalid.
-        """
+        """Return validated arguments by name, the last value of each; raise InputError."""
         arguments: dict[str, Any] = {}
         for name, value in settings:
             if name in self.subjects and isinstance(value, dict):
@@ -82,11 +75,7 @@ class Form:
         return arguments
 
     def completed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments with the default settings of their mappings added.
-
-        Raises:
-            InputError: A parameter without a default is missing.
-        """
+        """Return arguments with the default settings of their mappings; raise InputError."""
         for name, spec in self.parameters.items():
             if name not in arguments and "defaultValue" not in spec and not spec.get("isOptional"):
                 what = re.split(r"[.;:](?= |$)", spec.get("description", ""))[0]
@@ -180,13 +169,9 @@ def form_of(name: str) -> Form:
 
 
 def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> Run | None:
-    """Check completed arguments of a pipeline with the code of `preflight`, before the run.
+    """Check completed arguments of a pipeline with the code of `preflight`; raise its InputError.
 
-    Returns:
-        The checked settings; None for a pipeline without that step.
-
-    Raises:
-        InputError: preflight would reject the arguments.
+    None for a pipeline without that step.
     """
     task = pipeline.spec["root"]["dag"].get("tasks", {}).get("preflight")
     if task is None:

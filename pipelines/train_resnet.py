@@ -63,13 +63,9 @@ def like_train_resnet(
 ) -> Callable[..., None]:
     """Return a pipeline function whose form is that of `train_resnet` with some changes.
 
-    Args:
-        wire: Connects the steps; takes the parameters by name. Its docstring is the pipeline's.
-        name: Name of the function.
-        claims: PVCs that the pipeline mounts.
-        without: Parameters that the form lacks.
-        required: Text parameters without a default.
-        defaults: Other defaults, and further parameters.
+    `wire` connects the steps, and has the docstring of the pipeline. The form lacks the parameters
+    `without`; those `required` are texts without a default; `defaults` are other defaults, and
+    further parameters.
     """
     others = dict(defaults or {})
     source, *rest = inspect.signature(train_resnet.pipeline_func).parameters.values()

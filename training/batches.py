@@ -10,20 +10,11 @@ from kfp_ddp.training.config import TrainConfig
 def divide(
     config: TrainConfig, images: int, ranks: int, uneven: bool, before: Mapping[str, Any] | None
 ) -> tuple[int, int]:
-    """Return (batch_size, micro_batch_size) of a run.
+    """Return (batch_size, micro_batch_size) of a run; raise InputError for a misfit.
 
-    A batch size that is not set is adapted to the images and the ranks.
-
-    Args:
-        config: The run.
-        images: Training images.
-        ranks: World size.
-        uneven: Whether ranks may get unequal numbers of micro-batches.
-        before: Configuration of the checkpoint to resume from. Its batches are used, so the run
-            sees the same batches with another number of ranks.
-
-    Raises:
-        InputError: the batch cannot be divided among the ranks, or there are too few images.
+    A batch size that is not set is adapted to the images and the ranks. With the configuration
+    `before` of the checkpoint to resume from, its batches are used, so the run sees the same ones
+    with another number of ranks. `uneven`: ranks may get unequal numbers of micro-batches.
     """
     check_one_each(images, ranks)
     batch, micro = config.batch_size, config.micro_batch_size

@@ -40,13 +40,9 @@ class Cache:
         for_training: bool,
         part: int,
     ) -> Findings:
-        """Decode, prepare and store the images of one part, if they are not stored already.
+        """Decode, prepare and store the images of a part, at `where(position)`, unless done before.
 
-        `where` returns the location of an image.
-
-        Raises:
-            InputError: an image is broken or unusual, and `config` does not accept that.
-            StorageError: the disk is full.
+        Raises InputError for an image that `config` does not accept, StorageError for a full disk.
         """
         mine = range(part, self.samples, self.parts)
         pixels, table = self._files(part)
@@ -75,10 +71,9 @@ class Cache:
         return findings
 
     def read(self, position: int, path: str | Where) -> Tensor:
-        """Return the prepared image, uint8 [3, H, W], without a copy; `path` is its source.
+        """Return the prepared image of the source `path`, uint8 [3, H, W], without a copy.
 
-        Raises:
-            InputError: it could not be decoded when the cache was built.
+        Raises InputError if it could not be decoded when the cache was built.
         """
         if not self._open:
             self._open = [self._map(part) for part in range(self.parts)]
@@ -143,10 +138,8 @@ def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
     """Return the folder of this run's decoded images; None if they exceed `cache_gb`.
 
     The name depends on the output folder (runs do not share it), the names, sizes and times of the
-    files, and the settings of the stored images. So only a resumed run finds it again.
-
-    Raises:
-        StorageError: the disk has not enough free space.
+    files, and the settings of the stored images. So only a resumed run finds it again. Raises
+    StorageError if the disk has not enough free space.
     """
     expected = decoded_bytes(config, splits)
     if expected > config.cache_gb * 1e9:

@@ -104,9 +104,7 @@ class ModelInfo:
 def verify(path: Path) -> Checkpoint:
     """Read a step directory, and check the size and sha256 of the state against its manifest.
 
-    Raises:
-        InputError: a file is missing, truncated or altered.
-        UnreadableError: the volume fails in another way.
+    Raises InputError for a damaged file, UnreadableError if the volume fails in another way.
     """
 
     def check() -> Checkpoint:
@@ -124,11 +122,7 @@ def verify(path: Path) -> Checkpoint:
 
 
 def newest_valid(directory: Path) -> Checkpoint | None:
-    """Return the newest valid checkpoint of a `checkpoints` folder, by step; None without one.
-
-    Raises:
-        UnreadableError: the volume fails before a valid one is found.
-    """
+    """Return the newest valid checkpoint of a `checkpoints` folder; raise UnreadableError."""
     for path in steps(directory):
         with contextlib.suppress(InputError):
             return verify(path)
@@ -162,11 +156,7 @@ def _read(path: Path, what: Callable[[], T]) -> T:
 def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
     """Load a model: float32 on the CPU, in eval mode, with averaged weights if saved.
 
-    Its input is normalised (`model.normalise`); its output is logits.
-
-    Raises:
-        InputError: the checkpoint does not verify.
-        UnreadableError: the volume fails in another way.
+    Its input is normalised (`model.normalise`), its output is logits. Raises as `verify`.
     """
     checkpoint = verify(path)
     manifest = checkpoint.manifest
@@ -214,11 +204,7 @@ class Writer:
 
         Older checkpoints are deleted, except the newest and the steps in `spared`. With `volatile`,
         all other tensors on the CPU are copied in the background, and must not change before
-        `copied` is set.
-
-        Raises:
-            StorageError: the previous save failed.
-            JobError: the previous save had weights that are not finite.
+        `copied` is set. Raises the error of the previous save.
         """
         self.wait()
         soon = None if volatile is None else {tensor.data_ptr() for tensor in volatile}

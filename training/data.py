@@ -195,10 +195,7 @@ def decoded(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the images of each batch: uint8 [N, 3, S, S], targets [N], positions in the index [N].
 
-    `reading` is that of the run; a skipped image is left out.
-
-    Raises:
-        InputError: an image cannot be decoded and `on_bad_image` is fail.
+    `reading` is that of the run; an image that cannot be decoded is left out, or an InputError.
     """
     ahead = ReadAhead(index.slices) if index.slices else None
     for keys in batches:
@@ -240,10 +237,8 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[DeviceBatch]:
     """Move and normalise batches; on a GPU in a side stream, while the previous step computes.
 
-    Images are copied as uint8, a quarter of float32, from pinned memory.
-
-    Raises:
-        InputError: a batch has an error, such as an unreadable image.
+    Images are copied as uint8, a quarter of float32, from pinned memory. Raises the InputError of a
+    batch, such as an unreadable image.
     """
     if device.type != "cuda":
         for ready in _on_cpu(batches):

@@ -45,10 +45,9 @@ _OPAQUE_RGB = ("RGB", "RGBX", "P")
 
 
 def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
-    """Read the header of a picture; its pixels are not decoded yet, and need the file.
+    """Read the header of a picture, whose pixels are decoded later from the file.
 
-    Raises:
-        ValueError: another format, a damaged header, or too many pixels.
+    Raises ValueError for another format, a damaged header, or too many pixels.
     """
     match = _MAGIC.match(file.read(_MAGIC_BYTES))
     file.seek(0)
@@ -82,15 +81,10 @@ def is_plain(image: Image.Image) -> bool:
 
 
 def to_rgb(image: Image.Image, background: str, orientation: int = 0) -> Image.Image:
-    """Return a picture in RGB of 8 bits, upright.
+    """Return a picture in RGB of 8 bits, upright; raise ValueError if it cannot be decoded.
 
-    Args:
-        image: An opened picture.
-        background: Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel.
-        orientation: That of its EXIF data, if known.
-
-    Raises:
-        ValueError: its pixels cannot be decoded.
+    `background` is the colour behind transparent pixels, as #rrggbb; '' drops the alpha channel.
+    `orientation` is that of its EXIF data, if known.
     """
     try:
         image.load()
@@ -135,8 +129,7 @@ def _to_8_bits(values: NDArray[Any], full_range: bool) -> NDArray[np.uint8]:
 def decode(data: bytes, reading: Reading = READING) -> tuple[NDArray[np.uint8], bool]:
     """Return the pixels, uint8 [H, W, 3], RGB, upright; and whether the file has them plain.
 
-    Raises:
-        ValueError: it cannot be read, or has too many pixels.
+    Raises ValueError if it cannot be read, or has too many pixels.
     """
     image = open_picture(io.BytesIO(data), reading)
     frame = frame_of(data)

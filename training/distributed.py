@@ -107,8 +107,7 @@ class RankConfig(Protocol):
 def start(config: RankConfig) -> World:
     """Join the process group of torchrun's environment; without it, be a single rank.
 
-    Raises:
-        InputError: there are too few GPUs for device=cuda.
+    Raises InputError for too few GPUs.
     """
     rank = int(os.environ.get("RANK", "0"))
     size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -11,12 +11,7 @@ from kfp_ddp.training.config import TrainConfig
 
 
 def parse(argv: Sequence[str] | None = None, prog: str | None = None) -> TrainConfig:
-    """Parse command line flags, by default those of this process.
-
-    Raises:
-        InputError: a flag is unknown, or a field does not take its value.
-        SystemExit: after --help.
-    """
+    """Parse command line flags, by default those of this process; raise InputError."""
     return TrainConfig.create(**model_file.with_code(read_flags(argv, prog)))
 
 

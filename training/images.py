@@ -124,19 +124,14 @@ Keep = Callable[[int, Tensor | None], None]
 def read(path: str | Where, reading: Reading = READING) -> Tensor:
     """Decode one image to RGB uint8 [3, H, W], rotated by its EXIF orientation.
 
-    Raises:
-        InputError: the file cannot be read or decoded, or has more than `max_pixels`; or, with
-            images=strict, is not RGB and square.
+    Raises InputError if it cannot be read or decoded, has more than `max_pixels`, or, with
+    images=strict, is not RGB and square.
     """
     return _read(path, reading)[0].image
 
 
 def read_part(path: str | Where, reading: Reading, needed: Needed) -> Decoded:
-    """Decode like `read`, but of a JPEG of three channels only the needed part.
-
-    Raises:
-        InputError: as in `read`.
-    """
+    """Decode like `read`, but of a JPEG of three channels only the needed part."""
     return _read(path, reading, needed)[0]
 
 
@@ -209,11 +204,8 @@ def examine(
 ) -> Findings:
     """Decode the images at `positions` completely, and pass each, in RGB, to `keep`.
 
-    `where` returns the location of an image; `keep` gets None for an unreadable image.
-
-    Raises:
-        InputError: an image is broken and `on_bad_image` is fail, or unusual and `images` is
-            strict.
+    `where` returns the location of an image; `keep` gets None for an unreadable image. Raises
+    InputError for a broken image with on_bad_image=fail, or an unusual one with images=strict.
     """
     broken: list[str] = []
     not_rgb, first = 0, ""

@@ -57,11 +57,7 @@ class Weights:
 def read(path: Path) -> Weights:
     """Read the weights of a checkpoint, a bundle, or a file of safetensors or torch.save.
 
-    No code in a file is run.
-
-    Raises:
-        InputError: it is none of these, or damaged.
-        StorageError: the volume fails.
+    No code in a file is run. Raises InputError for other or damaged content.
     """
     try:
         if (path / BUNDLED).is_file():
@@ -183,10 +179,8 @@ def initialise(
 ) -> None:
     """Load the weights of `config.pretrained`; those of the classifier only for the same classes.
 
-    If a file does not name its classes, their number decides.
-
-    Raises:
-        InputError: they cannot be read, or belong to another network.
+    If a file does not name its classes, their number decides. Raises InputError if the weights
+    cannot be read, or belong to another network.
     """
     source = config.pretrained
     if source == "true" or source.startswith(PREFIX):
@@ -232,12 +226,9 @@ def initialise(
 
 
 def network_of(path: Path) -> str:
-    """Return the network that weights are of, by their metadata or names and shapes; '' if unknown.
+    """Return the network that weights are of; '' if unknown. Raises InputError for unreadable ones.
 
-    Only ResNets are recognised by names and shapes.
-
-    Raises:
-        InputError: the weights cannot be read.
+    Their metadata decides or, for ResNets only, their names and shapes.
     """
     weights = read(path)
     if weights.model:

@@ -35,11 +35,7 @@ class Labels:
 
     @classmethod
     def parse(cls, name: str, data: bytes) -> "Labels":
-        """Parse a table; the suffix of `name` selects the format.
-
-        Raises:
-            InputError: the table is invalid, or a row lacks a path or a label.
-        """
+        """Parse a table in the format of the suffix of `name`; raise InputError if invalid."""
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError:

@@ -92,7 +92,7 @@ def lay_out(
     labels: Labels | None = None,
     classes: Sequence[str] | None = None,
 ) -> Layout:
-    """Assign the images of a dataset to classes and splits.
+    """Assign the images of a dataset to classes and splits; raise InputError if it cannot train.
 
     Args:
         names: Names of its files, relative to it; a name that ends with a slash is a folder.
@@ -100,9 +100,6 @@ def lay_out(
             0 to raise an error then.
         labels: Table of classes, and optionally splits.
         classes: Classes of a model; then the training images are not checked.
-
-    Raises:
-        InputError: the dataset cannot be used for training.
     """
     tops = by_top(names)
     assignment = by_labels(tops, labels) if labels else by_folders(tops)

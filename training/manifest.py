@@ -23,11 +23,9 @@ class Manifest:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Read the manifest of a step directory; the other files are not checked.
+    """Read the manifest of a step directory, without a check of the other files.
 
-    Raises:
-        OSError: it is missing, or the volume fails.
-        ValueError: it is damaged.
+    Raises OSError if it is missing or the volume fails, ValueError if it is damaged.
     """
     try:
         fields = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
@@ -57,11 +55,7 @@ def step_of(path: Path | str) -> int:
 
 
 def step_dirs(directory: Path) -> list[Path]:
-    """List step directories by step, newest first, complete or not; [] without such a folder.
-
-    Raises:
-        OSError: the volume fails.
-    """
+    """List step directories, newest first, complete or not; raise OSError if the volume fails."""
     try:
         paths = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):

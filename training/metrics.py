@@ -34,11 +34,7 @@ class Metrics:
             ) from None
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append an event with its time; NaN and infinity become null.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Append an event with its time; NaN and infinity become null. Raises StorageError."""
         if self._file is None:
             return
         line = {"event": event, "time": time.time(), **fields}
@@ -72,10 +68,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a `metrics.jsonl`, without lines that are incomplete or invalid.
-
-    A missing or unreadable file has no events.
-    """
+    """Yield the valid lines of a `metrics.jsonl`; none of a missing or unreadable file."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:

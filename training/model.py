@@ -114,10 +114,8 @@ def build(
 ) -> nn.Module:
     """Build an untrained network: one of `config.MODELS`, or that of the packed file `code`.
 
-    Some networks depend on `image_size`, that of evaluation.
-
-    Raises:
-        InputError: the name is unknown, the file fails, or the image size does not fit.
+    Some networks depend on `image_size`, that of evaluation. Raises InputError if the name is
+    unknown, the file fails, or the image size does not fit.
     """
     network: nn.Module
     if code:
@@ -172,11 +170,7 @@ def size_error(name: str, size: int, error: Exception) -> InputError:
 
 
 def head_of(network: nn.Module) -> str:
-    """Return the name of the classifier's module: the last linear layer or convolution.
-
-    Raises:
-        InputError: the network has neither.
-    """
+    """Return the name of the classifier: the last linear layer or convolution; raise InputError."""
     layers: list[str] = [
         name for name, m in network.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)
     ]
@@ -230,8 +224,7 @@ def fill(
 ) -> None:
     """Load weights from `where` into the network `name`.
 
-    Raises:
-        InputError: they belong to another network, or are not finite; `advice` is for the former.
+    Raises InputError with `advice` if they belong to another network, or if they are not finite.
     """
     state = strip_wrappers(state)
     try:

@@ -34,8 +34,7 @@ def split(model: str) -> tuple[str, str]:
 def checked(model: str, code: str) -> str:
     """Return the model without the folder of its file; the text is parsed but not run.
 
-    Raises:
-        ValueError: the text is missing, is not Python, or does not define the function.
+    Raises ValueError if the text is missing, is not Python, or does not define the function.
     """
     file, function = split(model)
     if not code:
@@ -54,11 +53,7 @@ def checked(model: str, code: str) -> str:
 
 
 def check_script(script: str, arguments: str) -> None:
-    """Check the file of a training script without running it.
-
-    Raises:
-        ValueError: it is not packed or not Python, or its arguments have an open quote.
-    """
+    """Raise ValueError if a script is not packed Python, or its arguments have an open quote."""
     _table(unpack(script, "script"), "script")
     try:
         shlex.split(arguments)
@@ -74,11 +69,7 @@ def _table(text: str, file: str) -> symtable.SymbolTable:
 
 
 def pack(path: str | Path, what: str = "model") -> str:
-    """Pack the text of a file for `model_code` or `script`.
-
-    Raises:
-        InputError: it cannot be read or is too large.
-    """
+    """Pack the text of a file for `model_code` or `script`; raise InputError."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -108,11 +99,7 @@ def digest(code: str) -> str:
 
 
 def with_code(fields: dict[str, Any]) -> dict[str, Any]:
-    """Add the texts of the local files that the fields of a TrainConfig name.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
+    """Add the texts of the local files that the fields of a TrainConfig name; raise InputError."""
     result = dict(fields)
     if str(result.get("script", "")).endswith(".py"):
         result["script"] = pack(result["script"], "script")

@@ -99,17 +99,10 @@ def launch(
     check: Callable[[argparse.Namespace], None],
     summary: Callable[[], str],
 ) -> int:
-    """Start the ranks of this node, and wait for them.
+    """Start the ranks of this node, wait, and return 0, 143 if stopped, or the first exit code.
 
-    Args:
-        torchrun_flags: Flags of torchrun.
-        program: Module that each rank runs, and its arguments.
-        output_dir: Folder of the run; their logs go to its `logs`, as in a `RunFolder`.
-        check: Raises a KfpDdpError for invalid arguments of torchrun, before a rank starts.
-        summary: Describes what remains of the work of ranks that were stopped.
-
-    Returns:
-        0, 143 if they were stopped, or the exit code of the first failure.
+    `program` is a module and its arguments, whose logs go to `logs` in `output_dir`. `check` raises
+    a KfpDdpError for invalid flags of torchrun; `summary` describes what remains of stopped work.
     """
     from torch.distributed import run
 

@@ -45,11 +45,7 @@ class OwnModel:
     def create_optimizer(
         self, network: nn.Module, config: TrainConfig, peak: float
     ) -> torch.optim.Optimizer:
-        """Create the file's optimizer; its groups follow the schedule in proportion to `peak`.
-
-        Raises:
-            InputError: the function raises, or does not return an optimizer.
-        """
+        """Create the file's optimizer; its groups follow the schedule in proportion to `peak`."""
         assert self.optimizer is not None
         optimizer: object = self._call("optimizer", self.optimizer, network, config)
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -59,11 +55,7 @@ class OwnModel:
         return optimizer
 
     def apply_transforms(self, image: Tensor, size: int, draw: random.Random) -> Tensor:
-        """Transform a training image by the file's function.
-
-        Raises:
-            InputError: the function raises, or does not return an image of that size.
-        """
+        """Transform a training image by the file's function; raise InputError."""
         transformed: object = self._call("transforms", self.transforms, image, size, draw)
         if not isinstance(transformed, Tensor) or (transformed.dtype, transformed.shape) != (
             torch.uint8,
@@ -73,11 +65,7 @@ class OwnModel:
         return transformed
 
     def compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Compute the loss of a micro-batch by the file's function.
-
-        Raises:
-            InputError: the function raises, or does not return a differentiable number.
-        """
+        """Compute the loss of a micro-batch by the file's function; raise InputError."""
         loss: object = self._call("loss", self.loss, logits, targets)
         if not isinstance(loss, Tensor) or loss.shape != () or not loss.requires_grad:
             raise self._type_error("loss", loss, "one number that depends on the logits")
@@ -97,21 +85,13 @@ class OwnModel:
 
 
 def load_for(config: TrainConfig) -> OwnModel | None:
-    """Load the file of the run's model; None for a network that is known by name.
-
-    Raises:
-        InputError: the file raises, or a name is not a function.
-    """
+    """Load the file of the run's model; None for a network that is known by name."""
     return load(config.model, config.model_code) if config.model_code else None
 
 
 @functools.lru_cache(maxsize=8)
 def load(model: str, code: str) -> OwnModel:
-    """Run the file `code` of `model`, as a TrainConfig has them, once in a process.
-
-    Raises:
-        InputError: it raises, or a name is not a function.
-    """
+    """Run the file `code` of `model` once in a process; raise InputError if it fails."""
     file, function = model_file.split(model)
     text = model_file.unpack(code)
     # A unique name under which others, such as torch.compile, find the module and its source.
@@ -136,11 +116,7 @@ def load(model: str, code: str) -> OwnModel:
 
 
 def network(model: str, code: str, num_classes: int) -> nn.Module:
-    """Build the untrained network of a file.
-
-    Raises:
-        InputError: the file or its function raises, or does not return a module.
-    """
+    """Build the untrained network of a file; raise InputError if that fails, or it is no module."""
     build = load(model, code).build
     try:
         built = build(num_classes)

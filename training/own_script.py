@@ -45,8 +45,7 @@ STOPPED = (PREEMPTED, 130)
 def run(config: TrainConfig) -> bool:
     """Run the script on this rank, and save its weights as a checkpoint; False when preempted.
 
-    Raises:
-        KfpDdpError: settings, data or the output folder cannot be used, or the script failed.
+    Raises a KfpDdpError for invalid settings, data or output folder, or if the script failed.
     """
     folder, first = RunFolder(config.output_dir), os.environ.get("RANK", "0") == "0"
     splits = splits_of(Path(config.data), config.val_fraction, config.labels)

@@ -33,8 +33,7 @@ _NAMED = 8
 def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Split]:
     """Return the configuration with its automatic values, and the training and validation splits.
 
-    Raises:
-        KfpDdpError: data, settings or the output folder are invalid; on every rank.
+    Raises a KfpDdpError on every rank for invalid data, settings or output folder.
     """
     launches = world.gather(os.environ.get(LAUNCH, ""))
     config, train, val = world.from_first(lambda: _scan(config))
@@ -122,8 +121,7 @@ def resolve(
 ) -> TrainConfig:
     """Return the configuration with automatic values filled in for this number of training images.
 
-    Raises:
-        InputError: the batch cannot be divided among the ranks, or there are too few images for it.
+    Raises InputError if the batch does not fit the ranks or the images.
     """
     ranks = world.size
     if config.strategy == "single" and ranks > 1:
@@ -237,8 +235,7 @@ def _warn(reports: list[tuple[int, list[Findings]]], first: bool) -> None:
 def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:
     """Build the network, load its initial weights, and compute at each image size of the run.
 
-    Raises:
-        InputError: a step fails, or the output does not have the shape of logits.
+    Raises InputError if a step fails, or the output does not have the shape of logits.
     """
     network = model.build_for(config, len(classes))
     if config.starts_from_weights:

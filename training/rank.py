@@ -47,14 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_and_report(read: Callable[[], C], work: Callable[[C], bool]) -> int:
-    """Run the work of a rank, and record for its launcher why it failed.
+    """Run the work of a rank with the settings that `read` returns; return the exit code as `main`.
 
-    Args:
-        read: Reads the settings.
-        work: Runs with the settings; returns False when preempted.
-
-    Returns:
-        The exit code, as in `main`.
+    `work` returns False when preempted. The cause of a failure is recorded for the launcher.
     """
     try:
         config = read()
@@ -69,11 +64,7 @@ def run_and_report(read: Callable[[], C], work: Callable[[C], bool]) -> int:
 
 
 def run(config: TrainConfig, parent: Parent | None = None) -> bool:
-    """Train; return False when preempted.
-
-    Raises:
-        KfpDdpError: settings, data or the output folder are invalid, or the training failed.
-    """
+    """Train; return False when preempted. Raises a KfpDdpError if that is not possible."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
     import torch

@@ -112,10 +112,8 @@ def configured(name: str, fields: Mapping[str, Any]) -> TrainConfig:
 
     With initial weights the recipes auto and none become finetune, which starts from torchvision's
     unless others are given. The recipe's warm-up is dropped if it is not shorter than the epochs,
-    and its rates if the optimizer differs.
-
-    Raises:
-        InputError: the recipe is unknown, a field is invalid, or finetune gets none.
+    and its rates if the optimizer differs. Raises InputError for an unknown recipe, an invalid
+    field, or finetune without weights.
     """
     if name not in RECIPES:
         raise InputError(f"the recipe {name!r} does not exist: use one of {', '.join(RECIPES)}")

@@ -141,13 +141,9 @@ class Report:
             )
 
     def end(self, status: str, step: int, reason: str, decoded: int) -> None:
-        """Report how the run ended, and how all ranks spent their time; a collective call.
+        """Report how the run ended (done or preempted) and why, and how all ranks spent their time.
 
-        Args:
-            status: done or preempted.
-            step: The last step.
-            reason: Why it ended early.
-            decoded: Bytes of its images, decoded; 0 if they are cached already.
+        A collective call. `decoded`: bytes of its images, decoded; 0 if they are cached already.
         """
         if status == "done" and step < self.steps_total and self.world.first:
             print(f"ended at step {step} of {self.steps_total}: {reason}", flush=True)

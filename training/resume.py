@@ -18,17 +18,10 @@ from kfp_ddp.training.strategies import FORMS, form_of
 def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Path | None:
     """Return the checkpoint to resume from, or None; invalid checkpoints are set aside.
 
-    With resume=never, `begin` has moved earlier ones away.
-
-    Args:
-        directory: The run's `checkpoints` folder.
-        config: The current configuration.
-        split: The current training images.
-        form: Form of the state that the current strategy reads, a key of `FORMS`.
-
-    Raises:
-        InputError: it belongs to another model, other classes or another order of the data.
-        StorageError: none of the checkpoints is valid, or the volume fails.
+    With resume=never, `begin` has moved earlier ones away. `form` is that of the state which the
+    current strategy reads, a key of `FORMS`. Raises InputError if the checkpoint belongs to another
+    model, other classes or another order of the data; StorageError if none is valid, or the volume
+    fails.
     """
     newest = checkpoint.newest_valid(directory)
     if newest is None and (invalid := checkpoint.steps(directory)):

@@ -129,11 +129,7 @@ class Classes:
 
 
 def classes_of(index: Index, config: TrainConfig) -> Classes | None:
-    """Create the classes to draw from; None for each image once.
-
-    Raises:
-        InputError: the images are in archives, which are read in sequence.
-    """
+    """Create the classes to draw from; None for each image once. Raises InputError for archives."""
     if config.sampling == "uniform":
         return None
     if index.slices is not None:

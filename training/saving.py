@@ -27,11 +27,6 @@ def behind(output_dir: Path, epoch: int, best: float) -> str:
     The median stopping rule (Golovin et al. 2017, Google Vizier, section 3.2.2): stop if the best
     accuracy is below the median of other trainings at the same epoch. Their folders are next to
     this one's, as those of trials of a sweep.
-
-    Args:
-        output_dir: Folder of this training.
-        epoch: Epochs that it has trained.
-        best: Its best accuracy so far.
     """
     others = sorted(output_dir.parent.glob(f"*/{RunFolder('').metrics.name}"))
     results = [_best_by(file, epoch) for file in others if file.parent != output_dir]

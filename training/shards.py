@@ -74,9 +74,7 @@ def members(root: Path) -> Members | None:
     """List the files in the archives of a folder; None for a folder of plain files.
 
     They come from the version's manifest, or from archives (*.tar) in a folder without subfolders.
-
-    Raises:
-        InputError: an archive or the manifest is damaged.
+    Raises InputError for a damaged archive or manifest.
     """
     rows = _from_manifest(root) if _is_version(root) else _from_archives(root)
     if rows is None:
@@ -106,9 +104,7 @@ def members(root: Path) -> Members | None:
 def content(where: Where, most: int) -> bytes:
     """Read the bytes of an image; those of a member together with the header before them.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: there are more than `most`, or they do not match the archive's listing.
+    Raises OSError, or ValueError for more than `most` bytes or a difference to the listing.
     """
     if where.size < 0:
         with open(where.file, "rb") as file:
@@ -167,11 +163,7 @@ def _opened(path: str) -> _Archive:
 
 
 def pread(file: str, length: int, offset: int) -> bytes:
-    """Read bytes of an archive, fewer at its end; it remains open for the next call.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Read bytes of an archive, fewer at its end; it remains open. Raises OSError."""
     # Two threads may both open it: one stays in the cache, the method call references the other.
     return _opened(file).read(length, offset)
 

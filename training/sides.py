@@ -125,11 +125,7 @@ def _others(tops: dict[str, list[str]], roles: dict[str, str]) -> list[str]:
 
 
 def by_folders(tops: dict[str, list[str]]) -> Assignment:
-    """Assign splits and classes by folders.
-
-    Raises:
-        InputError: there is no image, no training folder, or a validation folder without classes.
-    """
+    """Assign splits and classes by folders; raise InputError if there are no images to train on."""
     roles = _roles(tops)
     if not any(is_image(name) for names in tops.values() for name in names):
         raise InputError(
@@ -181,8 +177,7 @@ def tables_in(tops: dict[str, list[str]]) -> list[str]:
 def by_labels(tops: dict[str, list[str]], labels: Labels) -> Assignment:
     """Assign splits and classes by a table; splits that it does not list, by folders.
 
-    Raises:
-        InputError: the table names a missing file, or contradicts itself.
+    Raises InputError if the table names a missing file, or contradicts itself.
     """
     images = {name for names in tops.values() for name in names if is_image(name)}
     roles = {role: top for top in sorted(tops) if (role := _ROLES.get(top.lower()))}

@@ -28,11 +28,7 @@ TRAINJOB = "trainjob.json"
 
 
 def sinks(config: TrainConfig) -> list[Sink]:
-    """Create the sinks of `config` and the environment; called on rank 0.
-
-    Raises:
-        InputError: the port of Prometheus is in use, or a package is not installed.
-    """
+    """Create the sinks of `config` and the environment, on rank 0; raise InputError."""
     folder = RunFolder(config.output_dir)
 
     def tracker(title: str, record: str, connect: Callable[[], Tracker], every: float = 0) -> Sink:

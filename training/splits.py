@@ -65,9 +65,7 @@ def splits_of(
 ) -> Splits:
     """List the splits of the dataset in a folder; the arguments are those of `lay_out`.
 
-    Raises:
-        InputError: it cannot be used for training.
-        StorageError: the folder cannot be read.
+    Raises InputError if it cannot be used for training, StorageError if it cannot be read.
     """
     packed = shards.members(data)
     names = list(_names(data)) if packed is None else packed.names
@@ -88,14 +86,8 @@ def sides_of(
 ) -> tuple[Index, Index | None]:
     """List the images of a split for a trained model; with val, also those of test.
 
-    Args:
-        data: Folder of the dataset.
-        split: train, val or test, as in the model's training; otherwise a folder of the dataset.
-        classes: Classes of the model.
-        config: Configuration of its training.
-
-    Raises:
-        InputError: there are none, or a class is unknown to the model.
+    `split` is train, val or test, as in the model's training with `config`; otherwise a folder of
+    the dataset. Raises InputError if there are none, or a class is unknown to the model.
     """
     if split not in SIDES:
         return scan(data / split, classes), None
@@ -188,8 +180,7 @@ def _names(data: Path) -> Iterator[str]:
 def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
     """List the images in the class folders of a folder; `classes` are the known classes.
 
-    Raises:
-        InputError: the folder is missing, has no images, or a class is not among `classes`.
+    Raises InputError if the folder is missing, has no images, or has an unknown class.
     """
     if not split.is_dir():
         raise InputError(

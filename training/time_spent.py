@@ -48,12 +48,7 @@ class Pace:
     """The ranks' own times of a step, and the slowest rank, which the others wait for."""
 
     def __init__(self, rows: Sequence[Sequence[float]], step_seconds: float) -> None:
-        """Compare the ranks.
-
-        Args:
-            rows: Seconds of each rank in each phase of `OWN`.
-            step_seconds: Seconds of a complete step.
-        """
+        """Compare seconds of each rank in each phase of `OWN`, and seconds of a complete step."""
         seconds = [sum(row) for row in rows]
         self.seconds = [round(value, 6) for value in seconds]
         self.slowest = max(range(len(seconds)), key=lambda rank: seconds[rank])

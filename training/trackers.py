@@ -55,14 +55,10 @@ class BackgroundSink:
         connect: Callable[[], Tracker],
         every: float = 0,
     ) -> None:
-        """Start to connect.
+        """Start to connect; the caller appends to `metrics` before it calls this sink.
 
-        Args:
-            title: Name of the tracker.
-            metrics: File of the events; a caller appends to it before it calls this sink.
-            record: JSON file of the tracker; its field `sent` is the number of bytes sent.
-            connect: Finds or creates the run; called again after an exception.
-            every: Least seconds between two requests.
+        `record` is the tracker's JSON file; its field `sent` is the number of bytes sent. `connect`
+        finds or creates the run, again after an exception; `every`: least seconds between requests.
         """
         self._title, self._connect, self._every = title, connect, every
         self._metrics, self._record = metrics, record
@@ -136,11 +132,7 @@ def _event(line: bytes) -> Event:
 
 
 def require(package: str, setting: str) -> None:
-    """Check that the package of a setting is installed.
-
-    Raises:
-        InputError: the image lacks it.
-    """
+    """Raise InputError if the package of a setting is not installed."""
     if importlib.util.find_spec(package) is None:
         raise InputError(
             f"{setting} needs the package {package}, which this image lacks: add it to the image, "
@@ -238,8 +230,7 @@ class MlflowRun:
 def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
     """Add the results of a later step to the MLflow run of a training, if it has one.
 
-    Events that the training could not send are sent first. An unreachable server is a warning in
-    the log.
+    Events that the training could not send are sent first; a failure is only a warning.
     """
     folder = RunFolder(run_dir)
     try:

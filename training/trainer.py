@@ -43,12 +43,9 @@ class Loss:
             self._own = self._own.to(device)  # it may have weights
 
     def __call__(self, logits: Tensor, targets: Tensor, own: float = 1.0) -> Tensor:
-        """Return the mean over a micro-batch.
+        """Return the mean over logits [N, classes] and class numbers [N].
 
-        Args:
-            logits: [N, classes].
-            targets: Class numbers [N].
-            own: Share of each image itself; the rest comes from the previous image (mixup, CutMix).
+        `own` is the share of each image itself; the rest is of the previous one (mixup, CutMix).
         """
         loss = self._entropy(logits, targets)
         if own == 1:

@@ -239,19 +239,11 @@ def _operations(magnitude: int) -> Callable[[Tensor], Tensor]:
 
 
 def mixed(images: Tensor, config: TrainConfig, epoch: int, first: int) -> tuple[Tensor, float]:
-    """Mix each image of a micro-batch with the previous one (mixup or CutMix).
+    """Mix each image of a micro-batch [N, C, H, W] with the previous one (mixup or CutMix).
 
     The random numbers depend on the seed, the epoch and the micro-batch's first position in the
-    index, so neither a resume nor the number of ranks changes them.
-
-    Args:
-        images: [N, C, H, W], on any device, without a synchronisation.
-        config: Has `mixup` and `cutmix`; if both are set, one is chosen at random.
-        epoch: From 0.
-        first: Position in the index of the first image.
-
-    Returns:
-        The images, and the share of each image itself; unchanged and 1 if neither is set.
+    index, so neither a resume nor the number of ranks changes them. Also returns the share of each
+    image itself, 1 if neither is set.
     """
     if not (config.mixup or config.cutmix):
         return images, 1.0

@@ -23,11 +23,7 @@ NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 
 
 def look(name: str = "") -> Node:
-    """Describe this node and the interface that its ranks use.
-
-    Args:
-        name: Name of the node; '' for the host name, which in a pod is the pod's.
-    """
+    """Describe this node, by default under its host name, and the interface that its ranks use."""
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     address, dns_ms = _route(master)
     chosen = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
@@ -99,11 +95,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(settings: RankSettings) -> bool:
-    """Measure with all ranks, and return True.
-
-    Raises:
-        KfpDdpError: there are too few GPUs.
-    """
+    """Measure with all ranks, and return True; raise a KfpDdpError, as for too few GPUs."""
     nccl = Path(settings.output_dir, f"nccl-{os.environ.get('RANK', '0')}.log")
     os.environ.setdefault("NCCL_DEBUG", "INFO")
     os.environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,P2P")
@@ -168,17 +160,11 @@ def all_reduces(world: World, largest: int) -> list[Size]:
 
 
 def rates(world: World, leaders: list[int], largest: int) -> list[list[float]]:
-    """Measure gigabits a second between the first ranks of nodes, in disjoint pairs.
+    """Measure gigabits a second between the first ranks of nodes, `leaders`, in disjoint pairs.
 
-    Each node is paired with all others, or with 47 of them if there are more than 48 nodes.
-
-    Args:
-        world: This rank; all ranks take part, those that are not first in a node only wait.
-        leaders: The first rank of each node.
-        largest: Bytes of the largest message.
-
-    Returns:
-        Rates by sender and receiver, 0 for pairs that were not measured; the same on every rank.
+    Each node is paired with all others, or with 47 of them if there are more than 48 nodes. All
+    ranks take part; others only wait. Returns the rates by sender and receiver, 0 for pairs that
+    were not measured, the same on every rank.
     """
     mine: dict[tuple[int, int], float] = {}
     for pairs in islice(rounds(len(leaders)), ROUNDS):
