@@ -1,7 +1,7 @@
 """Images in batches: decoded by loader processes, and moved to the device one step ahead."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,10 +106,8 @@ class Images(Dataset[Batch]):
         if self.for_training and self.cache is None and config.images != "strict":
             needed = functools.partial(transforms.needed, config, epoch, position + again)
             return read_part(where, config.reading, needed)
-        if self.cache is not None:
-            image = self.cache.read(position, where)
-        else:
-            image = read(where, config.reading)
+        cache = self.cache
+        image = cache.read(position, where) if cache else read(where, config.reading)
         return Decoded(image, *image.shape[-2:])
 
 
@@ -149,25 +147,12 @@ def evaluation_keys(index: Index, size: int, rank: int, world: int) -> Iterator[
 
     Of plain files, every `world`-th image; of archives, every `world`-th batch in storage order.
     """
-    for positions in _shares(index, size, rank, world):
-        yield _keys(index, positions)
-
-
-def _keys(index: Index, positions: Sequence[int]) -> Keys:
-    keys = Keys((0, position) for position in positions)
-    keys.ahead = pieces(index.slices, positions) if index.slices else ()
-    return keys
-
-
-def _shares(index: Index, size: int, rank: int, world: int) -> Iterator[Sequence[int]]:
-    if index.slices is None:
-        mine = range(rank, len(index), world)
-        yield from (mine[start : start + size] for start in range(0, len(mine), size))
+    if index.slices is not None:
+        yield from fixed_batches(index, max(1, min(size, -(-len(index) // world))), rank, world)
         return
-    stored = in_store_order(index.slices)
-    size = max(1, min(size, -(-len(stored) // world)))
-    for start in range(rank * size, len(stored), world * size):
-        yield stored[start : start + size]
+    mine = range(rank, len(index), world)
+    for start in range(0, len(mine), size):
+        yield Keys((0, position) for position in mine[start : start + size])
 
 
 def fixed_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
@@ -177,7 +162,10 @@ def fixed_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Ke
     """
     stored = in_store_order(index.slices) if index.slices else range(len(index))
     for start in range(rank * size, len(stored), world * size):
-        yield _keys(index, stored[start : start + size])
+        positions = stored[start : start + size]
+        keys = Keys((0, position) for position in positions)
+        keys.ahead = pieces(index.slices, positions) if index.slices else ()
+        yield keys
 
 
 def evaluation_batches(

@@ -103,22 +103,13 @@ def _sized(data: bytes, height: int, width: int, *, strict: bool) -> Tensor | No
     import simplejpeg
 
     try:
-        pixels = simplejpeg.decode_jpeg(
-            data,
-            fastdct=False,
-            fastupsample=False,
-            min_height=height,
-            min_width=width,
-            strict=strict,
-        )
+        slow = {"fastdct": False, "fastupsample": False, "strict": strict}
+        pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width, **slow)
     except ValueError:
         return None
     if pixels.shape != (height, width, 3):
         return None
     return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-Keep = Callable[[int, Tensor | None], None]
 
 
 def read(path: str | Where, reading: Reading = READING) -> Tensor:
@@ -136,11 +127,13 @@ def read_part(path: str | Where, reading: Reading, needed: Needed) -> Decoded:
 
 
 def _read(
-    path: str | Where, reading: Reading, needed: Needed | None = None
+    path: str | Where,
+    reading: Reading,
+    needed: Needed = lambda height, width: Need(1, max(height, width)),
 ) -> tuple[Decoded, bool]:
     """Return the image, and whether its file has RGB of 8 bits."""
     try:
-        decoded, plain = _decode(path, reading, needed or _whole)
+        decoded, plain = _decode(path, reading, needed)
     except (RuntimeError, ValueError, OSError) as error:
         why = (getattr(error, "strerror", None) or str(error)).splitlines()[0].rpartition(", ")[2]
         raise InputError(
@@ -156,10 +149,6 @@ def _read(
     return decoded, plain
 
 
-def _whole(height: int, width: int) -> Need:
-    return Need(1, max(height, width))
-
-
 def _decode(path: str | Where, reading: Reading, needed: Needed) -> tuple[Decoded, bool]:
     """Decode with the fastest library for the format; all of them give the same pixels."""
     where = Where(path) if isinstance(path, str) else path
@@ -170,20 +159,16 @@ def _decode(path: str | Where, reading: Reading, needed: Needed) -> tuple[Decode
         if frame and (part := decode_part(data, needed)):
             return part, True
         if not frame:
-            image = _decode_plain(data)
+            from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
+
+            # A tensor: from bytes, torchcodec changes the warning filters each time. It takes three
+            # quarters of the time of Pillow.
+            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            image: Tensor = decode_image(tensor, mode="RGB")
             return Decoded(image, *image.shape[-2:]), True
     array, plain = decoder.decode(data, reading)
     image = torch.from_numpy(array).permute(2, 0, 1)
     return Decoded(image, *image.shape[-2:]), plain
-
-
-def _decode_plain(data: bytes) -> Tensor:
-    """Decode an RGB PNG or WebP, in three quarters of the time of Pillow."""
-    from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
-
-    # A separate tensor: from bytes, torchcodec changes the warning filters each time.
-    image: Tensor = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode="RGB")
-    return image
 
 
 class Findings(NamedTuple):
@@ -200,7 +185,7 @@ def examine(
     where: Callable[[int], Where],
     positions: Sequence[int],
     config: TrainConfig,
-    keep: Keep | None = None,
+    keep: Callable[[int, Tensor | None], None] | None = None,
 ) -> Findings:
     """Decode the images at `positions` completely, and pass each, in RGB, to `keep`.
 

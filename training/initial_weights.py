@@ -64,7 +64,14 @@ def read(path: Path) -> Weights:
             _check_bundle(path)
             return _safetensors(path / BUNDLED)
         if (path / MANIFEST).exists():
-            return _checkpoint(path)
+            valid = checkpoint.verify(path)
+            state, manifest = valid.state(), valid.manifest
+            return Weights(
+                state["ema"] or state["model"],
+                manifest["model"],
+                bool(manifest["config"].get("blur_pool")),
+                tuple(manifest["classes"]),
+            )
         if path.is_file():
             return _safetensors(path) if path.suffix == ".safetensors" else _saved_by_torch(path)
     except OSError as error:
@@ -90,17 +97,6 @@ def read_torchvision(name: str, model: str) -> Weights:
             f"name, and ranks download nothing: put {url} there, or give pretrained that address"
         )
     return _saved_by_torch(path)
-
-
-def _checkpoint(path: Path) -> Weights:
-    valid = checkpoint.verify(path)
-    state, manifest = valid.state(), valid.manifest
-    return Weights(
-        state["ema"] or state["model"],
-        manifest["model"],
-        bool(manifest["config"].get("blur_pool")),
-        tuple(manifest["classes"]),
-    )
 
 
 def _check_bundle(folder: Path) -> None:
@@ -167,9 +163,8 @@ def _check_sizes(path: Path) -> None:
 
 
 def _no_weights(path: Path, error: object) -> InputError:
-    reason = one_line(error)
     return InputError(
-        f"{path} contains no readable weights ({reason}): use a state_dict saved by "
+        f"{path} contains no readable weights ({one_line(error)}): use a state_dict saved by "
         "torch.save or as .safetensors"
     )
 
@@ -200,7 +195,9 @@ def initialise(
         )
     own, head = network.state_dict(), head_of(network)
     tensors = _named_alike(weights.tensors, set(own), config.model, config.image_size)
-    if _other_classes(weights, tensors, head, classes):
+    weight = tensors.get(f"{head}.weight")
+    same_number = weight is not None and len(weight) == len(classes)
+    if not (weights.classes == classes if weights.classes else same_number):
         tensors = {n: value for n, value in tensors.items() if not n.startswith(f"{head}.")}
         if log:
             print(f"pretrained: a new classifier for {len(classes)} classes", flush=True)
@@ -278,16 +275,6 @@ def _resized_positions(
         return {**tensors, **interpolate_embeddings(image_size, patch, state)}
     except (LookupError, ValueError):
         return tensors  # reported as a misfit later
-
-
-def _other_classes(
-    weights: Weights, tensors: dict[str, Tensor], head: str, classes: tuple[str, ...]
-) -> bool:
-    """Return whether the classifier has other classes than the run."""
-    if weights.classes:
-        return weights.classes != classes
-    weight = tensors.get(f"{head}.weight")
-    return weight is None or len(weight) != len(classes)
 
 
 def _misfit(tensors: dict[str, Tensor], own: dict[str, Tensor], head: str) -> str:

@@ -24,17 +24,12 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     own = own_model.load_for(config)
     if own and own.optimizer:
         return own.create_optimizer(network, config, peak(config))
-    groups = _groups(network, config)
+    groups, rate = _groups(network, config), peak(config)
     fused = None if config.strategy == "fsdp" else True  # DTensors have foreach kernels only
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=peak(config), fused=fused)
-    return torch.optim.SGD(
-        groups,
-        lr=peak(config),
-        momentum=config.momentum,
-        nesterov=config.momentum > 0,
-        fused=fused,
-    )
+        return torch.optim.AdamW(groups, rate, fused=fused)
+    momentum = config.momentum
+    return torch.optim.SGD(groups, rate, momentum, nesterov=momentum > 0, fused=fused)
 
 
 def _groups(network: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
@@ -67,12 +62,6 @@ def body_weights(network: nn.Module) -> list[nn.Parameter]:
     """Return the weights below the classifier."""
     head = f"{model.head_of(network)}."
     return [p for name, p in network.named_parameters() if not name.startswith(head)]
-
-
-def options_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the options of the optimizer, for each parameter group."""
-    groups = optimizer.param_groups
-    return [{name: group[name] for name in group if name != "params"} for group in groups]
 
 
 def peak(config: TrainConfig) -> float:
@@ -133,11 +122,6 @@ class Body:
         for norm in self._norms:
             norm.train(not frozen)
 
-    def keep_frozen(self) -> None:
-        """Freeze BatchNorm statistics again after the network was set to training mode."""
-        if self.frozen:
-            self.freeze(True)
-
 
 class Learner:
     """The trained state; `accumulates`: a rank has several micro-batches in a step."""
@@ -184,8 +168,8 @@ class Learner:
     def train(self) -> None:
         """Set the network to training mode, except frozen layers."""
         self.network.train()
-        if self.body:
-            self.body.keep_frozen()
+        if self.body and self.body.frozen:
+            self.body.freeze(True)
 
     def limit_statistics(self, number: int, count: int) -> None:
         """Let only the first of `count` micro-batches update BatchNorm's running statistics.
@@ -258,7 +242,8 @@ class Learner:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned, with the optimizer settings of the configuration."""
-        options = options_of(self.optimizer)
+        groups = self.optimizer.param_groups
+        options = [{name: group[name] for name in group if name != "params"} for group in groups]
         self.strategy.restore(self.optimizer, state)
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update(own)

@@ -200,15 +200,6 @@ def affine(mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> tuple[Te
     return scale, torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
 
 
-def strip_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Strip the prefixes of wrappers from the names of weights."""
-    weights = dict(state)
-    for _ in range(len(WRAPPERS)):
-        for prefix in WRAPPERS:
-            consume_prefix_in_state_dict_if_present(weights, prefix)
-    return weights
-
-
 def not_finite(state: Mapping[str, Tensor]) -> str:
     """Return the name of the first tensor with NaN or infinite values; '' without one."""
     bad = (k for k, v in state.items() if v.is_floating_point() and not bool(v.isfinite().all()))
@@ -226,7 +217,9 @@ def fill(
 
     Raises InputError with `advice` if they belong to another network, or if they are not finite.
     """
-    state = strip_wrappers(state)
+    state = dict(state)
+    for prefix in WRAPPERS * 2:  # in either order
+        consume_prefix_in_state_dict_if_present(state, prefix)
     try:
         network.load_state_dict(state)
     except RuntimeError as error:

@@ -67,24 +67,23 @@ def run(config: TrainConfig) -> bool:
 
 
 def _begin(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
-    """Check everything that can be checked before the script runs."""
     try:
         try_to_write(folder.path)
     except OSError as error:
         raise StorageError(f"cannot write to {folder.path}: {error.strerror}") from None
     try_out(config, splits.train.classes)
     folder.config.write_text(config.to_json() + "\n")
+
+    def stop() -> None:
+        write_record(Failure(PREEMPTED, 0, "the heartbeat is stale", retryable=True), final=True)
+        os._exit(PREEMPTED)
+
     if config.stop_when_stale:
-        Heartbeat(Path(config.stop_when_stale), config.stale_seconds, _stale)
+        Heartbeat(Path(config.stop_when_stale), config.stale_seconds, stop)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     metrics = Metrics(folder.metrics)
     metrics.write("start", world_size=world, steps_total=0, resumed_from_step=0)
     metrics.close()
-
-
-def _stale() -> None:
-    write_record(Failure(PREEMPTED, 0, "the heartbeat is stale", retryable=True), final=True)
-    os._exit(PREEMPTED)
 
 
 def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
@@ -120,7 +119,6 @@ def _call(inputs: Path, config: TrainConfig) -> bool:
 
 
 def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
-    """Save the weights of the script as a checkpoint."""
     weights = next((folder.path / n for n in WEIGHTS if (folder.path / n).is_file()), None)
     if weights is None:
         raise InputError(
@@ -132,8 +130,7 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
     tensors, advice = initial_weights.read(weights).tensors, "set model to the script's network"
     model.fill(network, tensors, str(weights), config.model, advice)
     result = _result(folder.path / RESULT)
-    step, figures = int(result.get("step", config.epochs)), dict(result)
-    figures.pop("step", None)
+    step, figures = int(result.pop("step", config.epochs)), result
     manifest = checkpoint.manifest_of(
         config,
         classes,
@@ -160,9 +157,7 @@ def _result(file: Path) -> dict[str, Any]:
         return {}
     try:
         result = json.loads(file.read_text())
-        return {
-            name: float(result[name]) for name in ("step", "accuracy", "loss") if name in result
-        }
+        return {n: float(result[n]) for n in ("step", "accuracy", "loss") if n in result}
     except (ValueError, TypeError) as error:
         raise InputError(
             f"step, accuracy and loss in {file.name} must be numbers: {error}; correct the script"

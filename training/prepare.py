@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.core.run_folder import RunFolder, try_to_write
-from kfp_ddp.training import batches, model, own_model, resume, shards
+from kfp_ddp.core.run_folder import try_to_write
+from kfp_ddp.training import batches, model, own_model, saving, shards
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Split
@@ -40,7 +40,7 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     config = world.from_first(lambda: resolve(config, world, len(train), launches))
     world.from_first(lambda: try_out(config, train.classes))
     caches = _built_or_examined(config, world, train, val)
-    world.from_first(lambda: _begin(config, launches))
+    world.from_first(lambda: saving.begin(config, launches))
     contents = world.from_first(lambda: contents_of(Path(config.data), train, val))
     digests = [digest_of(index, world) for index in (train, val)]
     return (
@@ -126,9 +126,9 @@ def resolve(
     ranks = world.size
     if config.strategy == "single" and ranks > 1:
         raise InputError(f"strategy=single but {ranks} ranks: launch one, or use strategy=ddp")
-    if resume.continues(config, launches):
+    if saving.continues(config, launches):
         config = config.model_copy(update={"resume": "auto"})
-    before = resume.earlier_config(config)
+    before = saving.earlier_config(config)
     # With unequal numbers, sharded ranks would gather unequally often and hang.
     uneven = ELASTIC in os.environ and config.strategy != "fsdp"
     batch, micro = batches.divide(config, images, ranks, uneven, before)
@@ -144,28 +144,15 @@ def resolve(
         saved = {name: before[name] for name in unset}
         if not config.is_set("background"):
             saved["background"] = before.get("background", "")
-    warmup = config.warmup_epochs
-    if before and not config.is_set("warmup_epochs") and before["warmup_epochs"] < config.epochs:
-        warmup = before["warmup_epochs"]
+        if not config.is_set("warmup_epochs") and before["warmup_epochs"] < config.epochs:
+            saved["warmup_epochs"] = before["warmup_epochs"]
     precision = config.precision
     if precision == "auto":
         cuda = world.device.type == "cuda"
         bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if bf16 else "fp32"
-    return config.model_copy(
-        update={
-            "batch_size": batch,
-            "micro_batch_size": micro,
-            "warmup_epochs": warmup,
-            "precision": precision,
-            **saved,
-        }
-    )
-
-
-def _begin(config: TrainConfig, launches: Sequence[str]) -> None:
-    RunFolder(config.output_dir).config.write_text(config.to_json() + "\n")
-    resume.begin(config, launches)
+    filled = {"batch_size": batch, "micro_batch_size": micro, "precision": precision}
+    return config.model_copy(update={**filled, **saved})
 
 
 def _built_or_examined(
@@ -183,13 +170,11 @@ def _built_or_examined(
                 caches.append(None)
                 stride = max(1, -(-len(split) // max(1, config.verify_images)))
                 chosen = range(0, len(split) if config.verify_images else 0, stride)
-                mine = chosen[world.rank :: world.size]
-                findings.append(examine(split.where, mine, config))
+                findings.append(examine(split.where, chosen[world.rank :: world.size], config))
             else:
-                cache = Cache(folder, name, len(split), world.local_size)
-                caches.append(cache)
-                built = cache.build(split.where, config, name == "train", world.local_rank)
-                findings.append(built)
+                caches.append(cache := Cache(folder, name, len(split), world.local_size))
+                part = world.local_rank
+                findings.append(cache.build(split.where, config, name == "train", part))
     except KfpDdpError as error:
         problem = error
     for rank, raised in enumerate(world.gather(problem)):
@@ -260,7 +245,6 @@ def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:
 
 
 def _logits(network: nn.Module, config: TrainConfig, classes: int, size: int) -> Tensor:
-    """Compute the logits of two blank images."""
     name = config.model
     try:
         output: Tensor = network(torch.zeros(2, 3, size, size))

@@ -24,7 +24,7 @@ from kfp_ddp.training.flags import parse
 from kfp_ddp.training.watch import Heartbeat, Parent, Progress, end_for_good, remove_stale
 
 if TYPE_CHECKING:
-    from kfp_ddp.training.distributed import RankConfig, Stop
+    from kfp_ddp.training.distributed import RankConfig
 
 STALE = "the heartbeat is stale"
 
@@ -85,9 +85,14 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
             if world.first:
                 remove_stale(RunFolder(config.output_dir).ranks, world.size)
             loop = Trainer(config, world, train, val, progress)
-            _connect_stops(loop.stop, config, world.first, parent)
+            stop = loop.stop
+            stop.on_signals()
+            if parent is not None:
+                parent.on_gone = lambda: stop.ask("the launcher is gone")
+            if (file := config.stop_when_stale) and world.first:
+                Heartbeat(Path(file), config.stale_seconds, lambda: stop.ask(STALE))
             done = loop.fit()
-        if not done and loop.stop.reason == STALE:
+        if not done and stop.reason == STALE:
             write_record(Failure(PREEMPTED, world.rank, STALE, retryable=True), final=True)
             end_for_good()
         if done and train.cache is not None and world.local_rank == 0:
@@ -97,15 +102,6 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
         raise
     distributed.leave(world, in_order=True)
     return done
-
-
-def _connect_stops(stop: "Stop", config: TrainConfig, first: bool, parent: Parent | None) -> None:
-    """Stop on a signal, when the launcher is gone, or on a stale heartbeat."""
-    stop.on_signals()
-    if parent is not None:
-        parent.on_gone = lambda: stop.ask("the launcher is gone")
-    if config.stop_when_stale and first:
-        Heartbeat(Path(config.stop_when_stale), config.stale_seconds, lambda: stop.ask(STALE))
 
 
 def _end(error: KfpDdpError) -> int:

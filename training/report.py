@@ -15,7 +15,6 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.meter import Meter
 from kfp_ddp.training.metrics import Metrics
-from kfp_ddp.training.sinks import sinks
 from kfp_ddp.training.time_spent import (
     OWN,
     PHASES,
@@ -27,6 +26,7 @@ from kfp_ddp.training.time_spent import (
     cpus_of_a_rank,
     room_for_a_cache,
 )
+from kfp_ddp.training.trackers import sinks
 from kfp_ddp.training.watch import NODE
 
 _FILES = 100

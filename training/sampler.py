@@ -62,7 +62,12 @@ class Windows:
         drawn, starts = self._drawn(shuffle)
         order = torch.empty(steps, batch, dtype=torch.int64)
         windows = min(steps, -(-self.bytes // self.buffer))
-        lanes = [_lane(low, high, steps, windows) for low, high in self._columns()]
+        # Windows of complete steps: their lengths differ by at most one step.
+        ends = [number * steps // windows for number in range(windows + 1)]
+        lanes = [
+            Lane(low, high, [steps * low + end * (high - low) for end in ends])
+            for low, high in self._columns()
+        ]
         for low, high, edges in lanes:
             shuffled = [
                 drawn[a:b][torch.randperm(b - a, generator=shuffle)]
@@ -183,12 +188,6 @@ class Epoch(NamedTuple):
                 yield step, (int(self.drawn[a]), int(self.drawn[b - 1]))
 
 
-def _lane(low: int, high: int, steps: int, windows: int) -> Lane:
-    """Create windows of complete steps; their lengths differ by at most one step."""
-    edges = [number * steps // windows for number in range(windows + 1)]
-    return Lane(low, high, [steps * low + edge * (high - low) for edge in edges])
-
-
 Key = tuple[int, int]
 """(epoch, position in the index): with the seed, all that a training image depends on. The n-th
 repetition in an epoch has the position + n * samples."""
@@ -240,10 +239,10 @@ class ResumableSampler:
         """Yield this rank's micro-batches of an epoch from its step `first_step` on."""
         shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         if self.windows is None:
-            if self.classes is None:
-                order = torch.randperm(self.samples, generator=shuffle)
-            else:
+            if self.classes:
                 order = self.classes.epoch(shuffle)
+            else:
+                order = torch.randperm(self.samples, generator=shuffle)
             for micro in self._distribute(order, first_step):
                 yield [(epoch, position) for position in micro]
             return
@@ -255,7 +254,6 @@ class ResumableSampler:
             yield keys
 
     def _distribute(self, order: Tensor, first_step: int) -> Iterator[list[int]]:
-        """Yield this rank's micro-batches of an order."""
         used = order.view(-1)[: self.steps * self.per_step * self.micro]
         steps = used.view(self.steps, self.per_step, self.micro)[first_step:]
         for batch in steps[:, self.rank :: self.world]:

@@ -141,6 +141,7 @@ def _is_header_of(block: bytes, where: Where) -> bool:
     return named and info.size == where.size
 
 
+@functools.lru_cache(_OPEN)
 class _Archive:
     """An open archive, closed when it is garbage collected; threads can read at the same time."""
 
@@ -157,15 +158,10 @@ class _Archive:
             os.close(self.descriptor)
 
 
-@functools.lru_cache(_OPEN)
-def _opened(path: str) -> _Archive:
-    return _Archive(path)
-
-
 def pread(file: str, length: int, offset: int) -> bytes:
     """Read bytes of an archive, fewer at its end; it remains open. Raises OSError."""
     # Two threads may both open it: one stays in the cache, the method call references the other.
-    return _opened(file).read(length, offset)
+    return _Archive(file).read(length, offset)
 
 
 def _size(root: Path, shard: str) -> int:

@@ -12,7 +12,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.training import shards
 from kfp_ddp.training.labels import LARGEST, Labels
-from kfp_ddp.training.layout import Layout, Part, lay_out, number
+from kfp_ddp.training.layout import Part, lay_out, number
 from kfp_ddp.training.shards import Slices, Where
 from kfp_ddp.training.sides import SIDES, SUFFIXES, TEST, TRAIN, VAL, is_hidden, is_image, side_of
 
@@ -75,10 +75,14 @@ def splits_of(
     except InputError as error:
         raise InputError(f"dataset {data}: {error}") from None
     positions = _positions(data, packed) if packed else {}
-    train, val, test = (
-        _index(data, layout, part, packed, positions) for part in layout.parts.values()
-    )
-    return Splits(train, val, test if len(test) else None, layout.by_name)
+
+    def index(part: Part) -> Index:
+        paths = tuple(f"{data}/{name}" for name in part.names)
+        slices = packed.slices.only([positions[name] for name in part.names]) if packed else None
+        return Index(data / part.folder, layout.classes, paths, part.targets, slices)
+
+    test = index(layout.test) if len(layout.test) else None
+    return Splits(index(layout.train), index(layout.val), test, layout.by_name)
 
 
 def sides_of(
@@ -122,20 +126,7 @@ def _positions(data: Path, packed: shards.Members) -> dict[str, int]:
     return positions
 
 
-def _index(
-    data: Path,
-    layout: Layout,
-    part: Part,
-    packed: shards.Members | None,
-    positions: Mapping[str, int],
-) -> Index:
-    paths = tuple(f"{data}/{name}" for name in part.names)
-    slices = packed.slices.only([positions[name] for name in part.names]) if packed else None
-    return Index(data / part.folder, layout.classes, paths, part.targets, slices)
-
-
 def _read(data: Path, name: str, packed: shards.Members | None) -> bytes:
-    """Read the content of a table of labels."""
     try:
         if packed is None:
             return read_below(data, name, LARGEST)

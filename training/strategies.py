@@ -29,15 +29,15 @@ class Strategy:
     `network` has the state, a step calls `replicas`.
     """
 
-    def __init__(self, network: nn.Module, config: TrainConfig, world: World) -> None:
-        self.network = network
-        self.world = world
-        self.replicas: nn.Module = network
-
+    replicas: nn.Module
     form = "replicated"
     """The key in FORMS of the saved state."""
     collective_state = False
     """Whether all ranks must take part in `state`, and in each forward pass."""
+
+    def __init__(self, network: nn.Module, config: TrainConfig) -> None:
+        self.network = network
+        self.replicas = _compile(network, config)
 
     def hold_gradients(self, hold: bool) -> contextlib.AbstractContextManager[Any]:
         """Return a context that accumulates gradients; with `hold` they are not exchanged yet."""
@@ -62,18 +62,18 @@ class Strategy:
 class Ddp(Strategy):
     """The complete network on every rank; gradients are averaged during the backward pass."""
 
+    replicas: DistributedDataParallel
+
     def __init__(
         self, network: nn.Module, config: TrainConfig, world: World, accumulates: bool
     ) -> None:
-        super().__init__(network, config, world)
-        self._static = not accumulates
-        self._ddp = self._wrap(_compile(network, config))
-        self.replicas = self._ddp
+        self.network, self._device, self._static = network, world.device, not accumulates
+        self.replicas = self._wrap(_compile(network, config))
 
     def _wrap(self, network: nn.Module) -> DistributedDataParallel:
         return DistributedDataParallel(
             network,
-            device_ids=[self.world.device] if self.world.device.type == "cuda" else None,
+            device_ids=[self._device] if self._device.type == "cuda" else None,
             forward_sync_buffers=False,  # training uses batch statistics; synchronised at need
             gradient_as_bucket_view=True,
             static_graph=self._static,
@@ -81,13 +81,12 @@ class Ddp(Strategy):
 
     def rewrap(self) -> None:
         """Create DDP again: it only knows the weights that required gradients at its creation."""
-        self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
-        self._ddp = self._wrap(self._ddp.module)
-        self.replicas = self._ddp
+        self.replicas._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+        self.replicas = self._wrap(self.replicas.module)
 
     def hold_gradients(self, hold: bool) -> contextlib.AbstractContextManager[Any]:
         """Return DistributedDataParallel's no_sync."""
-        return self._ddp.no_sync() if hold else contextlib.nullcontext()
+        return self.replicas.no_sync() if hold else contextlib.nullcontext()
 
 
 class Fsdp(Strategy):
@@ -101,8 +100,7 @@ class Fsdp(Strategy):
     form = "sharded"
     collective_state = True
 
-    def __init__(self, network: nn.Module, config: TrainConfig, world: World) -> None:
-        super().__init__(network, config, world)
+    def __init__(self, network: nn.Module, world: World) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -111,6 +109,7 @@ class Fsdp(Strategy):
             fully_shard(block, mesh=mesh)
         sharded = fully_shard(network, mesh=mesh)
         assert isinstance(sharded, FSDPModule)
+        self.network = self.replicas = network
         self._fsdp = sharded
 
     def hold_gradients(self, hold: bool) -> contextlib.AbstractContextManager[Any]:
@@ -145,11 +144,9 @@ def spread(network: nn.Module, config: TrainConfig, world: World, accumulates: b
     `network` is on its device already, except for fsdp over several ranks, which moves it there.
     """
     if world.size == 1:
-        alone = Strategy(network, config, world)
-        alone.replicas = _compile(network, config)
-        return alone
+        return Strategy(network, config)
     if config.strategy == "fsdp":
-        return Fsdp(network, config, world)
+        return Fsdp(network, world)
     return Ddp(network, config, world, accumulates)
 
 

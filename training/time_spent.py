@@ -7,7 +7,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -55,7 +55,9 @@ class Pace:
         median = statistics.median_low(seconds)
         self.ratio = seconds[self.slowest] / median if median else 1.0
         """Time of the slowest rank relative to the median."""
-        self.phase = _slow_at(rows, self.slowest)
+        medians = [statistics.median_low(column) for column in zip(*rows, strict=True)]
+        more = [value - usual for value, usual in zip(rows[self.slowest], medians, strict=True)]
+        self.phase = OWN[max(range(len(OWN)), key=more.__getitem__)]
         """The phase in which the slowest rank loses most time."""
         self.late = seconds[self.slowest] - median > STRAGGLES * step_seconds
         """Whether the others wait for the slowest rank."""
@@ -69,13 +71,6 @@ class Pace:
     def straggler(self) -> str:
         """The slowest rank if the others wait for it; otherwise empty."""
         return f"; rank {self.slowest} {self.slow}" if self.late else ""
-
-
-def _slow_at(rows: Sequence[Sequence[float]], rank: int) -> Phase:
-    """Return the phase in which the rank loses most time against the others."""
-    medians = [statistics.median_low(column) for column in zip(*rows, strict=True)]
-    more = [value - median for value, median in zip(rows[rank], medians, strict=True)]
-    return OWN[max(range(len(OWN)), key=more.__getitem__)]
 
 
 class TimeSpent:
@@ -149,9 +144,8 @@ def advice(spent: TimeSpent, config: TrainConfig, environment: Environment) -> l
             lines.append((share, f"{percent(share)} of the time {line}"))
 
     add(spent.mean["data"], WAITS, f"waited for data: {_against_waiting(config, environment)}")
-    late = _slow_rank(spent, environment)
-    if late:
-        lines.append((spent.share(spent.for_the_slowest), late))
+    if spent.pace.late:
+        lines.append((spent.share(spent.for_the_slowest), _slow_rank(spent, environment)))
     add(
         min(spent.by_rank("communication")),
         NETWORK,
@@ -159,19 +153,13 @@ def advice(spent: TimeSpent, config: TrainConfig, environment: Environment) -> l
         "(kfp-ddp netcheck measures it)",
     )
     if spent.total > LONG:
-        _advise_on_pauses(spent, config, add)
+        add(spent.mean["checkpoint"], SAVES, f"saved checkpoints: {_less_often(config)}")
+        every = config.eval_epochs
+        add(spent.mean["evaluation"], EVALUATES, f"evaluated: eval_epochs={every} -> {2 * every}")
+        less = f"verify_images={config.verify_images} -> 0, or " if config.verify_images else ""
+        start = f"was the start, before the first step: {less}a longer run"
+        add(spent.mean["start"], STARTS, start)
     return [line for _, line in sorted(lines, key=lambda item: -item[0])]
-
-
-def _advise_on_pauses(
-    spent: TimeSpent, config: TrainConfig, add: Callable[[float, float, str], None]
-) -> None:
-    add(spent.mean["checkpoint"], SAVES, f"saved checkpoints: {_less_often(config)}")
-    every = config.eval_epochs
-    add(spent.mean["evaluation"], EVALUATES, f"evaluated: eval_epochs={every} -> {2 * every}")
-    less = f"verify_images={config.verify_images} -> 0, or " if config.verify_images else ""
-    start = f"was the start, before the first step: {less}a longer run"
-    add(spent.mean["start"], STARTS, start)
 
 
 def _against_waiting(config: TrainConfig, environment: Environment) -> str:
@@ -189,8 +177,6 @@ def _against_waiting(config: TrainConfig, environment: Environment) -> str:
 
 def _slow_rank(spent: TimeSpent, environment: Environment) -> str:
     pace = spent.pace
-    if not pace.late:
-        return ""
     waits = percent(spent.share(spent.for_the_slowest))
     data = pace.phase == "data"
     trace = f"kfp-ddp trace --rank {pace.slowest}"

@@ -1,23 +1,30 @@
-"""Experiment trackers (MLflow, Weights & Biases), served by a thread of their own."""
+"""Where metrics go beside metrics.jsonl: trackers, TensorBoard, Prometheus, a TrainJob's status."""
 
 import hashlib
 import importlib.util
 import json
 import math
 import os
+import ssl
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write
-from kfp_ddp.core.run_folder import MLFLOW, RunFolder
+from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.metrics import Sink
+
+TRAINJOB = "trainjob.json"
+"""In a training's folder: how much of its metrics the status of the TrainJob has."""
 
 
 class Event(NamedTuple):
@@ -43,9 +50,8 @@ class BackgroundSink:
     """
 
     PAUSE_SECONDS = 30.0
-    LAST_SECONDS = 60.0
-    LAST_OF_STOPPED_SECONDS = 5.0
-    """Limit of the last wait if the training was stopped."""
+    LAST_SECONDS, LAST_OF_STOPPED_SECONDS = 60.0, 5.0
+    """Limits of the last wait, after the last epoch and if the training was stopped."""
 
     def __init__(
         self,
@@ -111,7 +117,8 @@ def send_unsent(tracker: Tracker, metrics: Path, record: Path) -> None:
     lines, end = _unsent(metrics, record)
     if not lines:
         return
-    tracker.log([_event(line) for line in lines.splitlines()])
+    events = [json.loads(line) for line in lines.splitlines()]
+    tracker.log([Event(event.pop("event"), event, event.pop("time")) for event in events])
     with atomic_write(record) as file:
         file.write(json.dumps({**mapping_of(record), "sent": end}).encode())
 
@@ -124,11 +131,6 @@ def _unsent(metrics: Path, record: Path) -> tuple[bytes, int]:
         lines = file.read()
     lines = lines[: lines.rfind(b"\n") + 1]
     return lines, start + len(lines)
-
-
-def _event(line: bytes) -> Event:
-    fields = json.loads(line)
-    return Event(fields.pop("event"), fields, fields.pop("time"))
 
 
 def require(package: str, setting: str) -> None:
@@ -153,28 +155,27 @@ class MlflowRun:
 
     def __init__(self, config: TrainConfig) -> None:
         """Find the run that `mlflow.json` in the output folder names, or create it."""
-        self.client = _client(config.mlflow_uri)
+        for name, value in _PATIENCE.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        self.client: Any = MlflowClient(tracking_uri=config.mlflow_uri)
         file = Path(config.output_dir, MLFLOW)
         known = mapping_of(file)
         if known.get("uri") == config.mlflow_uri and "run_id" in known:
             self.run_id = str(known["run_id"])
         else:
-            experiment = self._experiment(config)
-            self.run_id = self._find(config, experiment) or self._create(config, experiment)
+            self.run_id = self._find_or_create(config, self._experiment(config.mlflow_experiment))
             with atomic_write(file) as record:
                 record.write(json.dumps({"uri": config.mlflow_uri, "run_id": self.run_id}).encode())
         if not self.client.get_run(self.run_id).data.params:
             self._log_settings(config)
 
-    def _find(self, config: TrainConfig, experiment: str) -> str:
-        """Find the run that a killed process created but did not record."""
-        if not config.run_id:
-            return ""
+    def _find_or_create(self, config: TrainConfig, experiment: str) -> str:
+        """Return the run that a killed process created but did not record, or a new one."""
         query = f"tags.`{_RUN_ID}` = '{config.run_id}'"
-        runs = self.client.search_runs([experiment], query, max_results=1)
-        return str(runs[0].info.run_id) if runs else ""
-
-    def _create(self, config: TrainConfig, experiment: str) -> str:
+        if config.run_id and (runs := self.client.search_runs([experiment], query, max_results=1)):
+            return str(runs[0].info.run_id)
         name = config.run_id or Path(config.output_dir).name
         tags = {
             "kfp_ddp.version": __version__,
@@ -214,8 +215,7 @@ class MlflowRun:
                 ended = _ENDS.get(event.fields["status"], "FAILED")
                 self.client.update_run(self.run_id, status=ended)
 
-    def _experiment(self, config: TrainConfig) -> str:
-        name = config.mlflow_experiment
+    def _experiment(self, name: str) -> str:
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             try:
@@ -254,20 +254,12 @@ def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -
         print(f"warning: MLflow did not get these results: {error}", flush=True)
 
 
-def _client(uri: str) -> Any:
-    for name, value in _PATIENCE.items():
-        os.environ.setdefault(name, value)
-    from mlflow import MlflowClient
-
-    return MlflowClient(tracking_uri=uri)
+def _numbers(fields: Mapping[str, Any]) -> dict[str, float]:
+    return {k: float(v) for k, v in fields.items() if isinstance(v, int | float)}
 
 
 def _figures(fields: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in fields.items()
-        if isinstance(value, int | float) and math.isfinite(value) and name != "step"
-    }
+    return {k: v for k, v in _numbers(fields).items() if math.isfinite(v) and k != "step"}
 
 
 class WandbRun:
@@ -296,3 +288,124 @@ class WandbRun:
                 self._run.log(numbers, step=event.fields["step"])
             elif event.name == "end":
                 self._run.finish(exit_code=int(event.fields["status"] != "done"))
+
+
+def sinks(config: TrainConfig) -> list[Sink]:
+    """Create the sinks of `config` and the environment, on rank 0; raise InputError."""
+    folder = RunFolder(config.output_dir)
+
+    def tracker(title: str, record: str, connect: Callable[[], Tracker], every: float = 0) -> Sink:
+        return BackgroundSink(title, folder.metrics, folder.path / record, connect, every)
+
+    chosen: list[Sink] = []
+    if config.tensorboard:
+        require("tensorboard", "tensorboard")
+        chosen.append(_tensorboard(folder.tensorboard))
+    if config.mlflow_uri:
+        require("mlflow", "mlflow_uri")
+        chosen.append(tracker("MLflow", MLFLOW, lambda: MlflowRun(config)))
+    if config.wandb_project:
+        require("wandb", "wandb_project")
+        chosen.append(tracker("Weights & Biases", WANDB, lambda: WandbRun(config)))
+    if config.prometheus_port:
+        require("prometheus_client", "prometheus_port")
+        chosen.append(_prometheus(config.prometheus_port))
+    if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
+        every = TrainJobStatus.EVERY_S
+        chosen.append(tracker("the TrainJob's status", TRAINJOB, TrainJobStatus, every))
+    return chosen
+
+
+def _tensorboard(folder: Path) -> Sink:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder))
+
+    def write(event: str, fields: dict[str, Any]) -> None:
+        for name, value in _numbers(fields).items():
+            if name not in ("step", "epoch"):
+                writer.add_scalar(f"{event}/{name}", value, fields.get("step"))
+        if event in ("eval", "end"):
+            writer.flush()
+
+    return write
+
+
+def _prometheus(port: int) -> Sink:
+    from prometheus_client import CollectorRegistry, Gauge, start_http_server
+
+    registry = CollectorRegistry()
+    gauges: dict[str, Gauge] = {}
+    try:
+        start_http_server(port, registry=registry)
+    except OSError as error:
+        raise InputError(
+            f"cannot serve metrics on prometheus_port={port}: {error.strerror}; use another port"
+        ) from None
+
+    def write(event: str, fields: dict[str, Any]) -> None:
+        for field, value in _numbers(fields).items():
+            name = f"kfp_ddp_{event}_{field}"
+            if name not in gauges:
+                gauges[name] = Gauge(name, f"{field} of the latest {event}", registry=registry)
+            gauges[name].set(value)
+
+    return write
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Raises on a redirect, which would send the token to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class TrainJobStatus:
+    """Progress in the status of a Kubeflow TrainJob (Trainer 2.2, feature gate TrainJobStatus).
+
+    The controller injects URL, token and certificate.
+    """
+
+    EVERY_S = 5.0
+
+    def __init__(self) -> None:
+        self._total = self._step = 0
+        self._began = (time.monotonic(), 0)
+        self._values: dict[str, float] = {}
+
+    def log(self, events: Sequence[Event]) -> None:
+        """Report the newest numbers of events; raise OSError if the controller does not take it."""
+        for name, fields, _ in events:
+            self._step = int(fields.get("step", self._step))
+            if name == "start":
+                self._total = fields["steps_total"]
+                self._began = (time.monotonic(), fields["resumed_from_step"])
+            elif name == "end" and fields["status"] == "done":
+                self._step = self._total
+            self._values.update({f"{name}_{k}": v for k, v in _numbers(fields).items()})
+        token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text().strip()
+        certificate = os.environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        url, body = os.environ["KUBEFLOW_TRAINER_SERVER_URL"], self.body(time.monotonic())
+        request = urllib.request.Request(url, body, headers)  # noqa: S310
+        context = ssl.create_default_context(cafile=certificate) if certificate else None
+        handlers = [_NoRedirect(), urllib.request.HTTPSHandler(context=context)]
+        with urllib.request.build_opener(*handlers).open(request, timeout=5):
+            pass
+
+    def body(self, now: float) -> bytes:
+        """Return the report; `now` is on the monotonic clock."""
+        began, first = self._began
+        status: dict[str, Any] = {
+            "metrics": [
+                {"name": name[:64], "value": f"{value:.6g}"}
+                for name, value in list(self._values.items())[:256]
+            ],
+            "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        if self._step:
+            status["progressPercentage"] = 100 * self._step // max(1, self._total)
+        if self._step > first:
+            remaining = (self._total - self._step) * (now - began) / (self._step - first)
+            status["estimatedRemainingSeconds"] = round(remaining)
+        return json.dumps({"trainerStatus": status}).encode()

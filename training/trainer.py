@@ -142,13 +142,9 @@ class Validation:
         if learner.strategy.collective_state:
             self._forward_with_others(network, rounds)
         learner.train()
-        loss_sum, first, five, count_all = self.world.sum([*sums.tolist(), samples])
-        count_all = max(count_all, 1)
-        return {
-            "loss": loss_sum / count_all,
-            "accuracy": first / count_all,
-            "top5": five / count_all,
-        }
+        *totals, count = self.world.sum([*sums.tolist(), samples])
+        figures = zip(("loss", "accuracy", "top5"), totals, strict=True)
+        return {name: total / max(count, 1) for name, total in figures}
 
     def _batches(self) -> Iterator[DeviceBatch]:
         index, size = self.split.index, self.config.micro_batch_size
@@ -157,8 +153,7 @@ class Validation:
         pin = self.world.device.type == "cuda"
         # Loader processes cost start-up time and gain nothing if images are decoded already.
         workers = 0 if self.split.cache else self.config.workers
-        loaded = iter(loader(images, keys, workers, pin))
-        return to_device(loaded, self.world.device)
+        return to_device(iter(loader(images, keys, workers, pin)), self.world.device)
 
     def _forward_with_others(self, network: nn.Module, rounds: int) -> None:
         """Pass as many batches as the rank with the most: all ranks gather sharded weights."""
@@ -231,8 +226,7 @@ class Trainer:
         if self.report.is_due(self.step):
             self.divergence.check(self.sampler.steps)
             self.report.unreadable(self.step, self._skipped_files())
-            scaler = self.learner.scaler
-            self.report.step(self.step, loss, self.sampler.mine, rate, scaler)
+            self.report.step(self.step, loss, self.sampler.mine, rate, self.learner.scaler)
         if self.step % self.sampler.steps == 0:
             self._end_epoch(self.step // self.sampler.steps)
         stop, save = self.stop.agreed()
@@ -248,8 +242,7 @@ class Trainer:
         keys = self.sampler.batches(self.step, self.config.epochs)
         images = Images(self.split.index, self.config, for_training=True, cache=self.split.cache)
         pin = self.world.device.type == "cuda"
-        loaded = loader(images, keys, self.config.workers, pin)
-        return to_device(iter(loaded), self.world.device)
+        return to_device(iter(loader(images, keys, self.config.workers, pin)), self.world.device)
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:
         """Do one optimizer step over this rank's micro-batches; return the mean of their losses.
@@ -331,8 +324,7 @@ class Trainer:
             enter = self.report.meter.timeline.enter
             enter("checkpoint")
             epoch = self.step / self.sampler.steps
-            diverged = self.divergence.detected
-            self.saving.save(self.step, epoch, diverged, self.report.metrics)
+            self.saving.save(self.step, epoch, self.divergence.detected, self.report.metrics)
             enter("other")
 
     def _finish(self, status: str) -> bool:

@@ -31,7 +31,7 @@ LIBRARIES = {
         *(*STORES, "google_crc32c"),
     ),
     "trainer": (
-        *("kfp_ddp.training.node", "kfp_ddp.training.rank", "kfp_ddp.training.sinks"),
+        *("kfp_ddp.training.node", "kfp_ddp.training.rank", "kfp_ddp.training.trackers"),
         *("torch", "torchvision", "torchcodec", "simplejpeg", "onnx", "onnxruntime", "safetensors"),
         *(*STORES, "tensorboard", "prometheus_client"),
     ),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError, JobError, StorageError
 from kfp_ddp.runs.train.outputs import newest_checkpoint
-from kfp_ddp.training import checkpoint, resume
+from kfp_ddp.training import checkpoint, saving
 from kfp_ddp.training.checkpoint import Checkpoint, Writer, load_model, newest_valid, steps, verify
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Split
@@ -139,11 +139,11 @@ def test_failing_volume_is_not_damage(
     monkeypatch.setattr(time, "sleep", pause)
     split = Split(Index(tmp_path, ("a", "\N{SNOWMAN}"), ("x",) * 4, (0, 1, 0, 1)), None)
     if recovers:
-        assert resume.choose(directory, run(tmp_path), split, Ddp.form) == step_dir(directory, 20)
+        assert saving.choose(directory, run(tmp_path), split, Ddp.form) == step_dir(directory, 20)
         assert len(pauses) == 1
         return
     with pytest.raises(checkpoint.UnreadableError, match="Too many levels") as caught:
-        resume.choose(directory, run(tmp_path), split, Ddp.form)
+        saving.choose(directory, run(tmp_path), split, Ddp.form)
     assert "\n" not in str(caught.value)
     assert caught.value.retryable
     assert pauses

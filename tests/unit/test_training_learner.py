@@ -81,17 +81,16 @@ def test_parameter_groups_have_the_settings_of_the_configuration() -> None:
     network = model.build("cifar_resnet8", 3)
     fields = {"weight_decay": 0.25, "momentum": 0.5, "learning_rate": 0.75}
     optimizer = learner.optimizer_of(network, run(**fields))
-    decayed, plain = learner.options_of(optimizer)
+    decayed, plain = optimizer.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
     for group in (decayed, plain):
         assert (group["momentum"], group["lr"]) == (0.5, 0.75)
         assert (group["nesterov"], group["fused"]) == (True, True)
-        assert "params" not in group
     kinds = [{p.ndim for p in group["params"]} for group in optimizer.param_groups]
     assert kinds == [{2, 4}, {1}]
-    groups = learner.options_of(learner.optimizer_of(network, run(momentum=0.0)))
+    groups = learner.optimizer_of(network, run(momentum=0.0)).param_groups
     assert [(group["momentum"], group["nesterov"]) for group in groups] == [(0.0, False)] * 2
-    sharded = learner.options_of(learner.optimizer_of(network, run(strategy="fsdp")))
+    sharded = learner.optimizer_of(network, run(strategy="fsdp")).param_groups
     assert [group["fused"] for group in sharded] == [None, None]
 
 

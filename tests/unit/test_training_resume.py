@@ -10,7 +10,7 @@ import torch
 
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.training import checkpoint, model_file, resume
+from kfp_ddp.training import checkpoint, model_file, saving
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Split
 from kfp_ddp.training.distributed import World
@@ -54,12 +54,12 @@ def choose(
     slices = Slices("/d", ("/d/a.tar",), array("I"), array("Q"), array("Q")) if packed else None
     index = Index(output, classes, ("x",) * count, (0, 1) * (count // 2), slices)
     split = Split(index, None, digest)
-    return resume.choose(output / "checkpoints", run(output, **fields), split, form)
+    return saving.choose(output / "checkpoints", run(output, **fields), split, form)
 
 
 def test_newest_valid_one_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert choose(tmp_path) is None
-    assert resume.earlier_config(run(tmp_path)) is None
+    assert saving.earlier_config(run(tmp_path)) is None
     save(tmp_path, 1)
     valid = save(tmp_path, 2)
     assert choose(tmp_path) == valid
@@ -165,10 +165,10 @@ def test_manifest_of_commit_4f70e37_is_read_and_resumed(tmp_path: Path) -> None:
     assert (info.step, info.classes) == (36, ("class0", "class1", "class2"))
     split = Split(Index(tmp_path, info.classes, ("x",) * 96, (0, 1, 2) * 32), None)
     config = TrainConfig.create(**{**about["config"], "output_dir": str(tmp_path)})
-    assert resume.choose(directory, config, split, Ddp.form) == path
+    assert saving.choose(directory, config, split, Ddp.form) == path
     unset = run(tmp_path, image_size=8, epochs=3)
     resolved = resolve(unset, World(0, 2, 0, 2, torch.device("cpu")), 96)
-    assert resume.choose(directory, resolved, split, Ddp.form) == path
+    assert saving.choose(directory, resolved, split, Ddp.form) == path
     batches = (resolved.batch_size, resolved.micro_batch_size, resolved.warmup_epochs)
     assert batches == (8, 4, 1.0)
 
@@ -200,8 +200,8 @@ def test_restarts_of_plain_torchrun_continue(
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     if count is not None:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-    assert resume.continues(run(tmp_path, resume="never"), [""]) is continues
-    assert not resume.continues(run(tmp_path), [""])
+    assert saving.continues(run(tmp_path, resume="never"), [""]) is continues
+    assert not saving.continues(run(tmp_path), [""])
 
 
 @pytest.mark.parametrize(
@@ -218,31 +218,31 @@ def test_resume_never_is_for_the_first_start_only(
     tmp_path: Path, run_id: str, launches: list[str], continues: bool
 ) -> None:
     first = run(tmp_path, resume="never", run_id="run/train" if run_id else "")
-    resume.begin(first, ["a", "b"])
+    saving.begin(first, ["a", "b"])
     save(tmp_path, 10)
-    assert resume.continues(run(tmp_path, resume="never", run_id=run_id), launches) is continues
-    assert not resume.continues(run(tmp_path, run_id=run_id), launches)
-    assert resume.earlier_config(run(tmp_path, resume="never")) is None
-    earlier = resume.earlier_config(run(tmp_path))
+    assert saving.continues(run(tmp_path, resume="never", run_id=run_id), launches) is continues
+    assert not saving.continues(run(tmp_path, run_id=run_id), launches)
+    assert saving.earlier_config(run(tmp_path, resume="never")) is None
+    earlier = saving.earlier_config(run(tmp_path))
     assert earlier is not None
     assert earlier["model"] == "cifar_resnet8"
 
 
 def test_start_records_its_launchers_or_its_run(tmp_path: Path) -> None:
     record = tmp_path / "begun-by"
-    resume.begin(run(tmp_path), ["b", "a"])
+    saving.begin(run(tmp_path), ["b", "a"])
     assert not record.exists()
-    resume.begin(run(tmp_path, resume="never"), ["b", "", "a", "b"])
+    saving.begin(run(tmp_path, resume="never"), ["b", "", "a", "b"])
     assert record.read_text() == "a\nb"
     assert not list(tmp_path.glob("checkpoints*"))
-    resume.begin(run(tmp_path, resume="never", run_id="me"), ["a"])
+    saving.begin(run(tmp_path, resume="never", run_id="me"), ["a"])
     assert record.read_text() == "me"
 
 
 def test_start_from_scratch_moves_earlier_checkpoints_to_a_free_name(tmp_path: Path) -> None:
     for number in range(4):
         save(tmp_path, number)
-        resume.begin(run(tmp_path, resume="never"), [str(number)])
+        saving.begin(run(tmp_path, resume="never"), [str(number)])
         if number == 1:
             (tmp_path / "checkpoints.old-0").rename(tmp_path / "moved")
     names = sorted(path.name for path in tmp_path.glob("checkpoints*"))

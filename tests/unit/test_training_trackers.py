@@ -14,8 +14,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
 from kfp_ddp.training import trackers
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.sinks import TrainJobStatus
-from kfp_ddp.training.trackers import BackgroundSink, Event, MlflowRun, Tracker
+from kfp_ddp.training.trackers import BackgroundSink, Event, MlflowRun, Tracker, TrainJobStatus
 from tests.serving import free_port, serving
 
 

@@ -15,7 +15,7 @@ from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.leases import LASTING_SECONDS
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training import resume
+from kfp_ddp.training import saving
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import MANIFEST, STATE, step_dir
 from tests.checkpoints import save
@@ -146,7 +146,7 @@ def test_a_new_start_moves_earlier_checkpoints_aside(
     (remote / "checkpoints.old-0/step-00000007" / STATE).write_text("of an earlier start")
     with TrainingFolder(uri, KEEP, every=60.0) as first:
         new_start = {"output_dir": str(first.path), "resume": "never", "run_id": "17"}
-        resume.begin(TrainConfig.create(data="/d", **new_start), [])
+        saving.begin(TrainConfig.create(data="/d", **new_start), [])
         for step in (10, 20) if saved else ():
             save(first.path, step)
             first.finish()

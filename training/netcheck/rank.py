@@ -22,22 +22,20 @@ from kfp_ddp.training.rank import run_and_report
 NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
 
 
-def look(name: str = "") -> Node:
-    """Describe this node, by default under its host name, and the interface that its ranks use."""
+def look() -> Node:
+    """Describe this node, in a pod by the names of both, and the interface that its ranks use."""
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     address, dns_ms = _route(master)
     chosen = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
     interface = chosen if (NET / chosen).is_dir() and chosen else _interface(address)
     return Node(
-        name=name or os.environ.get("KFP_DDP_NODE") or socket.gethostname(),
+        name=os.environ.get("KFP_DDP_NODE") or socket.gethostname(),
         host=socket.gethostname(),
         address=address,
         interface=interface,
         mtu=_number(NET / interface / "mtu") if interface else 0,
         link_mbit_s=max(0, _number(NET / interface / "speed")) if interface else 0,
-        infiniband=sorted(path.name for path in INFINIBAND.iterdir())
-        if INFINIBAND.is_dir()
-        else [],
+        infiniband=sorted(path.name for path in INFINIBAND.glob("*")),
         dns_ms=round(dns_ms, 1),
     )
 
@@ -151,7 +149,8 @@ def all_reduces(world: World, largest: int) -> list[Size]:
     size = SMALLEST
     while True:
         tensor = torch.zeros(size // 4, device=world.device)
-        seconds = _from_first(world, statistics.median(_timed(world, tensor, TIMES)))
+        # Rank 0's time on every rank, so that all end at the same size.
+        seconds = world.gather(statistics.median(_timed(world, tensor, TIMES)))[0]
         bus = 2 * (world.size - 1) / world.size * size * 8 / seconds / 1e9
         sizes.append(Size(bytes=size, ms=seconds * 1e3, bus_gbit_s=bus))
         if size >= largest or seconds > SECONDS_A_SIZE:
@@ -240,11 +239,6 @@ def _timed(world: World, tensor: torch.Tensor, times: int) -> list[float]:
 def _synchronise(world: World) -> None:
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
-
-
-def _from_first(world: World, value: float) -> float:
-    """Return rank 0's value on every rank."""
-    return world.from_first(lambda: value)
 
 
 if __name__ == "__main__":
