@@ -1,6 +1,15 @@
-"""Pipelines, one per file. Each is compiled to `compiled/<file name>.yaml`."""
+"""Pipelines. Each is compiled to `compiled/<name>.yaml`."""
 
-NAMES = (
-    *("train_resnet", "train_resnet_bucket", "train_resnet_claimless", "retrain", "finetune"),
-    *("evaluate_checkpoint", "sync_dataset", "sweep", "own_script"),
-)
+MODULES = {
+    "train_resnet": "train_resnet",
+    "train_resnet_bucket": "variants",
+    "train_resnet_claimless": "variants",
+    "retrain": "variants",
+    "finetune": "variants",
+    "evaluate_checkpoint": "evaluate_checkpoint",
+    "sync_dataset": "sync_dataset",
+    "sweep": "variants",
+    "own_script": "variants",
+}
+"""Module of each pipeline."""
+NAMES = tuple(MODULES)

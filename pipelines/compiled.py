@@ -18,7 +18,7 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 from kfp_ddp.checks.form import choices
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.pipelines import NAMES
+from kfp_ddp.pipelines import MODULES, NAMES
 from kfp_ddp.pipelines.document import SUFFIXES
 
 REGISTRY = "ghcr.io/kfp-ddp"
@@ -66,7 +66,7 @@ def built_in(names: Sequence[str] = NAMES) -> dict[str, Any]:
     """Return our pipelines by name, with what KFP supports and its SDK cannot declare."""
     pipelines = {}
     for name in names:
-        pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{name}"), name)
+        pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{MODULES[name]}"), name)
         _close_choices(pipeline)
         _keep_own_resources(pipeline)
         _loop_over_mappings(pipeline)
@@ -138,7 +138,11 @@ def _shorten(pipeline: Any) -> None:
     tasks of a run whose Workflow is near 1 MB. The images contain the source of our components.
     """
     spec = pipeline.pipeline_spec
-    inputs = _inputs_by_component(spec)
+    inputs: dict[str, list[set[str]]] = {}
+    """Names of the inputs that each task gives, by component."""
+    for group in (spec.root, *spec.components.values()):
+        for task in group.dag.tasks.values():
+            inputs.setdefault(task.component_ref.name, []).append({*task.inputs.parameters})
     for name, component in spec.components.items():
         label = component.executor_label
         executor = spec.deployment_spec["executors"][label] if label else {}
@@ -160,15 +164,6 @@ def _shorten(pipeline: Any) -> None:
                 parameters[parameter].is_optional = False
             elif optional and parameter not in ever and not image:
                 del parameters[parameter]
-
-
-def _inputs_by_component(spec: Any) -> dict[str, list[set[str]]]:
-    """Return the names of the inputs that each task gives, by component."""
-    groups = (spec.root, *spec.components.values())
-    inputs: dict[str, list[set[str]]] = {}
-    for task in (task for group in groups for task in group.dag.tasks.values()):
-        inputs.setdefault(task.component_ref.name, []).append({*task.inputs.parameters})
-    return inputs
 
 
 def _is_ours(executor: Any) -> bool:

@@ -146,18 +146,23 @@ def alone(device: torch.device) -> World:
     return World(0, 1, 0, 1, device)
 
 
-def leave(world: World, in_order: bool) -> None:
-    """Leave the process group.
+@contextlib.contextmanager
+def joined(config: RankConfig) -> Iterator[World]:
+    """Yield `start(config)`, and leave the process group at the end.
 
     Not with NCCL after an error: it would wait for peers that wait for this rank. They notice the
     end of this process.
     """
-    if dist.is_initialized() and (in_order or world.device.type != "cuda"):
-        dist.destroy_process_group()
+    world, in_order = start(config), False
+    try:
+        yield world
+        in_order = True
+    finally:
+        if dist.is_initialized() and (in_order or world.device.type != "cuda"):
+            dist.destroy_process_group()
 
 
 def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> torch.device:
-    """Choose the device of this rank."""
     requested = config.device
     gpus = torch.cuda.device_count() if requested in ("auto", "cuda") else 0
     apple = requested in ("auto", "mps") and not gpus and torch.backends.mps.is_available()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.labels import Labels
 from kfp_ddp.training.sides import (
     SIDES,
     SUFFIXES,
@@ -20,6 +19,7 @@ from kfp_ddp.training.sides import (
     TRAIN,
     VAL,
     Assignment,
+    Labels,
     Side,
     by_folders,
     by_labels,

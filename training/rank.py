@@ -75,11 +75,9 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
 
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = not config.deterministic
-    world = distributed.start(config)
-    print(
-        f"rank {world.rank} of {world.size} on {socket.gethostname()}, {world.device}", flush=True
-    )
-    try:
+    with distributed.joined(config) as world:
+        where = f"{socket.gethostname()}, {world.device}"
+        print(f"rank {world.rank} of {world.size} on {where}", flush=True)
         with Progress(RunFolder(config.output_dir).ranks, world.rank) as progress:
             config, train, val = prepare(config, world)
             if world.first:
@@ -97,10 +95,6 @@ def run(config: TrainConfig, parent: Parent | None = None) -> bool:
             end_for_good()
         if done and train.cache is not None and world.local_rank == 0:
             train.cache.remove()
-    except BaseException:
-        distributed.leave(world, in_order=False)
-        raise
-    distributed.leave(world, in_order=True)
     return done
 
 

@@ -141,7 +141,6 @@ def _is_header_of(block: bytes, where: Where) -> bool:
     return named and info.size == where.size
 
 
-@functools.lru_cache(_OPEN)
 class _Archive:
     """An open archive, closed when it is garbage collected; threads can read at the same time."""
 
@@ -158,10 +157,13 @@ class _Archive:
             os.close(self.descriptor)
 
 
+_opened = functools.lru_cache(_OPEN)(_Archive)
+
+
 def pread(file: str, length: int, offset: int) -> bytes:
     """Read bytes of an archive, fewer at its end; it remains open. Raises OSError."""
     # Two threads may both open it: one stays in the cache, the method call references the other.
-    return _Archive(file).read(length, offset)
+    return _opened(file).read(length, offset)
 
 
 def _size(root: Path, shard: str) -> int:

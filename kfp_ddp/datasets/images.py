@@ -16,9 +16,8 @@ from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, Listing
 from kfp_ddp.storage.source import Retry, SourceOptions
-from kfp_ddp.training.labels import LARGEST, Labels
 from kfp_ddp.training.layout import Layout, Rule, lay_out
-from kfp_ddp.training.sides import SIDES, TRAIN
+from kfp_ddp.training.sides import LARGEST, SIDES, TRAIN, Labels
 from kfp_ddp.training.splits import splits_of
 
 FEW = 10

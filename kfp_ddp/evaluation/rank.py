@@ -25,19 +25,13 @@ def run(request: Request) -> bool:
     from kfp_ddp.evaluation.ranks import evaluate_share
     from kfp_ddp.training import distributed
 
-    world = distributed.start(request)
-    if world.device.type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
-    print(
-        f"rank {world.rank} of {world.size} on {socket.gethostname()}, {world.device}", flush=True
-    )
-    try:
+    with distributed.joined(request) as world:
+        if world.device.type == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
+        where = f"{socket.gethostname()}, {world.device}"
+        print(f"rank {world.rank} of {world.size} on {where}", flush=True)
         evaluate_share(request, world)
         world.barrier()  # a rank that exits early would count as failed
-    except BaseException:
-        distributed.leave(world, in_order=False)
-        raise
-    distributed.leave(world, in_order=True)
     return True
 
 

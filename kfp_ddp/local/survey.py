@@ -16,9 +16,8 @@ from kfp_ddp.local.results import shown
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.labels import Labels
 from kfp_ddp.training.layout import Layout, lay_out
-from kfp_ddp.training.sides import TEST, TRAIN, VAL, by_top, tables_in
+from kfp_ddp.training.sides import TEST, TRAIN, VAL, Labels, by_top, tables_in
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 """Bytes near the end of a complete file."""

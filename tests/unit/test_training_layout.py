@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.labels import Labels
 from kfp_ddp.training.layout import Layout, Part, lay_out
+from kfp_ddp.training.sides import Labels
 
 
 def laid_out(names: Iterable[str], labels: str = "", called: str = "labels.csv") -> Layout:

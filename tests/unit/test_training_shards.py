@@ -172,7 +172,7 @@ def test_threads_open_an_archive_at_the_same_time(version: Path) -> None:
     shard = str(version / SHARD)
     expected = Path(shard).read_bytes()[:100]
     for _ in range(20):
-        shards._Archive.cache_clear()
+        shards._opened.cache_clear()
         together = threading.Barrier(6)
 
         def read_first(together: threading.Barrier = together) -> bytes:

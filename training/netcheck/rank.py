@@ -98,29 +98,21 @@ def run(settings: RankSettings) -> bool:
     os.environ.setdefault("NCCL_DEBUG", "INFO")
     os.environ.setdefault("NCCL_DEBUG_SUBSYS", "INIT,NET,P2P")
     os.environ.setdefault("NCCL_DEBUG_FILE", str(nccl))
-    world = distributed.start(settings)
-    try:
-        leads = world.local_rank == 0
-        nodes = world.gather((world.rank, look()) if leads else None)
+    with distributed.joined(settings) as world:
+        nodes = world.gather((world.rank, look()) if world.local_rank == 0 else None)
         leaders = [node[0] for node in nodes if node is not None]
-        largest = int(settings.largest_mb * 1e6)
-        alone = world.size == 1
-        latency = 0.0 if alone else latency_us(world)
+        largest, alone = int(settings.largest_mb * 1e6), world.size == 1
         result = Network(
             ranks=world.size,
             backend="nccl" if world.device.type == "cuda" else "gloo",
             nodes=[node[1] for node in nodes if node is not None],
-            latency_us=latency,
+            latency_us=0.0 if alone else latency_us(world),
             sizes=[] if alone else all_reduces(world, largest),
             rates=[] if alone else rates(world, leaders, largest),
             transports=transports(nccl.read_text(errors="replace") if nccl.is_file() else ""),
         )
         if world.first:
             print(RESULT + result.model_dump_json(), flush=True)
-    except BaseException:
-        distributed.leave(world, in_order=False)
-        raise
-    distributed.leave(world, in_order=True)
     return True
 
 
