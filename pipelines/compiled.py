@@ -80,10 +80,9 @@ def write(
     images: Images = Images(),  # noqa: B008
     restricted: bool = False,
 ) -> list[Path]:
-    """Compile pipelines to `<directory>/<name>.yaml`, and return the paths; raise InputError.
+    """Compile pipelines to `<directory>/<name>.yaml` for these images, or raise InputError.
 
-    `images` replace those of steps and workers; `restricted` is for namespaces under PodSecurity
-    `restricted`.
+    `restricted` is for namespaces under PodSecurity `restricted`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -101,10 +100,7 @@ def write(
 
 
 def _close_choices(pipeline: Any) -> None:
-    """Add closed choices to the parameters: a menu in the UI, validated by the server.
-
-    KFP 2.17 supports `literals`, but its SDK cannot declare them.
-    """
+    """Add closed choices, which KFP 2.17 supports and its SDK cannot declare."""
     for name, parameter in pipeline.pipeline_spec.root.input_definitions.parameters.items():
         del parameter.literals[:]
         parameter.literals.extend(Value(string_value=choice) for choice in choices(name))
@@ -181,10 +177,7 @@ def _is_ours(executor: Any) -> bool:
 
 
 def _refuse_root(pipeline: Any, restricted: bool) -> None:
-    """Set runAsNonRoot on every step, or on none.
-
-    Only on request: a user's image may run as root where PodSecurity allows it.
-    """
+    """Set runAsNonRoot on every step, or on none: a user's image may run as root elsewhere."""
     names = pipeline.pipeline_spec.deployment_spec["executors"].keys()
     executors = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
     for name in names:

@@ -169,10 +169,7 @@ def form_of(name: str) -> Form:
 
 
 def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> Run | None:
-    """Check completed arguments of a pipeline with the code of `preflight`; raise its InputError.
-
-    None for a pipeline without that step.
-    """
+    """Check arguments as `preflight` does; raise its InputError. None for a pipeline without it."""
     task = pipeline.spec["root"]["dag"].get("tasks", {}).get("preflight")
     if task is None:
         return None

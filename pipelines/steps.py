@@ -90,10 +90,7 @@ class Steps:
     def __init__(
         self, form: dict[str, Any], claims: Claims, plan: dict[str, Any] | None = None
     ) -> None:
-        """Add `preflight`, unless its outputs are passed as `plan`.
-
-        The form has inputs of preflight by name, and `bucket_secret`.
-        """
+        """Add `preflight`, which gets `form`, unless `plan` has its outputs."""
         self.form = {name: value for name, value in form.items() if name != "bucket_secret"}
         self.claims, self.secret = claims, form["bucket_secret"]
         self.work = form.get("work_claim" if claims.work else "work")
@@ -120,10 +117,8 @@ class Steps:
     def mounted(self, task: dsl.PipelineTask, data: Any, *, runs: bool = True) -> dsl.PipelineTask:
         """Mount volumes and credentials, and disable the cache: content changes under a path.
 
-        Args:
-            task: The step.
-            data: PVC of the dataset; None for a step that does not read it.
-            runs: Whether the step uses the runs' folders.
+        `data` is the PVC of the dataset, None for a step that does not read it; `runs`: whether it
+        uses the runs' folders.
         """
         claims = self.claims
         if claims.data and data is not None:
@@ -230,10 +225,7 @@ class Steps:
         return outputs
 
     def evaluated(self, data: Outputs, model: Outputs, **more: Any) -> Outputs:
-        """Evaluate a model, and the champion if needed, and return `accuracy` and `evaluation`.
-
-        `more` are further inputs of `evaluate`.
-        """
+        """Evaluate a model, and the champion if needed; return `accuracy` and `evaluation`."""
         task = evaluate(
             checkpoint=model["checkpoint"],
             run_dir=model["run_dir"],
@@ -262,10 +254,7 @@ class Steps:
         return small(self.mounted(task, None))
 
     def exported(self, data: Outputs, model: Outputs, evaluation: Outputs) -> Any:
-        """Export a bundle of a model and return its folder.
-
-        The parity check uses images of `data`.
-        """
+        """Export a bundle of a model, compared on images of `data`, and return its folder."""
         task = export(
             checkpoint=model["checkpoint"],
             run_dir=model["run_dir"],
@@ -279,10 +268,7 @@ class Steps:
     def published_if_blessed(
         self, data: Outputs, model: Outputs, evaluation: Outputs, attempt: Any = None
     ) -> None:
-        """Export a model, judge it, and publish it if all rules hold.
-
-        `attempt` is the output of `changes`, to record the attempt; None for no record.
-        """
+        """Export and judge a model, publish it if all rules hold, and record it under `attempt`."""
         record = {} if attempt is None else {"attempt": attempt}
         bundle = self.exported(data, model, evaluation)
         verdict = self.judged(evaluation, bundle=bundle, **record)

@@ -24,9 +24,8 @@ from kfp_ddp.training.splits import Index
 class Cache:
     """The prepared images of a split, uint8; each local rank writes its part to a file.
 
-    Image i is in part i % parts, row i // parts. Parts are written to a temporary file, synced and
-    renamed, so they are complete even after a power failure. Only this user can write to the
-    folder.
+    Image i is in part i % parts, row i // parts. A part is synced before it gets its name. Only
+    this user can write to the folder.
     """
 
     def __init__(self, folder: Path, split: str, samples: int, parts: int) -> None:
@@ -40,10 +39,7 @@ class Cache:
         for_training: bool,
         part: int,
     ) -> Findings:
-        """Decode, prepare and store the images of a part, at `where(position)`, unless done before.
-
-        Raises InputError for an image that `config` does not accept, StorageError for a full disk.
-        """
+        """Store the images of a part, at `where(position)`, unless stored; raise a KfpDdpError."""
         mine = range(part, self.samples, self.parts)
         pixels, table = self._files(part)
         self._refuse_if_shared(make=True)
@@ -71,10 +67,7 @@ class Cache:
         return findings
 
     def read(self, position: int, path: str | Where) -> Tensor:
-        """Return the prepared image of the source `path`, uint8 [3, H, W], without a copy.
-
-        Raises InputError if it could not be decoded when the cache was built.
-        """
+        """Return the prepared image, uint8 [3, H, W], without a copy; raise InputError."""
         if not self._open:
             self._open = [self._map(part) for part in range(self.parts)]
         pixels, rows = self._open[position % self.parts]
@@ -137,9 +130,8 @@ def decoded_bytes(config: TrainConfig, splits: Sequence[Index]) -> int:
 def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
     """Return the folder of this run's decoded images; None if they exceed `cache_gb`.
 
-    The name depends on the output folder (runs do not share it), the names, sizes and times of the
-    files, and the settings of the stored images. So only a resumed run finds it again. Raises
-    StorageError if the disk has not enough free space.
+    Only a resumed run finds it again: its name depends on the output folder, the names, sizes and
+    times of the files, and the settings of stored images. Raises StorageError for a full disk.
     """
     expected = decoded_bytes(config, splits)
     if expected > config.cache_gb * 1e9:

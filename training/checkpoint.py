@@ -102,10 +102,7 @@ class ModelInfo:
 
 
 def verify(path: Path) -> Checkpoint:
-    """Read a step directory, and check the size and sha256 of the state against its manifest.
-
-    Raises InputError for a damaged file, UnreadableError if the volume fails in another way.
-    """
+    """Check size and sha256 of a step directory's state; raise InputError or UnreadableError."""
 
     def check() -> Checkpoint:
         manifest, state = read_manifest(path), path / STATE
@@ -154,9 +151,9 @@ def _read(path: Path, what: Callable[[], T]) -> T:
 
 
 def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
-    """Load a model: float32 on the CPU, in eval mode, with averaged weights if saved.
+    """Load a model: float32, CPU, in eval mode, with averaged weights if saved; raise as `verify`.
 
-    Its input is normalised (`model.normalise`), its output is logits. Raises as `verify`.
+    Its input is normalised (`model.normalise`), its output is logits.
     """
     checkpoint = verify(path)
     manifest = checkpoint.manifest
@@ -298,10 +295,7 @@ def _reason(error: BaseException) -> str:
 
 
 def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str, Any]) -> Path:
-    """Write a checkpoint durably and return its folder; raise OSError or RuntimeError.
-
-    It is written to a temporary folder, synced, then renamed: no reader sees a part of it.
-    """
+    """Write a checkpoint to a temporary folder, sync, rename; raise OSError or RuntimeError."""
     final = step_dir(directory, step)
     aside = directory / f".{final.name}.tmp"
     if not directory.is_dir():
@@ -336,10 +330,7 @@ def _fill(aside: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
 
 
 def set_aside(directory: Path, newest: Checkpoint | None) -> list[Path]:
-    """Rename the invalid step directories that are newer than `newest`, clean up, and return them.
-
-    Otherwise they would count among the checkpoints to keep.
-    """
+    """Rename the invalid step directories newer than `newest`, which would count as checkpoints."""
     least = newest.step if newest else -1
     invalid = [path for path in steps(directory) if step_of(path) > least]
     for path in invalid:

@@ -21,10 +21,7 @@ Pair = tuple[int, int]
 
 
 def use_products(network: nn.Module) -> None:
-    """Let the plain convolutions of a network on the CPU compute as products where this is faster.
-
-    Weights and their names do not change; only the order of sums differs.
-    """
+    """Let plain convolutions on a CPU compute as products if faster; only sums are reordered."""
     for module in network.modules():
         if type(module) is nn.Conv2d and _is_plain(module):
             module.__class__ = Conv2d

@@ -84,10 +84,7 @@ class Images(Dataset[Batch]):
         return Batch(images, targets, indices, skipped, "")
 
     def _usable(self, epoch: int, position: int, again: int) -> tuple[Decoded, int]:
-        """Load the image at `position`, or with on_bad_image=skip the next readable one.
-
-        `again` is added to the position in the augmentation; see `Key`.
-        """
+        """Load the image at `position`, or with on_bad_image=skip the next readable one."""
         try:
             return self._read(epoch, position, again), position
         except InputError:
@@ -143,10 +140,7 @@ def _start_worker(number: int) -> None:
 
 
 def evaluation_keys(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
-    """Yield a rank's share of all images, at most `size` at a time.
-
-    Of plain files, every `world`-th image; of archives, every `world`-th batch in storage order.
-    """
+    """Yield a rank's share of all images, at most `size` at a time, in storage order."""
     if index.slices is not None:
         yield from fixed_batches(index, max(1, min(size, -(-len(index) // world))), rank, world)
         return
@@ -156,10 +150,7 @@ def evaluation_keys(index: Index, size: int, rank: int, world: int) -> Iterator[
 
 
 def fixed_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
-    """Yield every `world`-th of batches that do not depend on the number of ranks.
-
-    Batches of archives are in storage order.
-    """
+    """Yield every `world`-th of batches, of archives in storage order, for any number of ranks."""
     stored = in_store_order(index.slices) if index.slices else range(len(index))
     for start in range(rank * size, len(stored), world * size):
         positions = stored[start : start + size]
@@ -181,9 +172,9 @@ def decoded(
     batches: Iterable[Keys],
     reading: Reading = READING,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the images of each batch: uint8 [N, 3, S, S], targets [N], positions in the index [N].
+    """Yield images uint8 [N, 3, S, S], targets [N] and positions in the index [N] of each batch.
 
-    `reading` is that of the run; an image that cannot be decoded is left out, or an InputError.
+    An image that cannot be decoded is left out, or an InputError, as `reading` has it.
     """
     ahead = ReadAhead(index.slices) if index.slices else None
     for keys in batches:
@@ -225,8 +216,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[DeviceBatch]:
     """Move and normalise batches; on a GPU in a side stream, while the previous step computes.
 
-    Images are copied as uint8, a quarter of float32, from pinned memory. Raises the InputError of a
-    batch, such as an unreadable image.
+    Images are copied as uint8, a quarter of float32, from pinned memory. Raises a batch's error.
     """
     if device.type != "cuda":
         for ready in _on_cpu(batches):
@@ -250,10 +240,7 @@ def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Device
 
 
 def _on_cpu(batches: Iterator[Batch]) -> Iterator[DeviceBatch]:
-    """Normalise image by image into one buffer: both remain in the CPU's cache.
-
-    A batch is valid until the next one is requested.
-    """
+    """Normalise image by image in the CPU's cache; a batch is valid until the next is requested."""
     scale, shift = affine()
     buffer = torch.empty(0)
     for batch in batches:

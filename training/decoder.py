@@ -45,10 +45,7 @@ _OPAQUE_RGB = ("RGB", "RGBX", "P")
 
 
 def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
-    """Read the header of a picture, whose pixels are decoded later from the file.
-
-    Raises ValueError for another format, a damaged header, or too many pixels.
-    """
+    """Read the header of a picture, whose file must stay open; raise ValueError."""
     match = _MAGIC.match(file.read(_MAGIC_BYTES))
     file.seek(0)
     kind = (match and match.lastgroup) or ""
@@ -81,10 +78,9 @@ def is_plain(image: Image.Image) -> bool:
 
 
 def to_rgb(image: Image.Image, background: str, orientation: int = 0) -> Image.Image:
-    """Return a picture in RGB of 8 bits, upright; raise ValueError if it cannot be decoded.
+    """Return a picture in RGB of 8 bits, upright by `orientation` or its own; raise ValueError.
 
-    `background` is the colour behind transparent pixels, as #rrggbb; '' drops the alpha channel.
-    `orientation` is that of its EXIF data, if known.
+    `background` is the colour behind transparent pixels; '' drops the alpha channel.
     """
     try:
         image.load()
@@ -127,10 +123,7 @@ def _to_8_bits(values: NDArray[Any], full_range: bool) -> NDArray[np.uint8]:
 
 
 def decode(data: bytes, reading: Reading = READING) -> tuple[NDArray[np.uint8], bool]:
-    """Return the pixels, uint8 [H, W, 3], RGB, upright; and whether the file has them plain.
-
-    Raises ValueError if it cannot be read, or has too many pixels.
-    """
+    """Return uint8 [H, W, 3], RGB, upright, and whether the file is RGB; raise ValueError."""
     image = open_picture(io.BytesIO(data), reading)
     frame = frame_of(data)
     plain = is_plain(image)

@@ -105,10 +105,7 @@ class RankConfig(Protocol):
 
 
 def start(config: RankConfig) -> World:
-    """Join the process group of torchrun's environment; without it, be a single rank.
-
-    Raises InputError for too few GPUs.
-    """
+    """Join the process group of torchrun's environment, or be a single rank; raise InputError."""
     rank = int(os.environ.get("RANK", "0"))
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -241,9 +238,8 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h
 def keep_freed() -> None:
     """Let glibc keep freed memory for the next step, which allocates the same again.
 
-    Otherwise each large activation is mapped again, and the kernel clears its pages: 450,000 pages
-    a step and a tenth of the time for ResNet-50 on batches of 32 photographs. The process remains
-    as large as its largest step. Does nothing with another C library.
+    Otherwise the kernel clears 450,000 pages a step, a tenth of the time for ResNet-50 on batches
+    of 32 photographs. Does nothing with another C library.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt

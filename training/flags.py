@@ -20,10 +20,7 @@ def read_flags(
     prog: str | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields that command line flags set, not validated yet.
-
-    The help shows `defaults` instead of the fields' own; the rest is as in `parse`.
-    """
+    """Return the fields that command line flags set, unvalidated; the help shows `defaults`."""
     parser = argparse.ArgumentParser(
         prog,
         "%(prog)s [flags]",

@@ -20,10 +20,7 @@ _JPEG_END = frozenset({0xD9, 0xDA})
 
 
 def plain_pixels(data: bytes) -> int:
-    """Return the pixels of a PNG or WebP of RGB without transparency, rotation and animation.
-
-    0 for any other file.
-    """
+    """Return the pixels of a PNG or WebP that is RGB and opaque, upright, not animated; else 0."""
     if data[:8] == _PNG and data[24:28] == _PNG_RGB:
         width, height = struct.unpack_from(">II", data, 16)
         places = (data[: data.find(b"IDAT")], data[-_PNG_END:])

@@ -113,11 +113,7 @@ def _sized(data: bytes, height: int, width: int, *, strict: bool) -> Tensor | No
 
 
 def read(path: str | Where, reading: Reading = READING) -> Tensor:
-    """Decode one image to RGB uint8 [3, H, W], rotated by its EXIF orientation.
-
-    Raises InputError if it cannot be read or decoded, has more than `max_pixels`, or, with
-    images=strict, is not RGB and square.
-    """
+    """Decode an image to RGB uint8 [3, H, W], rotated by its EXIF orientation; raise InputError."""
     return _read(path, reading)[0].image
 
 
@@ -190,7 +186,7 @@ def examine(
     """Decode the images at `positions` completely, and pass each, in RGB, to `keep`.
 
     `where` returns the location of an image; `keep` gets None for an unreadable image. Raises
-    InputError for a broken image with on_bad_image=fail, or an unusual one with images=strict.
+    InputError if `config` does not accept an image.
     """
     broken: list[str] = []
     not_rgb, first = 0, ""

@@ -55,10 +55,7 @@ class Weights:
 
 
 def read(path: Path) -> Weights:
-    """Read the weights of a checkpoint, a bundle, or a file of safetensors or torch.save.
-
-    No code in a file is run. Raises InputError for other or damaged content.
-    """
+    """Read the weights of a checkpoint, a bundle, or a file, without its code; raise InputError."""
     try:
         if (path / BUNDLED).is_file():
             _check_bundle(path)
@@ -84,11 +81,7 @@ def read(path: Path) -> Weights:
 
 
 def read_torchvision(name: str, model: str) -> Weights:
-    """Read torchvision's weights `name` from torch's cache on this machine.
-
-    Raises:
-        InputError: the name is unknown, or the file is missing or damaged.
-    """
+    """Read torchvision's weights `name` from torch's cache on this machine; raise InputError."""
     file = file_of(name, model)
     path, url = cached(file), f"{PUBLISHED}/{file}"
     if not is_intact(path):
@@ -174,8 +167,7 @@ def initialise(
 ) -> None:
     """Load the weights of `config.pretrained`; those of the classifier only for the same classes.
 
-    If a file does not name its classes, their number decides. Raises InputError if the weights
-    cannot be read, or belong to another network.
+    If a file does not name its classes, their number decides. Raises InputError.
     """
     source = config.pretrained
     if source == "true" or source.startswith(PREFIX):
@@ -223,10 +215,7 @@ def initialise(
 
 
 def network_of(path: Path) -> str:
-    """Return the network that weights are of; '' if unknown. Raises InputError for unreadable ones.
-
-    Their metadata decides or, for ResNets only, their names and shapes.
-    """
+    """Return the network of weights, by metadata or, of ResNets, by names; '' if unknown."""
     weights = read(path)
     if weights.model:
         return weights.model if weights.model in MODELS else ""

@@ -96,8 +96,7 @@ def lay_out(
 
     Args:
         names: Names of its files, relative to it; a name that ends with a slash is a folder.
-        val_fraction: Share of the images for validation if the dataset has no validation split;
-            0 to raise an error then.
+        val_fraction: Share of the images for validation if it has no such split; 0: an error then.
         labels: Table of classes, and optionally splits.
         classes: Classes of a model; then the training images are not checked.
     """

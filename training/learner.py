@@ -91,10 +91,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move towards the weights after step `step` (from 0), faster in the first steps.
-
-        min(decay, (1 + t) / (10 + t)) is the warm-up of tf.train.ExponentialMovingAverage.
-        """
+        """Average, with the warm-up of the decay of tf.train.ExponentialMovingAverage."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(self._average, self._source, 1 - decay)
 
@@ -197,10 +194,7 @@ class Learner:
         torch.autograd.backward(self.scaler.scale(loss))
 
     def update(self, step: int) -> None:
-        """Update the weights with the gradients of step `step` (from 0), and clear the gradients.
-
-        With fp16, gradients that overflow only change the loss scale, without a synchronisation.
-        """
+        """Update the weights, clear gradients; with fp16, an overflow only changes the scale."""
         if self.config.clip_norm:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.strategy.network.parameters(), self.config.clip_norm)

@@ -23,10 +23,7 @@ class Manifest:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Read the manifest of a step directory, without a check of the other files.
-
-    Raises OSError if it is missing or the volume fails, ValueError if it is damaged.
-    """
+    """Read the manifest of a step directory; raise OSError, or ValueError if it is damaged."""
     try:
         fields = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         digest = fields.pop(DIGEST, None)

@@ -157,10 +157,7 @@ def peak_of(name: str) -> float:
 
 
 def training_flops(config: TrainConfig, num_classes: int) -> float:
-    """Return the FLOPs of one training image, forward and backward at the final size.
-
-    0 if torch cannot count them.
-    """
+    """Return the FLOPs of a training image, forward and backward; 0 if torch cannot count them."""
     from torch.utils.flop_counter import FlopCounterMode
 
     size = config.train_image_size or config.image_size

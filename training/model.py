@@ -72,10 +72,7 @@ class CifarResNet(nn.Module):
 
 
 class BlurPool(nn.Module):
-    """A fixed 3x3 binomial filter with stride 2 (Zhang 2019, "Making CNNs shift-invariant again").
-
-    Before a strided convolution it prevents aliasing.
-    """
+    """A fixed 3x3 binomial filter with stride 2 against aliasing (Zhang 2019)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -112,10 +109,9 @@ def build_for(config: TrainConfig, num_classes: int) -> nn.Module:
 def build(
     name: str, num_classes: int, blur_pool: bool = False, image_size: int = 224, code: str = ""
 ) -> nn.Module:
-    """Build an untrained network: one of `config.MODELS`, or that of the packed file `code`.
+    """Build a network of `config.MODELS`, or of the packed file `code`; raise InputError.
 
-    Some networks depend on `image_size`, that of evaluation. Raises InputError if the name is
-    unknown, the file fails, or the image size does not fit.
+    Some networks depend on `image_size`, that of evaluation.
     """
     network: nn.Module
     if code:
@@ -213,10 +209,7 @@ def fill(
     name: str,
     advice: str = "use the checkpoint as its training saved it",
 ) -> None:
-    """Load weights from `where` into the network `name`.
-
-    Raises InputError with `advice` if they belong to another network, or if they are not finite.
-    """
+    """Load weights from `where` into the network `name`; raise InputError with `advice`."""
     state = dict(state)
     for prefix in WRAPPERS * 2:  # in either order
         consume_prefix_in_state_dict_if_present(state, prefix)

@@ -32,10 +32,7 @@ def split(model: str) -> tuple[str, str]:
 
 
 def checked(model: str, code: str) -> str:
-    """Return the model without the folder of its file; the text is parsed but not run.
-
-    Raises ValueError if the text is missing, is not Python, or does not define the function.
-    """
+    """Return the model without the folder of its file, if the text defines it; raise ValueError."""
     file, function = split(model)
     if not code:
         raise ValueError(

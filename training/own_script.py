@@ -43,10 +43,7 @@ STOPPED = (PREEMPTED, 130)
 
 
 def run(config: TrainConfig) -> bool:
-    """Run the script on this rank, and save its weights as a checkpoint; False when preempted.
-
-    Raises a KfpDdpError for invalid settings, data or output folder, or if the script failed.
-    """
+    """Run the script, and save its weights; False when preempted. Raises a KfpDdpError."""
     folder, first = RunFolder(config.output_dir), os.environ.get("RANK", "0") == "0"
     splits = splits_of(Path(config.data), config.val_fraction, config.labels)
     config = config.model_copy(update={"val_fraction": config.val_fraction * splits.by_name})

@@ -31,10 +31,7 @@ _NAMED = 8
 
 
 def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Split]:
-    """Return the configuration with its automatic values, and the training and validation splits.
-
-    Raises a KfpDdpError on every rank for invalid data, settings or output folder.
-    """
+    """Return the complete configuration, and both splits; raise a KfpDdpError on every rank."""
     launches = world.gather(os.environ.get(LAUNCH, ""))
     config, train, val = world.from_first(lambda: _scan(config))
     config = world.from_first(lambda: resolve(config, world, len(train), launches))
@@ -73,7 +70,7 @@ def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
 
 
 def digest_of(index: Index, world: World) -> str:
-    """Return a digest of the images' paths and sizes; it does not depend on the number of ranks.
+    """Return a digest of the images' paths and sizes, whatever the number of ranks.
 
     Each rank reads a part of the sizes, many in parallel: a network file system is slow.
     """
@@ -119,10 +116,7 @@ def contents_of(data: Path, *splits: Index) -> list[str]:
 def resolve(
     config: TrainConfig, world: World, images: int, launches: Sequence[str] = ()
 ) -> TrainConfig:
-    """Return the configuration with automatic values filled in for this number of training images.
-
-    Raises InputError if the batch does not fit the ranks or the images.
-    """
+    """Fill in automatic values for this number of training images; raise InputError."""
     ranks = world.size
     if config.strategy == "single" and ranks > 1:
         raise InputError(f"strategy=single but {ranks} ranks: launch one, or use strategy=ddp")
@@ -218,10 +212,7 @@ def _warn(reports: list[tuple[int, list[Findings]]], first: bool) -> None:
 
 
 def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:
-    """Build the network, load its initial weights, and compute at each image size of the run.
-
-    Raises InputError if a step fails, or the output does not have the shape of logits.
-    """
+    """Build the network, load its weights, and compute at each image size; raise InputError."""
     network = model.build_for(config, len(classes))
     if config.starts_from_weights:
         initialise(network, config, classes, log=False)

@@ -47,10 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_and_report(read: Callable[[], C], work: Callable[[C], bool]) -> int:
-    """Run the work of a rank with the settings that `read` returns; return the exit code as `main`.
-
-    `work` returns False when preempted. The cause of a failure is recorded for the launcher.
-    """
+    """Call `work` with the settings of `read`; record a failure, and return the exit code."""
     try:
         config = read()
         return 0 if work(config) else PREEMPTED

@@ -141,10 +141,7 @@ class Report:
             )
 
     def end(self, status: str, step: int, reason: str, decoded: int) -> None:
-        """Report how the run ended (done or preempted) and why, and how all ranks spent their time.
-
-        A collective call. `decoded`: bytes of its images, decoded; 0 if they are cached already.
-        """
+        """Report how the run ended, and how all ranks spent their time; a collective call."""
         if status == "done" and step < self.steps_total and self.world.first:
             print(f"ended at step {step} of {self.steps_total}: {reason}", flush=True)
         times = self._report_time_spent(step, decoded)

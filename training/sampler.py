@@ -22,10 +22,7 @@ _START = 16
 
 
 class Lane(NamedTuple):
-    """Columns `low` to `high` of every global batch, and starts of windows in `Epoch.drawn`.
-
-    The last entry of `windows` is the end of the last window.
-    """
+    """Columns `low` to `high` of global batches; starts of windows in `Epoch.drawn`, and an end."""
 
     low: int
     high: int
@@ -36,11 +33,9 @@ class Windows:
     """Shuffles images of archives: pieces in random order, images within windows of pieces.
 
     The pieces of all archives, in a random order for each epoch, are divided into lanes, and each
-    lane into windows in which images are shuffled. A lane fills the same columns of every global
-    batch. So ranks, which compute different columns, read different pieces, and the order depends
-    only on seed, epoch, batch and window size.
-
-    If one window contains all images, the order is that of plain files.
+    lane into windows. A lane fills the same columns of every global batch, so ranks read different
+    pieces, and the order depends only on seed, epoch, batch and window size. If one window contains
+    all images, the order is that of plain files.
     """
 
     def __init__(self, slices: Slices, batch: int, buffer: int) -> None:
@@ -115,10 +110,7 @@ class Classes:
         self.samples = len(targets)
 
     def epoch(self, shuffle: Generator) -> Tensor:
-        """Return the images in random order; a repeated one is its position + n * samples.
-
-        All images of a class are used equally often, except for one more use of some.
-        """
+        """Return images of a class equally often; a repeated one is its position + n * samples."""
         drawn = [
             torch.cat(
                 [

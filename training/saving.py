@@ -31,8 +31,7 @@ def behind(output_dir: Path, epoch: int, best: float) -> str:
     """Return why this training should stop; empty if it should not.
 
     The median stopping rule (Golovin et al. 2017, Google Vizier, section 3.2.2): stop if the best
-    accuracy is below the median of other trainings at the same epoch. Their folders are next to
-    this one's, as those of trials of a sweep.
+    accuracy is below the median of trainings in folders next to this one, at the same epoch.
     """
     others = sorted(output_dir.parent.glob(f"*/{RunFolder('').metrics.name}"))
     results = [_best_by(file, epoch) for file in others if file.parent != output_dir]
@@ -127,10 +126,7 @@ class Saving:
         return self.saved_step != step and (self.world.first or collective)
 
     def save(self, step: int, epoch: float, diverged: bool, metrics: Metrics) -> None:
-        """Start to save on rank 0, after `step` steps; replicas on other ranks continue at once.
-
-        With `diverged` nothing is saved: the next report or evaluation stops all ranks.
-        """
+        """Start to save on rank 0 after `step` steps; not if `diverged`, which a report raises."""
         self.saved_step = step
         state = self.learner.state()
         if not self.world.first or diverged:
@@ -184,10 +180,8 @@ class Saving:
 def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Path | None:
     """Return the checkpoint to resume from, or None; invalid checkpoints are set aside.
 
-    With resume=never, `begin` has moved earlier ones away. `form` is that of the state which the
-    current strategy reads, a key of `FORMS`. Raises InputError if the checkpoint belongs to another
-    model, other classes or another order of the data; StorageError if none is valid, or the volume
-    fails.
+    `form` is a key of `FORMS`. Raises InputError if the checkpoint belongs to another model, other
+    classes or another order of the data; StorageError if none is valid, or the volume fails.
     """
     newest = checkpoint.newest_valid(directory)
     if newest is None and (invalid := checkpoint.steps(directory)):
@@ -275,10 +269,7 @@ def _names(config: TrainConfig, launches: Sequence[str]) -> set[str]:
 
 
 def earlier_config(config: TrainConfig) -> dict[str, Any] | None:
-    """Return the configuration of the checkpoint to resume from, as JSON; None without one.
-
-    Fields that are not set now keep their values from it.
-    """
+    """Return the configuration of the checkpoint to resume from, as JSON; None without one."""
     if config.resume == "never":
         return None
     newest = checkpoint.newest_valid(RunFolder(config.output_dir).checkpoints)

@@ -71,10 +71,9 @@ class Members(NamedTuple):
 
 
 def members(root: Path) -> Members | None:
-    """List the files in the archives of a folder; None for a folder of plain files.
+    """List the files in the archives of a folder, by its manifest or, without subfolders, by *.tar.
 
-    They come from the version's manifest, or from archives (*.tar) in a folder without subfolders.
-    Raises InputError for a damaged archive or manifest.
+    None for a folder of plain files; raises InputError for a damaged archive or manifest.
     """
     rows = _from_manifest(root) if _is_version(root) else _from_archives(root)
     if rows is None:
@@ -102,10 +101,7 @@ def members(root: Path) -> Members | None:
 
 
 def content(where: Where, most: int) -> bytes:
-    """Read the bytes of an image; those of a member together with the header before them.
-
-    Raises OSError, or ValueError for more than `most` bytes or a difference to the listing.
-    """
+    """Read the bytes of an image, at most `most`, with its header; raise OSError or ValueError."""
     if where.size < 0:
         with open(where.file, "rb") as file:
             if os.fstat(file.fileno()).st_size > most:

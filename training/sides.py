@@ -272,10 +272,7 @@ def _checked(name: str, rows: Iterator[tuple[int, Row]]) -> Iterator[Row]:
 
 
 def by_labels(tops: dict[str, list[str]], labels: Labels) -> Assignment:
-    """Assign splits and classes by a table; splits that it does not list, by folders.
-
-    Raises InputError if the table names a missing file, or contradicts itself.
-    """
+    """Assign by a table, and splits that it does not list by folders; raise InputError."""
     images = {name for names in tops.values() for name in names if is_image(name)}
     roles = {role: top for top in sorted(tops) if (role := _ROLES.get(top.lower()))}
     sides = {side: Side() for side in SIDES}

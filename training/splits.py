@@ -73,10 +73,7 @@ def splits_of(
     labels: str = "",
     classes: Sequence[str] | None = None,
 ) -> Splits:
-    """List the splits of the dataset in a folder; the arguments are those of `lay_out`.
-
-    Raises InputError if it cannot be used for training, StorageError if it cannot be read.
-    """
+    """List the splits of a folder by `lay_out`; raise InputError or StorageError."""
     packed = shards.members(data)
     names = list(_names(data)) if packed is None else packed.names
     try:
@@ -100,8 +97,7 @@ def sides_of(
 ) -> tuple[Index, Index | None]:
     """List the images of a split for a trained model; with val, also those of test.
 
-    `split` is train, val or test, as in the model's training with `config`; otherwise a folder of
-    the dataset. Raises InputError if there are none, or a class is unknown to the model.
+    `split` is that of the training with `config`, or a folder of the dataset. Raises InputError.
     """
     if split not in SIDES:
         return scan(data / split, classes), None
@@ -179,10 +175,7 @@ def _names(data: Path) -> Iterator[str]:
 
 
 def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
-    """List the images in the class folders of a folder; `classes` are the known classes.
-
-    Raises InputError if the folder is missing, has no images, or has an unknown class.
-    """
+    """List the images in the folders of `classes`, or of all classes; raise InputError."""
     if not split.is_dir():
         raise InputError(
             f"the folder {split} does not exist: put images in the dataset's {split.name}/<class>/"

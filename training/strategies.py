@@ -24,10 +24,7 @@ def form_of(manifest: Mapping[str, Any]) -> str:
 
 
 class Strategy:
-    """A single rank with the complete network; base of the strategies for several ranks.
-
-    `network` has the state, a step calls `replicas`.
-    """
+    """One rank with the complete `network`; a step calls `replicas`. Base of the others."""
 
     replicas: nn.Module
     form = "replicated"
@@ -47,10 +44,7 @@ class Strategy:
         """Adapt to a change of the weights that require gradients."""
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
-        """Return the complete model and optimizer state, at least on rank 0.
-
-        These are references: copy them before the next step.
-        """
+        """Return references to the complete state, at least on rank 0: copy them before a step."""
         return {"model": self.network.state_dict(), "optimizer": optimizer.state_dict()}
 
     def restore(self, optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -139,10 +133,7 @@ class Fsdp(Strategy):
 
 
 def spread(network: nn.Module, config: TrainConfig, world: World, accumulates: bool) -> Strategy:
-    """Create the strategy of `config`; a single rank needs none.
-
-    `network` is on its device already, except for fsdp over several ranks, which moves it there.
-    """
+    """Create the strategy of `config`; fsdp over several ranks moves the network to its device."""
     if world.size == 1:
         return Strategy(network, config)
     if config.strategy == "fsdp":

@@ -95,10 +95,7 @@ class TimeSpent:
 
     @property
     def for_the_slowest(self) -> float:
-        """Mean seconds that a rank waited for slower ranks.
-
-        The exchange itself takes at most as long as the slowest rank measures.
-        """
+        """Mean seconds of waiting for slower ranks; the slowest measures the exchange alone."""
         return self.mean["communication"] - min(self.by_rank("communication"))
 
     def share(self, seconds: float) -> float:
@@ -195,10 +192,7 @@ def _less_often(config: TrainConfig) -> str:
 
 
 def cpus_of_a_rank(local_ranks: int) -> float:
-    """Return the CPUs of this machine or pod per rank.
-
-    A pod's limit is in cgroup v2's cpu.max: microseconds of CPU in each period.
-    """
+    """Return the CPUs of this machine or pod (quota and period in µs of cgroup v2) per rank."""
     cpus = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     with contextlib.suppress(OSError, ValueError):  # no limit is "max"
         quota, period = _CGROUP.read_text().split()

@@ -228,10 +228,7 @@ class MlflowRun:
 
 
 def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -> None:
-    """Add the results of a later step to the MLflow run of a training, if it has one.
-
-    Events that the training could not send are sent first; a failure is only a warning.
-    """
+    """Add results of a later step to the MLflow run of a training; a failure is only a warning."""
     folder = RunFolder(run_dir)
     try:
         config = TrainConfig.from_json(folder.config.read_text())
@@ -266,7 +263,6 @@ class WandbRun:
     """The Weights & Biases run of a training; its id is a digest of the run's name."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Start or continue the run."""
         import wandb
 
         name = config.run_id or config.output_dir
@@ -361,10 +357,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class TrainJobStatus:
-    """Progress in the status of a Kubeflow TrainJob (Trainer 2.2, feature gate TrainJobStatus).
-
-    The controller injects URL, token and certificate.
-    """
+    """Progress in the status of a TrainJob (Trainer 2.2), which injects the environment."""
 
     EVERY_S = 5.0
 

@@ -62,10 +62,7 @@ POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}
 
 
 def weights_of(index: Index, power: float) -> list[float]:
-    """Return weights by class, images to the power of `-power`, 1 on average over the images.
-
-    Empty for a power of 0: all weights are equal.
-    """
+    """Return weights by class, images ** -power, 1 on average; [] for a power of 0."""
     if not power:
         return []
     counts = torch.bincount(torch.tensor(index.targets), minlength=len(index.classes))

@@ -29,10 +29,9 @@ def augmentation(config: TrainConfig) -> str:
 
 
 def size_of_epoch(config: TrainConfig, epoch: int) -> int:
-    """Return height and width in training, in pixels.
+    """Return height and width in training, in pixels: progressive resizing as in FFCV's recipes.
 
-    Progressive resizing as in FFCV's ImageNet recipes: linear over three quarters of the epochs,
-    in multiples of 32 (of 4 below 64 pixels), then the final size.
+    Linear over three quarters of the epochs, in multiples of 32 (of 4 below 64 pixels).
     """
     final = config.train_image_size or config.image_size
     start = config.start_image_size or final
@@ -145,10 +144,7 @@ def _middle_of_line(image: Tensor) -> Tensor:
 
 
 def short_side(size: int) -> int:
-    """Return the shorter side, in pixels, that an image is resized to before its centre is cut.
-
-    From 128 pixels on the convention of ImageNet (256 for 224); small images are not cropped.
-    """
+    """Return the shorter side in pixels before the centre is cut, as for ImageNet (256 for 224)."""
     return round(size / 0.875) if size >= 128 else size
 
 

@@ -91,10 +91,7 @@ class Heartbeat:
 
 
 class Progress:
-    """Writes `<folder>/<rank>.json` from a thread during the context; errors are ignored.
-
-    The loop sets `step`, the number of completed steps, and `phase`.
-    """
+    """Writes `<folder>/<rank>.json` from a thread; the loop sets `step` and `phase`."""
 
     EVERY_S: ClassVar[float] = 10.0
 

@@ -153,9 +153,8 @@ def all_reduces(world: World, largest: int) -> list[Size]:
 def rates(world: World, leaders: list[int], largest: int) -> list[list[float]]:
     """Measure gigabits a second between the first ranks of nodes, `leaders`, in disjoint pairs.
 
-    Each node is paired with all others, or with 47 of them if there are more than 48 nodes. All
-    ranks take part; others only wait. Returns the rates by sender and receiver, 0 for pairs that
-    were not measured, the same on every rank.
+    Of more than 48 nodes, each is paired with 47. All ranks take part; others only wait. Returns
+    rates by sender and receiver, the same on every rank, 0 where not measured.
     """
     mine: dict[tuple[int, int], float] = {}
     for pairs in islice(rounds(len(leaders)), ROUNDS):
