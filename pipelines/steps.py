@@ -80,6 +80,11 @@ class Claims(NamedTuple):
     """False: the runs' folders are below a bucket's prefix."""
 
 
+TASK = {
+    "run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+    "task_name": dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+    "task_id": dsl.PIPELINE_TASK_ID_PLACEHOLDER,
+}
 Outputs = Mapping[str, Any]
 """Outputs of a step by name, or constants in their place."""
 
@@ -203,9 +208,7 @@ class Steps:
 
     def _training(self, data: Outputs, **more: Any) -> dsl.PipelineTask:
         task = train(
-            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-            task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
-            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
+            **TASK,
             dataset_path=data["path"],
             backend=self.form["backend"],
             job=self.plan["job"],
@@ -234,9 +237,7 @@ class Steps:
             options=self.plan["measuring"],
             backend=self.plan["evaluate_backend"],
             job=self.plan["evaluate_job"],
-            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-            task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
-            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
+            **TASK,
             **more,
         ).set_display_name("evaluate: each image once")
         outputs: Outputs = self.computing(self.mounted(task, data["claim"])).outputs
@@ -287,14 +288,10 @@ class Steps:
             ).set_display_name("publish: seal and upload")
             small(self.mounted(task, None))
             with dsl.If(self.plan["service"] != "", name="service"):
-                self._deployed(task.outputs["destination"])
-
-    def _deployed(self, bundle: Any) -> None:
-        """Roll out a published bundle on the service of the release."""
-        task = deploy(
-            bundle=bundle,
-            model_name=self.form["model_name"],
-            release=self.plan["release"],
-            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-        ).set_display_name("deploy: try, promote")
-        small(self.with_bucket(task.set_caching_options(False)))
+                rollout = deploy(
+                    bundle=task.outputs["destination"],
+                    model_name=self.form["model_name"],
+                    release=self.plan["release"],
+                    run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+                ).set_display_name("deploy: try, promote")
+                small(self.with_bucket(rollout.set_caching_options(False)))

@@ -304,7 +304,13 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        _fill(aside, state, {"step": step, **manifest})
+        with durable(aside / STATE) as file:
+            torch.save(state, file)
+        about = {"sha256": sha256_of(aside / STATE), "size": (aside / STATE).stat().st_size}
+        fields = json.loads(json.dumps({"step": step, **manifest, "files": {STATE: about}}))
+        with durable(aside / MANIFEST) as file:
+            file.write(json.dumps({**fields, DIGEST: digest_of(fields)}, indent=1).encode())
+        fsync(aside)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)  # free the space on a full volume
         raise
@@ -317,16 +323,6 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
         os.replace(aside, final)
     fsync(directory)
     return final
-
-
-def _fill(aside: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
-    with durable(aside / STATE) as file:
-        torch.save(state, file)
-    files = {STATE: {"sha256": sha256_of(aside / STATE), "size": (aside / STATE).stat().st_size}}
-    fields = json.loads(json.dumps({**manifest, "files": files}))
-    with durable(aside / MANIFEST) as file:
-        file.write(json.dumps({**fields, DIGEST: digest_of(fields)}, indent=1).encode())
-    fsync(aside)
 
 
 def set_aside(directory: Path, newest: Checkpoint | None) -> list[Path]:

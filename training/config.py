@@ -261,8 +261,21 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"model_code is set, but model={self.model} is not a function of a file"
             )
-        _check_mlflow(self.mlflow_uri)
-        _check_shown(self.pretrained)
+        scheme, _, _ = self.mlflow_uri.partition("://")
+        if _has_login(self.mlflow_uri):  # messages do not show it
+            raise ValueError(
+                "mlflow_uri has a login in it, which a run's settings would show: put "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD into the bucket's secret"
+            )
+        if self.mlflow_uri and scheme not in ("http", "https", "file", "databricks"):
+            raise ValueError(
+                f"mlflow_uri={self.mlflow_uri!r} is not a URI such as https://mlflow.example.com"
+            )
+        if _has_login(self.pretrained) or set("?#") & set(self.pretrained.partition("://")[2]):
+            raise ValueError(
+                "pretrained has a login or a query in it, which a run's settings would show: put "
+                "the file into a bucket or on a claim, and use that"
+            )
         if not self.is_set("warmup_epochs"):
             self._fill(warmup_epochs=min(self.warmup_epochs, self.epochs / 10))
         if self.optimizer == "adamw":
@@ -340,23 +353,5 @@ class TrainConfig(Settings):
         return argv
 
 
-def _check_mlflow(uri: str) -> None:
-    """Raise ValueError for an invalid URI or one with a login, which the error does not show."""
-    scheme, _, rest = uri.partition("://")
-    if "@" in rest.partition("/")[0]:
-        raise ValueError(
-            "mlflow_uri has a login in it, which a run's settings would show: put "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD into the bucket's secret"
-        )
-    if uri and scheme not in ("http", "https", "file", "databricks"):
-        raise ValueError(f"mlflow_uri={uri!r} is not a URI such as https://mlflow.example.com")
-
-
-def _check_shown(pretrained: str) -> None:
-    """Raise ValueError for a URI that may contain a secret, which the error does not show."""
-    _, _, rest = pretrained.partition("://")
-    if "@" in rest.partition("/")[0] or set("?#") & set(rest):
-        raise ValueError(
-            "pretrained has a login or a query in it, which a run's settings would show: put the "
-            "file into a bucket or on a claim, and use that"
-        )
+def _has_login(uri: str) -> bool:
+    return "@" in uri.partition("://")[2].partition("/")[0]

@@ -1,7 +1,6 @@
-"""Decode pictures of all formats to RGB, alike in training, evaluation, prediction; without torch.
+"""Decode pictures of all formats to RGB, alike in training and serving; without torch.
 
-JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF need Pillow, HEIC also the extra `heif`. Of several frames
-or pages the first one counts.
+Pillow reads them, HEIC needs the extra `heif`. Of several frames or pages the first one counts.
 """
 
 import io

@@ -1,7 +1,4 @@
-"""Images, classes and splits of a dataset, from the names of its files alone.
-
-The same rules apply to the listing of a bucket, before a transfer, and to a folder on disk.
-"""
+"""Images, classes and splits of a dataset, from the names of its files in a bucket or folder."""
 
 import hashlib
 import math

@@ -1,7 +1,7 @@
 """`python -m kfp_ddp.training.node [torchrun flags] -- [training flags]`: the ranks of a node.
 
-The torch elastic API with what the torchrun script lacks: exit codes that distinguish preemption
-(143), invalid input (2) and failure, and one JSON line with the first failing rank and its error.
+Unlike torchrun it exits with 143 if preempted and 2 for invalid input, and prints one JSON line
+with the first failing rank and its error.
 """
 
 import argparse
@@ -192,7 +192,6 @@ def report_known(error: KfpDdpError, file: Path | None) -> int:
 
 
 def _report_own(error: Exception, file: Path) -> int:
-    """Report a retryable failure of the launcher itself, such as a failed rendezvous."""
     traceback.print_exception(error)
     lines = str(error).strip().splitlines()
     line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,8 +1,4 @@
-"""A user's own network: a file with `build(num_classes)` and optional functions beside it.
-
-The code of the file runs wherever the network is built: in training, and when a checkpoint or a
-bundle that contains it is loaded.
-"""
+"""A user's own network: a file with `build(num_classes)`, run wherever the network is built."""
 
 import functools
 import linecache

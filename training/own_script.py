@@ -1,18 +1,4 @@
-"""A user's own training script in place of the loop: its inputs and its results.
-
-Every rank runs it as torchrun would, with torchrun's variables and these:
-
-    KFP_DDP_IMAGES   a CSV file of the dataset's images: path, class, target (its number), and
-                     split, which is train or val; the evaluation uses val
-    KFP_DDP_CONFIG   a JSON file of the run's settings, such as epochs and learning_rate, and of
-                     classes, mean and std, which normalise images for the network
-    KFP_DDP_OUTPUT   the output folder; a retry of the run finds its files again
-
-Rank 0 saves the weights there, the network's state_dict as model.safetensors or model.pt, and
-optionally a result.json with numbers `step`, `accuracy` and `loss`. The weights are loaded into the
-network that the run's `model` names: one of torchvision, or `build(num_classes)` of a file. That
-may be the script itself if its main part is below `if __name__ == "__main__":`.
-"""
+"""A user's own training script in place of the loop; README.md has its inputs and results."""
 
 import csv
 import json

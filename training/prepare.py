@@ -194,21 +194,20 @@ def _warn(reports: list[tuple[int, list[Findings]]], first: bool) -> None:
     broken = sorted(name for item in findings for name in item.broken)
     not_rgb = sum(item.not_rgb for item in findings)
     unusual = [item.first_not_rgb for item in findings if item.first_not_rgb]
-    if broken and first:
+    warnings = []
+    if broken:
         more = f" and {len(broken) - _NAMED:,} more" if len(broken) > _NAMED else ""
-        print(
+        warnings.append(
             f"warning: {len(broken):,} of {checked:,} images cannot be read and are skipped: "
-            f"{', '.join(broken[:_NAMED])}{more}",
-            file=sys.stderr,
-            flush=True,
+            f"{', '.join(broken[:_NAMED])}{more}\n"
         )
-    if unusual and first:
-        print(
+    if unusual:
+        warnings.append(
             f"warning: of {checked} images checked, {not_rgb} are not RGB (first {unusual[0]}); "
-            "they are converted, images=strict refuses them",
-            file=sys.stderr,
-            flush=True,
+            "they are converted, images=strict refuses them\n"
         )
+    if first:
+        print(*warnings, sep="", end="", file=sys.stderr, flush=True)
 
 
 def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:

@@ -150,7 +150,10 @@ def advice(spent: TimeSpent, config: TrainConfig, environment: Environment) -> l
         "(kfp-ddp netcheck measures it)",
     )
     if spent.total > LONG:
-        add(spent.mean["checkpoint"], SAVES, f"saved checkpoints: {_less_often(config)}")
+        intervals = ("checkpoint_steps", "checkpoint_epochs", "checkpoint_minutes")
+        set_ones = ((name, every) for name in intervals if (every := getattr(config, name)))
+        less = next((f"{name}={n:g} -> {2 * n:g}" for name, n in set_ones), "a faster volume")
+        add(spent.mean["checkpoint"], SAVES, f"saved checkpoints: {less}")
         every = config.eval_epochs
         add(spent.mean["evaluation"], EVALUATES, f"evaluated: eval_epochs={every} -> {2 * every}")
         less = f"verify_images={config.verify_images} -> 0, or " if config.verify_images else ""
@@ -182,13 +185,6 @@ def _slow_rank(spent: TimeSpent, environment: Environment) -> str:
         f"rank {pace.slowest} on {environment.ranks[pace.slowest]} {pace.slow}, and they wait "
         f"for it {waits} of the time: check {where}, or trace it ({trace})"
     )
-
-
-def _less_often(config: TrainConfig) -> str:
-    for name in ("checkpoint_steps", "checkpoint_epochs", "checkpoint_minutes"):
-        if every := getattr(config, name):
-            return f"{name}={every:g} -> {2 * every:g}"
-    return "a faster volume"
 
 
 def cpus_of_a_rank(local_ranks: int) -> float:

@@ -1,7 +1,6 @@
 """The classifiers of torchvision and their weights, without its import, which takes seconds.
 
-torchvision_weights.txt has a line for each file: network, name of the weights, file. `make
-reference` writes it from torchvision's own tables.
+Each line of torchvision_weights.txt, by `make reference`, has a network, weights and a file.
 """
 
 import hashlib

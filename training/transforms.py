@@ -115,7 +115,8 @@ def finish(
         image = image.flip(-1)
     image = resize(image, size, size)  # of a crop; after the flip, which makes it contiguous
     if config.randaugment:
-        image = _randaugment(image, config.randaugment, draw)
+        torch.default_generator.manual_seed(draw.getrandbits(63))  # which torchvision uses
+        image = _operations(config.randaugment)(image)
     return image
 
 
@@ -207,7 +208,6 @@ def needed(config: TrainConfig, epoch: int, position: int, height: int, width: i
 
 
 def _in_divided(crop: Crop, image: Tensor, by: int) -> Crop:
-    """Convert a crop to pixels of an image with divided sides."""
     rows, columns = image.shape[-2:]
     top, left, high, wide = (round(side / by) for side in crop)
     return Crop(min(top, rows - high), min(left, columns - wide), high, wide)
@@ -218,12 +218,6 @@ def _shift(image: Tensor, by: int, draw: random.Random) -> Tensor:
     top, left = by - draw.randint(-by, by), by - draw.randint(-by, by)
     height, width = image.shape[-2:]
     return F.pad(image, (by, by, by, by))[:, top : top + height, left : left + width]
-
-
-def _randaugment(image: Tensor, magnitude: int, draw: random.Random) -> Tensor:
-    """Apply two random operations; torchvision uses torch's generator of this process."""
-    torch.default_generator.manual_seed(draw.getrandbits(63))
-    return _operations(magnitude)(image)
 
 
 @functools.cache

@@ -1,8 +1,4 @@
-"""Signs of life of a launcher and its ranks.
-
-Ranks must not outlive their launcher: they watch its process id. Each rank periodically writes its
-progress to a file, so that a rank that hangs is visible.
-"""
+"""Signs of life: ranks watch their launcher's process id, and write their progress to files."""
 
 import contextlib
 import json
