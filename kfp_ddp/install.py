@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kfp_ddp.checks.claims import CLASSES, is_default
 from kfp_ddp.checks.finding import Requirements, items
@@ -73,8 +73,11 @@ def manifests(target: Installation) -> list[Object]:
     folders = ["rbac", "eviction"]
     folders += ["rbac/nodes"] if target.see_nodes else []
     folders += ["storage"] if target.copies else []
-    files = [DEPLOY / folder / name for folder in folders for name in _resources(DEPLOY / folder)]
-    objects = [into(one, target.namespace) for file in files for one in read(file)]
+    objects: list[Object] = []
+    for folder in folders:
+        (kustomization,) = read(DEPLOY / folder / "kustomization.yaml")
+        files = [DEPLOY / folder / name for name in kustomization["resources"]]
+        objects += [into(one, target.namespace) for file in files for one in read(file)]
     objects.sort(key=lambda one: one["kind"].endswith("Binding"))
     return [*claims(target), *objects]
 
@@ -140,28 +143,13 @@ def read(file: Path) -> Iterator[Object]:
     yield from yaml.safe_load_all(file.read_text())
 
 
-def _resources(folder: Path) -> list[str]:
-    (kustomization,) = read(folder / "kustomization.yaml")
-    return list(kustomization["resources"])
-
-
-@dataclass(frozen=True)
-class Done:
-    """Result for one object."""
+class Done(NamedTuple):
+    """Result for one object, also in JSON."""
 
     kind: str
     name: str
     state: State
     message: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        """Return the object that `install --json` prints."""
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            "state": self.state,
-            "message": self.message,
-        }
 
 
 def check(api: Api, target: Installation) -> None:
@@ -178,11 +166,8 @@ def check(api: Api, target: Installation) -> None:
         if error.status != 403:
             raise
     classes = items(api, CLASSES) if target.claims else None
-    if classes is not None:
-        _check_class(target, classes)
-
-
-def _check_class(target: Installation, classes: Sequence[Object]) -> None:
+    if classes is None:
+        return
     known = {item["metadata"]["name"]: item for item in classes}
     default = [name for name, item in known.items() if is_default(item)]
     name = target.storage_class or next(iter(default), "")
@@ -215,18 +200,14 @@ def apply(api: Api, objects: Sequence[Object], *, dry_run: bool = False) -> list
             )
         done.append(result)
         if result.state == "made":
-            new.add((result.kind, result.name))
+            new.add(result[:2])
         if result.state in ("made", "changed"):
             accepted.append(target)
     if not dry_run:
         for target in accepted:
             if (result := _put(api, target, set(), dry_run=False)).state == "refused":
-                done = [result if _key(one) == _key(result) else one for one in done]
+                done = [result if one[:2] == result[:2] else one for one in done]  # kind, name
     return done
-
-
-def _key(done: Done) -> tuple[str, str]:
-    return done.kind, done.name
 
 
 def _put(api: Api, target: Object, new: set[tuple[str, str]], *, dry_run: bool) -> Done:
@@ -266,7 +247,6 @@ def _get(api: Api, target: Object) -> Object | None:
 
 
 def _describe(existing: Object) -> str:
-    """Return size, class and modes of a PVC as text."""
     if existing["kind"] != "PersistentVolumeClaim":
         return ""
     spec = existing["spec"]
@@ -309,8 +289,7 @@ def replace(api: Api, job: Object, seconds: float = 60) -> list[Done]:
 def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
     """Wait for a job; yield the reason why it waits whenever that changes.
 
-    Raises:
-        JobError: The job fails or takes longer, or its image cannot be pulled twice.
+    JobError: it fails or takes longer, or its image cannot be pulled twice.
     """
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     end, last, pulls = time.monotonic() + seconds, "", 0

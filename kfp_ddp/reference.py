@@ -55,7 +55,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _documents() -> Iterator[tuple[Path, str]]:
-    """Yield each file with generated parts, and its expected text."""
     yield TABLE, torchvision_weights()
     paths = {path for pattern in (*DOCUMENTS, *NAMING_IMAGES) for path in ROOT.glob(pattern)}
     for path in sorted(paths):
@@ -162,7 +161,6 @@ def command_tables(name: str) -> list[str]:
 
 
 def _of(kind: object) -> str:
-    """Return the choices of an option as text."""
     known = ", ".join(f"`{choice}`" for choice in getattr(kind, "choices", ()) if choice)
     return f" One of {known}." if known else ""
 
@@ -189,7 +187,6 @@ def _named(path: str) -> Any:
 
 
 def _range(field: Any) -> str:
-    """Return type and bounds of a field as text."""
     kind = typing.get_origin(field.annotation) or field.annotation
     bounds = {
         name: getattr(bound, name)

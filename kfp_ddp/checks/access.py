@@ -1,15 +1,20 @@
-"""Check the rights of the steps' account, and the secret with a bucket's credentials."""
+"""Check the rights of the steps' account, the bucket's secret, and that pods are admitted."""
 
 import base64
 import binascii
+import contextlib
 import json
+from typing import Any
 
-from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, Requirements
+from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, Requirements, items
+from kfp_ddp.checks.form import EVALUATE_ASKS, StepResources
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS
-from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS, pod
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, review
+from kfp_ddp.k8s.objects import label
 
 Right = tuple[str, str, str, bool]
 """Group, resource, verbs, and whether a run fails without the right."""
@@ -23,7 +28,6 @@ RIGHTS: tuple[Right, ...] = (
     ("", "configmaps", "create get", False),
     ("trainer.kubeflow.org", "trainingruntimes", "get", False),
 )
-COPY_VERBS = "create list patch delete"
 # To report why Kueue does not admit a job.
 KUEUE_RIGHTS: tuple[Right, ...] = (
     (kueue.GROUP, "localqueues", "get", False),
@@ -35,53 +39,38 @@ AZURE = ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_CONNECTION_STRING")
 HUGGING_FACE = "HF_TOKEN"
 
 
-def job_rights(backend: str) -> tuple[Right, ...]:
-    """Return the rights on each kind of job; those of the backend are required."""
-    return tuple(
-        (kind.group, kind.plural, JOB_VERBS, name == backend) for name, kind in KINDS.items()
-    )
+def launch_rights(backend: str, service: str, *schedulers: str) -> list[Right]:
+    """Return the rights of a launch; those on jobs of other backends than its own may be missing.
 
-
-def gang_rights(*schedulers: str) -> tuple[Right, ...]:
-    """Return the rights to read the pod groups of gang schedulers."""
+    To them belong the pod groups of gang schedulers, and the roll-out to a service if it is named.
+    """
+    jobs = [(kind.group, kind.plural, JOB_VERBS, name == backend) for name, kind in KINDS.items()]
     groups = [GANGS[name].group for name in schedulers if name in GANGS]
-    return tuple((group, "podgroups", "get", False) for group in groups)
-
-
-def service_rights(service: str) -> tuple[Right, ...]:
-    """Return the right to roll out a model, if a service is named."""
-    return (("serving.kserve.io", "inferenceservices", JOB_VERBS, True),) if service else ()
+    services = [("serving.kserve.io", "inferenceservices", JOB_VERBS, True)] if service else []
+    return [*jobs, *RIGHTS, *((group, "podgroups", "get", False) for group in groups), *services]
 
 
 def rights(cluster: Cluster) -> list[Finding]:
     """Check the rights on each resource that a launch and dataset_volume use."""
     api, run = cluster.api, cluster.run
-    try:
-        queues = KUEUE_RIGHTS if kueue.group_version(api) else ()
-    except ApiError:
-        queues = ()
-    optional = (*gang_rights(run.scheduler), *queues, *service_rights(run.service))
+    required = launch_rights(run.backend, run.service, run.scheduler)
+    with contextlib.suppress(ApiError):
+        required += KUEUE_RIGHTS if kueue.group_version(api) else ()
+    if run.gpus_per_node < 0 and run.backend != "local":
+        required.append(("", "nodes", "list", True))
     install = f"kfp-ddp install -n {api.namespace}"
     copied = run.publish not in ("in-place", "none", "auto")
-    copies = ("", "persistentvolumeclaims", COPY_VERBS, copied)
+    copies = ("", "persistentvolumeclaims", "create list patch delete", copied)
     try:
-        findings = [
-            _right(api, run, right, "rights on", install)
-            for right in (*job_rights(run.backend), *RIGHTS, *optional)
-        ]
-        if run.gpus_per_node < 0 and run.backend != "local":
-            nodes = ("", "nodes", "list", True)
-            findings.append(_right(api, run, nodes, "rights on", install))
-        findings.append(_right(api, run, copies, "rights to copy", f"{install} --copies"))
+        findings = [_right(api, run, right, "rights on", install) for right in required]
+        return [*findings, _right(api, run, copies, "rights to copy", f"{install} --copies")]
     except ApiError as error:
         message = f"cannot be checked: {one_line(error.message)}"
         remedy = "run it with an account that may create subjectaccessreviews"
         return [Finding("warn", "rights", message, remedy)]
-    return findings
 
 
 def _right(api: Api, run: Requirements, right: Right, title: str, remedy: str) -> Finding:
-    """Return the finding about a right; raises ApiError if it cannot be checked."""
     group, resource, verbs, required = right
     account = run.service_account
     user = f"system:serviceaccount:{api.namespace}:{account}" if account else ""
@@ -112,11 +101,10 @@ def secret(cluster: Cluster) -> list[Finding]:
         message = "does not exist: buckets are accessed with the steps' account, or not at all"
         return [Finding("warn", what, message, f"if that is not enough, {create}")]
     data: Object = result.get("data") or {}
-    problem = _secret_problem(data)
-    if not problem:
-        return [Finding("ok", what, f"has {', '.join(sorted(data))}")]
-    remedy = f"kubectl delete secret -n {api.namespace} {name}; {create}"
-    return [Finding("bad", what, problem, remedy)]
+    if problem := _secret_problem(data):
+        remedy = f"kubectl delete secret -n {api.namespace} {name}; {create}"
+        return [Finding("bad", what, problem, remedy)]
+    return [Finding("ok", what, f"has {', '.join(sorted(data))}")]
 
 
 def _secret_problem(data: Object) -> str:
@@ -140,3 +128,103 @@ def _secret_problem(data: Object) -> str:
     if key["type"] == "service_account" and fields:
         return f"its {GOOGLE} lacks {' and '.join(fields)}"
     return ""
+
+
+LEVEL = "pod-security.kubernetes.io/enforce"
+IMAGE = "example.com/any:1"
+HARDENED: Object = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+# Resources of KFP 2.17's init container, which copies its launcher into the pod of a step.
+LAUNCHER = {"limits": {"cpu": "500m", "memory": "256Mi"}, "requests": {"cpu": "100m"}}
+ARGO = "workflow-controller-configmap"
+
+
+def admitted(cluster: Cluster) -> list[Finding]:
+    """Check with dry-run requests the pod of the largest step, and that of a worker.
+
+    PodSecurity, quotas and webhooks answer such requests as they do real ones.
+    """
+    api, run, executor = cluster.api, cluster.run, _executor_resources(cluster.api)
+    steps = StepResources()
+    limits = {"cpu": steps.evaluate_cpu, "memory": steps.evaluate_memory}
+    main = _container("main", {"limits": limits, "requests": EVALUATE_ASKS})
+    step = {  # as KFP and Argo create it
+        "initContainers": [_container("init", executor), _container("kfp-launcher", LAUNCHER)],
+        "containers": [main, _container("wait", executor)],
+    }
+    findings = [_request(api, "pods of steps", step)]
+    if run.backend != "local":
+        settings: dict[str, Any] = {"image": IMAGE, "nodes": run.nodes}
+        if run.gpus_per_node > 0:
+            settings |= {"gpus_per_node": run.gpus_per_node, "gpu_resource": run.gpu_resource}
+        worker = pod.template(LaunchSpec.create(**settings), {}, "pytorch")["spec"]
+        findings.append(_request(api, "pods of workers", worker))
+    return findings
+
+
+def _request(api: Api, what: str, spec: Object) -> Finding:
+    metadata = {"generateName": "kfp-ddp-doctor-"}
+    body = {"metadata": metadata, "spec": {"restartPolicy": "Never", **spec}}
+    try:
+        api.call("POST", core(api.namespace, "pods"), body, {"dryRun": "All"})
+    except ApiError as error:
+        return _refused(api.namespace, what, error)
+    rules = []
+    if level := enforced(api):
+        how = " (of kfp-ddp compile --restricted)" if level == "restricted" else ""
+        rules.append(f"PodSecurity {level}{how}")
+    quotas = items(api, core(api.namespace, "resourcequotas")) or []
+    rules += [f"quota {quota['metadata']['name']}" for quota in quotas]
+    by = f", by {' and '.join(rules)}" if rules else ""
+    return Finding("ok", what, f"are admitted{by}")
+
+
+def _refused(namespace: str, what: str, error: ApiError) -> Finding:
+    reason = error.message
+    if "cannot create resource" in reason:
+        remedy = "run it with an account that may create pods"
+        return Finding("warn", what, "cannot be checked", remedy)
+    message = f"are refused: {one_line(reason.partition('is forbidden: ')[2] or reason)}"
+    if "violates PodSecurity" in reason:
+        remedy = f"kubectl label namespace {namespace} {LEVEL}=baseline --overwrite"
+    elif "failed quota" in reason:  # a container without resources, such as Argo's
+        remedy = f"kubectl apply -n {namespace} -f deploy/quota/limitrange.yaml"
+    elif "exceeded quota" in reason:
+        remedy = "raise that quota"
+    elif "service account" in reason or "serviceaccount" in reason:
+        remedy = f"create that account in {namespace}"
+    else:
+        remedy = "ask the owner of that rule to admit it"
+    return Finding("bad", what, message, remedy)
+
+
+def enforced(api: Api) -> str:
+    """Return the enforced PodSecurity level; '' if the namespace may not be read."""
+    try:
+        namespace = api.call("GET", f"/api/v1/namespaces/{api.namespace}")
+    except ApiError:
+        return ""
+    return label(namespace, LEVEL) or "privileged"
+
+
+def _container(name: str, resources: Object) -> Object:
+    container = {"name": name, "image": IMAGE, "securityContext": HARDENED}
+    return container | ({"resources": resources} if resources else {})
+
+
+def _executor_resources(api: Api) -> Object:
+    """Return the resources of Argo's own containers; {} if unset or not readable."""
+    import yaml
+
+    for namespace in dict.fromkeys((api.namespace, "kubeflow", "argo")):
+        try:
+            config = api.call("GET", core(namespace, "configmaps", ARGO))
+            executor = yaml.safe_load((config.get("data") or {}).get("executor", "")) or {}
+        except (ApiError, yaml.YAMLError):
+            continue
+        return dict(executor.get("resources") or {})
+    return {}

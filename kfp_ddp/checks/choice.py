@@ -153,11 +153,7 @@ class Photographs:
 
 
 def statistics_of(pictures: Sequence[tuple[str, int, int]]) -> tuple[int, float]:
-    """Return the median short side and the mean seconds to decode, as in `Photographs`.
-
-    Args:
-        pictures: Format, width and height of some images.
-    """
+    """Return the median short side and the mean seconds to decode of (format, width, height)."""
     if not pictures:
         return 0, OTHERS
     decoding = [
@@ -187,12 +183,7 @@ def choose(
 ) -> Choice:
     """Return settings for a machine and its photographs; requested settings take precedence.
 
-    Args:
-        photographs: Images to train on.
-        machine: Machine to train on.
-        requested: Arguments of the pipeline.
-        ranks: Number of processes; 0 to choose.
-        weights: Whether the training starts from existing weights.
+    With 0 `ranks` their number is chosen; `weights`: the training starts from existing ones.
     """
     requested = {name: value for name, value in requested.items() if UNSET.get(name) != value}
     processes = ranks or requested.get("job", {}).get("nproc_per_node")

@@ -30,17 +30,10 @@ def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> lis
 def check_modes(
     api: Api, claims: Iterable[str], instead: Mapping[str, str], nodes: int | None, pods: int
 ) -> list[str]:
-    """Check that the pods of a run can mount its PVCs on several nodes.
+    """Return warnings where not all pods can mount a PVC at once; raise InputError if surely so.
 
-    Args:
-        api: API of the cluster; PVCs that may not be read are skipped.
-        claims: Result of `mounted_at_once`.
-        instead: Alternative to a ReadWriteMany PVC, by name of the PVC.
-        nodes: Number of nodes; None if not known, then a PVC of one node is a warning.
-        pods: Number of pods of the job.
-
-    Raises:
-        InputError: A PVC cannot be mounted by all pods.
+    A PVC that may not be read is skipped. `instead` is an alternative to ReadWriteMany by PVC;
+    `nodes` is None where their number is not known, then a PVC of one node is a warning.
     """
     warnings = []
     for name in claims:
@@ -65,16 +58,11 @@ def check_modes(
 
 def single_node_mode(claim: Object, nodes: int | None) -> str:
     """Return the access mode that limits pods to one of `nodes`; '' if it is no problem."""
-    modes = _modes(claim["spec"]) | _modes(claim.get("status") or {})
-    if modes & ON_MANY_NODES or not modes:
-        return ""
+    parts = (claim["spec"], claim.get("status") or {})
+    modes = {mode for part in parts for mode in part.get("accessModes") or ()}
     if modes == {"ReadWriteOncePod"}:
         return "ReadWriteOncePod"
-    return "ReadWriteOnce" if nodes != 1 else ""
-
-
-def _modes(part: Mapping[str, list[str]]) -> set[str]:
-    return set(part.get("accessModes") or ())
+    return "ReadWriteOnce" if modes and not modes & ON_MANY_NODES and nodes != 1 else ""
 
 
 def claims(cluster: Cluster) -> list[Finding]:
@@ -90,15 +78,17 @@ def claims(cluster: Cluster) -> list[Finding]:
         try:
             claim = api.call("GET", core(api.namespace, "persistentvolumeclaims", name))
         except ApiError as error:
-            if error.status != 404:
-                findings.append(Finding("warn", what, "may not be read", ASK_ADMIN))
-            else:
-                remedy = _install_command(cluster, classes)
-                findings.append(Finding("bad", what, "does not exist", remedy))
+            unread = Finding("warn", what, "may not be read", ASK_ADMIN)
+            missing = Finding("bad", what, "does not exist", _install_command(cluster, classes))
+            findings.append(missing if error.status == 404 else unread)
             continue
         problem, remedy = _problem(api.namespace, claim, classes)
-        if not problem and run.backend != "local" and name in shared:
-            problem, remedy = _mode_problem(claim, number, name == run.data_claim)
+        mode = single_node_mode(claim, number)
+        if mode and not problem and run.backend != "local" and name in shared:
+            where = "on any node" + " (the number of nodes cannot be seen)" * (number is None)
+            problem = f"is {mode}, and the launching step and the workers mount it at once, {where}"
+            clone = ", or give --publish clone" if name == run.data_claim else ""
+            remedy = f"create it again as ReadWriteMany{clone}"
         modes = ", ".join(claim["spec"].get("accessModes") or [])
         message = problem or f"{phase(claim)}, {modes}"
         findings.append(Finding("bad" if problem else "ok", what, message, remedy))
@@ -121,39 +111,25 @@ def _problem(namespace: str, claim: Object, classes: Sequence[Object] | None) ->
     known = {item["metadata"]["name"]: item for item in classes}
     class_name = claim["spec"].get("storageClassName")
     if class_name and class_name not in known:
-        return (
-            f"waits for the storage class {class_name}, which does not exist",
-            f"delete it, and create it again with one of {_names(classes)}",
-        )
+        problem = f"waits for the storage class {class_name}, which does not exist"
+        return problem, f"delete it, and create it again with one of {', '.join(known)}"
     if known.get(class_name or "", {}).get("volumeBindingMode") == "WaitForFirstConsumer":
         return "", ""
     return "is Pending", f"kubectl describe pvc -n {namespace} {name} shows why"
 
 
-def _mode_problem(claim: Object, nodes: int | None, copied: bool) -> tuple[str, str]:
-    mode = single_node_mode(claim, nodes)
-    if not mode:
-        return "", ""
-    message = f"is {mode}, and the launching step and the workers mount it at once, on any node"
-    if nodes is None:
-        message += " (the number of nodes cannot be seen)"
-    remedy = "create it again as ReadWriteMany"
-    return message, f"{remedy}, or give --publish clone" if copied else remedy
-
-
 def _install_command(cluster: Cluster, classes: Sequence[Object] | None) -> str:
     """Return the command that creates the PVCs, with an existing storage class."""
-    run, default = cluster.run, Requirements()
     command = f"kfp-ddp install -n {cluster.api.namespace}"
-    if run.data_claim != default.data_claim:
-        command += f" --data-claim {run.data_claim}"
-    if run.work_claim != default.work_claim:
-        command += f" --work-claim {run.work_claim}"
+    for name in ("data_claim", "work_claim"):
+        if (claim := getattr(cluster.run, name)) != getattr(Requirements, name):
+            command += f" --{name.replace('_', '-')} {claim}"
     if classes is None or any(map(is_default, classes)):
         return command
     if not classes:
         return f"install a CSI driver whose volumes many nodes can mount, then {command}"
-    return f"{command} --storage-class CLASS, one of {_names(classes)}"
+    names = ", ".join(item["metadata"]["name"] for item in classes)
+    return f"{command} --storage-class CLASS, one of {names}"
 
 
 def unfinished_owner(api: Api) -> str:
@@ -177,17 +153,13 @@ def storage(cluster: Cluster) -> list[Finding]:
         remedy = "install a CSI driver whose volumes many nodes can mount"
         return [Finding("warn", what, "none exist", remedy)]
     volumes = items(cluster.api, "/api/v1/persistentvolumes") or ()
-    modes = sorted({mode for volume in volumes for mode in _modes(volume["spec"])})
+    modes = sorted({mode for one in volumes for mode in one["spec"].get("accessModes") or ()})
     in_use = f"; access modes in use: {', '.join(modes)}" if modes else ""
     titles = [
         f"{item['metadata']['name']} ({item['provisioner']}{', default' * is_default(item)})"
         for item in classes
     ]
     return [Finding("ok", what, ", ".join(titles) + in_use)]
-
-
-def _names(classes: Sequence[Object]) -> str:
-    return ", ".join(item["metadata"]["name"] for item in classes)
 
 
 def is_default(item: Object) -> bool:

@@ -6,27 +6,18 @@ from typing import Literal, NamedTuple
 
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
+State = Literal["ok", "bad", "warn"]
 ASK_ADMIN = "ask an administrator of the cluster, or run it as one"
 """Remedy where the account lacks the right to read."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Result of a check: `bad` stops a run, `warn` may."""
+class Finding(NamedTuple):
+    """Result of a check, also in JSON: `bad` stops a run, `warn` may."""
 
-    state: Literal["ok", "bad", "warn"]
+    state: State
     what: str
     message: str
     remedy: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        """Return the object that `doctor --json` and `install --json` print."""
-        return {
-            "state": self.state,
-            "what": self.what,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
 
 
 @dataclass(frozen=True)

@@ -194,11 +194,7 @@ def described_settings() -> Iterator[dict[str, str]]:
 
 
 def description(name: str) -> str:
-    """Return the description of a parameter of a form.
-
-    Raises:
-        LookupError: No model has such a field.
-    """
+    """Return the description of a form's parameter; raise LookupError if no model has it."""
     if name == "gpus_per_node":
         return f"{LaunchSpec.model_fields[name].description} -1: as many as the nodes have."
     model = next((model for model in MODELS if name in model.model_fields), None)

@@ -14,12 +14,9 @@ CHOOSE = "give gpus_per_node, 0 to train on CPUs"
 
 
 def gpus_per_node(nodes: Sequence[Object] | ApiError, resource: str, pods: int) -> int:
-    """Return the largest number of GPUs that `pods` nodes have each.
+    """Return the largest number of GPUs that `pods` nodes have each; raise InputError if none has.
 
     With fewer GPU nodes than pods, the number of the largest node.
-
-    Raises:
-        InputError: No node has a GPU, or `nodes` is the error of listing them.
     """
     if isinstance(nodes, ApiError):
         raise InputError(

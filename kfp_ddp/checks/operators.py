@@ -1,9 +1,10 @@
 """Check operators, gang scheduling, queues and KServe."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, items
+from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, State, items
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS, gang_scheduling
@@ -22,29 +23,22 @@ def operators(cluster: Cluster) -> list[Finding]:
     """Check the operator of each kind of job; a problem of the run's backend is bad."""
     api, findings = cluster.api, []
     for name, kind in KINDS.items():
-        versions = _served(api, kind)
-        problem = "" if versions else f"{kind.plural}.{kind.group_version} is not served"
-        problem = problem or _old(api, kind) or _stopped(api, kind)
-        if not problem:
-            findings.append(Finding("ok", kind.title, versions))
-            continue
+        versions, resources = [], []
+        with contextlib.suppress(ApiError):
+            versions = api.call("GET", f"/apis/{kind.group}")["versions"]
+            resources = api.call("GET", f"/apis/{kind.group_version}")["resources"]
         remedy = f"install {kind.operator}"
-        if problem.endswith("not running"):
+        if all(resource["name"] != kind.plural for resource in resources):
+            problem = f"{kind.plural}.{kind.group_version} is not served"
+        elif not (problem := _old(api, kind)) and (problem := _stopped(api, kind)):
             remedy = f"kubectl describe deployments -A -l {kind.operator_selector}"
-        required = name == cluster.run.backend
-        findings.append(Finding("bad" if required else "warn", kind.title, problem, remedy))
+        if problem:
+            state: State = "bad" if name == cluster.run.backend else "warn"
+            findings.append(Finding(state, kind.title, problem, remedy))
+        else:
+            listed = ", ".join(item["version"] for item in versions)
+            findings.append(Finding("ok", kind.title, f"{kind.group}/{listed}"))
     return findings
-
-
-def _served(api: Api, kind: Kind) -> str:
-    """Return the served versions of a kind's group; '' if the kind is not served."""
-    try:
-        versions = [item["version"] for item in api.call("GET", f"/apis/{kind.group}")["versions"]]
-        resources = api.call("GET", f"/apis/{kind.group_version}")["resources"]
-    except ApiError:
-        return ""
-    is_served = any(resource["name"] == kind.plural for resource in resources)
-    return f"{kind.group}/{', '.join(versions)}" if is_served else ""
 
 
 def _old(api: Api, kind: Kind) -> str:
@@ -79,40 +73,33 @@ def gangs(cluster: Cluster) -> list[Finding]:
         return []
     spec = LaunchSpec.create(image="any", nodes=run.nodes, scheduler=run.scheduler)
     what = f"gangs of {GANGS[run.scheduler].title}"
-    if problem := gang_scheduling(cluster.api, spec):
-        message, _, remedy = problem.rpartition("; ")
-        return [Finding("bad", what, message, remedy)]
-    return [Finding("ok", what, "PodGroups are served")]
+    problem, _, remedy = gang_scheduling(cluster.api, spec).rpartition("; ")
+    state: State = "bad" if problem else "ok"
+    return [Finding(state, what, problem or "PodGroups are served", remedy)]
 
 
 def queues(cluster: Cluster) -> list[Finding]:
     """Report the queues of Kueue and Volcano, where they are installed."""
     api, findings = cluster.api, []
     for title in ("Kueue", "Volcano"):
+        what = f"queues of {title}"
         try:
             path = kueue.path(api, "localqueues") if title == "Kueue" else VOLCANO
             objects = api.call("GET", path)["items"] if path else None
         except ApiError as error:
             if error.status != 404:
-                what = f"queues of {title}"
                 findings.append(Finding("warn", what, "may not be listed", ASK_ADMIN))
             continue
-        if objects is not None:
-            findings.append(_queues_of(title, objects, api.namespace))
+        if objects is None:
+            continue
+        problems = {item["metadata"]["name"]: kueue.inactive(item) for item in objects}
+        message = ", ".join(name + (f" ({why})" if why else "") for name, why in problems.items())
+        remedy = "kubectl describe localqueues and its ClusterQueue" * any(problems.values())
+        if not objects:
+            create = {"Kueue": f"a LocalQueue in {api.namespace}", "Volcano": "a Queue"}
+            message, remedy = "none exist", f"create {create[title]}"
+        findings.append(Finding("warn" if remedy else "ok", what, message, remedy))
     return findings
-
-
-def _queues_of(title: str, objects: list[Object], namespace: str) -> Finding:
-    problems = {item["metadata"]["name"]: kueue.inactive(item) for item in objects}
-    message = ", ".join(name + (f" ({why})" if why else "") for name, why in problems.items())
-    what = f"queues of {title}"
-    if not objects:
-        remedy = f"create a LocalQueue in {namespace}" if title == "Kueue" else "create a Queue"
-        return Finding("warn", what, "none exist", remedy)
-    if any(problems.values()):
-        remedy = "kubectl describe localqueues and its ClusterQueue"
-        return Finding("warn", what, message, remedy)
-    return Finding("ok", what, message)
 
 
 def kserve(cluster: Cluster) -> list[Finding]:
@@ -130,11 +117,10 @@ def kserve(cluster: Cluster) -> list[Finding]:
 
 
 def check_service(release: Mapping[str, Any], destination: str) -> str:
-    """Return the name of the service for the roll-out, '' for none, after checking it.
+    """Return the service that `release` names, '' for none, after checking it.
 
-    Raises:
-        InputError: KServe is missing or cannot read a bundle at `destination`, a right is missing,
-            or the service is not ours.
+    InputError: KServe is missing or cannot read a bundle at `destination`, a right is missing, or
+    the service is not ours.
     """
     name = part_of(release, Deployment).service
     if not name:

@@ -50,11 +50,7 @@ TRAINING_SIZE = frozenset(
 def run(inputs: dict[str, Any]) -> Any:
     """Check all settings, write a summary, and return the outputs as a named tuple.
 
-    Args:
-        inputs: Inputs of the component by name, with `plan_summary`.
-
-    Raises:
-        InputError: A parameter cannot be used; the first one in the order of the steps.
+    InputError: a parameter cannot be used; the first one in the order of the steps.
     """
     settings = parse(inputs)
     warnings = [f"warning: {warning}" for check in CHECKS for warning in check(settings)]
@@ -157,12 +153,7 @@ def check_champion(run: Run) -> list[str]:
 
 
 def check_release(release: Mapping[str, Any], destination: str) -> None:
-    """Check the signing key, and the access to the model registry.
-
-    Raises:
-        InputError: A key or token is missing or invalid, or there is no `destination`.
-        StorageError: The registry does not answer.
-    """
+    """Check the signing key and the access to the model registry: InputError or StorageError."""
     key_of(part_of(release, Signing))
     registry = registry_of(part_of(release, Registering))
     if registry is None:
@@ -204,11 +195,7 @@ def check_backend(run: Run) -> list[str]:
 
 
 def _check_cluster(run: Run) -> list[str]:
-    """Return warnings about the job; sets GPUs that the form leaves open.
-
-    Raises:
-        InputError: No node has GPUs, pods cannot share a PVC, or the job is rejected.
-    """
+    """Return warnings about the job, or raise InputError; sets GPUs that the form leaves open."""
     api, mounts = Api.connect(), run.mounts
     nodes: list[Object] | ApiError
     try:
@@ -284,7 +271,6 @@ def title(run: Run, gpus: str = "no GPU") -> str:
 def _write_summary(
     summary: "dsl.Markdown", title: str, notes: list[str], plan: Mapping[str, Any]
 ) -> None:
-    """Print and write what will run, with all settings."""
     print("\n".join([*notes, title]), flush=True)
     lines = [f"**{title}**", "", *(f"- {note}" for note in notes), ""]
     lines += ["| | Set to |", "|---|---|"]

@@ -75,8 +75,7 @@ class Run:
 def parse(inputs: Mapping[str, Any]) -> Run:
     """Return the checked inputs of preflight, without access to a bucket, cluster or folder.
 
-    Raises:
-        InputError: A parameter is invalid; the first one in the order of the steps.
+    InputError: a parameter is invalid; the first one in the order of the steps.
     """
     inputs = {**OPTIONAL, **rename(inputs, TrainConfig)}  # former names: compiled earlier
     own = {name: inputs[name] for name in Parameters.model_fields if name in inputs}
@@ -118,14 +117,10 @@ def parse(inputs: Mapping[str, Any]) -> Run:
 
 
 def with_weights(run: Run, find: Finder) -> Run:
-    """Return the run with initial weights as the workers take them.
+    """Return the run with initial weights as the workers take them; raise InputError without them.
 
-    Args:
-        run: `pretrained` is auto for random weights: `sizing` replaces it where it may mean others.
-        find: `models.initial_weights.find`.
-
-    Raises:
-        InputError: They cannot be had.
+    In `run`, `pretrained` is auto for random weights: `sizing` replaces it where it may mean
+    others. `find` is `models.initial_weights.find`.
     """
     config, start = _training(run.parameters, run.inputs, find)
     trials = _trials(run.parameters, run.inputs, find)
@@ -133,7 +128,6 @@ def with_weights(run: Run, find: Finder) -> Run:
 
 
 def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
-    """Return the dataset and the options of its sync."""
     ours, sync = split("sync", parameters.sync, *SUBJECTS["sync"], own={})
     name = dataset_name(str(ours.get("dataset", "")), parameters.source)
     if publish and ours.setdefault("publish", publish) != publish:
@@ -179,12 +173,8 @@ def _training(
 ) -> tuple[TrainConfig, Start]:
     """Return the training, and the weights that it starts from.
 
-    Args:
-        parameters: Of the form.
-        inputs: Of preflight by name.
-        find: As in `with_weights`; None to leave `pretrained` as it is.
-        under: Defaults of its settings.
-        over: Overrides of its settings.
+    `find` is as in `with_weights`, or None to leave `pretrained` as it is; `under` has defaults
+    of the settings, `over` overrides them.
     """
     boxes = set_fields(inputs, TrainConfig)
     own = dict.fromkeys(boxes, PARAMETER)
@@ -240,7 +230,6 @@ def _gate(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules
 
 
 def _champion(parameters: Parameters, rules: Rules) -> str:
-    """Return the folder or URI of the model to beat; empty for none."""
     champion, own = parameters.champion.rstrip("/"), parameters.exports
     if champion == LAST:
         if not own:

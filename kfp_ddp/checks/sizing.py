@@ -40,9 +40,7 @@ def sized(run: Run) -> tuple[Run, list[str]]:
     """Return the run with the settings of `choose`, and what was chosen and why, in lines.
 
     Unchanged and without lines for another recipe, for an evaluation alone, and for a script.
-
-    Raises:
-        KfpDdpError: The source cannot be read, or no training is possible with its images.
+    KfpDdpError: the source cannot be read, or no training is possible with its images.
     """
     parameters, config, spec = run.parameters, run.config, run.spec
     if parameters.recipe != "auto" or parameters.checkpoint or config.script:
@@ -73,15 +71,7 @@ def choose_weights(
 ) -> tuple[Choice, Start]:
     """Return settings as `choose`, and the weights that the training starts from.
 
-    Args:
-        photographs: Images to train on.
-        machine: Machine to train on.
-        requested: Arguments of the pipeline.
-        ranks: Number of processes; 0 to choose.
-        find: `initial_weights.find` or `obtain`.
-
-    Raises:
-        InputError: Weights that were requested cannot be had.
+    `find` is `initial_weights.find` or `obtain`. InputError: requested weights cannot be had.
     """
     requested = _in_one_place(requested)
     pretrained, recipe = requested.get("pretrained", "auto"), requested.get("recipe", "auto")
@@ -116,7 +106,6 @@ def _in_one_place(requested: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _photographs(run: Run) -> Photographs:
-    """Return statistics of the images of the source."""
     source = run.parameters.source
     if not is_remote(source) and not Path(source).is_dir():
         return UNSEEN
@@ -138,7 +127,6 @@ def _header(data: bytes) -> tuple[str, int, int] | None:
 
 
 def _machine(spec: LaunchSpec) -> Machine:
-    """Return the resources of all pods of a job."""
     pods, gpus = spec.pods(), spec.gpus()
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
     limit = spec.requested()["limits"].get("cpu")

@@ -36,11 +36,7 @@ class Sweep(Settings):
 
 
 def trials_of(sweep: Sweep) -> list[Trial]:
-    """Return the settings of each trial, without duplicates.
-
-    Raises:
-        InputError: The number of trials is not allowed, or the space is invalid.
-    """
+    """Return the settings of each trial, without duplicates; InputError if too many or few."""
     trials = [*map(dict, sweep.trials)]
     if sweep.samples:
         trials += _drawn(sweep)

@@ -62,13 +62,15 @@ SYNONYMS = {"train": "run"}
 """Names of commands in other programs."""
 COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
 MODULES = {
-    **dict.fromkeys(("status", "cancel", "retry"), "runs"),
-    **dict.fromkeys(("promote", "rollback"), "models"),
-    **dict.fromkeys(("sign", "verify"), "bundles"),
+    **dict.fromkeys(("status", "logs", "describe", "cancel", "retry"), "runs"),
+    **dict.fromkeys(("compare", "download", "tensorboard", "report", "trace"), "results"),
+    **dict.fromkeys(("promote", "rollback", "sign", "verify"), "models"),
     **dict.fromkeys(("compile", "graph", "upload"), "pipelines"),
+    **dict.fromkeys(("install", "doctor"), "cluster"),
+    **dict.fromkeys(("manifest", "netcheck"), "jobs"),
+    **dict.fromkeys(("init", "settings"), "config"),
     "demo": "run",
-    "logs": "describe",
-    "init": "config",
+    "predict": "serve",
 }
 """Modules that are not named after their commands."""
 
@@ -81,11 +83,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Import the command's module.
-
-        Raises:
-            UsageError: there is no such command, with a similar name.
-        """
+        """Import the command's module; raise UsageError, with a similar name, if there is none."""
         if cmd_name not in COMMANDS:
             from kfp_ddp.core.settings import nearest  # only an error needs it
 

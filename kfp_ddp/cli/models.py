@@ -1,15 +1,20 @@
-"""`kfp-ddp models`, `promote` and `rollback`: exported models and their champions."""
+"""`kfp-ddp models`, `promote`, `rollback`, `sign` and `verify`: exported models and champions."""
 
+import os
 from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, FILE, configured, echo, echo_json, text_option
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
 
 if TYPE_CHECKING:
     from kfp_ddp.client.models import Version
+    from kfp_ddp.models.signature import Signer
 
 
 @click.command("models")
@@ -113,3 +118,139 @@ def _line(version: "Version") -> str:
     }
     texts = (f"{label} {value}".strip() for label, value in facts.items() if value)
     return f"{version.version}  {mark:8}  {', '.join(texts)}"
+
+
+ADVICE = "do not use it: publish it again"
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+PASSWORD = "KFP_DDP_SIGN_PASSWORD"  # noqa: S105
+KEY = click.option("--key", type=FILE, help="Public key in PEM of the required signer.")
+
+
+@click.command("sign")
+@click.argument("bundle")
+@click.option("--key", type=FILE, help=f"Private key in PEM; {PASSWORD} may hold its password.")
+@click.option("--signature", type=FILE, help="An existing signature, such as one of model_signing.")
+def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
+    """Sign BUNDLE.
+
+    BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
+    of a model's versions, for its champion. All files are first checked against the manifest. For
+    Sigstore, sign a downloaded bundle by `model_signing sign sigstore`, and add its signature by
+    --signature.
+
+    kfp-ddp sign gs://bucket/models/flowers --key release.pem
+    """
+    from kfp_ddp.models.bundle import SIGNATURE
+    from kfp_ddp.models.champion import open_bundle
+    from kfp_ddp.models.signature import by_key, check_fits, make, private_key
+
+    if (key is None) == (signature is None):
+        raise InputError("give --key to sign with, or --signature with an existing signature")
+    signer = "an external signer"
+    opened = open_bundle(bundle, ADVICE)
+    if key is not None:
+        secret = private_key(_content(key), os.environ.get(PASSWORD, ""), f"--key {key}")
+        content, signer = make(opened, secret), by_key(secret.public_key()).name
+    elif signature is not None:
+        content = _content(signature)
+        check_fits(opened, content)
+    opened.verify()
+    opened.where.write(opened.folder + SIGNATURE, content)
+    echo(f"{opened.uri}: signed by {signer}")
+
+
+@click.command("verify")
+@click.argument("bundle")
+@KEY
+@text_option("--identity", help="Required signer by Sigstore, such as an e-mail address.")
+@text_option("--issuer", help="OpenID Connect issuer of --identity.")
+@click.option("--trust-root", type=FILE, help="trusted_root.json of a private Sigstore.")
+@click.option(
+    "--signature", type=FILE, help="File with the signature.  [default: model.sig of the bundle]"
+)
+@text_option("--name", help="Required name of the model.")
+@click.option(
+    "--since",
+    type=click.DateTime(["%Y-%m-%d", TIME]),
+    help="Earliest time of the export, in UTC.",
+)
+@AS_JSON
+def verify(
+    bundle: str,
+    key: Path | None,
+    identity: str,
+    issuer: str,
+    trust_root: Path | None,
+    signature: Path | None,
+    name: str,
+    since: datetime | None,
+    as_json: bool,
+) -> None:
+    """Check all files of BUNDLE against its manifest, and the manifest against a signature.
+
+    BUNDLE is a folder or a URI (gs://, s3://, az://): a bundle, the output of a run, or the folder
+    of a model's versions, for its champion. An incomplete bundle, or one without the required
+    signature, ends with exit code 2. Signatures have the format of OpenSSF Model Signing. One is
+    valid at any place and time: --name refuses a bundle of another model, --since an old one.
+
+    kfp-ddp verify gs://bucket/models/flowers --key release.pub --name flowers --since 2026-11-01
+    """
+    from kfp_ddp.models.champion import open_bundle
+    from kfp_ddp.models.signature import check
+
+    signer = find_signer(key, identity, issuer, trust_root)
+    if signature is not None and signer is None:
+        raise InputError("--signature needs its signer: give --key, or --identity")
+    opened = open_bundle(bundle, ADVICE)
+    if signer is not None:
+        check(opened, signer, _content(signature) if signature is not None else None)
+    count, size = len(opened.listed or ()), opened.verify()
+    exported = str(opened.lineage().get("exported_at") or "")
+    if name and opened.model_name != name:
+        raise InputError(f"{opened.uri} is of the model {opened.model_name}, not {name}: {ADVICE}")
+    if since is not None and exported < since.strftime(TIME):
+        at = exported or "at an unknown time"
+        raise InputError(f"{opened.uri} was exported {at}, before --since: {ADVICE}")
+    by = signer.name if signer is not None else ""
+    signed = opened.signature is not None
+    if as_json:
+        facts = {"uri": opened.uri, "version": opened.version, "files": count, "size": size}
+        facts |= {"name": opened.model_name, "exported_at": exported}
+        echo_json({**facts, "signed": signed, "by": by})
+        return
+    echo(f"{opened.uri}: complete, {count} files, {size / 1e6:.1f} MB")
+    if by:
+        echo(f"signed by {by}")
+    elif signed:
+        echo("signed, not checked: give --key, or --identity and --issuer")
+    else:
+        echo("not signed")
+
+
+def find_signer(
+    key: Path | None, identity: str = "", issuer: str = "", trust: Path | None = None
+) -> "Signer | None":
+    """Return the required signer or None; raise InputError for a wrong set of options, or key."""
+    from kfp_ddp.models.signature import by_identity, by_key, public_key
+
+    if key is not None and (identity or issuer or trust):
+        raise InputError("--key and --identity exclude each other: give one of them")
+    if key is not None:
+        return by_key(public_key(_content(key), f"--key {key}"))
+    if not identity and not issuer:
+        if trust is not None:
+            raise InputError("--trust-root is for --identity and --issuer: give both")
+        return None
+    if not identity or not issuer:
+        raise InputError("--identity and --issuer require each other: give both")
+    return by_identity(identity, issuer, trust)
+
+
+def _content(path: Path) -> bytes:
+    from kfp_ddp.models.bundle import LARGEST_SIGNATURE
+
+    try:
+        with path.open("rb") as file:
+            return file.read(LARGEST_SIGNATURE)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; correct its path") from None

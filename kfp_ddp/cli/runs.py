@@ -1,24 +1,20 @@
-"""`kfp-ddp runs`, `status`, `cancel` and `retry`: runs on a KFP server."""
+"""`kfp-ddp runs`, `status`, `logs`, `describe`, `cancel` and `retry`: runs and their steps."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, text_option
 from kfp_ddp.client.connection import open_client
-from kfp_ddp.client.runs import (
-    RETRYABLE,
-    document,
-    ended,
-    find_run,
-    list_runs,
-    shown_state,
-    spec_of,
-    started,
-)
+from kfp_ddp.client.runs import RETRYABLE, document, find_run
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import printable
+
+if TYPE_CHECKING:
+    from kfp_ddp.client.description import Description
 
 
 @click.command("runs")
@@ -32,6 +28,8 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 
     kfp-ddp runs --state failed
     """
+    from kfp_ddp.client.runs import known_time, list_runs, shown_state
+
     with open_client(connection) as client:
         rows = list_runs(client, most, experiment, state)
     if as_json:
@@ -50,14 +48,14 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
     for run in rows:
         state = shown_state(run)
         mark, colour, _ = MARKS.get(state, MARKS["RUNNING"])
-        start = started(run)
+        start = known_time(run.created_at)
         table.add_row(
             f"[{colour}]{mark}[/]",
             run.run_id[:8],
             Text(printable(run.display_name)),
             state.lower(),
             f"{start.astimezone():%Y-%m-%d %H:%M}" if start else "",
-            duration(start, ended(run)),
+            duration(start, known_time(run.finished_at)),
         )
     Console().print(table)
 
@@ -83,6 +81,7 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
         _show_local(Path(run), watch, as_json)
         return
     from kfp_ddp.client.follow import Cluster, check_success, tree, until_over
+    from kfp_ddp.client.runs import spec_of
     from kfp_ddp.client.steps import documents, steps_of
 
     with open_client(connection) as client:
@@ -104,23 +103,20 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
 
 def _show_local(folder: Path, watch: bool, as_json: bool) -> None:
     """Show a run of this machine; following one that runs is left to its own terminal."""
-    from kfp_ddp.client.follow import duration, tree_of
+    from rich.console import Console
+
+    from kfp_ddp.client.follow import tree
     from kfp_ddp.client.run_info import local_run
     from kfp_ddp.client.steps import documents
     from kfp_ddp.local.results import Progress
 
-    info = local_run(folder)
-    progress = Progress(folder)
+    info, console = local_run(folder), Console()
     if as_json:
         head = {"run_id": info.id, "name": info.name, "state": info.state, "folder": str(folder)}
         echo_json({**head, "steps": documents(info.steps)})
     else:
-        from rich.console import Console
-
-        console, time = Console(), duration(info.start, info.end)
-        line = progress.line(console.width - 30)
-        about = (info.name, info.id, info.state, time, info.steps)
-        console.print(tree_of(*about, lambda step: line if step.name == "train" else ""))
+        line = Progress(folder).line(console.width - 30)
+        console.print(tree(info, info.steps, lambda step: line if step.name == "train" else ""))
     if watch and info.state != "SUCCEEDED":
         raise JobError(f"{info.name} is {info.state}: see kfp-ddp describe {folder}")
 
@@ -188,3 +184,107 @@ def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None
         echo_json(document(current, connection))
     if follow:
         check_success(current)
+
+
+EVENTS = 8
+"""Number of printed events; --json has all."""
+
+
+@click.command("describe")
+@click.argument("run")
+@click.option(
+    "--files/--no-files",
+    default=True,
+    help="Read the run's files for its newest checkpoint; on a PVC this starts a pod.",
+)
+@AS_JSON
+@connected
+def describe(run: str, files: bool, as_json: bool, connection: Connection) -> None:
+    """Show how RUN ended, why, and what to do next.
+
+    The output has the failed step and its cause in one line, warnings of its pods, the newest
+    checkpoint of each training, and the next command. Information that cannot be read, such as
+    pods without a kubeconfig, is left out with a note.
+
+    RUN is an id or the start of one, a name, `last`, or the folder of a run with --local.
+
+    kfp-ddp describe last
+    """
+    from kfp_ddp.client.description import describe
+    from kfp_ddp.client.run_info import RunFinder
+
+    with RunFinder(connection) as finder:
+        description = describe(finder.find(run), finder.api, files)
+    if as_json:
+        echo_json(description.document())
+        return
+    for line in _description_lines(description):
+        echo(line)
+
+
+@click.command("logs")
+@click.argument("run")
+@click.argument("step", default="")
+@click.option("--follow", "-f", is_flag=True, help="Follow the logs until the steps are over.")
+@click.option("--all", "every", is_flag=True, help="Also print the lines of KFP and Argo.")
+@connected
+def logs(run: str, step: str, follow: bool, every: bool, connection: Connection) -> None:
+    """Print the logs of the steps of RUN, or of STEP.
+
+    RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. STEP is
+    a step's name, such as train, whose log contains those of all its ranks; a group of steps,
+    such as training; or a step of a loop with its number, such as 0/train. With several steps,
+    each line starts with the step's name. The lines of KFP and Argo are left out. If a pod was
+    deleted, the log that KFP stores is read, if the pipeline root is gs:// or s3://.
+
+    kfp-ddp logs last train -f
+    """
+    from kfp_ddp.client import logs
+    from kfp_ddp.client.run_info import RunFinder
+
+    with RunFinder(connection) as finder:
+        info = finder.find(run)
+        prefix = len(logs.select_steps(info, step)) > 1
+        if not follow or info.folder is not None:
+            logs.print_logs(info, step, finder.api, every)
+            return
+        try:
+            logs.follow(info, step, finder.api(), lambda: finder.find(info.id), prefix, every)
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+
+def _description_lines(description: "Description") -> Iterator[str]:
+    from kfp_ddp.jobs.progress import clock
+
+    run = description.run
+    seconds = run.end and run.start and (run.end - run.start).total_seconds()
+    start = f", started {run.start:%Y-%m-%d %H:%M} UTC" if run.start else ""
+    yield f"{run.name}  {run.state}{f' after {clock(seconds)}' if seconds else ''}{start}"
+    if run.id:
+        yield f"  id          {run.id}"
+    if run.page:
+        yield f"  page        {run.page}"
+    if description.step:
+        yield f"  step        {description.step}"
+    if description.cause:
+        yield f"  cause       {description.cause}"
+    for pod, reason in description.waiting():
+        yield f"  waiting     {pod}: {reason}"
+    for one in description.trainings:
+        training = one.document()
+        if one.settings or one.checkpoint is not None:  # else it was only evaluated
+            checkpoint = "none" if one.checkpoint is None else f"step {one.checkpoint}"
+            progress = training["progress"] or "no step yet"
+            yield f"  checkpoint  {checkpoint} of {one.task}; {progress}"
+        if training["verdict"]:
+            yield f"  gate        {training['verdict']}"
+        if training["bundle"]:
+            yield f"  bundle      {training['bundle']}{' (champion)' * training['champion']}"
+    for event in description.events[-EVENTS:]:
+        times = f" ({event.times} times)" if event.times > 1 else ""
+        yield f"  event       {event.object}: {event.reason}: {event.message}{times}"
+    for note in description.notes:
+        yield f"  note        {note}"
+    for line, purpose in description.next():
+        yield f"  next        {line}   # {purpose}"

@@ -65,7 +65,6 @@ TIMING = (
 
 
 def _timing(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of what a schedule runs, and when."""
     for option in reversed(TIMING):
         command = option(command)
     return command
@@ -290,7 +289,6 @@ def _switch(connection: Connection, word: str, method: str, as_json: bool) -> No
 
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a plan that the options set."""
     from kfp_ddp.client.scheduling import moment
 
     if options["latest"] and "@" in (options["pipeline"] or ""):
@@ -310,7 +308,6 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
 def _print(
     client: "Client", schedule: "V2beta1RecurringRun", zone: str, as_json: bool, **more: Any
 ) -> None:
-    """Print a schedule: what it runs, and when."""
     content = {**schedules.document(client, schedule, zone), **more}
     if as_json:
         echo_json(content)

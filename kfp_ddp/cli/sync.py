@@ -30,7 +30,6 @@ class _Number(click.FloatRange):
 
 
 def _option(field: "dataclasses.Field[Any]") -> click.Option:
-    """Return the command line option of a field of `Options`."""
     flag = f"--{field.name.replace('_', '-')}"
     metadata = field.metadata
     more: dict[str, Any] = {"help": metadata["description"], "default": field.default}

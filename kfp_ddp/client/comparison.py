@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from statistics import median_high
+from typing import Any, NamedTuple
 
-from kfp_ddp.client.run_info import RunInfo
-from kfp_ddp.client.trainings import Training
+from kfp_ddp.client.run_info import RunInfo, Training
 from kfp_ddp.core import packed
 from kfp_ddp.jobs.progress import clock
-from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.charts import COLOURS, Series, line_chart
 from kfp_ddp.report.events import curve, is_number, training_time
 from kfp_ddp.report.render import render_page
@@ -37,8 +36,7 @@ class Side:
     training: Training
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A metric of one side, with its 95 % confidence interval if it has one."""
 
     value: float
@@ -56,15 +54,12 @@ class Metric:
 
     def texts(self) -> list[str]:
         """Return the figures as text."""
-        return [self._text(figure) for figure in self.figures]
-
-    def _text(self, figure: Figure | None) -> str:
-        if figure is None:
-            return NONE
-        parts = (figure.value, figure.low, figure.high)
         shown = self.format if callable(self.format) else f"{{:{self.format}}}".format
-        value, *limits = [shown(part) for part in parts if part is not None]
-        return f"{value} ({' to '.join(limits)})" if limits else value
+        texts = []
+        for figure in self.figures:
+            value, *limits = [shown(part) for part in figure or () if part is not None] or [NONE]
+            texts.append(f"{value} ({' to '.join(limits)})" if limits else value)
+        return texts
 
 
 @dataclass(frozen=True)
@@ -93,7 +88,7 @@ class Comparison:
             for side in self.sides
         ]
         metrics = {
-            metric.name: [asdict(figure) if figure else None for figure in metric.figures]
+            metric.name: [figure and figure._asdict() for figure in metric.figures]
             for metric in self.metrics
         }
         return {"runs": runs, "settings": self.settings, "metrics": metrics, "notes": self.notes}
@@ -129,25 +124,15 @@ def _settings(sides: Sequence[Side]) -> dict[str, tuple[Any, ...]]:
         for name, field in TrainConfig.model_fields.items()
         if not field.is_required()
     }
-    tables = [
-        {
-            "dataset": _dataset(training),
-            **(defaults if training.settings else {}),
-            **training.settings,
-        }
-        for training in (side.training for side in sides)
-    ]
+    tables = []
+    for side in sides:
+        settings, evaluation = side.training.settings, side.training.evaluation
+        folder = str(settings.get("data", "")).rstrip("/").rpartition("/")[2]
+        version = (evaluation and evaluation.dataset_digest[:12]) or folder or None
+        tables.append({"dataset": version, **(defaults if settings else {}), **settings})
     names = dict.fromkeys(name for table in tables for name in table if name not in IGNORED)
     rows = {name: tuple(table.get(name) for table in tables) for name in names}
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
-
-
-def _dataset(training: Training) -> str | None:
-    """Return the dataset version that was trained on."""
-    if training.evaluation and training.evaluation.dataset_digest:
-        return training.evaluation.dataset_digest[:12]
-    data = str(training.settings.get("data", ""))
-    return data.rstrip("/").rpartition("/")[2] or None
 
 
 def _metrics(sides: Sequence[Side]) -> tuple[Metric, ...]:
@@ -159,32 +144,30 @@ def _metrics(sides: Sequence[Side]) -> tuple[Metric, ...]:
     def evaluated(field: str, text: str) -> Metric:
         return row(field, lambda training: getattr(training.evaluation, field, None), text)
 
+    def accuracy(training: Training) -> Figure | None:
+        one = training.evaluation
+        return Figure(one.accuracy, one.accuracy_low, one.accuracy_high) if one else None
+
+    def ranks(training: Training) -> Any:
+        starts = training.select("start")
+        return starts[-1].get("world_size") if starts else None
+
+    def speed(training: Training) -> Any:
+        speeds = [e["images_per_s"] for e in training.select("step") if "images_per_s" in e]
+        return median_high(speeds) if speeds else None
+
     rows = (
-        row("accuracy", lambda training: _accuracy(training.evaluation), ".1%"),
+        row("accuracy", accuracy, ".1%"),
         evaluated("top5", ".1%"),
         *(evaluated(field, ".4g") for field in ("loss", "macro_f1", "calibration_error")),
         evaluated("samples", ",.0f"),
         row("step", lambda training: training.checkpoint, ",.0f"),
-        row("ranks", lambda training: _last(training.of("start"), "world_size"), ",.0f"),
-        row("images_per_s", _speed, ",.0f"),
+        row("ranks", ranks, ",.0f"),
+        row("images_per_s", speed, ",.0f"),
         # From first to last event, without pauses before a resume.
         row("training_seconds", lambda training: training_time(training.events)[0] or None, clock),
     )
     return tuple(metric for metric in rows if any(metric.figures))
-
-
-def _accuracy(result: Evaluation | None) -> Figure | None:
-    return Figure(result.accuracy, result.accuracy_low, result.accuracy_high) if result else None
-
-
-def _last(events: Sequence[dict[str, Any]], key: str) -> Any:
-    return events[-1].get(key) if events else None
-
-
-def _speed(training: Training) -> Any:
-    """Return the median over the steps that report it."""
-    speeds = sorted(e["images_per_s"] for e in training.of("step") if "images_per_s" in e)
-    return speeds[len(speeds) // 2] if speeds else None
 
 
 def _notes(sides: Sequence[Side]) -> list[str]:
@@ -196,8 +179,8 @@ def _notes(sides: Sequence[Side]) -> list[str]:
         pair = f"{one.letter} and {two.letter}"
         if differ := first.differs(second):
             notes.append(f"{pair} are {differ}: their metrics cannot be compared")
-        elif first.accuracy_low <= second.accuracy_high and (
-            second.accuracy_low <= first.accuracy_high
+        elif max(first.accuracy_low, second.accuracy_low) <= min(
+            first.accuracy_high, second.accuracy_high
         ):
             notes.append(f"{pair}: the intervals of their accuracies overlap")
     without = [side.letter for side in sides if side.training.evaluation is None]
@@ -215,10 +198,8 @@ def to_html(comparison: Comparison) -> str:
     ]
     charts = []
     for title, kind, key, percent in CHARTS:
-        series = [
-            Series(side.letter, curve(side.training.events, kind, key), number % COLOURS)
-            for number, side in enumerate(sides)
-        ]
+        curves = [(side.letter, curve(side.training.events, kind, key)) for side in sides]
+        series = [Series(*one, number % COLOURS) for number, one in enumerate(curves)]
         charts.append(line_chart(title, series, "epoch", percent=percent))
     return render_page(
         "comparison.html",

@@ -1,56 +1,54 @@
-"""Connections to a KFP API server."""
+"""Connections to a KFP API server, also by a port forwarded through a kubeconfig."""
 
 import contextlib
-import functools
-from collections.abc import Iterator
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError
-from kfp_ddp.k8s.api import NAMESPACE_FILE, config_faults
+from kfp_ddp.core.errors import InputError, ServerError
+from kfp_ddp.k8s.api import NAMESPACE_FILE, Api, ApiError, Object, config_faults, core
+from kfp_ddp.k8s.objects import condition
 
 if TYPE_CHECKING:
     from kfp_ddp.client.compat import Client
+
+SERVICE, PORT, BLOCK = "ml-pipeline", 8888, 65536
 
 
 @contextlib.contextmanager
 def open_client(connection: Connection) -> "Iterator[Client]":
     """Yield a client of a server that answers; `client.multi_user` is true if it has profiles.
 
-    Each request has a timeout. Each failure is a RefusedError (with its `status`) or a
-    ServerError of one line.
-
-    Raises:
-        InputError: no server is configured, or the login is invalid.
-        RefusedError: the server refuses this login.
-        ServerError: no answer.
+    Each request has a timeout. Each failure is one line: an InputError of the configuration, a
+    RefusedError (with its `status`) of the server, or a ServerError without an answer.
     """
-    from kfp_ddp.client import compat, login, port_forward, transport
+    from kfp_ddp.client import compat, login
 
     if connection.untrusted:
         raise InputError(connection.untrusted)
     with contextlib.ExitStack() as stack:
         host = "" if connection.port_forward else connection.host
         if host:
-            host = server = transport.checked_host(host)
+            host = server = compat.checked_host(host)
         elif NAMESPACE_FILE.exists() and not connection.port_forward:
-            host = server = f"http://ml-pipeline.{connection.kfp_namespace}:8888"
+            host = server = f"http://{SERVICE}.{connection.kfp_namespace}:{PORT}"
         else:
-            server = f"ml-pipeline of namespace {connection.kfp_namespace} (by a forwarded port)"
-            host = stack.enter_context(
-                port_forward.service(
-                    "ml-pipeline", connection.kfp_namespace, 8888, connection.context
-                )
-            )
+            server = f"{SERVICE} of namespace {connection.kfp_namespace} (by a forwarded port)"
+            forward = forwarded_port(connection.kfp_namespace, connection.context)
+            host = stack.enter_context(forward)
         chosen = login.choose(connection, host)
         if chosen:
             login.check_private(host)
-        rest_client = functools.partial(
-            transport.Transport, server=server, seconds=connection.timeout, login=chosen
-        )
-        client = compat.Client(host, transport.checked_ca_file(connection.ca_file), rest_client)
+        client = compat.Client(host, connection.ca_file, server, connection.timeout, chosen)
         if client.multi_user:
-            client.set_user_namespace(_profile(connection, server))
+            namespace = connection.namespace or own_namespace(connection.context)
+            if not namespace:
+                raise InputError(
+                    f"KFP at {server} has several users: give --namespace, the one of your profile"
+                )
+            client.set_user_namespace(namespace)
         yield client
 
 
@@ -68,10 +66,89 @@ def own_namespace(context: str = "") -> str:
     return ""
 
 
-def _profile(connection: Connection, server: str) -> str:
-    namespace = connection.namespace or own_namespace(connection.context)
-    if not namespace:
+@contextlib.contextmanager
+def forwarded_port(namespace: str, context: str = "") -> Iterator[str]:
+    """Yield the local URL of a port that is forwarded to KFP's API server in a namespace.
+
+    InputError: no kubeconfig, no such service, or no permission. ServerError: the cluster does not
+    answer, or no pod is ready.
+    """
+    from kubernetes.client import CoreV1Api
+    from kubernetes.stream import portforward
+
+    try:
+        api = Api.connect(namespace, context)
+    except InputError as error:
         raise InputError(
-            f"KFP at {server} has several users: give --namespace, the one of your profile"
-        )
-    return namespace
+            f"no address of KFP is set, and no port can be forwarded: give --host; {error}"
+        ) from None
+    title = f"service {SERVICE} of namespace {namespace}"
+    spec = _read(api, title, core(namespace, "services", SERVICE), {})["spec"]
+    targets = {one["port"]: one.get("targetPort") or PORT for one in spec["ports"]}
+    if PORT not in targets:
+        raise InputError(f"{title} has no port {PORT}")
+    selector = ",".join(f"{key}={value}" for key, value in spec["selector"].items())
+    pods = _read(api, title, core(namespace, "pods"), {"labelSelector": selector})["items"]
+    ready = (one for one in pods if not one["metadata"].get("deletionTimestamp"))
+    pod = next((one for one in ready if condition(one, "Ready")), None)
+    if pod is None:
+        raise ServerError(f"no pod of service {SERVICE} in namespace {namespace} is ready")
+    declared = (port for one in pod["spec"]["containers"] for port in one.get("ports") or [])
+    numbers = {port.get("name"): port["containerPort"] for port in declared}
+    number = int(numbers.get(targets[PORT], targets[PORT]))  # the service may name its port
+
+    def connect() -> socket.socket:
+        # A new client, since a stream changes its client while it connects.
+        forward = CoreV1Api(api.another().client).connect_get_namespaced_pod_portforward
+        stream = portforward(forward, pod["metadata"]["name"], namespace, ports=str(number))
+        remote: socket.socket = stream.socket(number)
+        remote.setblocking(True)
+        return remote
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_accept, args=(listener, connect), daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def _accept(listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
+    with contextlib.suppress(OSError):  # the listener was closed
+        while True:
+            local, _ = listener.accept()
+            threading.Thread(target=_join, args=(local, connect), daemon=True).start()
+
+
+def _join(local: socket.socket, connect: Callable[[], socket.socket]) -> None:
+    with local:
+        try:
+            remote = connect()
+        except Exception:  # noqa: BLE001  the client sees its connection closed
+            return
+        with contextlib.closing(remote):  # kubernetes' socket is not a context manager
+            answers = threading.Thread(target=_pump, args=(remote, local), daemon=True)
+            answers.start()
+            _pump(local, remote)
+            answers.join()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while block := source.recv(BLOCK):
+            target.sendall(block)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def _read(api: Api, title: str, path: str, query: dict[str, str]) -> Object:
+    try:
+        return api.call("GET", path, query=query)
+    except ApiError as error:
+        if error.status == 404:
+            raise InputError(
+                f"{title} not found: give --kfp-namespace, or the --host of KFP"
+            ) from None
+        if error.status in (401, 403):
+            raise InputError(
+                f"this kubeconfig has no permission to read {title} ({error.status})"
+            ) from None
+        raise ServerError(f"{title} cannot be read: {error.message}") from None

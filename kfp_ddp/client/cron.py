@@ -35,8 +35,7 @@ _PART = r"(?:[*?]|(?P<low>\w+)(?:-(?P<high>\w+))?)(?P<step>/[1-9]\d?)?"
 def six_fields(text: str) -> str:
     """Return a schedule of five or six fields, or a name such as @daily, as six fields.
 
-    Raises:
-        InputError: the schedule is invalid, runs more than once a minute, or names a time zone.
+    InputError: it is invalid, runs more than once a minute, or names a time zone.
     """
     words = text.split()
     if words and words[0].upper().startswith(("TZ=", "CRON_TZ=")):
@@ -81,11 +80,7 @@ def describe(six: str) -> str:
 
 
 def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[datetime]:
-    """Return the next times of a schedule, in the zone of the server.
-
-    Raises:
-        InputError: there are none, as on the 31st of February.
-    """
+    """Return the next times in the zone of the server; raise InputError if there are none."""
     from croniter import CroniterBadDateError, croniter
 
     # As KFP's parser: a day or weekday that begins with a star does not widen the other.
@@ -106,11 +101,7 @@ def often(six: str) -> str:
 
 
 def zone(name: str) -> tzinfo:
-    """Return the time zone of a name.
-
-    Raises:
-        InputError: it does not exist.
-    """
+    """Return the time zone of a name; raise InputError if it does not exist."""
     if name == "UTC":
         return UTC  # needs no database of zones
     try:

@@ -2,23 +2,25 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kfp_ddp.client import logs, pods
-from kfp_ddp.client.run_info import RunInfo
+from kfp_ddp.client.run_info import RunInfo, Training, read_trainings
 from kfp_ddp.client.steps import OVER, Leaf, leaves
-from kfp_ddp.client.trainings import Training, read_trainings
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.step import last_error
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.failure import error_in_log, root_cause
+from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import phase
 
 LAST_LINES = 2000
 """Lines at the end of a log that are searched for the cause."""
+UNWRITTEN = ("PENDING", "OMITTED", "SKIPPED")
+"""States of a step that wrote no files."""
 UNKNOWN = "not known"
 CHECKS = "preflight"
 """The step that fails because of the user's input."""
@@ -97,7 +99,7 @@ class Description:
             "cause": self.cause,
             "waiting": [{"pod": pod, "reason": reason} for pod, reason in self.waiting()],
             "events": [
-                asdict(event) | {"last": event.last.isoformat() if event.last else None}
+                event._asdict() | {"last": event.last.isoformat() if event.last else None}
                 for event in self.events
             ],
             "trainings": [training.document() for training in self.trainings],
@@ -113,40 +115,26 @@ def describe(run: RunInfo, api: Callable[[], Api], files: bool = True) -> Descri
     if run.state not in OVER:
         result.active = next((leaf for leaf in every if leaf.step.state not in OVER), None)
     if run.folder is None and run.state != "SUCCEEDED":
-        _read_pods(result, api)
-    if files and any(_may_have_files(leaf) for leaf in every):
-        _read_files(result)
+        try:
+            cluster = api()
+            result.step_pods = pods.list_pods(cluster, run.id)
+            result.job_pods = pods.list_pods(cluster, run.id, RUN)
+            result.events = pods.warnings(cluster, [*result.step_pods, *result.job_pods])
+        except KfpDdpError as error:
+            result.notes.append(f"its pods were not read: {error}")
+    wrote = (leaf.step for leaf in every if leaf.step.state not in UNWRITTEN)
+    if files and any(step.name != CHECKS or step.state == "CACHED" for step in wrote):
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                result.trainings = read_trainings(run.files(), Path(scratch))
+        except KfpDdpError as error:
+            result.notes.append(f"its files were not read: {error}")
     if run.state != "SUCCEEDED":
         result.cause = _cause(result, api)
     return result
 
 
-def _may_have_files(leaf: Leaf) -> bool:
-    if leaf.step.state == "CACHED":
-        return True
-    return leaf.step.name != CHECKS and leaf.step.state not in ("PENDING", "OMITTED", "SKIPPED")
-
-
-def _read_pods(result: Description, api: Callable[[], Api]) -> None:
-    try:
-        cluster, run_id = api(), result.run.id
-        result.step_pods = pods.list_step_pods(cluster, run_id)
-        result.job_pods = pods.list_job_pods(cluster, run_id)
-        result.events = pods.warnings(cluster, [*result.step_pods, *result.job_pods])
-    except KfpDdpError as error:
-        result.notes.append(f"its pods were not read: {error}")
-
-
-def _read_files(result: Description) -> None:
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            result.trainings = read_trainings(result.run.files(), Path(scratch))
-    except KfpDdpError as error:
-        result.notes.append(f"its files were not read: {error}")
-
-
 def _cause(result: Description, api: Callable[[], Api]) -> str:
-    """Return why a run failed: from Kubernetes, the step's log, its job, or its files."""
     run, failed = result.run, result.failed
     if run.cancelled:
         return "cancelled by a user"

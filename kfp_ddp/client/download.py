@@ -5,10 +5,9 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kfp_ddp.client import models
 from kfp_ddp.client.run_files import RunFiles, StoredFiles
@@ -26,16 +25,15 @@ CHECKPOINTS = RunFolder.CHECKPOINTS
 LOSS_CURVE = "loss_curve.html"
 
 
-@dataclass(frozen=True)
-class Downloaded:
+class Downloaded(NamedTuple):
     """The local files of one task of a run; None for those that it did not write."""
 
     task: str
+    bytes: int
     bundle: Path | None
     report: Path | None
     loss_curve: Path | None
     checkpoint: Path | None
-    bytes: int
 
 
 def find_uploaded(run_id: str, parameters: Mapping[str, Any]) -> RunFiles | None:
@@ -54,14 +52,9 @@ def find_uploaded(run_id: str, parameters: Mapping[str, Any]) -> RunFiles | None
 def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list[Downloaded]:
     """Download what a run produced to a new folder, all of it or nothing.
 
-    Args:
-        output: A missing or empty folder. The files of a single task lie directly in it, those of
-            several tasks in a folder each.
-
-    Raises:
-        InputError: the folder is not empty, or the run wrote nothing.
-        StorageError: a bundle is damaged, or the disk is full.
-        KfpDdpError: the files cannot be read.
+    The files of a single task lie directly in `output`, those of several tasks in a folder each.
+    InputError: the folder is not empty, or the run wrote nothing. StorageError: a bundle is
+    damaged, or the disk is full.
     """
     with _new_folder(output) as temporary:
         sizes = files.sizes()
@@ -74,20 +67,29 @@ def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list
         names = list(_select(sizes, checkpoint))
         files.fetch(names, temporary)
         for task in tasks:
-            _check_bundle(temporary / task, files)
+            exported = temporary / task / BUNDLE
+            if exported.exists() and not bundle.intact(exported):
+                raise StorageError(
+                    f"the bundle of {task} is damaged or incomplete ({files.where}): try again, or "
+                    "retry the run's export"
+                )
             if training_curves(read_events(RunFolder(temporary / task).metrics)):
                 (temporary / task / LOSS_CURVE).write_text(training_page(temporary / task))
         if len(tasks) == 1:
-            _move_up(temporary / tasks[0])
-    single = len(tasks) == 1
-    return [
-        _describe(
-            task,
-            output if single else output / task,
-            sum(sizes[name] for name in names if name.startswith(f"{task}/")),
-        )
-        for task in tasks
-    ]
+            single = (temporary / tasks[0]).rename(temporary / ".task")
+            for path in single.iterdir():
+                path.rename(temporary / path.name)
+            single.rmdir()
+    results = []
+    for task in tasks:
+        folder = output if len(tasks) == 1 else output / task
+        report = RunFolder(folder).evaluation("val") / REPORT
+        newest = newest_checkpoint(folder)
+        paths = (folder / BUNDLE, report, folder / LOSS_CURVE, newest and newest.path)
+        size = sum(sizes[name] for name in names if name.startswith(f"{task}/"))
+        existing = (path if path and path.exists() else None for path in paths)
+        results.append(Downloaded(task, size, *existing))
+    return results
 
 
 def check_output(output: Path) -> None:
@@ -114,41 +116,6 @@ def _select(sizes: Iterable[str], checkpoint: bool) -> Iterator[str]:
     if checkpoint and newest:
         prefixes = tuple(f"{folder}/" for folder in newest.values())
         yield from (name for name in sizes if name.startswith(prefixes))
-
-
-def _check_bundle(folder: Path, files: RunFiles) -> None:
-    """Refuse a bundle that differs from its manifest."""
-    path = folder / BUNDLE
-    if path.exists() and not bundle.intact(path):
-        raise StorageError(
-            f"the bundle of {folder.name} is damaged or incomplete ({files.where}): try again, or "
-            "retry the run's export"
-        )
-
-
-def _describe(task: str, folder: Path, size: int) -> Downloaded:
-    files = RunFolder(folder)
-    newest = newest_checkpoint(folder)
-    return Downloaded(
-        task=task,
-        bundle=_existing(files.path / RunFolder.BUNDLE),
-        report=_existing(files.evaluation("val") / REPORT),
-        loss_curve=_existing(folder / LOSS_CURVE),
-        checkpoint=newest.path if newest else None,
-        bytes=size,
-    )
-
-
-def _existing(path: Path) -> Path | None:
-    return path if path.exists() else None
-
-
-def _move_up(folder: Path) -> None:
-    """Move the content of a folder to its parent."""
-    renamed = folder.rename(folder.parent / ".task")
-    for path in renamed.iterdir():
-        path.rename(folder.parent / path.name)
-    renamed.rmdir()
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from time import sleep
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from kfp_ddp.client import pods
-from kfp_ddp.client.runs import ended, shown_state, spec_of, started
+from kfp_ddp.client.run_info import RunInfo
+from kfp_ddp.client.runs import known_time, shown_state, spec_of
 from kfp_ddp.client.steps import OVER, Step, leaves, steps_of
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, JobError, ServerError, StorageError
@@ -89,8 +90,7 @@ class Cluster:
     def _line(self, api: Api, step: Step) -> str:
         query = {"labelSelector": f"{KFP_RUN}={self._run_id}"}
         items = api.call("GET", core(api.namespace, "pods"), query=query).get("items", [])
-        pod = pods.find_pod(items, step)
-        if pod is None:
+        if (pod := pods.find_pod(items, step)) is None:
             return ""
         if reason := pods.waiting_reason(pod):
             return f"pending: {reason}"
@@ -101,11 +101,7 @@ class Cluster:
 def follow(
     client: "Client", run_id: str, view: View, nodes: Callable[[], Sequence[Object]] = list
 ) -> "V2beta1Run":
-    """Show a run until it is over, and return it.
-
-    Args:
-        nodes: Returns the nodes of its Workflow; by default they cannot be read.
-    """
+    """Show a run until it is over, and return it; `nodes` returns those of its Workflow."""
     spec, silent_since = None, 0.0
     while True:
         try:
@@ -133,13 +129,7 @@ def until_over(
 ) -> "V2beta1Run":
     """Show a run until it is over: as a tree on a terminal, else as lines.
 
-    Args:
-        connection: To its cluster, for the progress of a training.
-        to_stderr: Write to stderr, since stdout is for a program.
-
-    Raises:
-        SystemExit: 130 after an interrupt, with a line.
-        KfpDdpError: as `follow`.
+    With `to_stderr` stdout is for a program. An interrupt is SystemExit 130, with a line.
     """
     cluster = Cluster(client, connection, run_id)
     stream = sys.stderr if to_stderr else sys.stdout
@@ -192,25 +182,17 @@ def live_tree(progress: Callable[[Step], str], stream: TextIO) -> Iterator[View]
 
 
 def tree(
-    run: "V2beta1Run", steps: Sequence[Step], progress: Callable[[Step], str] = lambda _: ""
+    run: "V2beta1Run | RunInfo", steps: Sequence[Step], progress: Callable[[Step], str]
 ) -> "Tree":
     """Return the steps of a run, to be printed."""
-    state, time = shown_state(run), duration(started(run), ended(run))
-    return tree_of(run.display_name, run.run_id, state, time, steps, progress)
-
-
-def tree_of(
-    name: str,
-    run_id: str,
-    state: str,
-    time: str,
-    steps: Sequence[Step],
-    progress: Callable[[Step], str],
-) -> "Tree":
-    """Return the steps of a run of this name, id and state, which took this time so far."""
     from rich.text import Text
     from rich.tree import Tree
 
+    if isinstance(run, RunInfo):
+        name, run_id, state, time = run.name, run.id, run.state, duration(run.start, run.end)
+    else:
+        name, run_id, state = run.display_name, run.run_id, shown_state(run)
+        time = duration(known_time(run.created_at), known_time(run.finished_at))
     mark, colour, _ = MARKS.get(state, MARKS["UNKNOWN"])
     head = Text.assemble(
         (f"{mark} ", colour), (printable(name), "bold"), f"  {run_id[:8]}  {state}  {time}"

@@ -44,11 +44,7 @@ class Login:
         return bool(self.token or self.token_file or self.cookie)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the next request.
-
-        Raises:
-            InputError: the file cannot be read, or the secret does not fit into a header.
-        """
+        """Return the headers of the next request; raise InputError if the secret cannot be sent."""
         if self.cookie:
             return {"Cookie": self._checked(self.cookie)}
         token = self.token or (_secret("", self.token_file) if self.token_file else "")
@@ -65,11 +61,7 @@ class Login:
 
 
 def check_private(host: str) -> None:
-    """Refuse an address at which others could read the login that is sent.
-
-    Raises:
-        InputError: it is http, and neither of this machine nor of the cluster that this runs in.
-    """
+    """Raise InputError for an address at which others could read the login that is sent."""
     parts = urlsplit(host)
     name = parts.hostname or ""
     service = re.fullmatch(r"[\w-]+(\.[\w-]+(\.svc(\.cluster\.local)?)?)?", name)
@@ -83,11 +75,7 @@ def check_private(host: str) -> None:
 
 
 def choose(connection: Connection, host: str) -> Login:
-    """Return the configured login, or that of this pod's service account, or an empty one.
-
-    Raises:
-        InputError: the configured login is invalid.
-    """
+    """Return the configured login, or that of this pod's service account, or an empty one."""
     if connection.token_file:
         _secret("KFP_DDP_TOKEN", connection.token_file)
         return Login(f"the token in {connection.token_file}", token_file=connection.token_file)
@@ -165,7 +153,6 @@ def _login_page(browser: "requests.Session", host: str, seconds: float) -> "requ
 def _log_in(
     browser: "requests.Session", page: "requests.Response", connection: Connection, password: str
 ) -> None:
-    """Send the password to the page's form, and follow the answer to the session."""
     action = FORM.search(page.text)
     target = urljoin(page.url, unescape(action[1]) if action else "")
     for url in (page.url, target):
@@ -188,7 +175,6 @@ def _log_in(
 
 
 def _iap_token(client_id: str) -> str:
-    """Return an ID token of the configured Google account for this client."""
     from google.auth import exceptions
     from kfp.client import auth
 

@@ -3,14 +3,14 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from kfp_ddp.client import pods
 from kfp_ddp.client.run_info import RunInfo
 from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.jobs.follow.logs import LogCursor, PodLogs, Printer
-from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.api import Api
 from kfp_ddp.storage.kinds import open_store
 
 POLL_SECONDS = 2.0
@@ -24,11 +24,7 @@ LOG_ARTIFACT = "executor-logs"
 
 
 def select_steps(run: RunInfo, word: str) -> list[Leaf]:
-    """Return the steps that a word names: one, those of a group, or of a name; '' for all.
-
-    Raises:
-        InputError: it names no step.
-    """
+    """Return the steps of a name, or those of a group; all for ''. InputError if there are none."""
     every = list(leaves(run.steps))
     if not word:
         return every
@@ -38,8 +34,8 @@ def select_steps(run: RunInfo, word: str) -> list[Leaf]:
 
 def lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api], every: bool = False) -> Iterator[str]:
     """Yield a step's log, with the lines of KFP and Argo if `every`; none before its start."""
-    own = StepLines(every)
-    return (line for line in _all_lines(run, leaf, api) if own.includes(line))
+    own = StepLines()
+    return (line for line in _all_lines(run, leaf, api) if every or own.includes(line))
 
 
 def _all_lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
@@ -51,7 +47,7 @@ def _all_lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str
     over, pod = leaf.step.state in OVER, None
     try:
         cluster = api()
-        pod = pods.find_pod(pods.list_step_pods(cluster, run.id), leaf.step, leaf.step.by_driver)
+        pod = pods.find_pod(pods.list_pods(cluster, run.id), leaf.step, leaf.step.by_driver)
     except KfpDdpError:
         if not (over and run.root.startswith(BUCKETS)):
             raise
@@ -87,9 +83,7 @@ def follow(
 ) -> None:
     """Print the logs of steps as they are written, until the steps are over.
 
-    Args:
-        word: Names the steps, as for `select_steps`.
-        reload: Returns the run's current state.
+    `reload` returns the run's current state.
     """
     printer = _StepPrinter(prefix, every)
     labels: dict[str, str] = {}
@@ -100,7 +94,12 @@ def follow(
     try:
         while True:
             active = [leaf for leaf in select_steps(run, word) if leaf.label not in printed]
-            logs.follow(_pods_of(pods.list_step_pods(api, run.id), active, labels))
+            items, by_uid = pods.list_pods(api, run.id), {}
+            for leaf in active:
+                if pod := pods.find_pod(items, leaf.step):
+                    uid = pod["metadata"]["uid"]
+                    labels[uid], by_uid[uid] = leaf.label, pod
+            logs.follow(by_uid)
             over = run.state in OVER or all(leaf.step.state in OVER for leaf in active)
             if over and logs.printed:
                 return
@@ -138,31 +137,17 @@ def _print(
     return problems, printed
 
 
-def _pods_of(
-    items: Sequence[Object], steps: Iterable[Leaf], labels: dict[str, str]
-) -> dict[str, Object]:
-    by_uid = {}
-    for leaf in steps:
-        pod = pods.find_pod(items, leaf.step)
-        if pod is not None:
-            labels[pod["metadata"]["uid"]] = leaf.label
-            by_uid[pod["metadata"]["uid"]] = pod
-    return by_uid
-
-
 class StepLines:
     """Separates a step's own lines from those of KFP's executor and launcher, and of Argo.
 
     The executor also logs the step's inputs, some hundred lines of JSON.
     """
 
-    def __init__(self, every: bool) -> None:
-        self._every, self._inputs = every, False
+    def __init__(self) -> None:
+        self._inputs = False
 
     def includes(self, line: str) -> bool:
         """Return whether the next line of the log is the step's own."""
-        if self._every:
-            return True
         if self._inputs:
             self._inputs = line.rstrip() != "}"
             return False
@@ -171,8 +156,6 @@ class StepLines:
 
 
 class _StepPrinter(Printer):
-    """Prints the steps' own lines, with or without their names."""
-
     def __init__(self, prefix: bool, every: bool) -> None:
         super().__init__()
         self._prefix, self._every = prefix, every
@@ -181,7 +164,7 @@ class _StepPrinter(Printer):
     def line(self, key: str, cursor: LogCursor, text: str) -> None:
         """Print a line, unless it is KFP's."""
         content = text.partition("] ")[2]
-        if self._own.setdefault(key, StepLines(self._every)).includes(content):
+        if self._every or self._own.setdefault(key, StepLines()).includes(content):
             super().line(key, cursor, text if self._prefix else content)
         else:
             self.cursors[key] = cursor

@@ -42,11 +42,7 @@ class Version:
 
 
 def open_models(destination: str) -> Store:
-    """Return the destination.
-
-    Raises:
-        InputError: it does not exist, or is not set.
-    """
+    """Return the destination; raise InputError if it does not exist, or is not set."""
     if not destination:
         raise InputError(
             "no destination is set: give --destination gs://bucket/models, or set it by "
@@ -59,11 +55,7 @@ def open_models(destination: str) -> Store:
 
 
 def versions(where: Store, name: str) -> list[Version]:
-    """Return all versions of a model, the newest first.
-
-    Raises:
-        InputError: there is no such model.
-    """
+    """Return all versions of a model, the newest first; raise InputError if there are none."""
     champion = read_pointer(where, name)
     rows = [describe(where, name, version, champion) for version in _versions_of(where, name)]
     return sorted(rows, key=lambda row: row.exported_at, reverse=True)
@@ -99,11 +91,7 @@ def describe(where: Store, name: str, version: str, champion_version: str) -> Ve
 
 
 def registry_at(address: str) -> Registry | None:
-    """Return the registry to update, None for ''; its token is in `REGISTRY_TOKEN`.
-
-    Raises:
-        InputError: the address is invalid, or the client is not installed.
-    """
+    """Return the registry to update, None for ''; its token is in `REGISTRY_TOKEN`."""
     token = REGISTRY_TOKEN if os.environ.get(REGISTRY_TOKEN) else ""
     return registry_of(Registering.create(registry=address, registry_token=token))
 
@@ -117,16 +105,9 @@ def promote(
 ) -> tuple[str, str]:
     """Make a version the champion, if it is complete and the champion does not change meanwhile.
 
-    Args:
-        word: The version, or the start of it.
-        instead_of: The version that must be the champion now, or the start of it; '' for any.
-
-    Returns:
-        The version, and the replaced one: the same if it was already the champion.
-
-    Raises:
-        InputError: there is no such version, or another one is the champion.
-        StorageError: the registry does not answer.
+    `word` is the version or its start; so is `instead_of` of the present champion, '' for any.
+    Return the version and the replaced one, which are the same if it was already the champion.
+    InputError: there is no such version, or another champion. StorageError: no answer.
     """
     known = _versions_of(where, name)
     version, now = _one(name, word, known), read_pointer(where, name)
@@ -138,11 +119,7 @@ def promote(
 
 
 def roll_back(where: Store, name: str, registry: Registry | None = None) -> tuple[str, str]:
-    """Make the previous champion the champion again, and return what `promote` does.
-
-    Raises:
-        InputError: there is no previous champion, or it was deleted.
-    """
+    """Make the previous champion the champion again; return and raise as `promote`."""
     known, now = _versions_of(where, name), read_pointer(where, name)
     if not now:
         raise InputError(f"{name} has no champion to roll back: kfp-ddp promote sets one")

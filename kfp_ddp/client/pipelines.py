@@ -16,25 +16,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError
 
 if TYPE_CHECKING:
-    from kfp_server_api import V2beta1Pipeline, V2beta1PipelineVersion
+    from kfp_server_api import V2beta1Pipeline
 
     from kfp_ddp.client.compat import Client
     from kfp_ddp.pipelines.document import Document
 
-NEWEST = "created_at desc"
 LONGEST = 32 * 1024**2
 """Largest pipeline that the server accepts, in bytes."""
 
 
-class Uploaded(NamedTuple):
-    """A version on the server."""
+class Version(NamedTuple):
+    """A version of a pipeline on the server, by names and ids."""
 
     pipeline: str
     version: str
     pipeline_id: str
     version_id: str
-    new: bool
-    """False if the server already had it."""
+    new: bool = False
+    """True if it was uploaded just now."""
+
+    @property
+    def title(self) -> str:
+        """The version as PIPELINE@VERSION."""
+        return f"{self.pipeline}@{self.version}"
 
 
 def find_pipeline(client: "Client", name: str) -> "V2beta1Pipeline | None":
@@ -48,38 +52,19 @@ def find_pipeline(client: "Client", name: str) -> "V2beta1Pipeline | None":
     return None
 
 
-def find_version(
-    client: "Client", pipeline: "V2beta1Pipeline", name: str = ""
-) -> "V2beta1PipelineVersion":
-    """Return a pipeline's version of this name, or its newest one.
-
-    Raises:
-        InputError: it does not exist.
-    """
-    version = version_or_none(client, pipeline, name)
-    if version is None:
-        which = f"version {name!r}" if name else "version"
-        raise InputError(f"pipeline {pipeline.display_name!r} has no {which} on the server")
-    return version
-
-
-def version_or_none(
-    client: "Client", pipeline: "V2beta1Pipeline", name: str = ""
-) -> "V2beta1PipelineVersion | None":
-    """Like `find_version`, but return None if it does not exist."""
+def find_version(client: "Client", pipeline: "V2beta1Pipeline", name: str = "") -> Version | None:
+    """Return a pipeline's version of this name, or its newest one; None if it does not exist."""
     answer = client.list_pipeline_versions(
         pipeline.pipeline_id,
         page_size=1,
-        sort_by=NEWEST,
+        sort_by="created_at desc",
         filter=_name_filter(name) if name else None,
     )
-    return answer.pipeline_versions[0] if answer.pipeline_versions else None
-
-
-def spec_of(client: "Client", pipeline_id: str, version_id: str) -> Mapping[str, Any]:
-    """Return the spec of a version, as it was uploaded."""
-    version = client.get_pipeline_version(pipeline_id, version_id)
-    return version.pipeline_spec if isinstance(version.pipeline_spec, Mapping) else {}
+    if not answer.pipeline_versions:
+        return None
+    (newest,) = answer.pipeline_versions
+    ids = newest.pipeline_id, newest.pipeline_version_id
+    return Version(pipeline.display_name, newest.display_name, *ids)
 
 
 def graph_of(spec: object) -> Mapping[str, Any]:
@@ -96,41 +81,35 @@ def content_name(document: "Document", name: str) -> str:
 
 def upload(
     client: "Client", document: "Document", name: str = "", description: str = ""
-) -> Uploaded:
+) -> Version:
     """Upload a pipeline as the newest version, unless the newest one has the same content.
 
-    Args:
-        name: Of the pipeline; '' for its own.
-
-    Raises:
-        InputError: the pipeline is too large, or another client uploads the same right now.
+    InputError: it is too large, or another client uploads the same right now.
     """
     import yaml
 
     name = name or document.name
     version = content_name(document, name)
+    documents = [document.spec, document.platforms] if document.platforms else [document.spec]
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text = yaml.dump_all(documents, Dumper=dumper, sort_keys=False, allow_unicode=True)
+    if len(text.encode()) > LONGEST:
+        raise InputError(f"{name} is larger than 32 MB, the limit of a KFP server")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"{name}.yaml".replace("/", "-"))
-        documents = [document.spec, document.platforms] if document.platforms else [document.spec]
-        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-        text = yaml.dump_all(documents, Dumper=dumper, sort_keys=False, allow_unicode=True)
         file.write_text(text, encoding="utf-8")
-        if file.stat().st_size > LONGEST:
-            raise InputError(f"{name} is larger than 32 MB, the limit of a KFP server")
         return _upload(client, file, name, version, description)
 
 
-def _upload(client: "Client", file: Path, name: str, version: str, description: str) -> Uploaded:
+def _upload(client: "Client", file: Path, name: str, version: str, description: str) -> Version:
     pipeline = find_pipeline(client, name)
-    if pipeline and (newest := version_or_none(client, pipeline)):
-        current = newest.display_name
-        if current == version or current.startswith(f"{version}-"):
-            ids = newest.pipeline_id, newest.pipeline_version_id
-            return Uploaded(name, current, *ids, new=False)
+    newest = pipeline and find_version(client, pipeline)
+    if newest and (newest.version == version or newest.version.startswith(f"{version}-")):
+        return newest
     created, pipeline = pipeline is None, pipeline or _create(client, name)
     unique = version
     for number in itertools.count(2):
-        if created or not version_or_none(client, pipeline, unique):
+        if created or not find_version(client, pipeline, unique):
             break
         unique = f"{version}-{number}"  # an older version has this content
     try:
@@ -142,15 +121,14 @@ def _upload(client: "Client", file: Path, name: str, version: str, description: 
         )
     except KfpDdpError as error:
         with contextlib.suppress(KfpDdpError):  # report why the upload failed
-            if existing := version_or_none(client, pipeline, unique):  # only the answer was lost
-                ids = existing.pipeline_id, existing.pipeline_version_id
-                return Uploaded(name, unique, *ids, new=True)
+            if existing := find_version(client, pipeline, unique):  # only the answer was lost
+                return existing._replace(new=True)
             if created:
                 client.delete_pipeline(pipeline.pipeline_id)
         if getattr(error, "status", 0) == HTTPStatus.CONFLICT:
             raise InputError(f"another client is uploading {unique} right now") from None
         raise
-    return Uploaded(name, unique, pipeline.pipeline_id, answer.pipeline_version_id, new=True)
+    return Version(name, unique, pipeline.pipeline_id, answer.pipeline_version_id, new=True)
 
 
 def _create(client: "Client", name: str) -> "V2beta1Pipeline":

@@ -5,15 +5,15 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from kfp_ddp.client.connection import own_namespace
 from kfp_ddp.client.steps import DRIVER, Step
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.identity import KFP_RUN, RUN, WORKFLOWS
+from kfp_ddp.jobs.identity import KFP_RUN, WORKFLOWS
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.objects import annotation
 from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started
@@ -26,8 +26,7 @@ NODE_ID, NODE_NAME = "workflows.argoproj.io/node-id", "workflows.argoproj.io/nod
 ATTEMPTS = re.compile(r"\(\d+\)")
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A warning about an object of the cluster."""
 
     object: str
@@ -38,11 +37,7 @@ class Event:
 
 
 def api_of(connection: Connection, multi_user: bool) -> Api:
-    """Return the cluster's API in the namespace of the runs; of a single user, that of KFP.
-
-    Raises:
-        InputError: no cluster is configured.
-    """
+    """Return the cluster's API in the namespace of the runs; InputError if none is configured."""
     namespace = connection.namespace or (own_namespace(connection.context) if multi_user else "")
     try:
         return Api.connect(namespace or connection.kfp_namespace, connection.context)
@@ -53,14 +48,10 @@ def api_of(connection: Connection, multi_user: bool) -> Api:
 
 
 def list_nodes(api: Api, run_id: str) -> list[Object]:
-    """Return the nodes of a run's Workflow; empty if it was deleted, or may not be read.
-
-    Raises:
-        ApiError: no answer.
-    """
-    path, query = custom(WORKFLOWS, api.namespace, "workflows"), {"labelSelector": _label(run_id)}
+    """Return the nodes of a run's Workflow; empty if it was deleted, or may not be read."""
+    path = custom(WORKFLOWS, api.namespace, "workflows")
     try:
-        items = api.call("GET", path, query=query)["items"]
+        items = api.call("GET", path, query={"labelSelector": f"{KFP_RUN}={run_id}"})["items"]
     except ApiError as error:
         if error.status in (403, 404):
             return []
@@ -72,18 +63,13 @@ def list_nodes(api: Api, run_id: str) -> list[Object]:
     return list(nodes.values())
 
 
-def list_step_pods(api: Api, run_id: str) -> list[Object]:
-    """Return the pods of a run's steps and of their drivers, oldest first.
+def list_pods(api: Api, run_id: str, label: str = KFP_RUN) -> list[Object]:
+    """Return the pods of a run's steps and drivers, oldest first; raise StorageError if unread.
 
-    Raises:
-        StorageError: they cannot be listed.
+    With the label RUN they are those of its jobs.
     """
-    return _list(api, _label(run_id))
-
-
-def list_job_pods(api: Api, run_id: str) -> list[Object]:
-    """Return the pods of the jobs of a run; raise as `list_step_pods` does."""
-    return _list(api, f"{RUN}={run_id}")
+    pods = _get(api, core(api.namespace, "pods"), {"labelSelector": f"{label}={run_id}"})["items"]
+    return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
 def find_pod(pods: Sequence[Object], step: Step, driver: bool = False) -> Object | None:
@@ -113,11 +99,7 @@ def warnings(api: Api, pods: Sequence[Object]) -> list[Event]:
 
 
 def log(api: Api, pod: Object, container: str = MAIN, tail: int = 0) -> Iterator[str]:
-    """Yield the lines of a container's log; none before it has started.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Yield the lines of a container's log, none before its start; StorageError if unreadable."""
     if not has_started(pod, container):
         return
     query = {"container": container} | ({"tailLines": str(tail)} if tail else {})
@@ -140,15 +122,8 @@ def waiting_reason(pod: Object) -> str:
 def kill_reason(pod: Object) -> str:
     """Return why Kubernetes ended a step's pod; '' if its program ended."""
     reason = failure_reason(pod)
-    if reason is None:
-        return ""
-    hint = ": give the step more memory" if reason.kind == OUT_OF_MEMORY else ""
-    return f"{reason.text}{hint}"
-
-
-def _list(api: Api, selector: str) -> list[Object]:
-    pods = _get(api, core(api.namespace, "pods"), {"labelSelector": selector})["items"]
-    return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+    hint = ": give the step more memory" if reason and reason.kind == OUT_OF_MEMORY else ""
+    return f"{reason.text}{hint}" if reason else ""
 
 
 def _get(api: Api, path: str, query: dict[str, str]) -> Object:
@@ -159,7 +134,3 @@ def _get(api: Api, path: str, query: dict[str, str]) -> Object:
             f"{path.rpartition('/')[2]} of namespace {api.namespace} cannot be listed: "
             f"{one_line(error.message)}"
         ) from None
-
-
-def _label(run_id: str) -> str:
-    return f"{KFP_RUN}={run_id}"

@@ -1,33 +1,44 @@
-"""A run to inspect, on KFP or from `run --local`: its state, steps and files."""
+"""A run to inspect, on KFP or from `run --local`: its state, steps, files and trainings."""
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kfp_ddp import __version__
 from kfp_ddp.client import runs
-from kfp_ddp.client.claim_files import USER, open_claim
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.client.pipelines import graph_of
 from kfp_ddp.client.pods import api_of, list_nodes
-from kfp_ddp.client.run_files import RunFiles, StoredFiles
+from kfp_ddp.client.run_files import USER, RunFiles, StoredFiles, open_claim
 from kfp_ddp.client.steps import Step, every_step, steps_of
 from kfp_ddp.core.config import Connection, config
 from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.failure import Failure, first_cause
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.run_folder import EXPORTED, VERDICT, RunFolder
+from kfp_ddp.core.settings import mapping_of
+from kfp_ddp.jobs.progress import TrainingProgress
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.local.folder import is_running
 from kfp_ddp.local.results import ENDED, LOG, STARTED
+from kfp_ddp.models import evaluation
+from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.pipelines.document import defaults_of
+from kfp_ddp.report.events import read_events
+from kfp_ddp.runs.train.outputs import newest_checkpoint
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
 
     from kfp_ddp.client.compat import Client
+
 
 FINISHED = re.compile(r"Pipeline '[^']+' finished with status (\w+)")
 LOCAL_STATES = {"SUCCESS": "SUCCEEDED", "FAILURE": "FAILED"}
@@ -68,15 +79,10 @@ class RunInfo:
         return str(self.folder) if self.folder else self.id[:8]
 
     def step(self, name: str) -> Step:
-        """Return a step by its name or title.
-
-        Raises:
-            InputError: it does not exist, with the list of steps.
-        """
+        """Return a step by its name or title; raise InputError with the list of steps."""
         steps = every_step(self.steps)
-        for step in steps:
-            if name in (step.name, step.title):
-                return step
+        if step := next((one for one in steps if name in (one.name, one.title)), None):
+            return step
         names = ", ".join(step.name for step in steps if not step.steps)
         raise InputError(f"{self.name} has no step {name!r}: it has {names or 'none yet'}")
 
@@ -94,12 +100,12 @@ class RunInfo:
                     yield line.rstrip("\n").removeprefix(LOG_INDENT)
 
 
-class RunFinder:
-    """Finds runs; connects to the server and starts pods only when needed."""
+class RunFinder(contextlib.ExitStack):
+    """Finds runs; connects to the server and starts pods only when needed, until its exit."""
 
-    def __init__(self, connection: Connection, stack: contextlib.ExitStack) -> None:
-        self.connection, self._stack = connection, stack
-        self._client: Client | None = None
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
         self._claims: dict[str, Callable[[str], RunFiles]] = {}
 
     def find(self, word: str) -> RunInfo:
@@ -110,19 +116,13 @@ class RunFinder:
             raise InputError(f"folder {word} not found: give one of run --local, or a run's id")
         return self._remote_run(runs.find_run(self.client, word))
 
-    @property
+    @functools.cached_property
     def client(self) -> "Client":
         """The client of the server."""
-        if self._client is None:
-            self._client = self._stack.enter_context(open_client(self.connection))
-        return self._client
+        return self.enter_context(open_client(self.connection))
 
     def api(self) -> Api:
-        """Return the cluster's API in the namespace of the runs.
-
-        Raises:
-            InputError: no cluster is configured.
-        """
+        """Return the cluster's API in the namespace of the runs, or raise InputError."""
         return api_of(self.connection, self.client.multi_user)
 
     def _remote_run(self, run: "V2beta1Run") -> RunInfo:
@@ -136,8 +136,8 @@ class RunFinder:
             id=run.run_id,
             name=run.display_name,
             state=run.state or "PENDING",
-            start=runs.started(run),
-            end=runs.ended(run),
+            start=runs.known_time(run.created_at),
+            end=runs.known_time(run.finished_at),
             steps=steps_of(run, spec, nodes),
             files=lambda: self._files(run, parameters, spec),
             parameters=parameters,
@@ -165,23 +165,12 @@ class RunFinder:
             reader = open_claim(
                 self.api(), claim, _image(spec), run.service_account or "", user or USER
             )
-            self._claims[claim] = self._stack.enter_context(reader)
+            self._claims[claim] = self.enter_context(reader)
         return self._claims[claim](run.run_id)
 
 
-@contextlib.contextmanager
-def run_finder(connection: Connection) -> Iterator[RunFinder]:
-    """Yield a finder of runs, and close its connections on exit."""
-    with contextlib.ExitStack() as stack:
-        yield RunFinder(connection, stack)
-
-
 def local_run(folder: Path) -> RunInfo:
-    """Return the run whose output a folder contains.
-
-    Raises:
-        InputError: it contains none.
-    """
+    """Return the run whose output a folder contains; raise InputError if it contains none."""
     try:
         text = (folder / LOG).read_text(errors="replace")
         end = datetime.fromtimestamp((folder / LOG).stat().st_mtime, UTC)
@@ -217,10 +206,9 @@ def local_run(folder: Path) -> RunInfo:
 
 
 def _local_start(folder: Path) -> datetime | None:
-    """Return when a local run started, from the name of its folder of artifacts."""
     matches = [ARTIFACTS_TIME.search(path.name) for path in (folder / "artifacts").glob("*")]
-    stamps = sorted(match[0] for match in matches if match)
-    return datetime.strptime(stamps[-1], "%Y-%m-%d-%H-%M-%S-%f").astimezone() if stamps else None
+    stamp = max((match[0] for match in matches if match), default="")
+    return datetime.strptime(stamp, "%Y-%m-%d-%H-%M-%S-%f").astimezone() if stamp else None
 
 
 def _image(spec: Mapping[str, Any] | None) -> str:
@@ -228,9 +216,77 @@ def _image(spec: Mapping[str, Any] | None) -> str:
     executors = graph_of(spec).get("deploymentSpec", {}).get("executors", {})
     images = [str(one.get("container", {}).get("image", "")) for one in executors.values()]
     launchers = sorted(image for image in images if "launcher" in image.rpartition("/")[2])
-    if launchers:
-        return launchers[0]
-    from kfp_ddp import __version__
-
     settings = config()
-    return settings.launcher_image or f"{settings.registry}/launcher:{__version__}"
+    own = settings.launcher_image or f"{settings.registry}/launcher:{__version__}"
+    return launchers[0] if launchers else own
+
+
+TRAINING_FILES = (
+    *("config.json", "metrics.jsonl", f"evaluation/{evaluation.FILE}"),
+    *("logs/failure*.json", "checkpoints/step-*/manifest.json"),
+    *(f"evaluation/{VERDICT}", EXPORTED),
+)
+"""The small files that a training is read from."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One task of a run that trained or evaluated."""
+
+    task: str
+    settings: dict[str, Any]
+    """With automatic values resolved; empty if it did not start."""
+    events: list[dict[str, Any]]
+    evaluation: Evaluation | None
+    checkpoint: int | None
+    """Step of the newest complete checkpoint."""
+    failure: Failure | None
+    verdict: dict[str, Any]
+    """The gate's: blessed, reason, and what it compared with; empty before the gate."""
+    exported: dict[str, Any]
+    """The export's: uri of the bundle, and whether it is the champion."""
+
+    def select(self, kind: str) -> list[dict[str, Any]]:
+        """Return its events of a kind, such as step or eval."""
+        return [event for event in self.events if event.get("event") == kind]
+
+    def document(self) -> dict[str, Any]:
+        """Return its state as JSON."""
+        progress = TrainingProgress()
+        progress.update(self.events)
+        return {
+            "task": self.task,
+            "checkpoint": self.checkpoint,
+            "progress": progress.line().removesuffix(" · ETA 0:00") if progress.last else "",
+            "verdict": str(self.verdict.get("reason", "")),
+            "bundle": str(self.exported.get("uri", "")),
+            "champion": bool(self.exported.get("champion")),
+        }
+
+
+def read_trainings(files: RunFiles, folder: Path) -> tuple[Training, ...]:
+    """Return the trainings of a run, by the names of their tasks; `folder` is for downloads."""
+    patterns = [f"*/{pattern}" for pattern in TRAINING_FILES]
+    files.fetch([n for n in files.sizes() if any(fnmatch(n, one) for one in patterns)], folder)
+    trainings = []
+    for path in sorted(child for child in folder.glob("*") if child.is_dir()):
+        task = RunFolder(path)
+        evaluated = task.evaluation("val") / evaluation.FILE
+        if not any(file.exists() for file in (task.config, task.metrics, evaluated)):
+            continue
+        newest, evaluated_model = newest_checkpoint(path), None
+        with contextlib.suppress(InputError):
+            evaluated_model = Evaluation.read(evaluated)
+        records = (Failure.parse(one.read_text()) for one in task.logs.glob("failure*.json"))
+        training = Training(
+            task=path.name,
+            settings=mapping_of(task.config),
+            events=read_events(task.metrics),
+            evaluation=evaluated_model,
+            checkpoint=newest.step if newest else None,
+            failure=first_cause(record for record in records if record),
+            verdict=mapping_of(task.evaluation("val") / VERDICT),
+            exported=mapping_of(path / EXPORTED),
+        )
+        trainings.append(training)
+    return tuple(trainings)

@@ -29,13 +29,9 @@ UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def pages(read: Callable[[str], tuple[Sequence[T] | None, str | None]]) -> Iterator[Sequence[T]]:
-    """Yield the pages of a list of the API.
+    """Yield the pages of a list of the API; raise ServerError if a token repeats.
 
-    Args:
-        read: Returns the page of a token, '' for the first, and the token of the next one.
-
-    Raises:
-        ServerError: a token repeats, so that the list would be incomplete.
+    `read` returns the page of a token, '' for the first, and the token of the next one.
     """
     token, done = "", set[str]()
     while True:
@@ -50,14 +46,7 @@ def pages(read: Callable[[str], tuple[Sequence[T] | None, str | None]]) -> Itera
 
 
 def find_run(client: "Client", word: str) -> "V2beta1Run":
-    """Return the run that a word names, with its details.
-
-    Args:
-        word: The run's id or the start of it, its display name, or last.
-
-    Raises:
-        InputError: it names no run, or several.
-    """
+    """Return the run of an id or its start, a name, or last; InputError for none or several."""
     if UUID.fullmatch(word):
         return _get(client, word)
     if word == LAST:
@@ -80,7 +69,8 @@ def find_run(client: "Client", word: str) -> "V2beta1Run":
             f"there is no run {word!r}{limit}{_where(client)}{near or '; kfp-ddp runs lists them'}"
         )
     if len(matches) > 1:
-        several = ", ".join(f"{run.run_id[:8]} of {_day(run)}" for run in matches[:SHOWN])
+        starts = [(run.run_id[:8], known_time(run.created_at)) for run in matches[:SHOWN]]
+        several = ", ".join(f"{i} of {day:%d %b %H:%M}" if day else i for i, day in starts)
         more = f" and {len(matches) - SHOWN} more" if len(matches) > SHOWN else ""
         raise InputError(f"{word!r} matches {len(matches)} runs: {several}{more}; give one's id")
     return _get(client, matches[0].run_id)
@@ -97,7 +87,9 @@ def newest_runs(
         return answer.get("runs", []), answer.get("next_page_token", "")
 
     for runs in pages(read):
-        yield from (_without_details(client, run) for run in runs)
+        for run in runs:
+            slim = {name: run[name] for name in run if name not in ("run_details", "pipeline_spec")}
+            yield client.api.deserialize(SimpleNamespace(data=json.dumps(slim)), "V2beta1Run")
         count += len(runs)
         if count >= most:
             return
@@ -106,11 +98,7 @@ def newest_runs(
 def list_runs(
     client: "Client", most: int, experiment: str = "", state: str = ""
 ) -> "list[V2beta1Run]":
-    """Return the newest runs.
-
-    Raises:
-        InputError: the experiment or the state does not exist.
-    """
+    """Return the newest runs; raise InputError for an unknown experiment or state."""
     state = state.upper()
     if state and state not in STATES:
         raise InputError(
@@ -130,7 +118,7 @@ def list_runs(
 
 def document(run: "V2beta1Run", connection: Connection) -> dict[str, Any]:
     """Return what `--json` prints of a run."""
-    start, end = started(run), ended(run)
+    start, end = known_time(run.created_at), known_time(run.finished_at)
     return {
         "run_id": run.run_id,
         "name": run.display_name,
@@ -163,16 +151,6 @@ def parameters_of(run: "V2beta1Run") -> dict[str, Any]:
     return dict((run.runtime_config and run.runtime_config.parameters) or {})
 
 
-def started(run: "V2beta1Run") -> datetime | None:
-    """Return when a run was created."""
-    return known_time(run.created_at)
-
-
-def ended(run: "V2beta1Run") -> datetime | None:
-    """Return when a run ended; None while it runs."""
-    return known_time(run.finished_at)
-
-
 def is_cancelled(run: "V2beta1Run") -> bool:
     """Return whether a user cancelled a run, which KFP then calls FAILED."""
     return any(entry.state == "CANCELING" for entry in (run.state_history or [])[-2:])
@@ -191,8 +169,11 @@ def known_time(moment: datetime | None) -> datetime | None:
 
 def _page(client: "Client", token: str, size: int, experiment_id: str | None) -> dict[str, Any]:
     """Read a page of the list as JSON; kfp's objects of all nodes of a run take 80 ms each."""
-    scope = {"experiment_id": experiment_id} if experiment_id else {"namespace": _namespace(client)}
-    query = {"page_token": token, "page_size": size, "sort_by": "created_at desc", **scope}
+    query = {"page_token": token, "page_size": size, "sort_by": "created_at desc"}
+    if experiment_id:
+        query["experiment_id"] = experiment_id
+    else:
+        query["namespace"] = client.get_user_namespace()
     answer = client.api.call_api(
         "/apis/v2beta1/runs",
         "GET",
@@ -203,15 +184,6 @@ def _page(client: "Client", token: str, size: int, experiment_id: str | None) ->
         _return_http_data_only=True,
     )
     return dict(answer)
-
-
-def _without_details(client: "Client", run: Mapping[str, Any]) -> "V2beta1Run":
-    slim = {name: run[name] for name in run if name not in ("run_details", "pipeline_spec")}
-    return client.api.deserialize(SimpleNamespace(data=json.dumps(slim)), "V2beta1Run")
-
-
-def _namespace(client: "Client") -> str:
-    return client.get_user_namespace() or ""
 
 
 def _get(client: "Client", run_id: str) -> "V2beta1Run":
@@ -227,10 +199,5 @@ def _get(client: "Client", run_id: str) -> "V2beta1Run":
 
 
 def _where(client: "Client") -> str:
-    namespace = _namespace(client)
+    namespace = client.get_user_namespace()
     return f" in namespace {namespace}" if namespace else ""
-
-
-def _day(run: "V2beta1Run") -> str:
-    start = started(run)
-    return f"{start:%d %b %H:%M}" if start else "no date"

@@ -60,15 +60,9 @@ def list_all(client: "Client") -> "list[V2beta1RecurringRun]":
 
 
 def find(client: "Client", word: str) -> "V2beta1RecurringRun":
-    """Return the schedule that a word names.
+    """Return the schedule of a name, an id, or the start of one; InputError for none or several.
 
     Of several with this name it is the enabled one: the others were left by `replace`.
-
-    Args:
-        word: The schedule's name, its id, or the start of the id.
-
-    Raises:
-        InputError: it names no schedule, or several.
     """
     if UUID.fullmatch(word):
         try:
@@ -175,11 +169,7 @@ def plan_of(schedule: "V2beta1RecurringRun", now: datetime) -> Plan:
 
 
 def version_of(client: "Client", plan: Plan) -> str:
-    """Return the pipeline as NAME@VERSION, or as NAME if it is always the newest version.
-
-    Raises:
-        InputError: the pipeline was deleted, or was never uploaded.
-    """
+    """Return the pipeline as NAME@VERSION, or as NAME if it is always the newest version."""
     if not plan.pipeline_id:
         raise InputError(f"{plan.name} has a pipeline without a name: give --pipeline")
     pipeline = client.get_pipeline(plan.pipeline_id).display_name
@@ -195,11 +185,7 @@ def document(
     time_zone: str,
     pipelines: dict[tuple[str, str], str] | None = None,
 ) -> dict[str, Any]:
-    """Return what `--json` prints of a schedule.
-
-    Args:
-        pipelines: Cache of the names of pipelines and versions.
-    """
+    """Return what `--json` prints of a schedule; `pipelines` caches names by their ids."""
     now, zone = datetime.now(UTC), cron.zone(time_zone)
     plan = plan_of(schedule, now)
     start, end = limits(schedule)

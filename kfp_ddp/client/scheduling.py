@@ -25,11 +25,7 @@ PAUSE = 5.0
 
 
 def check(plan: Plan, zone: tzinfo, now: datetime) -> None:
-    """Refuse a schedule that would start no run.
-
-    Raises:
-        InputError: it is in the past, or its cron has no next time.
-    """
+    """Raise InputError for a schedule that would start no run."""
     if not plan.name.strip():
         raise InputError("the name of a schedule is empty: give one such as nightly")
     if plan.end and plan.end <= now:
@@ -49,13 +45,7 @@ def check(plan: Plan, zone: tzinfo, now: datetime) -> None:
 
 
 def create(client: "Client", plan: Plan, experiment: str) -> "V2beta1RecurringRun":
-    """Create a schedule, whose runs are listed under an experiment.
-
-    Raises:
-        InputError: a schedule of this name exists, or is created at the same time.
-        RefusedError: the server refuses it.
-        ServerError: no answer.
-    """
+    """Create a schedule, whose runs are listed under an experiment; InputError if it exists."""
     for known in schedules.named(schedules.list_all(client), plan.name):
         raise _exists(known)
     experiment_id = client.create_experiment(experiment).experiment_id
@@ -93,11 +83,7 @@ def _exists(schedule: "V2beta1RecurringRun") -> InputError:
 
 
 def check_state(client: "Client", old: "V2beta1RecurringRun", word: str) -> None:
-    """Refuse a name of several schedules that are all paused, as a killed `replace` leaves them.
-
-    Raises:
-        InputError: whether the new one should be enabled is not known.
-    """
+    """Raise InputError for several paused schedules of a name: a killed `replace` leaves them."""
     if schedules.state(old) != schedules.ENABLED and word == old.display_name:
         same = [
             one.recurring_run_id[:8] for one in schedules.named(schedules.list_all(client), word)
@@ -114,8 +100,7 @@ def replace_by(
 ) -> "tuple[V2beta1RecurringRun, list[V2beta1RecurringRun]]":
     """Replace a schedule by a new one; both are never enabled, and no run is ended.
 
-    Returns:
-        The new one, and those of its name that remain, paused, because a run of theirs is active.
+    Return the new one, and those of its name that remain, paused, because of an active run.
     """
     new = _send(client, replace(plan, enabled=False))
     try:
@@ -148,13 +133,9 @@ def replace_by(
 def delete(
     client: "Client", schedule: "V2beta1RecurringRun", wait: bool = False, force: bool = False
 ) -> None:
-    """Delete a schedule; KFP ends its runs with it.
+    """Delete a schedule, with which KFP ends its runs; raise InputError if a run of it is active.
 
-    Args:
-        wait: Pause the schedule, and wait until its runs are over.
-
-    Raises:
-        InputError: a run of it is active; the schedule is unchanged.
+    With `wait`, pause the schedule, and wait until its runs are over.
     """
     identity, before = schedule.recurring_run_id, schedules.state(schedule)
     if not (force or wait):
@@ -182,11 +163,7 @@ def _check_idle(schedule: "V2beta1RecurringRun", runs: "list[V2beta1Run]") -> No
 def start_now(
     client: "Client", schedule: "V2beta1RecurringRun", now: datetime | None = None
 ) -> "V2beta1Run":
-    """Start an additional run of a schedule.
-
-    Raises:
-        InputError: its pipeline was deleted.
-    """
+    """Start an additional run of a schedule; raise InputError if its pipeline was deleted."""
     from kfp_server_api import V2beta1Run
 
     reference = schedule.pipeline_version_reference
@@ -210,11 +187,7 @@ def changed(
 ) -> dict[str, Any]:
     """Return the arguments of a schedule, updated setting by setting and checked.
 
-    Args:
-        words: Settings as key=value, which override those of the file.
-
-    Raises:
-        InputError: an argument is invalid.
+    `words` are settings as key=value, which override those of the file.
     """
     for name in unset:
         if name not in old:
@@ -232,11 +205,7 @@ def changed(
 
 
 def moment(text: str, zone: tzinfo, what: str) -> datetime:
-    """Parse a time, by default in the server's zone.
-
-    Raises:
-        InputError: the time is invalid.
-    """
+    """Return a time, by default in the server's zone; raise InputError if it is invalid."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -277,7 +246,10 @@ def _pinned(
 
     if reference.pipeline_version_id:
         return reference
-    newest = find_version(client, client.get_pipeline(reference.pipeline_id))
+    pipeline = client.get_pipeline(reference.pipeline_id)
+    newest = find_version(client, pipeline)
+    if newest is None:
+        raise InputError(f"pipeline {pipeline.display_name!r} has no version on the server")
     return V2beta1PipelineVersionReference(
-        pipeline_id=reference.pipeline_id, pipeline_version_id=newest.pipeline_version_id
+        pipeline_id=newest.pipeline_id, pipeline_version_id=newest.version_id
     )

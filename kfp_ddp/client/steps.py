@@ -84,8 +84,6 @@ class _Attempt(NamedTuple):
 
 @dataclass
 class _Node:
-    """A node of the Workflow."""
-
     attempts: dict[int, _Attempt] = field(default_factory=dict)
     children: dict[str, "_Node"] = field(default_factory=dict)
 
@@ -95,10 +93,8 @@ def steps_of(
 ) -> tuple[Step, ...]:
     """Return the steps of a run, in the order in which they run.
 
-    Args:
-        spec: The pipeline's spec, for display names and steps that have not started; by default
-            the run's own.
-        nodes: Of its Workflow; empty if it cannot be read.
+    The spec, by default the run's own, has display names and steps that have not started. `nodes`
+    are those of its Workflow; empty if it cannot be read.
     """
     graph = graph_of(spec or run.pipeline_spec)
     components = (graph.get("root", {}), *graph.get("components", {}).values())
@@ -162,7 +158,6 @@ def documents(
 
 
 def _tree(nodes: Sequence[Object]) -> _Node:
-    """Return the root of the pipeline with all nodes below it."""
     groups: dict[str, dict[str, _Node]] = {}
     owners: dict[str, tuple[int, _Node]] = {}
     for node in nodes:
@@ -203,7 +198,6 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def _steps_in(group: _Node) -> list[Step]:
-    """Return the steps in a group, by their start."""
     steps: list[Step] = []
     for display, node in group.children.items():
         if display in OF_A_LOOP:
@@ -228,7 +222,6 @@ def _started(step: Step) -> tuple[Any, ...]:
 
 
 def _step(name: str, node: _Node | None, driver: _Node | None) -> Step:
-    """Return the step of a task from its node and its driver's."""
     driver_state = _state(driver) if driver else ""
     by_driver = bool(driver) and (node is None or driver_state in ("FAILED", "RUNNING", "PENDING"))
     chosen = driver if by_driver else node
@@ -278,8 +271,7 @@ def _with_spec(
 ) -> Iterator[Step]:
     """Yield the tasks of a component: known steps with their titles, and those not started.
 
-    Args:
-        steps: Known steps of the component; with `flat`, those of the whole pipeline.
+    With `flat`, the known steps are those of the whole pipeline.
     """
     root = spec["root"] if component == "root" else spec["components"].get(component, {})
     tasks = root.get("dag", {}).get("tasks", {})
@@ -303,7 +295,6 @@ def _with_spec(
 
 
 def _in_order(tasks: Mapping[str, Any]) -> list[str]:
-    """Return the names of tasks in topological order."""
     after = {name: set(tasks[name].get("dependentTasks", ())) & set(tasks) for name in tasks}
     order = TopologicalSorter(after)
     order.prepare()

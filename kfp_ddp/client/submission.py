@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.client.pipelines import content_name, find_pipeline, find_version, spec_of
+from kfp_ddp.client.pipelines import Version, content_name, find_pipeline, find_version
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.models.initial_weights import is_path
@@ -31,16 +31,6 @@ SECRET = re.compile(
 
 
 @dataclass(frozen=True)
-class Version:
-    """A pipeline version on the server."""
-
-    pipeline_id: str
-    version_id: str
-    name: str
-    """As PIPELINE@VERSION."""
-
-
-@dataclass(frozen=True)
 class Submission:
     """A run to submit."""
 
@@ -58,21 +48,18 @@ class Submission:
         return {
             "name": self.name,
             "experiment": self.experiment,
-            "pipeline": self.version.name if self.version else self.pipeline.name,
+            "pipeline": self.version.title if self.version else self.pipeline.name,
             "parameters": dict(self.arguments),
-            **{
-                name: value
-                for name, value in asdict(self).items()
-                if name in ("pipeline_root", "service_account") and value
-            },
+            **({"pipeline_root": self.pipeline_root} if self.pipeline_root else {}),
+            **({"service_account": self.service_account} if self.service_account else {}),
         }
 
     def preview(self) -> dict[str, Any]:
         """Return the document with what will run: defaults, too, and images."""
         from kfp_ddp.checks.preflight import title
 
-        version = content_name(self.pipeline, self.pipeline.name)
-        document = {**self.document(), "version": self.version.name if self.version else version}
+        content = content_name(self.pipeline, self.pipeline.name)
+        document = {**self.document(), "version": self.version.title if self.version else content}
         if run := check_arguments(self.pipeline, self.arguments):
             form, majority = run.parameters, {"majority_class": "must be beaten"}
             document |= {
@@ -117,11 +104,7 @@ def built_in(name: str, images: Images = Images()) -> Document | None:  # noqa: 
 
 
 def uploaded(client: "Client", name: str) -> tuple[Document, Version]:
-    """Return a pipeline of the server: its newest version, or the one named after an @.
-
-    Raises:
-        InputError: there is no such pipeline or version.
-    """
+    """Return a pipeline of the server by NAME, its newest version, or NAME@VERSION."""
     pipeline_name, _, version_name = name.partition("@")
     pipeline, own = find_pipeline(client, pipeline_name), built_in(pipeline_name)
     if pipeline is None and own:
@@ -139,10 +122,12 @@ def uploaded(client: "Client", name: str) -> tuple[Document, Version]:
             "kfp-ddp upload uploads a file"
         )
     version = find_version(client, pipeline, version_name)
-    title = f"{pipeline_name}@{version.display_name}"
-    spec = spec_of(client, pipeline.pipeline_id, version.pipeline_version_id)
-    ids = Version(pipeline.pipeline_id, version.pipeline_version_id, title)
-    return of_api(spec, title), ids
+    if version is None:
+        which = f"version {version_name!r}" if version_name else "version"
+        raise InputError(f"pipeline {pipeline_name!r} has no {which} on the server")
+    answer = client.get_pipeline_version(version.pipeline_id, version.version_id)
+    spec = answer.pipeline_spec if isinstance(answer.pipeline_spec, Mapping) else {}
+    return of_api(spec, version.title), version
 
 
 def arguments(
@@ -150,12 +135,8 @@ def arguments(
 ) -> dict[str, Any]:
     """Return the checked arguments of a run.
 
-    Args:
-        words: Settings as key=value, which override those of the file.
-        boxes: Parameters from options, which the file and the words override.
-
-    Raises:
-        InputError: an argument is invalid.
+    `words` are settings as key=value, which override those of the file; both override `boxes`,
+    parameters from options.
     """
     form = Form(pipeline)
     pairs = (word.partition("=") for word in words)
@@ -169,26 +150,34 @@ def arguments(
 
 
 def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
-    """Check arguments as the run's preflight will, and that its pods can read the source.
+    """Check arguments as the run's preflight will, and that its pods can read the source."""
+    if not (run := check_arguments(pipeline, settings)):
+        return
+    source = run.parameters.source
+    path = source.removeprefix("file://")
+    if "://" not in path and not _on_claim(path):
+        raise InputError(
+            f"source={source!r} is a folder of this machine, which a cluster cannot read: copy it "
+            "to a bucket, or train here with --local"
+        )
+    for pretrained in (config.pretrained for config in (run.config, *run.trials)):
+        if is_path(pretrained) and not _on_claim(pretrained):
+            raise InputError(
+                f"pretrained={pretrained} is no address, nor a path on a PVC, and a cluster cannot "
+                "read files of this machine: copy the file to a bucket and give its address, or "
+                "auto, true or false; or train here with --local"
+            )
 
-    Raises:
-        InputError: an argument is invalid.
-    """
-    if run := check_arguments(pipeline, settings):
-        _check_source(run.parameters.source)
-        for config in (run.config, *run.trials):
-            _check_weights(config.pretrained)
+
+def _on_claim(path: str) -> bool:
+    """Return whether a path may be on a PVC: absolute, and not of this machine."""
+    return path.startswith("/") and not Path(path).exists()
 
 
 def check_secrets(value: Any, name: str = "") -> None:
-    """Refuse addresses with a login or a signature, which KFP stores and shows with the run.
+    """Raise InputError for addresses with a login or a signature, which KFP stores and shows.
 
-    Args:
-        value: A text, or a list or mapping of values; it is not printed.
-        name: Of the parameter.
-
-    Raises:
-        InputError: there is one.
+    The value, a text or a list or mapping of values, is not printed; `name` is its parameter.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -204,39 +193,15 @@ def check_secrets(value: Any, name: str = "") -> None:
 
 
 def check_images(pipeline: Document, registry: str) -> None:
-    """Refuse the images of the default registry, where none are published.
+    """Raise InputError for images of the default registry, where none are published.
 
-    Args:
-        registry: The registry that the user sets; '' for the default.
-
-    Raises:
-        InputError: A step or the job would use one.
+    `registry` is the one that the user sets; '' for the default.
     """
     default = [image for image in pipeline.images() if image.startswith(f"{REGISTRY}/")]
     if default and registry.rstrip("/") != REGISTRY:
         raise InputError(
             f"{default[0]} is published nowhere: push the images (images/README.md), then "
             "give --registry or set KFP_DDP_REGISTRY, also to compile a file or to upload it again"
-        )
-
-
-def _check_source(source: str) -> None:
-    """Refuse a local folder, which no pod can read."""
-    path = source.removeprefix("file://")
-    if "://" not in path and (Path(path).exists() or not path.startswith("/")):
-        raise InputError(
-            f"source={source!r} is a folder of this machine, which a cluster cannot read: copy it "
-            "to a bucket, or train here with --local"
-        )
-
-
-def _check_weights(pretrained: str) -> None:
-    """Refuse a local file, which no pod can read, and an unknown word."""
-    if is_path(pretrained) and (Path(pretrained).exists() or not pretrained.startswith("/")):
-        raise InputError(
-            f"pretrained={pretrained} is no address, nor a path on a PVC, and a cluster cannot "
-            "read files of this machine: copy the file to a bucket and give its address, or "
-            "auto, true or false; or train here with --local"
         )
 
 

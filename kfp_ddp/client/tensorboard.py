@@ -5,6 +5,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -17,24 +18,6 @@ from kfp_ddp.jobs.progress import MetricsTail
 
 METRICS, EVENTS = RunFolder.METRICS, RunFolder.TENSORBOARD
 UPDATE_SECONDS = 15.0
-
-
-class Curves:
-    """TensorBoard events of one training, appended as its metrics.jsonl grows."""
-
-    def __init__(self, metrics: Path, folder: Path) -> None:
-        """Create the folder of events."""
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._metrics = MetricsTail(metrics)
-        self._writer = EventFileWriter(str(folder))
-
-    def update(self) -> None:
-        """Write what is new."""
-        for fields in self._metrics.read():
-            for event in _events(fields):
-                self._writer.add_event(event)
-        self._writer.flush()
 
 
 def _events(fields: dict[str, Any]) -> Iterator[Any]:
@@ -64,17 +47,13 @@ class LogDir:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._curves: dict[str, Curves] = {}
+        self._curves: dict[str, tuple[MetricsTail, Any]] = {}
+        """By title: its metrics, and the writer of their events."""
 
     def update(self, title: str, source: Path) -> None:
-        """Add or update a run.
+        """Add or update a run from the folder of a training, or one that contains such folders."""
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        Args:
-            source: The folder of a training, or one that contains such folders.
-
-        Raises:
-            InputError: there are no metrics and no events of TensorBoard in it.
-        """
         metrics = sorted(source.rglob(METRICS))
         own = {path.parent for path in source.rglob("events.out.tfevents.*")}
         own -= {path.parent / EVENTS for path in metrics}  # the same figures
@@ -84,8 +63,12 @@ class LogDir:
             task = path.parent.relative_to(source).name
             name = f"{title}/{task}" if task and len(metrics) > 1 else title
             if name not in self._curves:
-                self._curves[name] = Curves(path, self.folder / name)
-            self._curves[name].update()
+                writer = EventFileWriter(str(self.folder / name))
+                self._curves[name] = MetricsTail(path), writer
+            tail, writer = self._curves[name]
+            for event in chain.from_iterable(map(_events, tail.read())):
+                writer.add_event(event)
+            writer.flush()
         for path in own:
             link = self.folder / title / (path.relative_to(source).as_posix().replace("/", "-"))
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -94,12 +77,7 @@ class LogDir:
 
 
 def fetch_metrics(files: RunFiles, folder: Path) -> None:
-    """Download the metrics of a run, or its TensorBoard events.
-
-    Raises:
-        InputError: the run has no metrics yet.
-        KfpDdpError: the files cannot be read.
-    """
+    """Download the metrics of a run, or its TensorBoard events; raise InputError for none yet."""
     names = list(files.sizes())
     metrics = {name for name in names if name.endswith(f"/{METRICS}")}
     tasks = {name.rpartition("/")[0] for name in metrics}
@@ -119,12 +97,8 @@ def check_installed() -> None:
 def serve(folder: Path, port: int | None, update: Callable[[], None]) -> None:
     """Serve a folder of events until Ctrl-C or SIGTERM; print the URL.
 
-    Args:
-        port: To listen on; None for 6006, or the next free one.
-        update: Called periodically; a failure is printed once.
-
-    Raises:
-        InputError: the port is taken.
+    `port` is None for 6006, or the next free one; InputError if it is taken. `update` is called
+    periodically; a failure of it is printed once.
     """
     from tensorboard import program
 

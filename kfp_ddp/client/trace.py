@@ -29,14 +29,9 @@ def trace(
 ) -> Path:
     """Trace the next steps of a rank, and return the file.
 
-    Args:
-        place: The run's folder, its URI, or the output of a local run.
-        into: Folder to download the trace to, if the run is at a URI.
-        log: Gets a line when the trace is requested.
-
-    Raises:
-        InputError: there is no such run or rank, or the training has ended.
-        JobError: the rank wrote no trace in time.
+    `place` is the run's folder, its URI, or the output of a local run; from a URI the trace is
+    downloaded to `into`. InputError: no such run or rank, or the training has ended. JobError: no
+    trace in time.
     """
     uri = place.rstrip("/") if is_remote(place) else str(_run_folder(Path(place)))
     where = open_store(uri)
@@ -59,7 +54,6 @@ def trace(
 
 
 def _run_folder(path: Path) -> Path:
-    """Return the folder of the run that wrote metrics last."""
     files = [file for pattern in _PATTERNS for file in path.glob(pattern)]
     if not files:
         raise InputError(

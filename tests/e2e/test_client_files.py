@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from kfp_ddp.client.claim_files import open_claim
+from kfp_ddp.client.run_files import open_claim
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
@@ -81,7 +81,7 @@ def test_a_runs_files_come_whole_and_their_reader_goes(grounds: Grounds, tmp_pat
 
 def test_a_reader_goes_when_its_client_is_told_to_end(grounds: Grounds) -> None:
     program = (
-        "import time; from kfp_ddp.client.claim_files import open_claim\n"
+        "import time; from kfp_ddp.client.run_files import open_claim\n"
         "from kfp_ddp.k8s.api import Api\n"
         f"with open_claim(Api.connect({grounds.namespace!r}), {WORK!r}, {IMAGE!r}):\n"
         "    print('reads', flush=True); time.sleep(600)"

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 from kfp_ddp.checks.doctor import examine
 from kfp_ddp.checks.finding import Requirements
 from kfp_ddp.cli import app
-from kfp_ddp.client.connection import own_namespace
-from kfp_ddp.client.port_forward import service
+from kfp_ddp.client.connection import forwarded_port, own_namespace
 from kfp_ddp.core.errors import InputError
 from tests.serving import serving
 
@@ -152,7 +151,7 @@ def test_invalid_kubeconfig_is_one_finding(tmp_path: Path, monkeypatch: pytest.M
         (finding,) = examine(Requirements())
         assert "no Kubernetes cluster is configured (" in finding.message
         with pytest.raises(InputError, match="no address of KFP is set"):
-            service("ml-pipeline", "kubeflow", 8888).__enter__()
+            forwarded_port("kubeflow").__enter__()
         assert own_namespace() == ""
 
 
@@ -212,7 +211,7 @@ def test_configured_context_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def doctor(host: str) -> dict[str, str]:
     """Return the finding about KFP, without a cluster."""
-    cluster, finding = (finding.to_json() for finding in examine(Requirements(host=host)))
+    cluster, finding = (finding._asdict() for finding in examine(Requirements(host=host)))
     assert (cluster["what"], cluster["state"]) == ("API server", "bad")
     assert finding["what"] == "KFP"
     assert all("\n" not in text for text in finding.values())

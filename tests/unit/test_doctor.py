@@ -11,14 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.checks.access import (
-    KUEUE_RIGHTS,
-    RIGHTS,
-    gang_rights,
-    job_rights,
-    secret,
-    service_rights,
-)
+from kfp_ddp.checks.access import KUEUE_RIGHTS, launch_rights, secret
 from kfp_ddp.checks.claims import CLASSES, DEFAULT, claims
 from kfp_ddp.checks.finding import Cluster, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
@@ -211,8 +204,7 @@ def test_checked_rights_are_those_of_deploy() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    required = (*job_rights("pytorchjob"), *RIGHTS, *gang_rights(*GANGS), *KUEUE_RIGHTS)
-    required += service_rights("shop")
+    required = [*launch_rights("pytorchjob", "shop", *GANGS), *KUEUE_RIGHTS]
     assert {
         (g, resource, verb) for g, resource, verbs, _ in required for verb in verbs.split()
     } == granted

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from kfp_ddp.cli.manifest import command
+from kfp_ddp.cli.jobs import manifest as command
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import code
 

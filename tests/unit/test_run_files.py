@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.client import pod_program
-from kfp_ddp.client.claim_files import unpack
-from kfp_ddp.client.run_files import StoredFiles
+from kfp_ddp.client.run_files import StoredFiles, unpack
 from kfp_ddp.core.errors import StorageError
 
 

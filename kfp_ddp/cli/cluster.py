@@ -1,17 +1,20 @@
-"""`kfp-ddp install`: PVCs, permissions and a disruption budget for a namespace."""
+"""`kfp-ddp install` and `doctor`: what a run needs in a cluster and a namespace."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
+from kfp_ddp.datasets.volume.request import Strategy
+from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
 
 if TYPE_CHECKING:
     from kfp_ddp.install import Done, Installation, Owner
     from kfp_ddp.k8s.api import Api
 
-MARKS = {"made": "✓", "changed": "✓", "unchanged": "✓", "left": "✓", "refused": "!"}
+
+OBJECT_MARKS = {"made": "✓", "changed": "✓", "unchanged": "✓", "left": "✓", "refused": "!"}
 WORDS = {"left": "exists, unchanged"}
 CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 
@@ -67,7 +70,7 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
     help="Print the manifests without contacting the cluster.",
 )
 @AS_JSON
-def command(
+def install(
     which: str,
     chown: str,
     dry_run: bool,
@@ -113,8 +116,8 @@ def command(
     stopped = any(not one.kind.startswith("Cluster") for one in refused)
     if as_json:
         result = {"namespace": api.namespace, "dry_run": dry_run, "ok": not stopped}
-        objects = [one.to_json() for one in done]
-        echo_json({**result, "objects": objects, "secret": credentials.to_json()})
+        objects = [one._asdict() for one in done]
+        echo_json({**result, "objects": objects, "secret": credentials._asdict()})
         sys.exit(int(stopped))
     if any(one.name.startswith("kfp-ddp-nodes") for one in refused):
         echo("  → without permission to read nodes, runs need gpus_per_node")
@@ -132,7 +135,7 @@ def _install(
     api: "Api", target: "Installation", chown: str, *, dry_run: bool, quiet: bool
 ) -> "list[Done]":
     from kfp_ddp import install
-    from kfp_ddp.checks.admission import enforced
+    from kfp_ddp.checks.access import enforced
     from kfp_ddp.checks.claims import unfinished_owner
     from kfp_ddp.install import limits, manifests, owner
 
@@ -163,4 +166,79 @@ def _print(done: "Done", dry_run: bool) -> None:
     word = WORDS.get(done.state, done.state)
     would = "would be " if dry_run and done.state in ("made", "changed") else ""
     message = f": {done.message}" if done.message else ""
-    echo(f"{MARKS[done.state]} {done.kind} {done.name} {would}{word}{message}")
+    echo(f"{OBJECT_MARKS[done.state]} {done.kind} {done.name} {would}{word}{message}")
+
+
+MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
+
+
+@click.command("doctor")
+@configured("namespace", "context", "host")
+@text_option(
+    "--service-account",
+    help="Check the permissions of this account of the namespace instead of yours.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(get_args(Backend)),
+    default="pytorchjob",
+    help="Backend of the training.",
+)
+@click.option("--nodes", type=click.IntRange(1), default=1, help="Number of worker pods.")
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(-1),
+    default=-1,
+    help="GPUs per node; -1 for all, 0 to train on CPUs.",
+)
+@click.option("--gpu-resource", default="nvidia.com/gpu", help="Resource name of the GPUs.")
+@click.option(
+    "--scheduler",
+    type=click.Choice(LaunchSpec.choices("scheduler")),
+    default="",
+    show_default=False,
+    help="Gang scheduler of the job.",
+)
+@click.option("--data-claim", default="kfp-ddp-data", help="PVC of the datasets.")
+@click.option("--work-claim", default="kfp-ddp-work", help="PVC of the checkpoints.")
+@click.option(
+    "--publish",
+    type=click.Choice(get_args(Strategy)),
+    default="in-place",
+    help="How the dataset is published to workers.",
+)
+@click.option(
+    "--bucket-secret", default="kfp-ddp-bucket", help="Secret with the bucket's credentials."
+)
+@text_option("--service", help="InferenceService to roll models out to.")
+@click.option(
+    "--claims-file",
+    hidden=True,
+    expose_value=False,
+    help="No effect: kfp-ddp install creates missing PVCs.",
+)
+@AS_JSON
+def doctor(as_json: bool, **requirements: Any) -> None:
+    """Check the requirements of a run with these settings, with a remedy for each problem.
+
+    Operators, permissions, PVCs, storage, credentials, quotas, PodSecurity, GPUs, queues and KFP.
+    Exit code 1 for a problem that would stop the run. A line with ! is a warning, or could not be
+    checked.
+    """
+    from kfp_ddp.checks.doctor import examine
+    from kfp_ddp.checks.finding import Requirements
+
+    findings = examine(Requirements(**requirements))
+    worst = any(finding.state == "bad" for finding in findings)
+    if as_json:
+        objects = [finding._asdict() for finding in findings]
+        echo_json({"ok": not worst, "findings": objects})
+    else:
+        width = max(len(finding.what) for finding in findings)
+        for finding in findings:
+            mark, color = MARKS[finding.state]
+            click.secho(mark, fg=color, nl=False)
+            echo(f" {finding.what:{width}}  {finding.message}")
+            if finding.remedy:
+                echo(f"  {'':{width}}  → {finding.remedy}")
+    sys.exit(1 if worst else 0)

@@ -1,19 +1,97 @@
-"""`kfp-ddp netcheck`: measure the network between the pods of a job, or local ranks."""
+"""`kfp-ddp manifest` and `netcheck`: the job of a launch, and the network between its pods."""
 
 import contextlib
 import sys
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+import yaml
 
 from kfp_ddp import __version__
 from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
-from kfp_ddp.jobs.launch_spec import Backend
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
 from kfp_ddp.training.netcheck.record import NetworkCheck
 
 if TYPE_CHECKING:
     from kfp_ddp.training.netcheck.record import Network
+
+
+@click.command("manifest")
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("settings", nargs=-1, metavar="SETTING=VALUE...")
+@click.option("--namespace", "-n", default="default", help="Namespace of the job.")
+@click.option("--run-id", default="run", help="Id of the run.")
+@click.option("--task-name", default="train", help="Name of the task.")
+def manifest(
+    kind: str, settings: tuple[str, ...], namespace: str, run_id: str, task_name: str
+) -> None:
+    """Print the job for some settings without creating it.
+
+    The settings are those of the component `job` (kfp-ddp settings), with values in YAML:
+
+    kfp-ddp manifest pytorchjob image=ghcr.io/you/trainer:1.0 nodes=2 gpus_per_node=8
+    command='[python3, train.py]' claims='{/data: images:ro}'
+
+    With script="$(cat train.py)", or with code=FOLDER entry=train.py, the ConfigMap with the code
+    is printed too.
+    """
+    from kfp_ddp.core.settings import check_given
+    from kfp_ddp.jobs import payload
+    from kfp_ddp.jobs.code import archive_of, as_data_url
+    from kfp_ddp.jobs.identity import identify, metadata
+    from kfp_ddp.jobs.jobs import script_map
+    from kfp_ddp.jobs.payload import bring
+    from kfp_ddp.jobs.script import unpacked
+
+    fields = dict(setting(text) for text in settings)
+    check_given("settings", fields, {"kind": "is the first argument itself"})
+    fields["script"] = unpacked(str(fields.get("script", "")))
+    if Path(folder := str(fields.get("code", ""))).is_dir() and folder:
+        fields["code"] = as_data_url(archive_of(folder))
+    spec = bring(LaunchSpec.create(**fields, kind=kind), None)
+    identity = identify(run_id, task_name, "", spec)
+    printed, map_name = [], ""
+    if payload.files(spec):
+        printed.append(script_map(spec, identity, None))
+        map_name = printed[0]["metadata"]["name"]
+        printed[0]["metadata"]["namespace"] = namespace
+    meta = metadata(spec, identity, namespace, 0, None)
+    printed.append(spec.job_kind.manifest(spec, meta, map_name))
+    text = yaml.dump_all(printed, Dumper=_Readable, sort_keys=False, allow_unicode=True)
+    click.echo(text, nl=False)
+
+
+class _Readable(yaml.SafeDumper):
+    def ignore_aliases(self, data: object) -> bool:
+        """Write an object at each of its places, since an alias is hard to read."""
+        return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Return the node of a string, a block if YAML allows it."""
+        plain = all(char == "\n" or char.isprintable() for char in data)
+        style = ("|" if "\n" in data else None) if plain else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Readable.add_representer(str, _Readable.represent_str)
+
+
+def setting(text: str) -> tuple[str, object]:
+    """Parse SETTING=VALUE; values of text settings are not parsed as YAML, such as `cpu=4`."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"{text!r} is not a setting; write SETTING=VALUE, for example nodes=2")
+    field = LaunchSpec.model_fields.get(name)
+    if field is not None and (field.annotation is str or LaunchSpec.choices(name)):
+        return name, value
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise InputError(f"{name}={value!r} is not a YAML value") from None
 
 
 def _help(name: str) -> str:
@@ -42,7 +120,7 @@ def _help(name: str) -> str:
 @click.option("--min-gbit-s", type=float, help=_help("min_gbit_s"))
 @click.option("--largest-mb", type=float, help=_help("largest_mb"))
 @AS_JSON
-def command(
+def netcheck(
     namespace: str,
     context: str,
     nodes: int,
@@ -101,7 +179,6 @@ def _measure(
 
 
 def _job(settings: tuple[str, ...]) -> dict[str, Any]:
-    from kfp_ddp.cli.manifest import setting
     from kfp_ddp.core.settings import check_given
     from kfp_ddp.jobs.launch_spec import JOB_OWN
 

@@ -1,0 +1,275 @@
+"""`kfp-ddp compare`, `download`, `tensorboard`, `report` and `trace`: what runs wrote."""
+
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, writing
+from kfp_ddp.core.config import Connection
+from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
+from kfp_ddp.core.text import printable
+
+if TYPE_CHECKING:
+    from kfp_ddp.client.comparison import Comparison
+
+
+@click.command("compare")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--html", type=FILE, help="Also write a page with the tables and the curves of all runs."
+)
+@AS_JSON
+@connected
+def compare(
+    runs: tuple[str, ...], html: Path | None, as_json: bool, connection: Connection
+) -> None:
+    """Compare RUNs: settings that differ, metrics with 95 % confidence intervals.
+
+    A RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. Each
+    training of a run has its own column.
+
+    kfp-ddp compare last 8fa2b9a1 ./photos-model --html compared.html
+    """
+    from kfp_ddp.client.comparison import compare, to_html
+    from kfp_ddp.client.run_info import RunFinder, read_trainings
+
+    with RunFinder(connection) as finder, tempfile.TemporaryDirectory() as scratch:
+        infos = [finder.find(word) for word in runs]
+        rows = [
+            (info, read_trainings(info.files(), Path(scratch, str(number))))
+            for number, info in enumerate(infos)
+        ]
+    for info, trainings in rows:
+        if not trainings:
+            raise InputError(
+                f"{info.name} has no training to compare: see kfp-ddp describe {info.word}"
+            )
+    compared = compare(rows)
+    if html is not None:
+        with writing(html):
+            html.write_text(to_html(compared), encoding="utf-8")
+    if as_json:
+        echo_json(compared.document())
+    else:
+        _print(compared)
+        if html is not None:
+            echo(f"curves: {html}")
+
+
+def _print(compared: "Comparison") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from kfp_ddp.client.comparison import setting_text
+
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
+    rows = [
+        ("", [side.letter for side in compared.sides]),
+        ("run", [side.name for side in compared.sides]),
+        ("id", [side.run.id[:8] for side in compared.sides]),
+        ("state", [side.run.state for side in compared.sides]),
+        ("", []),
+        *((metric.name.replace("_", " "), metric.texts()) for metric in compared.metrics),
+        ("", []),
+        *(
+            (name, [setting_text(value) for value in row])
+            for name, row in compared.settings.items()
+        ),
+    ]
+    for name, cells in rows:
+        table.add_row(*(Text(printable(cell)) for cell in (name, *cells)))
+    # Lines are not wrapped in a file or pipe.
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=10_000)
+    console.print(table, "")
+    if not compared.settings:
+        echo("All settings are equal.")
+    for note in compared.notes:
+        echo(f"{note}.")
+
+
+@click.command("download")
+@click.argument("run")
+@click.option(
+    *("--output", "-o"), type=FOLDER, help="A new folder.  [default: the name of the run]"
+)
+@click.option("--checkpoint", is_flag=True, help="Also download the newest checkpoint.")
+@AS_JSON
+@connected
+def download(
+    run: str, output: Path | None, checkpoint: bool, as_json: bool, connection: Connection
+) -> None:
+    """Download the results of RUN: bundle, evaluation with its report, curves, settings, metrics.
+
+    RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. Files
+    on a PVC are read through a temporary pod: you need permission to create pods and pods/exec in
+    the namespace. If the files cannot be read, only the bundle is downloaded, from the run's
+    destination. The bundle is verified, and a failed download leaves no files.
+
+    kfp-ddp download last --output flowers-model
+    """
+    from kfp_ddp.client.download import check_output, download, find_uploaded
+    from kfp_ddp.client.run_info import RunFinder
+    from kfp_ddp.local.results import shown
+
+    with RunFinder(connection) as finder:
+        info = finder.find(run)
+        folder = output or Path(info.name.replace("/", "-").strip(".") or info.id)
+        check_output(folder)
+        try:
+            tasks = download(info.files(), folder, checkpoint=checkpoint)
+        except KfpDdpError as error:
+            bundle = find_uploaded(info.id, info.parameters)
+            if bundle is None:
+                raise
+            echo(f"warning: {error}; downloading only the bundle, {bundle.where}", err=True)
+            tasks = download(bundle, folder)
+    if as_json:
+        rows = [
+            {name: str(value) if isinstance(value, Path) else value for name, value in row.items()}
+            for row in (task._asdict() for task in tasks)
+        ]
+        echo_json({"run_id": info.id, "output": str(folder), "tasks": rows})
+        return
+    for task in tasks:
+        echo(f"{task.task}: {task.bytes / 1e6:,.1f} MB")
+        paths = (task.bundle, task.report, task.loss_curve, task.checkpoint)
+        for name, path in zip(("bundle", "report", "curves", "checkpoint"), paths, strict=True):
+            if path is not None:
+                echo(f"  {name:<12}{shown(path)}")
+        if task.bundle is None:
+            echo("  no bundle: the run exported none")
+    bundles = [task.bundle for task in tasks if task.bundle]
+    if bundles:
+        echo(f"try it: kfp-ddp predict {shown(bundles[0])} picture.jpg")
+
+
+@click.command("tensorboard")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN|FOLDER...")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Local port.  [default: 6006, or a free one]"
+)
+@connected
+def tensorboard(runs: tuple[str, ...], port: int | None, connection: Connection) -> None:
+    """Show the curves of RUNs in TensorBoard, until Ctrl-C.
+
+    A RUN is an id or the start of one, a name, or `last`; a FOLDER is that of a run with --local,
+    or of a training. The setting `tensorboard` is not required: the curves come from the metrics
+    of each training, and are updated while it runs. TensorBoard runs on this machine.
+
+    kfp-ddp tensorboard last ./photos-model
+    """
+    from kfp_ddp.client import tensorboard
+    from kfp_ddp.client.run_info import RunFinder
+
+    tensorboard.check_installed()
+    with tempfile.TemporaryDirectory() as scratch, RunFinder(connection) as finder:
+        log_dir = tensorboard.LogDir(Path(scratch, "shown"))
+        folders = {_title(word, runs): Path(word) for word in runs if Path(word).is_dir()}
+        infos = [finder.find(word) for word in runs if not Path(word).is_dir()]
+        remote = {_file_name(f"{info.name} {info.id[:8]}"): info.files() for info in infos}
+
+        def update() -> None:
+            for title, files in remote.items():
+                folders[title] = Path(scratch, title)
+                tensorboard.fetch_metrics(files, folders[title])
+            for title, folder in folders.items():
+                log_dir.update(title, folder)
+
+        update()
+        tensorboard.serve(log_dir.folder, port, update)
+
+
+def _title(folder: str, others: tuple[str, ...]) -> str:
+    """Return a folder's name, or its full path if another one has the same name."""
+    name = Path(folder).resolve().name
+    same = {Path(one).resolve() for one in others if Path(one).resolve().name == name}
+    return name if len(same) == 1 else str(Path(folder).resolve()).strip("/").replace("/", "-")
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w. -]", "-", name)
+
+
+PATTERNS = ("{}", "*/{}", "work/*/*/{}")
+"""Locations of an evaluation: in a run, in a download, in the output of a local run."""
+
+
+@click.command("report")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
+@click.option("--split", default="val", help="The evaluated split.")
+@click.option(
+    *("--output", "-o"),
+    type=click.Path(path_type=Path),
+    help="File to write.  [default: report.html of the evaluation]",
+)
+def report(folder: Path, split: str, output: Path | None) -> None:
+    """Write the report of a run: one HTML file, with the verdict and the exported model.
+
+    FOLDER is the output of `run --local` or `download`, the folder of a run, or that of an
+    evaluation. Of several evaluations the newest is used.
+
+    kfp-ddp report run-output/latest
+    """
+    from kfp_ddp import report
+    from kfp_ddp.core.run_folder import REPORT
+
+    evaluation = _newest_evaluation(folder, split)
+    bundle = evaluation.parent / "bundle"
+    target = output or evaluation / REPORT
+    document = report.html(evaluation, bundle if bundle.is_dir() else None)
+    with writing(target):
+        target.write_text(document, encoding="utf-8")
+    echo(target)
+
+
+def _newest_evaluation(folder: Path, split: str) -> Path:
+    """Return the folder of the newest evaluation; raise InputError if there is none."""
+    from kfp_ddp.core.run_folder import RunFolder
+    from kfp_ddp.models.evaluation import FILE
+
+    if (folder / FILE).is_file():
+        return folder
+    name = RunFolder.evaluation_name(split)
+    files = [file for one in PATTERNS for file in folder.glob(f"{one.format(name)}/{FILE}")]
+    if not files:
+        raise InputError(
+            f"{folder} contains no evaluation of {split}: name the output of run --local or of "
+            "download, or the folder of a run whose evaluate step has ended"
+        )
+    return max(files, key=lambda path: path.stat().st_mtime).parent
+
+
+@click.command("trace")
+@click.argument("run", metavar="FOLDER|ADDRESS")
+@click.option("--rank", type=click.IntRange(0), default=0, help="The rank to trace.")
+@click.option(
+    "--steps", type=click.IntRange(1, MOST_TRACED_STEPS), default=5, help="Number of steps."
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    default=Path(),
+    help="Folder for the trace of a run in a bucket.",
+)
+@click.option("--minutes", default=5.0, help="Timeout.")
+def trace(run: str, rank: int, steps: int, output: Path, minutes: float) -> None:
+    """Trace the next steps of one rank of a running training, and print the path of the file.
+
+    FOLDER is the training's, with its metrics.jsonl, or the output of `run --local`; ADDRESS is
+    its URI in a bucket. A run on a PVC is traced from a pod that mounts it:
+    kubectl exec POD -- kfp-ddp trace /work/RUN_ID/train --rank 3. The rank polls for requests
+    every 10 seconds; the others wait for it while it traces. Open the file in
+    https://ui.perfetto.dev or chrome://tracing.
+
+    kfp-ddp trace run-output/latest --rank 1 --steps 5
+    """
+    from kfp_ddp.client.trace import trace
+
+    echo(trace(run, rank, steps, output, minutes, lambda line: echo(line, err=True)))
