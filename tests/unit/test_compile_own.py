@@ -71,9 +71,7 @@ def test_pipelines_of_a_file_are_compiled_to_its_folder(own: Path) -> None:
     assert "literals" not in document["root"]["inputDefinitions"]["parameters"]["backend"]
 
 
-def test_images_of_ours_are_of_the_configured_registry(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_of_a_registry(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kfp-ddp.yaml").write_text("registry: registry.example.com/ml\n")
     assert compiled(own, "--directory", tmp_path).exit_code == 0
     assert images(tmp_path / "flowers.yaml") == {

@@ -232,9 +232,7 @@ HOST = "http://shop-predictor.here.svc.cluster.local"
         ({"url": "http://shop.example.com"}, *["http://shop.example.com"] * 2),
     ],
 )
-def test_with_knative_the_newest_predictor_has_its_own_address(
-    status: dict[str, Any], url: str, newest: str
-) -> None:
+def test_newest_predictor_has_an_address(status: dict[str, Any], url: str, newest: str) -> None:
     service = {"metadata": {"name": "shop"}, "spec": {}, "status": status}
     assert (address(service), address(service, "spec")) == (url, newest)
 

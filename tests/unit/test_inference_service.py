@@ -68,9 +68,7 @@ def test_addresses_are_translated_for_kserve(monkeypatch: pytest.MonkeyPatch) ->
         ("", "KServe cannot read"),
     ],
 )
-def test_addresses_that_kserve_cannot_read_are_refused(
-    monkeypatch: pytest.MonkeyPatch, bundle: str, why: str
-) -> None:
+def test_others_are_refused(monkeypatch: pytest.MonkeyPatch, bundle: str, why: str) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT", raising=False)
     with pytest.raises(InputError, match=why):
         storage_uri(bundle)

@@ -153,9 +153,7 @@ BARE, FULL = runtime({}), runtime({"requests": {"cpu": "1"}})
         (403, 404, "TrainingRuntime", True),
     ],
 )
-def test_a_runtime_of_the_namespace_comes_first(
-    space: Any, whole: Any, kind: str, has_resources: bool
-) -> None:
+def test_own_runtimes_come_first(space: Any, whole: Any, kind: str, has_resources: bool) -> None:
     """Of one that may not be looked at, nobody knows what its nodes ask for: it is left alone."""
     assert KINDS["trainjob"].find_runtime(Server({SPACE: space, WHOLE: whole}), SPEC) == (
         kind,

@@ -118,9 +118,7 @@ LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
         (look(pod("worker", "Pending", 600)), Limits(), None),
     ],
 )
-def test_a_job_is_given_up_when_a_pod_of_it_waits_too_long(
-    seen: Look, limits: Limits, who: str | None
-) -> None:
+def test_a_pod_that_waits_long_ends_the_job(seen: Look, limits: Limits, who: str | None) -> None:
     line = late(seen, limits)
     if who is None:
         assert line == ""

@@ -66,18 +66,14 @@ def test_a_pid_that_was_used_again_is_not_touched(tmp_path: Path) -> None:
         (launcher(Path("RUN")), False),
     ],
 )
-def test_a_record_that_names_no_launcher_of_this_run_is_not_believed(
-    tmp_path: Path, words: list[str], leads: bool
-) -> None:
+def test_a_record_of_others_is_not_believed(tmp_path: Path, words: list[str], leads: bool) -> None:
     """Whoever can write to the work claim can write it."""
     with sleeper(*(word.replace("RUN", str(tmp_path)) for word in words), leads=leads) as child:
         local.record(tmp_path, child.pid)
         assert local.recorded(tmp_path) is None
 
 
-def test_a_process_of_another_user_is_not_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_of_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with sleeper(*launcher(tmp_path)) as child:
         local.record(tmp_path, child.pid)
         assert local.recorded(tmp_path) == child.pid

@@ -129,9 +129,7 @@ def test_valid_address_is_accepted(value: str) -> None:
     st.sampled_from(["bucket", "my-bucket/flowers", "a1b/c d/ä", "b.c/x:y"]),
     st.sampled_from([":", ":/", ";//", "//"]),
 )
-def test_mistyped_scheme_is_corrected(
-    scheme: str, upper: list[bool], rest: str, separator: str
-) -> None:
+def test_a_scheme_is_corrected(scheme: str, upper: list[bool], rest: str, separator: str) -> None:
     pairs = zip(scheme, upper, strict=False)
     typed = "".join(letter.upper() if is_upper else letter for letter, is_upper in pairs)
     with pytest.raises(InputError) as raised:
@@ -141,9 +139,7 @@ def test_mistyped_scheme_is_corrected(
 
 
 @pytest.mark.parametrize("value", ["my-bucket/flowers", "bucket", "gs", "~/images", "a:b/c"])
-def test_missing_folder_may_be_a_bucket_without_a_scheme(
-    value: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bucket_without_scheme(value: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=f"for a bucket write gs://{value}, for a folder its"):
         check_address("source", value)

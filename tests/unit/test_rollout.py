@@ -205,9 +205,7 @@ def test_requests_with_lost_answers_are_repeated(server: Server) -> None:
     assert state(server) == ("1", None, "")
 
 
-def test_changes_by_the_controller_are_no_conflict(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_status_is_no_conflict(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     service, find, touches = answering(server, 1), Service.find, iter([True, True])
 
     def change_after(self: Service) -> Object | None:

@@ -92,9 +92,7 @@ def test_body_that_stalls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("slowest", "expected"), [(0.01, 200), (1, 408)])
-def test_body_that_drips_is_refused(
-    slowest: float, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drips_are_refused(slowest: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SLOWEST", slowest)
     clock = SimpleNamespace(monotonic=itertools.count(0, 10).__next__)
     monkeypatch.setattr(limits, "time", clock)
@@ -102,9 +100,7 @@ def test_body_that_drips_is_refused(
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nx", b"GET / HTTP/1.1\r\n\r\nG"])
-def test_connection_without_complete_headers_is_closed(
-    begin: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_headers_are_closed(begin: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "IDLE_SECONDS", 0.1)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -183,9 +183,7 @@ def test_an_invalid_signature_is_one_line(tmp_path: Path, content: str, words: s
         ({"model.safetensors": "0" * 64}, r"model\.safetensors differs from the signed one"),
     ],
 )
-def test_a_signed_statement_of_something_else_is_refused(
-    tmp_path: Path, change: bytes | dict[str, str], words: str
-) -> None:
+def test_other_statements_fail(tmp_path: Path, change: bytes | dict[str, str], words: str) -> None:
     folder = make(tmp_path)
     payload: Any = change
     if isinstance(change, dict):

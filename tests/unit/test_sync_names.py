@@ -191,6 +191,15 @@ def test_encoded_name_that_is_taken_is_hashed_again() -> None:
     assert names.apply(listing(bad, *taken), "encode").encoded == {bad: "%" + digest(digest(bad))}
 
 
+def test_encoding_keeps_the_columns() -> None:
+    encoded = names.apply(listing("c\n", "b", "a", tags=True), "encode")
+    assert encoded.listing.names == ["a", "b", "c%0A"]
+    assert list(encoded.listing.sizes) == [2, 1, 0]
+    assert list(encoded.listing.generations) == [2, 1, 0]
+    assert encoded.listing.tags == ["tag2", "tag1", "tag0"]
+    assert encoded.skipped == []
+
+
 @pytest.mark.parametrize(
     ("objects", "folds", "why"),
     [

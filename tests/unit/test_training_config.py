@@ -17,17 +17,13 @@ REQUIRED = {"data": "/d", "output_dir": "/o"}
     ("fields", "words"),
     [
         ({"epochs": 0}, ("epochs=0", "greater than or equal to 1")),
-        ({"learning_rate": -0.1}, ("learning_rate=-0.1", "greater than 0")),
-        ({"learning_rate": float("nan")}, ("learning_rate", "finite")),
         ({"model": "resnet5"}, ("model='resnet5'", "torchvision", "did you mean 'resnet50'")),
         ({"epocs": 3}, ("'epocs'", "did you mean 'epochs'")),
-        ({"keep_checkpoints": 1}, ("keep_checkpoints=1",)),
         ({"epochs": 3, "warmup_epochs": 3}, ("warmup_epochs=3", "epochs=3", "lower")),
         ({"batch_size": 10, "micro_batch_size": 3}, ("batch_size=10", "micro_batch_size=3")),
         ({"start_image_size": 300}, ("start_image_size=300", "224")),
         ({"strategy": "fsdp", "ema_decay": 0.9}, ("ema_decay", "strategy=ddp")),
         ({"strategy": "fsdp", "compile": True}, ("compile", "strategy=ddp")),
-        ({"data": None}, ("data=None",)),
     ],
 )
 def test_invalid_value_is_one_line(fields: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -83,9 +83,7 @@ def test_skipped_image_is_replaced_in_training_and_left_out_in_evaluation(split:
 
 @pytest.mark.parametrize("augment", ["none", "shift", "shift-flip", "crop", "crop-flip"])
 @pytest.mark.parametrize("training", [True, False])
-def test_cached_images_equal_decoded_images(
-    split: Path, tmp_path: Path, augment: str, training: bool
-) -> None:
+def test_cached_are_as_decoded(split: Path, tmp_path: Path, augment: str, training: bool) -> None:
     """To the bit, but for random crops of images that the cache had to shrink."""
     index = scan(split)
     config = run(split, augment=augment, image_size=48)
@@ -140,9 +138,7 @@ def _of_somewhere_else(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("made", [_of_everybody, _of_another_user, _of_somewhere_else])
-def test_cache_that_others_can_write_is_refused(
-    split: Path, tmp_path: Path, made: Callable[[Path], None]
-) -> None:
+def test_shared_cache_is_refused(split: Path, tmp_path: Path, made: Callable[[Path], None]) -> None:
     """A rank would train on what they put there: the folder's name can be worked out by all."""
     if made is _of_another_user and os.geteuid() != 0:
         pytest.skip("only root gives files away")

@@ -241,9 +241,7 @@ def at(name: str, **fields: Any) -> Event:
 
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-def test_token_does_not_follow_a_redirect(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redirects_get_no_token(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("secret")
     other = server()
     with serving(other) as target:
