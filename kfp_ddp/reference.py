@@ -153,16 +153,12 @@ def command_tables(name: str) -> list[str]:
             names = ", ".join(f"`{opt}`" for opt in (*option.opts, *option.secondary_opts))
             shown = option.default if isinstance(option.default, str | int | float) else ""
             default = "" if option.is_flag and not option.default else _value(shown)
-            text = _cell(option.help) + _of(option.type)
+            known = ", ".join(f"`{one}`" for one in getattr(option.type, "choices", ()) if one)
+            text = _cell(option.help) + (f" One of {known}." if known else "")
             lines.append(f"| {names} | {default} | {text} |")
         if once:
             lines += ["", f"Also {', '.join(f'`{opt}`' for opt in once)}: [set once](#set-once)."]
     return lines
-
-
-def _of(kind: object) -> str:
-    known = ", ".join(f"`{choice}`" for choice in getattr(kind, "choices", ()) if choice)
-    return f" One of {known}." if known else ""
 
 
 def graph_block(name: str) -> list[str]:

@@ -220,14 +220,9 @@ def _check_cluster(run: Run) -> list[str]:
     return warnings + too_large(nodes, run.steps.by_step(spec.gpu_resource))
 
 
-def check_ranks(run: Run) -> list[str]:
-    """Check that the batch can be divided among the ranks."""
-    run.check_batch()
-    return []
-
-
 def check_evaluation(run: Run) -> list[str]:
-    """Check the evaluation job, if there is one."""
+    """Check that the ranks can divide the batch, and the evaluation job, if there is one."""
+    run.check_batch()
     outputs = evaluation(run.steps, run.spec)
     if outputs["evaluate_backend"] == "local":
         return []
@@ -238,7 +233,7 @@ def check_evaluation(run: Run) -> list[str]:
 
 CHECKS: tuple[Callable[[Run], list[str]], ...] = (
     *(check_source, check_work, check_champion, check_publishing),
-    *(check_backend, check_ranks, check_evaluation),
+    *(check_backend, check_evaluation),
 )
 """In the order of the steps; each returns warnings, or raises InputError."""
 

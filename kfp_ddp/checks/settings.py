@@ -94,6 +94,12 @@ def parse(inputs: Mapping[str, Any]) -> Run:
     spec, supervision, steps = _job(parameters, inputs)
     check_model_name(parameters.model_name)
     gate, measuring, rules = _gate(parameters)
+    champion = parameters.champion.rstrip("/")
+    if champion == LAST:
+        champion = parameters.exports
+        if not champion:
+            raise InputError("champion=last is the last model at destination, which is empty")
+    rules.check_champion(champion)
     parts = [part_of(parameters.release, model) for model in PARTS]
     run = Run(
         inputs=inputs,
@@ -108,7 +114,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
         gate=gate,
         measuring=measuring,
         release={name: value for part in parts for name, value in part.given().items()},
-        champion=_champion(parameters, rules),
+        champion=champion,
         trials=_trials(parameters, inputs),
     )
     if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
@@ -227,13 +233,3 @@ def _gate(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules
             "path and tags"
         )
     return gate, measuring, rules
-
-
-def _champion(parameters: Parameters, rules: Rules) -> str:
-    champion, own = parameters.champion.rstrip("/"), parameters.exports
-    if champion == LAST:
-        if not own:
-            raise InputError("champion=last is the last model at destination, which is empty")
-        champion = own
-    rules.check_champion(champion)
-    return champion

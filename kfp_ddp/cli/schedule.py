@@ -189,16 +189,13 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
     if not rows:
         echo("no schedules", err=True)
         return
-    lines = [("id", "state", f"next ({time_zone})", "name")]
+    header = f"next ({time_zone})"
+    width = max(16, len(header))
+    echo(f"{'id':8}  {'state':7}  {header:{width}}  name")
     for row in rows:
         soon = schedules.minute(row["next"][0]) if row["next"] else ""
-        lines.append((row["id"][:8], row["state"], soon, row["name"]))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for number, line in enumerate(lines):
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        echo("  ".join(padded).rstrip())
-        if number:
-            echo(f"          {rows[number - 1]['when']}: {rows[number - 1]['pipeline']}")
+        echo(f"{row['id'][:8]}  {row['state']:7}  {soon:{width}}  {row['name']}")
+        echo(f"          {row['when']}: {row['pipeline']}")
     for row in rows:
         if row["warning"]:
             echo(f"! {row['name']}: {row['warning']}", err=True)

@@ -45,19 +45,16 @@ class Login:
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the next request; raise InputError if the secret cannot be sent."""
-        if self.cookie:
-            return {"Cookie": self._checked(self.cookie)}
         token = self.token or (_secret("", self.token_file) if self.token_file else "")
-        return {"Authorization": f"Bearer {self._checked(token)}"} if token else {}
-
-    def _checked(self, secret: str) -> str:
-        """Refuse what no header can contain; the error of http would show the secret."""
-        if not (secret.isascii() and secret.isprintable()):
+        secret = self.cookie or token
+        if not (secret.isascii() and secret.isprintable()):  # the error of http would show it
             raise InputError(
                 f"{self.name} contains line breaks or non-ASCII characters: give it in one line, "
                 "as it was issued"
             )
-        return secret
+        if self.cookie:
+            return {"Cookie": secret}
+        return {"Authorization": f"Bearer {secret}"} if secret else {}
 
 
 def check_private(host: str) -> None:

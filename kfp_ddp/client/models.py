@@ -110,12 +110,16 @@ def promote(
     InputError: there is no such version, or another champion. StorageError: no answer.
     """
     known = _versions_of(where, name)
-    version, now = _one(name, word, known), read_pointer(where, name)
+    matches = [one for one in known if word and one.startswith(word)]
+    if len(matches) != 1:
+        many = f"{len(matches)} versions" if matches else "no version"
+        raise InputError(f"{word!r} matches {many} of {name}: there are {', '.join(known)}")
+    now = read_pointer(where, name)
     if instead_of and not now.startswith(instead_of):
         raise InputError(
             f"the champion of {name} is {now or 'none'}, not {instead_of}: nothing was changed"
         )
-    return _set_champion(where, name, version, now, "promote", registry)
+    return _set_champion(where, name, matches[0], now, "promote", registry)
 
 
 def roll_back(where: Store, name: str, registry: Registry | None = None) -> tuple[str, str]:
@@ -165,11 +169,3 @@ def _versions_of(where: Store, name: str) -> list[str]:
         near = hint(name, list(known)) or f"; there are {', '.join(known) or 'none'}"
         raise InputError(f"there is no model {name!r} at {where.uri}{near}")
     return known[name]
-
-
-def _one(name: str, word: str, known: list[str]) -> str:
-    matches = [one for one in known if word and one.startswith(word)]
-    if len(matches) != 1:
-        many = f"{len(matches)} versions" if matches else "no version"
-        raise InputError(f"{word!r} matches {many} of {name}: there are {', '.join(known)}")
-    return matches[0]

@@ -192,7 +192,12 @@ def document(
     cache = {} if pipelines is None else pipelines
     key = (plan.pipeline_id, plan.version_id)
     if key not in cache:
-        cache[key] = _pipeline(client, plan)
+        try:
+            always = "" if plan.version_id else ", always the newest version"
+            cache[key] = f"{version_of(client, plan)}{always}"
+        except InputError:
+            was = "deleted pipeline" if plan.pipeline_id else "pipeline that was not uploaded"
+            cache[key] = f"a {was}"
     return {
         "id": schedule.recurring_run_id,
         "name": schedule.display_name,
@@ -256,16 +261,6 @@ def _warning(schedule: "V2beta1RecurringRun") -> str:
         f"its cron has five fields ({text}), of which KFP reads the first as seconds; "
         f"kfp-ddp schedule replace {schedule.display_name} --cron '{text}' corrects it"
     )
-
-
-def _pipeline(client: "Client", plan: Plan) -> str:
-    if not plan.pipeline_id:
-        return "a pipeline that was not uploaded"
-    try:
-        name = version_of(client, plan)
-    except InputError:
-        return "a deleted pipeline"
-    return name if plan.version_id else f"{name}, always the newest version"
 
 
 def _trigger(schedule: "V2beta1RecurringRun") -> dict[str, Any]:

@@ -65,13 +65,10 @@ def _check_first(client: "Client", new: "V2beta1RecurringRun", or_enabled: bool)
     """
     for other in schedules.named(schedules.list_all(client), new.display_name):
         enabled = or_enabled and schedules.state(other) == schedules.ENABLED
-        if other.recurring_run_id != new.recurring_run_id and (enabled or _age(other) < _age(new)):
+        first = min(other, new, key=lambda one: (one.created_at, one.recurring_run_id))
+        if other.recurring_run_id != new.recurring_run_id and (enabled or first is other):
             client.delete_recurring_run(new.recurring_run_id)
             raise _exists(other)
-
-
-def _age(schedule: "V2beta1RecurringRun") -> tuple[datetime, str]:
-    return schedule.created_at, schedule.recurring_run_id
 
 
 def _exists(schedule: "V2beta1RecurringRun") -> InputError:

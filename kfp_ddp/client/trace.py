@@ -40,7 +40,10 @@ def trace(
     where.write(RunFolder.TRACE_REQUEST, request.to_json())
     log(f"requested a trace of {steps} steps from rank {rank}, which polls every 10 seconds")
     deadline = time.monotonic() + minutes * 60
-    while not (name := _trace_of(where, request)):
+    while True:
+        names = (name for name, _ in where.list(f"{RunFolder.TRACES}/"))
+        if name := next(filter(request.matches, names), ""):
+            break
         if time.monotonic() > deadline:
             raise JobError(
                 f"rank {rank} of {uri} wrote no trace within {minutes:g} minutes: check in its log "
@@ -82,9 +85,3 @@ def _last_event(where: Store) -> dict[str, Any]:
         metrics = file.read()
     lines = metrics[: metrics.rfind(b"\n") + 1].splitlines()
     return mapping_in(lines[-1]) if lines else {}
-
-
-def _trace_of(where: Store, request: TraceRequest) -> str:
-    """Return the name of the requested trace; '' while it does not exist."""
-    names = (name for name, _ in where.list(f"{RunFolder.TRACES}/"))
-    return next(filter(request.matches, names), "")
