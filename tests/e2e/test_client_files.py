@@ -13,7 +13,8 @@ from kubernetes import client
 from kfp_ddp.client.run_files import open_claim
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
+from tests.e2e.harness.grounds import IMAGE, Grounds, claim, ended, until
+from tests.e2e.harness.rights import acting
 from tests.e2e.harness.scene import WORK, namespace
 
 pytestmark = pytest.mark.smoke
@@ -33,7 +34,7 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
             f"&& head -c {SIZE} /dev/urandom > {folder}/bundle/model && touch {folder}/.leases/a"
         )
         start(ground, "writer", WORK, script)
-        until(lambda: phase(ground, "writer") == "Succeeded", "the writer")
+        assert ended(ground, "writer") == "Succeeded"
         yield ground
 
 
@@ -116,14 +117,7 @@ def test_an_image_that_cannot_be_had_is_told_and_its_reader_goes(grounds: Ground
 
 
 def test_a_claim_of_one_node_is_read_on_the_node_that_mounts_it(grounds: Grounds) -> None:
-    body = {
-        "metadata": {"name": "one-node"},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
-    grounds.core.create_namespaced_persistent_volume_claim(grounds.namespace, body)
+    claim(grounds, "one-node", mode="ReadWriteOnce")
     program = f"mkdir -p /work/{RUN}/train && touch /work/{RUN}/train/metrics.jsonl && sleep 600"
     start(grounds, "trains", "one-node", program)
     until(lambda: phase(grounds, "trains") == "Running", "the one that trains")
@@ -139,16 +133,11 @@ def test_a_claim_of_one_node_is_read_on_the_node_that_mounts_it(grounds: Grounds
 
 
 def test_who_may_not_start_pods_is_told_so_in_one_line(grounds: Grounds) -> None:
-    account, request = "nobody", {"spec": {"audiences": [], "expirationSeconds": 600}}
-    core = grounds.core
-    core.create_namespaced_service_account(grounds.namespace, {"metadata": {"name": account}})
-    made = core.create_namespaced_service_account_token(account, grounds.namespace, request)
-    ours = grounds.api.configuration
-    theirs = client.Configuration(host=ours.host)
-    theirs.ssl_ca_cert, theirs.retries = ours.ssl_ca_cert, False
-    theirs.api_key = {"authorization": f"Bearer {made.status.token}"}
-    api = Api(client.ApiClient(theirs), grounds.namespace)
-    with pytest.raises(KfpDdpError) as caught, open_claim(api, WORK, IMAGE):
+    with (
+        acting(grounds.api, grounds.namespace, "default") as nobody,
+        pytest.raises(KfpDdpError) as caught,
+        open_claim(Api(nobody, grounds.namespace), WORK, IMAGE),
+    ):
         pass
     assert "cannot be read in namespace" in str(caught.value)
     assert "is forbidden" in str(caught.value)

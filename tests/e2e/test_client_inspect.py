@@ -20,7 +20,7 @@ from kfp_ddp.client.steps import Step
 from kfp_ddp.core.config import Connection
 from kfp_ddp.models import bundle
 from tests.conftest import CHECKOUT
-from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
+from tests.e2e.harness.grounds import IMAGE, Grounds, claim, ended, until
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene, namespace
 from tests.kfp_server.server import KfpServer, serving
@@ -61,13 +61,6 @@ def pod(grounds: Grounds, step: str, program: str, **more: Any) -> str:
     return name
 
 
-def over(grounds: Grounds, name: str) -> None:
-    """Wait until a pod has ended."""
-    phases = ("Succeeded", "Failed")
-    read = grounds.core.read_namespaced_pod
-    until(lambda: read(name, grounds.namespace).status.phase in phases, name)
-
-
 @pytest.fixture(scope="module")
 def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     """A namespace with the pods of a run that failed, and what it left on its claim."""
@@ -81,19 +74,15 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
         left = pod(
             ground,
             "left",
-            LEAVE.replace("/checkout", _checkout()),
+            LEAVE.replace("/checkout", str(CHECKOUT)),
             run="another",
             container=mount,
             spec={"volumes": [volume]},
         )
-        for name in (synced, trained, left):
-            over(ground, name)
-        assert ground.core.read_namespaced_pod(left, ground.namespace).status.phase == "Succeeded"
+        for name in (synced, trained):
+            ended(ground, name)
+        assert ended(ground, left) == "Succeeded"
         yield ground
-
-
-def _checkout() -> str:
-    return str(CHECKOUT)
 
 
 @pytest.fixture
@@ -183,7 +172,7 @@ def test_following_ends_with_the_run_and_all_lines(grounds: Grounds, server: Kfp
 
     def later() -> None:
         time.sleep(1)
-        over(grounds, pod(grounds, "teardown", program))
+        ended(grounds, pod(grounds, "teardown", program))
         run["state"] = "FAILED"
 
     thread = Thread(target=later)

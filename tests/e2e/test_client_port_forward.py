@@ -1,9 +1,6 @@
 """Port forwards that a command begins and ends itself, to a KFP API server in a pod."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, ServerError
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
+from tests.e2e.harness.programs import kfp_ddp
 from tests.e2e.harness.scene import namespace
 
 pytestmark = pytest.mark.smoke
@@ -76,17 +74,11 @@ def test_many_requests_go_through_one_forward(grounds: Grounds) -> None:
             assert kfp.get_pipeline(pipeline.pipeline_id).display_name == "train-resnet"
 
 
-def test_a_command_ends_its_forward(grounds: Grounds) -> None:
+def test_a_command_ends_its_forward(grounds: Grounds, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["upload", "train_resnet", "--json", "--kfp-namespace", grounds.namespace]
     words += ["--registry", "registry.example.com/ml"]
-    environment = {name: value for name, value in os.environ.items() if name != "KFP_DDP_HOST"}
-    done = subprocess.run(
-        [sys.executable, "-m", "kfp_ddp", *words],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=environment,
-    )
+    monkeypatch.delenv("KFP_DDP_HOST", raising=False)
+    done = kfp_ddp(*words)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["pipeline"] == "train-resnet"
     assert done.stderr == ""

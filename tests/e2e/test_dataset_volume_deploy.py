@@ -1,7 +1,6 @@
 """What deploy/storage offers: the rights of a profile's own account, and the examples."""
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, Cluster, Refused
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import until
+from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.volumes import Ground, ground, request
 from tests.e2e.harness.workflow import define_kind
 
@@ -45,11 +45,6 @@ def applied(ground: Ground, folder: Path) -> Iterator[None]:
         yield
     finally:
         kubectl("delete", "-k", str(folder), "--wait=false")
-
-
-def kubectl(*arguments: str) -> None:
-    done = subprocess.run(["kubectl", *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
 
 
 @contextlib.contextmanager
@@ -118,16 +113,9 @@ def test_init_container_example_runs(ground: Ground) -> None:
     command[-2] = "/usr/share/zoneinfo/Europe"  # what every image has; no bucket is in reach
     command.insert(3, "--symlinks=follow")
     ground.core.create_namespaced_pod(ground.namespace, pod)
-
-    def ended() -> bool:
-        found = ground.core.read_namespaced_pod(pod["metadata"]["name"], ground.namespace)
-        assert found.status.phase != "Failed", found.status
-        return bool(found.status.phase == "Succeeded")
-
-    until(ended, "the end of the pod")
-    log = ground.core.read_namespaced_pod_log(
-        pod["metadata"]["name"], ground.namespace, container="main"
-    )
+    name = pod["metadata"]["name"]
+    assert until(lambda: ground.ended(name), "the end of the pod") == "Succeeded"
+    log = ground.core.read_namespaced_pod_log(name, ground.namespace, container="main")
     assert "Vienna" in log
     assert len(log.splitlines()[-1]) == 64
 
@@ -156,14 +144,8 @@ def _resource(document: dict[str, Any], namespace: str) -> str:
 
 def _served(admin: Cluster) -> bool:
     try:
-        admin.create(
-            GCP_SOURCES,
-            {
-                "apiVersion": "datalayer.gke.io/v1",
-                "kind": "GCPDataSource",
-                "metadata": {"name": "probe"},
-            },
-        )
+        kind = {"apiVersion": "datalayer.gke.io/v1", "kind": "GCPDataSource"}
+        admin.create(GCP_SOURCES, {**kind, "metadata": {"name": "probe"}})
     except Refused:
         return False
     return True

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from kubernetes import client
 from tests.e2e.harness import workflow
 from tests.e2e.harness.grounds import Grounds, patiently, until
 from tests.e2e.harness.play import Run
+from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import Scene, namespace
 from tests.e2e.harness.trainings import Begin
@@ -42,7 +42,7 @@ def test_every_manifest_is_one_that_the_server_takes(cluster: client.ApiClient, 
             if "namespace" in document["metadata"]:
                 document["metadata"]["namespace"] = grounds.namespace
             text = yaml.safe_dump(document)
-            _kubectl("apply", "-n", grounds.namespace, "--dry-run=server", "-f", "-", text=text)
+            kubectl("apply", "-n", grounds.namespace, "--dry-run=server", "-f", "-", text=text)
 
 
 def test_the_monitors_look_where_the_services_and_pods_are() -> None:
@@ -61,9 +61,9 @@ def test_the_monitors_look_where_the_services_and_pods_are() -> None:
 @pytest.mark.parametrize("backend", list(SERVICES))
 def test_a_metrics_service_leads_to_rank_0(scene: Scene, begin: Begin, backend: str) -> None:
     grounds = scene.grounds
-    services = [each for each in _built(DEPLOY / "monitoring" / "service") if _is_service(each)]
-    for service in services:
-        _kubectl("apply", "-n", grounds.namespace, "-f", "-", text=yaml.safe_dump(service))
+    for service in _built(DEPLOY / "monitoring" / "service"):
+        if service["kind"] == "Service":
+            kubectl("apply", "-n", grounds.namespace, "-f", "-", text=yaml.safe_dump(service))
     run = begin(backend=backend, epochs=1000, prometheus_port=8000)
     try:
         found = until(lambda: _figures(grounds, SERVICES[backend]), "figures of a step", 180)
@@ -119,10 +119,6 @@ def _endpoints(grounds: Grounds, service: str) -> list[str]:
     return [each["targetRef"]["name"] for each in found if each["conditions"]["ready"]]
 
 
-def _is_service(document: dict[str, Any]) -> bool:
-    return bool(document["kind"] == "Service")
-
-
 def _served(grounds: Grounds) -> bool:
     groups = client.ApisApi(grounds.api).get_api_versions().groups
     return any(group.name == FOREIGN for group in groups)
@@ -130,13 +126,5 @@ def _served(grounds: Grounds) -> bool:
 
 def _built(path: Path) -> list[dict[str, Any]]:
     """The documents of a file, or of a folder as kustomize builds it."""
-    text = _kubectl("kustomize", str(path)) if path.is_dir() else path.read_text()
+    text = kubectl("kustomize", str(path)) if path.is_dir() else path.read_text()
     return [json.loads(json.dumps(each)) for each in yaml.safe_load_all(text) if each]
-
-
-def _kubectl(*arguments: str, text: str = "") -> str:
-    done = subprocess.run(
-        ["kubectl", *arguments], input=text, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}\n{text}"
-    return done.stdout

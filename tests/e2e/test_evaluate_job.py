@@ -9,7 +9,7 @@ from kubernetes import client
 
 from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
-from tests.e2e.harness.grounds import Folder, Grounds, claim, until
+from tests.e2e.harness.grounds import Folder, Grounds, claim
 from tests.e2e.harness.scene import namespace
 from tests.e2e.launch_step import TRAINER, LaunchStep
 
@@ -70,27 +70,11 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     with namespace(cluster) as space:
         claim(space, "data")
         claim(space, "work")
-        pod = step_pod.manifest(
-            name="fill",
-            image=TRAINER,
-            command=["python3", "-c", FILL],
-            environment={"OMP_NUM_THREADS": "1"},
-            resources={},
-            platform={},
-            resolve=str,
-        )
-        for name in ("data", "work"):
-            step_pod.mount(pod, name, f"/{name}")
-        pod["spec"]["securityContext"] = {"runAsUser": lands.UID}
+        command = ["python3", "-c", FILL]
+        pod = step_pod.bare("fill", TRAINER, command, data="data", work="work")
         space.core.create_namespaced_pod(space.namespace, pod)
-
-        def filled() -> bool:
-            phase = space.core.read_namespaced_pod("fill", space.namespace).status.phase
-            log = space.core.read_namespaced_pod_log
-            assert phase != "Failed", log("fill", space.namespace)
-            return bool(phase == "Succeeded")
-
-        until(filled, "the dataset and its model", 300)
+        phase = lands.ended(space, "fill", 300)
+        assert phase == "Succeeded", space.core.read_namespaced_pod_log("fill", space.namespace)
         yield space
 
 

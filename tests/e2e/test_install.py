@@ -1,8 +1,6 @@
 """`kfp-ddp install` into new and existing namespaces, and without the right to."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,7 +9,8 @@ from kubernetes import client
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.install import Installation, apply, manifests
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, ended
+from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.scene import DATA, WORK, namespace
 
 pytestmark = pytest.mark.smoke
@@ -40,7 +39,7 @@ def test_dry_run_creates_and_a_repeat_changes_nothing(cluster: client.ApiClient)
         jobs = [item["name"] for item in made["objects"] if item["kind"] == "Job"]
         assert jobs == ["kfp-ddp-chown"]
         assert _written(ground) == "Succeeded"
-        doctor = _program("doctor", "-n", ground.namespace, "--gpus-per-node", "0", "--json")
+        doctor = kfp_ddp("doctor", "-n", ground.namespace, "--gpus-per-node", "0", "--json")
         assert doctor.returncode == 0, doctor.stdout
 
 
@@ -93,13 +92,8 @@ def test_installed_objects_are_those_of_deploy(cluster: client.ApiClient) -> Non
 
     ours = {_key(item): item for item in manifests(Installation("kubeflow", copies=True))}
     for folder in ("rbac", "rbac/nodes", "storage", "eviction"):
-        built = subprocess.run(
-            ["kubectl", "kustomize", str(DEPLOY.resolve() / folder)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for document in yaml.safe_load_all(built.stdout):
+        built = kubectl("kustomize", str(DEPLOY.resolve() / folder))
+        for document in yaml.safe_load_all(built):
             mine = ours[_key(document)]
             for part in ("rules", "roleRef", "spec"):
                 assert mine.get(part) == document.get(part)
@@ -113,14 +107,9 @@ def _key(document: dict[str, Any]) -> tuple[str, str]:
 
 def _install(ground: Grounds, *options: str) -> tuple[int, dict[str, Any]]:
     given = options if "--size" in options else (*WITH, *options)
-    done = _program("install", "-n", ground.namespace, "--json", *WITH[:2], *given)
+    done = kfp_ddp("install", "-n", ground.namespace, "--json", *WITH[:2], *given)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
-
-
-def _program(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "kfp_ddp", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def _claims(ground: Grounds) -> dict[str, Any]:
@@ -148,9 +137,4 @@ def _written(ground: Grounds) -> str:
     spec = {"containers": [container], "volumes": volumes, "restartPolicy": "Never"}
     body = {"metadata": {"name": "writes"}, "spec": spec}
     ground.core.create_namespaced_pod(ground.namespace, body)
-
-    def ended() -> str:
-        phase = ground.core.read_namespaced_pod("writes", ground.namespace).status.phase
-        return str(phase) if phase in ("Succeeded", "Failed") else ""
-
-    return until(ended, "its end", 90)
+    return ended(ground, "writes", 90)

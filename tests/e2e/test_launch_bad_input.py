@@ -1,11 +1,8 @@
 """Errors before anything is created, and the output of `manifest`."""
 
 import copy
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +17,7 @@ from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.leftovers import leftovers
+from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import acting
 from tests.e2e.harness.scene import namespace
 
@@ -82,11 +80,10 @@ def test_missing_gpus_are_a_warning(grounds: Grounds, kind: str, gpus: dict[str,
     ids=["command", "script", "gpus"],
 )
 def test_the_output_of_manifest_is_valid(grounds: Grounds, kind: str, settings: list[str]) -> None:
-    printed = manifest(kind, *settings, "--namespace", grounds.namespace)
+    printed = kfp_ddp("manifest", kind, *settings, "--namespace", grounds.namespace)
     assert printed.returncode == 0, printed.stderr
-    applied = kubectl(
-        grounds, "apply", "--dry-run=server", "--validate=strict", text=printed.stdout
-    )
+    dry = ("-n", grounds.namespace, "apply", "--dry-run=server", "-f", "-")
+    applied = kubectl(*dry, "--validate=strict", text=printed.stdout)
     assert "created (server dry run)" in applied
     *maps, job = yaml.safe_load_all(printed.stdout)
     assert [item["data"]["script.py"] for item in maps] == scripts(settings)
@@ -96,7 +93,7 @@ def test_the_output_of_manifest_is_valid(grounds: Grounds, kind: str, settings: 
         assert named == [item["metadata"]["name"] for item in maps]
         pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template)}
         pod["metadata"]["name"] = "of-the-job"
-        kubectl(grounds, "apply", "--dry-run=server", text=yaml.safe_dump(pod))
+        kubectl(*dry, text=yaml.safe_dump(pod))
     assert leftovers(grounds) == set()
 
 
@@ -117,22 +114,3 @@ def templates(job: dict[str, Any]) -> list[dict[str, Any]]:
     """The pod templates of a job of the training operator, of which it says nothing itself."""
     specs = (value for key, value in job["spec"].items() if key.endswith("ReplicaSpecs"))
     return [replica["template"] for spec in specs for replica in spec.values()]
-
-
-def manifest(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`kfp-ddp manifest`."""
-    command = [str(Path(sys.executable).parent / "kfp-ddp"), "manifest", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def kubectl(grounds: Grounds, *arguments: str, text: str) -> str:
-    """kubectl, in the namespace, on a text."""
-    done = subprocess.run(
-        ["kubectl", "-n", grounds.namespace, *arguments, "-f", "-"],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, f"{done.stderr}\n{text}"
-    return done.stdout

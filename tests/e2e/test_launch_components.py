@@ -205,11 +205,9 @@ HARD = "$$ $(A) ${local_rank} `id` ∑ \n{{x}}"
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
-@pytest.mark.parametrize("may_make_config_maps", [True, False])
 def test_a_function_runs_in_two_ranks_with_a_package(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str, may_make_config_maps: bool
+    stock: Scene, tmp_path: Path, kind: str
 ) -> None:
-    scene: Scene = request.getfixturevalue("full" if may_make_config_maps else "stock")
     index(tmp_path)
     with _served(tmp_path) as port:
 
@@ -224,7 +222,7 @@ def test_a_function_runs_in_two_ranks_with_a_package(
                 cpu_request="20m",
             )
 
-        run = scene.run(_compiled(pipeline, tmp_path)).play()
+        run = stock.run(_compiled(pipeline, tmp_path)).play()
 
     assert run.succeeded, run.explain()
     assert _said(run, "SUM") == [(who, f"41 {HARD!a} one 1.0") for who, _ in _said(run, "SUM")]
@@ -232,13 +230,9 @@ def test_a_function_runs_in_two_ranks_with_a_package(
 
 
 @pytest.mark.parametrize("kind", list(SPEAKERS))
-@pytest.mark.parametrize("may_make_config_maps", [True, False])
-def test_a_folder_runs_in_two_workers(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str, may_make_config_maps: bool
-) -> None:
+def test_a_folder_runs_in_two_workers(stock: Scene, tmp_path: Path, kind: str) -> None:
     if kind == "mpijob":
         skip_without_mpi()
-    scene: Scene = request.getfixturevalue("full" if may_make_config_maps else "stock")
     folder = tmp_path / "code"
     (folder / "pkg").mkdir(parents=True)
     (folder / "pkg" / "train.py").write_text(
@@ -250,12 +244,12 @@ def test_a_folder_runs_in_two_workers(
 
     @dsl.pipeline(name=f"own-folder-{kind}")  # type: ignore[untyped-decorator]
     def pipeline() -> None:
-        env = {"A": "expanded", "PLACE": f"folder-{kind}-{may_make_config_maps}"}
+        env = {"A": "expanded", "PLACE": f"folder-{kind}"}
         claims = {"/work": WORK}
         task = as_folder(folder, "pkg.train", args)
         _task(kind, **task, env=env, claims=claims, cpu_request="20m")
 
-    run = scene.run(_compiled(pipeline, tmp_path)).play()
+    run = stock.run(_compiled(pipeline, tmp_path)).play()
 
     assert run.succeeded, run.explain()
     line = _said(run, "RAN")

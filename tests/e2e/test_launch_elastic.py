@@ -2,8 +2,6 @@
 
 # ruff: noqa: F811 (fixtures that are imported)
 
-import json
-
 import pytest
 
 from kfp_ddp.training.config import TrainConfig
@@ -71,9 +69,7 @@ def test_training_resumes_when_a_worker_goes_away(
     drain(grounds, step, grace)
     assert step.wait() == "Succeeded", step.log()
     assert step.log().splitlines()[-1] == f"DONE {job_name(step)} 1"
-    lines = work.read(f"elastic-{grace}/metrics.jsonl")
-    assert lines is not None
-    events = [json.loads(line) for line in lines.splitlines()]
+    events = work.events(f"elastic-{grace}/metrics.jsonl")
     begun = [event for event in events if event["event"] == "start"]
     assert begun[0]["world_size"] == 2
     assert begun[-1]["resumed_from_step"] > 0

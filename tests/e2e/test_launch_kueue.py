@@ -3,8 +3,6 @@
 # ruff: noqa: F811 (fixtures that are imported)
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -15,6 +13,7 @@ from kubernetes import client
 
 from tests.e2e.harness import queues, rights
 from tests.e2e.harness.grounds import Folder, Grounds, until
+from tests.e2e.harness.programs import kfp_ddp
 from tests.e2e.harness.queues import Queue
 from tests.e2e.harness.scene import namespace
 from tests.e2e.launch_step import PYTORCHJOB, TRAINJOB, LaunchStep, python
@@ -119,8 +118,8 @@ def test_a_preempted_training_resumes(queue: Queue, work: Folder) -> None:
 
 def recorded(step: LaunchStep, work: Folder) -> list[dict[str, Any]]:
     """What training has written of itself so far."""
-    lines = work.read(f"{step.run_id}/train/metrics.jsonl") or b""
-    return [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
+    path = f"{step.run_id}/train/metrics.jsonl"
+    return work.events(path) if work.read(path) else []
 
 
 def trained(step: LaunchStep, work: Folder) -> int:
@@ -243,12 +242,6 @@ def test_doctor_reports_inactive_queues(queue: Queue) -> None:
 
 def examine(grounds: Grounds) -> dict[str, tuple[str, str]]:
     """What the doctor says of each thing: state and words."""
-    command = [sys.executable, "-m", "kfp_ddp", "doctor", "--json"]
-    done = subprocess.run(
-        [*command, "--namespace", grounds.namespace, "--service-account", rights.RUNNER],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    result = json.loads(done.stdout)["findings"]
+    where = ("--namespace", grounds.namespace, "--service-account", rights.RUNNER)
+    result = json.loads(kfp_ddp("doctor", "--json", *where).stdout)["findings"]
     return {item["what"]: (item["state"], item["message"]) for item in result}

@@ -83,24 +83,9 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     with namespace(cluster) as space:
         claim(space, "data")
         claim(space, "work")
-        pod = step_pod.manifest(
-            name="fill",
-            image=lands.IMAGE,
-            command=["python3", "-c", DATA],
-            environment={},
-            resources={},
-            platform={},
-            resolve=str,
-        )
-        step_pod.mount(pod, "data", "/data")
-        pod["spec"]["securityContext"] = {"runAsUser": lands.UID}
+        pod = step_pod.bare("fill", lands.IMAGE, ["python3", "-c", DATA], data="data")
         space.core.create_namespaced_pod(space.namespace, pod)
-
-        def filled() -> bool:
-            result = space.core.read_namespaced_pod("fill", space.namespace)
-            return bool(result.status.phase == "Succeeded")
-
-        until(filled, "the dataset")
+        assert lands.ended(space, "fill") == "Succeeded"
         yield space
 
 
@@ -169,9 +154,7 @@ def test_a_killed_rank_resumes_from_a_checkpoint(grounds: Grounds, work: Folder)
     run_in(grounds, first.metadata.name, ["python3", "-c", kill], "pytorch")
     assert step.wait() == "Succeeded", step.log()
     assert "retrying, 1 of 1 retries left" in step.log()
-    lines = work.read(f"{step.run_id}/train/metrics.jsonl")
-    assert lines is not None
-    events = [json.loads(line) for line in lines.splitlines()]
+    events = work.events(f"{step.run_id}/train/metrics.jsonl")
     resumed = [e["resumed_from_step"] for e in events if e["event"] == "start"]
     assert resumed[0] == 0
     assert resumed[1] >= 3
@@ -206,9 +189,7 @@ def test_a_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Fo
     assert step.wait() == "Succeeded", step.log()
     (job,) = step.jobs()
     assert job["metadata"]["annotations"]["kfp-ddp/avoids"] == second.spec.node_name
-    lines = work.read(f"{step.run_id}/train/metrics.jsonl")
-    assert lines is not None
-    events = [json.loads(line) for line in lines.splitlines()]
+    events = work.events(f"{step.run_id}/train/metrics.jsonl")
     begun = [item["resumed_from_step"] for item in events if item["event"] == "start"]
     assert begun[0] == 0
     assert begun[1] >= 3
@@ -270,9 +251,7 @@ def test_a_claim_that_fills_up_costs_what_came_after_the_last_checkpoint(grounds
         run_in(grounds, filler, ["rm", "/work/filler"])
         step.kill()
         assert step.start().wait() == "Succeeded", step.log()
-        lines = tight.read(f"{step.run_id}/train/metrics.jsonl")
-        assert lines is not None
-        events = [json.loads(line) for line in lines.splitlines()]
+        events = tight.events(f"{step.run_id}/train/metrics.jsonl")
         begun = [item["resumed_from_step"] for item in events if item["event"] == "start"]
         assert begun == [0, max(int(name.strip("/")[5:]) for name in kept)]
         assert events[-1]["status"] == "done"
@@ -289,17 +268,7 @@ def _verify(folder: Folder, path: str) -> None:
 @contextmanager
 def _filler(grounds: Grounds, claim_name: str) -> Iterator[str]:
     """A pod that can write to a claim; its name."""
-    pod = step_pod.manifest(
-        name="filler",
-        image=lands.IMAGE,
-        command=["sleep", "600"],
-        environment={},
-        resources={},
-        platform={},
-        resolve=str,
-    )
-    step_pod.mount(pod, claim_name, "/work")
-    pod["spec"]["securityContext"] = {"runAsUser": lands.UID}
+    pod = step_pod.bare("filler", lands.IMAGE, ["sleep", "600"], work=claim_name)
     grounds.core.create_namespaced_pod(grounds.namespace, pod)
 
     def runs() -> bool:
@@ -343,7 +312,5 @@ def test_a_job_without_its_step_stops_with_a_checkpoint(grounds: Grounds, work: 
         return any(c["type"] == "Failed" and c["status"] == "True" for c in conditions)
 
     until(over, "the end of the job", 120)
-    lines = work.read(f"{step.run_id}/train/metrics.jsonl")
-    assert lines is not None
-    last = json.loads(lines.splitlines()[-1])
+    last = work.events(f"{step.run_id}/train/metrics.jsonl")[-1]
     assert (last["event"], last["status"]) == ("end", "preempted")

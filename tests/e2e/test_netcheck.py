@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, Grounds
+from tests.e2e.harness.programs import kfp_ddp
 from tests.e2e.harness.scene import namespace
 
 SMALL = {"cpu": "2", "cpu_request": "50m", "memory": "2Gi", "run_as_user": 1000}
@@ -65,10 +65,7 @@ def _netcheck(ground: Grounds, nodes: int, **job: Any) -> tuple[int, dict[str, A
 
 
 def _program(ground: Grounds, *words: str) -> "subprocess.CompletedProcess[str]":
-    program = [sys.executable, "-m", "kfp_ddp", "netcheck", "-n", ground.namespace]
-    return subprocess.run(
-        [*program, "--image", IMAGE, *words], capture_output=True, text=True, check=False
-    )
+    return kfp_ddp("netcheck", "-n", ground.namespace, "--image", IMAGE, *words)
 
 
 def _going_on(api: Api) -> list[str]:

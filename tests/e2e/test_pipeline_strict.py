@@ -1,6 +1,5 @@
 """The pipeline under a ResourceQuota and PodSecurity `restricted`."""
 
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from kfp_ddp.checks.form import EVALUATE_ASKS, SYNC_ASKS
 from kfp_ddp.pipelines.compiled import built_in, write
 from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.play import Run
+from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import COMPILED, Scene, staged
 from tests.e2e.harness.training import TRAINING, WORKERS
@@ -51,13 +51,7 @@ def seen(
     folder = tmp_path_factory.mktemp("strict")
     environment = {"STORAGE_EMULATOR_HOST": bucket_url}
     with staged(cluster, folder, environment, strict=QUOTA) as scene:
-        applied = subprocess.run(
-            ["kubectl", "apply", "-n", scene.grounds.namespace, "-k", str(DEPLOY / "eviction")],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert applied.returncode == 0, applied.stderr
+        kubectl("apply", "-n", scene.grounds.namespace, "-k", str(DEPLOY / "eviction"))
         arguments = TRAINING | {"nodes": 2, "job": {**WORKERS, "nproc_per_node": 1, **STEPS}}
         document = folder / "compiled" / COMPILED.name
         assert document in write(built_in(), document.parent, restricted=True)

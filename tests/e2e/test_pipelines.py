@@ -1,4 +1,4 @@
-"""The pipelines retrain, evaluate_checkpoint and finetune as pods."""
+"""The pipelines retrain and evaluate_checkpoint as pods."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.harness import bucket
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import COMPILED, Scene
-from tests.e2e.harness.training import LOOP, TRAINING
+from tests.e2e.harness.training import TRAINING
 
 EXPORTS = f"gs://{bucket.MODELS}/nightly"
 LOCAL: dict[str, Any] = {"backend": "local", "job": {"nproc_per_node": 1}}
@@ -28,17 +28,6 @@ def first(scene: Scene) -> Run:
     return nightly(scene)
 
 
-def test_second_nightly_run_trains_nothing(scene: Scene, first: Run) -> None:
-    assert first.succeeded, first.explain()
-    assert "publish" in first.steps
-    again = nightly(scene)
-    assert again.succeeded, again.explain()
-    assert list(again.steps) == ["preflight", "data-sync", "changes", "teardown"]
-    message = again.steps["changes"].log
-    assert "nothing new: dataset " in message
-    assert f"exported as {version(first)} (" in message
-
-
 def test_champion_in_a_bucket_is_evaluated(scene: Scene, first: Run) -> None:
     assert first.succeeded, first.explain()
     run = scene.run(
@@ -50,17 +39,6 @@ def test_champion_in_a_bucket_is_evaluated(scene: Scene, first: Run) -> None:
     assert run.succeeded, run.explain()
     assert run.steps["evaluate"].outputs["accuracy"] == first.steps["evaluate"].outputs["accuracy"]
     assert scene.work.read(f"{run.id}/evaluate/evaluation/evaluation.json")
-
-
-def test_champion_in_a_bucket_is_fine_tuned(scene: Scene, first: Run) -> None:
-    assert first.succeeded, first.explain()
-    arguments = {**TRAINING, **LOCAL, "epochs": 1, "gate": {"min_accuracy": 0.0}}
-    arguments |= {"training": {**LOOP, "warmup_epochs": 0.0, "freeze_epochs": 0}}
-    weights = f"{EXPORTS}/{TRAINING['model_name']}"
-    run = scene.run(document("finetune"), **arguments, pretrained=weights).play()
-    assert run.succeeded, run.explain()
-    assert f"downloaded {weights} to" in run.steps["train"].log
-    assert run.steps["evaluate"].outputs["accuracy"] >= TRAINING["gate"]["min_accuracy"]
 
 
 def test_a_new_setting_is_trained(scene: Scene, bucket_url: str, first: Run) -> None:

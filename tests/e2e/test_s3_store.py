@@ -8,6 +8,7 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import bucket
+from tests.e2e.harness.grounds import claim
 from tests.e2e.harness.scene import COMPILED, Scene
 from tests.e2e.harness.training import TRAINING, WORKERS
 from tests.stores import versitygw
@@ -49,15 +50,7 @@ def store(scene: Scene, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_claim_of_one_node_and_s3_are_all_that_is_needed(scene: Scene, store: Path) -> None:
-    body = {
-        "metadata": {"name": "one-node"},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
-    space = scene.grounds.namespace
-    scene.grounds.core.create_namespaced_persistent_volume_claim(space, body)
+    claim(scene.grounds, "one-node", mode="ReadWriteOnce")
     given: dict[str, Any] = TRAINING | {
         "source": "s3://digits",
         "work": "s3://runs/prefix",

@@ -1,10 +1,7 @@
 """`kfp-ddp doctor` on namespaces that are ready for a run, and on others."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,8 @@ from kubernetes import client
 from tests.e2e.harness import grounds, queues
 from tests.e2e.harness.gpus import advertised, no_gpus
 from tests.e2e.harness.grounds import Grounds
-from tests.e2e.harness.rights import DEPLOY, RUNNER
+from tests.e2e.harness.programs import kfp_ddp, kubectl
+from tests.e2e.harness.rights import RUNNER
 from tests.e2e.harness.scene import DATA, WORK, namespace
 
 pytestmark = pytest.mark.smoke
@@ -167,7 +165,7 @@ def test_quota_refuses_argos_containers_until_its_remedy(cluster: client.ApiClie
         quota = {"metadata": {"name": "compute"}, "spec": {"hard": hard}}
         ground.core.create_namespaced_resource_quota(ground.namespace, quota)
         before = _of(_examine(ground.namespace, *ON_CPUS), "pods of steps")
-        _kubectl(*before[2].split()[1:])
+        kubectl(*before[2].split()[1:])
         after = _of(_examine(ground.namespace, *ON_CPUS), "pods of steps")
         quota["spec"] = {"hard": {**hard, "requests.cpu": "200m"}}
         ground.core.patch_namespaced_resource_quota("compute", ground.namespace, quota)
@@ -195,15 +193,9 @@ def test_refused_pods_of_steps_and_workers_are_findings(cluster: client.ApiClien
 
 def _make(ground: Grounds, body: dict[str, Any]) -> None:
     ground.core.create_namespaced_persistent_volume_claim(ground.namespace, body)
-    if body["spec"].get("storageClassName"):
-        return
-    name = body["metadata"]["name"]
-
-    def bound() -> bool:
-        claim = ground.core.read_namespaced_persistent_volume_claim(name, ground.namespace)
-        return bool(claim.status.phase == "Bound")
-
-    grounds.until(bound, f"{name} is bound", 60)
+    if not body["spec"].get("storageClassName"):
+        read, name = ground.core.read_namespaced_persistent_volume_claim, body["metadata"]["name"]
+        grounds.until(lambda: read(name, ground.namespace).status.phase == "Bound", name, 60)
 
 
 def _of(examined: tuple[int, list[dict[str, Any]]], what: str) -> tuple[str, str, str]:
@@ -211,22 +203,9 @@ def _of(examined: tuple[int, list[dict[str, Any]]], what: str) -> tuple[str, str
     return findings["state"], findings["message"], findings["remedy"]
 
 
-def _kubectl(*arguments: str) -> None:
-    done = subprocess.run(
-        ["kubectl", *arguments], capture_output=True, text=True, timeout=60, cwd=DEPLOY.parent
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def _examine(space: str, *options: str, account: str = RUNNER) -> tuple[int, list[dict[str, Any]]]:
-    command = [sys.executable, "-m", "kfp_ddp", "doctor", "--json"]
-    done = subprocess.run(
-        [*command, "--namespace", space, "--service-account", account, *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=Path(DEPLOY).parent,
-    )
+    where = ("--namespace", space, "--service-account", account)
+    done = kfp_ddp("doctor", "--json", *where, *options)
     assert not done.stderr, done.stderr
     findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
     return done.returncode, findings

@@ -1,46 +1,13 @@
-"""What happens to a training while its step waits: losses, cancels, evictions, and plain faults."""
+"""What happens to a training while its step is evicted."""
 
 import re
 
 import pytest
 
-from tests.e2e.harness import workflow
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.running import evict
 from tests.e2e.harness.scene import Scene
-from tests.e2e.harness.trainings import Begin, jobs, log, starts, workers
-
-
-def test_a_terminated_run_loses_its_job_without_any_signal(scene: Scene, begin: Begin) -> None:
-    """The step sees the Workflow's deadline, and no signal is sent at all."""
-    run = begin(epochs=1000)
-    until(lambda: "epoch 1/" in log(run), "the first epoch")
-    workflow.terminate(scene.grounds, run.workflow["metadata"]["name"])
-    until(lambda: not jobs(scene, run), "the end of the job", 2)
-    run.wait()
-
-    assert run.succeeded is False
-    assert {name: step.succeeded for name, step in run.steps.items()} == {
-        "train": False,
-        "teardown": True,
-    }
-    assert "the run was terminated" in log(run)
-    until(lambda: not workers(scene, run), "the end of the workers", 150)
-
-
-def test_a_killed_worker_costs_what_came_after_a_checkpoint(scene: Scene, begin: Begin) -> None:
-    run = begin()
-    until(lambda: "epoch 7/" in log(run), "a checkpoint")
-    worker = next(pod for pod in workers(scene, run) if "worker" in pod)
-    scene.grounds.core.delete_namespaced_pod(
-        worker, scene.grounds.namespace, grace_period_seconds=0
-    )
-    run.wait()
-
-    assert run.succeeded, run.explain()
-    begun = starts(scene, run)
-    assert len(begun) >= 2
-    assert begun[-1]["resumed_from_step"] > 0
+from tests.e2e.harness.trainings import Begin, log, starts, workers
 
 
 @pytest.mark.smoke

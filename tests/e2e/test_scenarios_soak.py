@@ -5,28 +5,12 @@ import time
 
 import pytest
 
-from tests.e2e.harness import bucket
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.scene import Scene
-from tests.e2e.harness.training import LOOP, TRAINING
 from tests.e2e.harness.trainings import Begin, Seen, attempts, log, starts, workers
 
 pytestmark = pytest.mark.soak
 STEPS = 12  # of an epoch: 400 images, 32 a batch, the last short one dropped
-
-
-def test_two_runs_at_once_make_one_version(scene: Scene, bucket_url: str) -> None:
-    bucket.fill(bucket_url, "twice", train=12, val=4)
-    arguments = TRAINING | {"source": "gs://twice", "epochs": 1, "gate": {"min_accuracy": 0.999}}
-    arguments["training"] = {**LOOP, "warmup_epochs": 0.0}
-    runs = [scene.run(**arguments, backend="local").start() for _ in range(2)]
-    for run in runs:
-        run.wait()
-        assert run.succeeded, run.explain()
-    paths = {run.steps["data-sync"].outputs["path"] for run in runs}
-    assert len(paths) == 1
-    logs = [run.steps["data-sync"].log for run in runs]
-    assert sum("unchanged" in text for text in logs) == 1, logs
 
 
 def test_a_drained_node_costs_a_pause(scene: Scene, begin: Begin) -> None:

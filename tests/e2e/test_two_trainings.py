@@ -54,6 +54,4 @@ def test_two_train_tasks_of_one_run_are_separate(scene: Scene, tmp_path: Path) -
         config = scene.work.read(f"{run.id}/{folder}config.json")
         assert config is not None
         assert json.loads(config)["learning_rate"] == RATES[folder.partition(".")[0]]
-        events = scene.work.read(f"{run.id}/{folder}metrics.jsonl")
-        assert events is not None
-        assert json.loads(events.splitlines()[0])["resumed_from_step"] == 0
+        assert scene.work.events(f"{run.id}/{folder}metrics.jsonl")[0]["resumed_from_step"] == 0

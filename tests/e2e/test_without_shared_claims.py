@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.harness import bucket
-from tests.e2e.harness.grounds import until
+from tests.e2e.harness.grounds import claim, until
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import ARTIFACTS, COMPILED, Scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
@@ -111,15 +111,7 @@ def test_a_retry_resumes_from_a_workers_checkpoint(scene: Scene, bucket_url: str
 
 @pytest.mark.smoke
 def test_the_data_on_a_claim_of_one_node_and_its_clone(scene: Scene, bucket_url: str) -> None:
-    space = scene.grounds.namespace
-    body = {
-        "metadata": {"name": "one-node"},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
-    scene.grounds.core.create_namespaced_persistent_volume_claim(space, body)
+    claim(scene.grounds, "one-node", mode="ReadWriteOnce")
     run = scene.run(
         compiled("train_resnet_bucket"),
         **TRAINING | {"sync": {"dataset": "rwo", "claim": "one-node", "publish": "clone"}},

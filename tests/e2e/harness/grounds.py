@@ -1,6 +1,7 @@
 """Where a run is played: namespace, account, bucket, and the claims that can be looked into."""
 
 import contextlib
+import json
 import re
 import time
 import uuid
@@ -67,20 +68,28 @@ def until(condition: Callable[[], R | None], what: str, seconds: float = 120.0) 
     return answer
 
 
-def claim(grounds: Grounds, name: str, storage_class: str | None = None, size: str = "1Gi") -> str:
-    """Make a claim that many pods may write to; its name."""
-    spec: dict[str, Any] = {
-        "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": {"storage": size}},
-    }
+def ended(grounds: Grounds, pod: str, seconds: float = 120.0) -> str:
+    """Wait for the end of a pod; return its phase, Succeeded or Failed."""
+
+    def phase() -> str:
+        found = str(grounds.core.read_namespaced_pod(pod, grounds.namespace).status.phase)
+        return found if found in ("Succeeded", "Failed") else ""
+
+    return until(phase, f"the end of {pod}", seconds)
+
+
+def claim(
+    grounds: Grounds,
+    name: str,
+    storage_class: str | None = None,
+    size: str = "1Gi",
+    mode: str = "ReadWriteMany",
+) -> str:
+    """Make a claim, by default one that many pods may write to; its name."""
+    spec: dict[str, Any] = {"accessModes": [mode], "resources": {"requests": {"storage": size}}}
     if storage_class:
         spec["storageClassName"] = storage_class
-    body = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    body = {"metadata": {"name": name}, "spec": spec}
     grounds.core.create_namespaced_persistent_volume_claim(grounds.namespace, body)
     return name
 
@@ -113,6 +122,13 @@ class Folder:
             return data
 
         return patiently(ask)
+
+    def events(self, path: str) -> list[dict[str, Any]]:
+        """The whole lines of a file of JSON lines."""
+        content = self.read(path)
+        assert content is not None, f"{path} is not there"
+        lines = content.splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
     def names(self, path: str = "") -> list[str]:
         """What a folder holds; folders end with a slash."""

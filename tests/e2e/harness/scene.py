@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,9 +32,7 @@ class Scene:
     def events(self, run: Run) -> list[dict[str, Any]]:
         """What the run's one training wrote to its metrics file on the work claim."""
         (task,) = (name for name in self.work.names(run.id) if name.startswith("train"))
-        lines = self.work.read(f"{run.id}/{task}metrics.jsonl")
-        assert lines is not None, f"{run.id} has no metrics"
-        return [json.loads(line) for line in lines.splitlines()]
+        return self.work.events(f"{run.id}/{task}metrics.jsonl")
 
     def run(self, compiled: Path = COMPILED, /, *, grace: float = 0.2, **arguments: Any) -> Run:
         """A run that is about to be played: of the committed pipeline, or of another one."""

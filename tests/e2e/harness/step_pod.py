@@ -84,6 +84,23 @@ def manifest(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
+def bare(name: str, image: str, command: list[str], **claims: str) -> dict[str, Any]:
+    """A pod of the images' user that runs a command, with claims mounted by name of a folder."""
+    pod = manifest(
+        name=name,
+        image=image,
+        command=command,
+        environment={"OMP_NUM_THREADS": "1"},
+        resources={},
+        platform={},
+        resolve=str,
+    )
+    for folder, claim in claims.items():
+        mount(pod, claim, f"/{folder}")
+    pod["spec"]["securityContext"] = {"runAsUser": UID}
+    return pod
+
+
 def mount(pod: dict[str, Any], claim: str, path: str) -> None:
     """Mount a claim in the pod's container; several mounts of one claim share a volume."""
     spec = pod["spec"]
