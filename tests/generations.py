@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import google_crc32c
 
+from tests.serving import Handler
+
 
 class Bucket:
     """The part of the JSON API that an upload uses, with generations and faults."""
@@ -78,25 +80,18 @@ class Bucket:
 def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
     """Return the handler of requests to the bucket."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Visit(Handler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *args: Any) -> None: ...
-
-        def answer(self, status: int, content: dict[str, Any], **headers: str) -> None:
-            body = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Content-Type", "application/json")
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+        def answer_json(self, status: int, content: dict[str, Any], **headers: str) -> None:
+            self.answer(
+                status, json.dumps(content).encode(), Content_Type="application/json", **headers
+            )
 
         def send(self, name: str, match: str) -> None:
             content, generation = bucket.objects[name]
             if match and int(match) != generation:
-                self.answer(412, {"error": {"message": "conditionNotMet"}})
+                self.answer_json(412, {"error": {"message": "conditionNotMet"}})
                 return
             if name == bucket.garbled:
                 content = content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]
@@ -122,11 +117,11 @@ def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
             elif not name:
                 prefix = query.get("prefix", [""])[0]
                 names = sorted(one for one in bucket.objects if one.startswith(prefix))
-                self.answer(200, {"items": [bucket.describe(one) for one in names]})
+                self.answer_json(200, {"items": [bucket.describe(one) for one in names]})
             elif name in bucket.objects:
-                self.answer(200, bucket.describe(name))
+                self.answer_json(200, bucket.describe(name))
             else:
-                self.answer(404, {"error": {"message": "No such object"}})
+                self.answer_json(404, {"error": {"message": "No such object"}})
 
         def do_POST(self) -> None:
             query = parse_qs(urlsplit(self.path).query)
@@ -136,23 +131,23 @@ def handler(bucket: Bucket) -> type[BaseHTTPRequestHandler]:
                 token = str(len(bucket.sessions))
                 bucket.sessions[token] = (json.loads(body)["name"], match or "")
                 host = self.headers["Host"]
-                self.answer(200, {}, Location=f"http://{host}/session/{token}")
+                self.answer_json(200, {}, Location=f"http://{host}/session/{token}")
                 return
             boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])
             assert boundary is not None
             _, head, tail, _ = body.split(b"--" + boundary[1].encode())
             name = json.loads(head.split(b"\r\n\r\n", 1)[1])["name"]
             content = tail.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
-            self.answer(*bucket.store(name, match, content))
+            self.answer_json(*bucket.store(name, match, content))
 
         def do_PUT(self) -> None:
             name, match = bucket.sessions[self.path.rsplit("/", 1)[1]]
             content = self.rfile.read(int(self.headers["Content-Length"]))
-            self.answer(*bucket.store(name, match or None, content))
+            self.answer_json(*bucket.store(name, match or None, content))
 
         def do_DELETE(self) -> None:
             name = unquote(urlsplit(self.path).path.partition("/o/")[2])
             bucket.objects.pop(name, None)
-            self.answer(200, {})
+            self.answer_json(200, {})
 
-    return Handler
+    return Visit

@@ -5,10 +5,34 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
 from socketserver import TCPServer
 
 _FIRST = 12_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = iter(range(_FIRST, _FIRST + 1_000))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers without a log."""
+
+    def log_message(self, *args: object) -> None:
+        """Log nothing."""
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        """Send a whole answer; `_` in the name of a header is a hyphen."""
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+class Files(SimpleHTTPRequestHandler):
+    """Serves the files of a folder without a log."""
+
+    def log_message(self, *args: object) -> None:
+        """Log nothing."""
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from kubernetes import client
 from tests.e2e.harness import bucket
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.training import TRAINING
-from tests.serving import serving
+from tests.serving import Handler, serving
 
 SECRET = "notify"
 JOB = {"notify_webhook": "HOOK", "kfp_ui": "https://kfp.example.com"}
@@ -22,14 +22,10 @@ def posted(scene: Scene, cluster: client.ApiClient) -> Iterator[list[dict[str, A
     """The requests to the webhook, whose address is in the secret."""
     requests: list[dict[str, Any]] = []
 
-    class Hook(BaseHTTPRequestHandler):
+    class Hook(Handler):
         def do_POST(self) -> None:
             requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            """Log nothing."""
+            self.answer(204)
 
     server = HTTPServer(("0.0.0.0", 0), Hook)
     with serving(server):

@@ -12,13 +12,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import google_crc32c
 
-from tests.serving import serving
+from tests import serving
 
 PAGE = 1000
 
@@ -90,15 +90,12 @@ class Bucket:
         return self.list_faults.popleft() if self.list_faults else ""
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(serving.Handler):
     """The JSON API: list, media download, and a token endpoint."""
 
     protocol_version = "HTTP/1.1"
     bucket: ClassVar[Bucket]
     timeout = 60
-
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
 
     def handle(self) -> None:
         """Serve the connection; a client that goes away is no news."""
@@ -126,11 +123,11 @@ class Handler(BaseHTTPRequestHandler):
                 self.error(HTTPStatus(int(fault)))
             return
         if self.bucket.deny_tokens:
-            self.answer(HTTPStatus.BAD_REQUEST, {"error": "invalid_grant"})
+            self.answer_json(HTTPStatus.BAD_REQUEST, {"error": "invalid_grant"})
             return
         self.bucket.tokens_given += 1
         self.bucket.token = f"token-{self.bucket.tokens_given}"
-        self.answer(HTTPStatus.OK, {"access_token": self.bucket.token, "expires_in": 3600})
+        self.answer_json(HTTPStatus.OK, {"access_token": self.bucket.token, "expires_in": 3600})
 
     def upload(self, body: bytes) -> None:
         """Store what comes with its name in one body of parts."""
@@ -142,12 +139,12 @@ class Handler(BaseHTTPRequestHandler):
         self.bucket.put(name, content.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n"))
         stored = self.bucket.objects[name]
         told = {"name": name, "size": len(stored.data), "crc32c": stored.crc}
-        self.answer(HTTPStatus.OK, told | {"generation": str(stored.generation)})
+        self.answer_json(HTTPStatus.OK, told | {"generation": str(stored.generation)})
 
     def do_DELETE(self) -> None:
         """Drop an object."""
         self.bucket.objects.pop(unquote(urlsplit(self.path).path.partition("/o/")[2]), None)
-        self.answer(HTTPStatus.OK, {})
+        self.answer_json(HTTPStatus.OK, {})
 
     def do_GET(self) -> None:
         """List or download."""
@@ -181,7 +178,7 @@ class Handler(BaseHTTPRequestHandler):
             elif fault.isdigit():
                 self.error(HTTPStatus(int(fault)))
             else:
-                self.answer_bytes(HTTPStatus.OK, fault.encode())
+                self.answer(HTTPStatus.OK, fault.encode())
             return
         after = unquote(query.get("pageToken", ""))
         names = sorted(n for n in bucket.objects if n.startswith(query.get("prefix", "")))
@@ -192,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
         }
         if len(names) > size:
             page["nextPageToken"] = names[size - 1]
-        self.answer(HTTPStatus.OK, page)
+        self.answer_json(HTTPStatus.OK, page)
 
     def media(self, name: str, query: dict[str, str]) -> None:
         """An object's bytes, or the fault that is next for it."""
@@ -208,7 +205,7 @@ class Handler(BaseHTTPRequestHandler):
         elif fault.isdigit():
             self.error(HTTPStatus(int(fault)))
         elif query.get("alt") != "media":
-            self.answer(HTTPStatus.OK, properties(name, stored))
+            self.answer_json(HTTPStatus.OK, properties(name, stored))
         else:
             self.body(stored, fault)
 
@@ -270,18 +267,11 @@ class Handler(BaseHTTPRequestHandler):
     def error(self, status: HTTPStatus) -> None:
         """An error in the form of the JSON API."""
         usual = json.dumps({"error": {"code": status, "message": status.phrase}}).encode()
-        self.answer_bytes(status, self.bucket.refusal or usual)
+        self.answer(status, self.bucket.refusal or usual)
 
-    def answer(self, status: HTTPStatus, document: object) -> None:
+    def answer_json(self, status: HTTPStatus, document: object) -> None:
         """A JSON answer."""
-        self.answer_bytes(status, json.dumps(document).encode())
-
-    def answer_bytes(self, status: HTTPStatus, content: bytes) -> None:
-        """Any answer with a length."""
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.answer(status, json.dumps(document).encode())
 
 
 def properties(name: str, stored: Stored) -> dict[str, str]:
@@ -309,5 +299,5 @@ def serve(bucket: Bucket, secure: ssl.SSLContext | None = None) -> Iterator[str]
     server = _Server(("127.0.0.1", 0), handler)
     if secure is not None:
         server.socket = secure.wrap_socket(server.socket, server_side=True)
-    with serving(server) as url:
+    with serving.serving(server) as url:
         yield url if secure is None else url.replace("http:", "https:")

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,7 +18,7 @@ from kfp_ddp.checks.finding import Requirements
 from kfp_ddp.cli import app
 from kfp_ddp.client.connection import forwarded_port, own_namespace
 from kfp_ddp.core.errors import InputError
-from tests.serving import serving
+from tests.serving import Handler, serving
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
 KUBECONFIG = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
@@ -46,16 +45,12 @@ def healthz(tag: str) -> bytes:
 def server(body: bytes, status: int = 200) -> Iterator[str]:
     """Yield the URL of a server that answers KFP's health path, and 404 for other paths."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Health(Handler):
         def do_GET(self) -> None:
-            self.send_response(status if self.path == "/pipeline/apis/v2beta1/healthz" else 404)
-            self.end_headers()
-            self.wfile.write(body)
+            known = self.path == "/pipeline/apis/v2beta1/healthz"
+            self.answer(status if known else 404, body)
 
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Health)) as url:
         yield f"{url}/pipeline/"
 
 

@@ -1,8 +1,8 @@
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -12,26 +12,20 @@ from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import KfpDdpError
 from tests.kfp_server.server import KfpServer
-from tests.serving import serving
+from tests.serving import Handler, serving
 
 TOKEN = "an-id-token-of-google"
 
 
-class Google(BaseHTTPRequestHandler):
+class Google(Handler):
     """The token endpoint of Google."""
 
     grants: ClassVar[list[bytes]] = []
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
     def do_POST(self) -> None:
         self.grants.append(self.rfile.read(int(self.headers["Content-Length"])))
         answer = {"access_token": "a", "id_token": TOKEN, "expires_in": 3600, "token_type": "b"}
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
+        self.answer(200, json.dumps(answer).encode(), Content_Type="application/json")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -25,12 +25,13 @@ from kfp_ddp.k8s import watch_cache
 from kfp_ddp.k8s.api import PAGE, Api, ApiError
 from kfp_ddp.k8s.nodes import schedulable
 from kfp_ddp.k8s.watch_cache import WatchCache
+from tests.serving import Handler
 from tests.serving import serving as in_thread
 
 Answer = Callable[["Server", dict[str, str]], None]
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Handler):
     """Answers each GET with the next of `script`."""
 
     protocol_version = "HTTP/1.1"
@@ -46,15 +47,11 @@ class Server(BaseHTTPRequestHandler):
         answer(self, query)
         self.close_connection = True
 
-    do_PATCH = do_GET  # noqa: N815
+    do_PATCH = do_GET
 
     def send(self, status: int, body: str) -> None:
-        """A whole answer."""
-        self.send_response(status)
-        self.send_header("Connection", "close")  # or the next request may meet the closing
-        self.send_header("Content-Length", str(len(body.encode())))
-        self.end_headers()
-        self.wfile.write(body.encode())
+        """A whole answer; without `close` the next request may meet the closing."""
+        self.answer(status, body.encode(), Connection="close")
 
     def cut(self, body: str) -> None:
         """A streamed answer that ends without its end, as when a server dies."""
@@ -66,9 +63,6 @@ class Server(BaseHTTPRequestHandler):
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         return formatdate(time.time() + self.ahead, usegmt=True)
-
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
 
 
 @contextmanager

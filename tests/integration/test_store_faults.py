@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -18,7 +18,7 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage import store
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.source import Retry, SourceOptions
-from tests.serving import free_port, serving
+from tests.serving import Handler, free_port, serving
 from tests.sync_runs import RETRY, content
 
 # google-cloud-storage closes no response with an error status.
@@ -32,6 +32,7 @@ CODES = {
     "http": {},
 }
 """The error codes of each protocol, by status."""
+ERROR = "<Error><Code>{}</Code><Message>m</Message></Error>"
 SOURCES = {
     "gs": "gs://bucket/x",
     "s3": "s3://bucket/x",
@@ -41,41 +42,37 @@ SOURCES = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers every request with the status of the server, in the form of its protocol."""
-
-    server: "FaultyServer"
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args: object) -> None: ...
-
-    def answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        code = CODES[self.server.scheme].get(self.server.status, "")
-        self.send_response(self.server.status)
-        body = b""
-        if self.server.scheme == "s3" and self.command != "HEAD":
-            body = f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode()
-        if code:
-            self.send_header(
-                {"az": "x-ms-error-code"}.get(self.server.scheme, "X-Error-Code"), code
-            )
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def __getattr__(self, name: str) -> Callable[[], None]:
-        if name.startswith("do_"):
-            return self.answer
-        raise AttributeError(name)
+Reply = tuple[int, bytes, dict[str, str]]
 
 
-class FaultyServer(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
+    """Answers every request as a function of method and path says."""
+
     daemon_threads = True
 
-    def __init__(self, scheme: str, status: int) -> None:
-        self.scheme, self.status = scheme, status
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, reply: Callable[[str, str], Reply]) -> None:
+        self.reply = reply
+        super().__init__(("127.0.0.1", 0), Visit)
+
+
+class Visit(Handler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def visit(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, body, headers = self.server.reply(self.command, self.path)
+        self.answer(status, body, **headers)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = visit
+
+
+def faulty(scheme: str, status: int) -> Server:
+    """A server that answers with one status, in the form of its protocol."""
+    code = CODES[scheme].get(status, "")
+    body = ERROR.format(code).encode() if scheme == "s3" else b""
+    name = "x_ms_error_code" if scheme == "az" else "X_Error_Code"
+    return Server(lambda *_: (status, body, {name: code} if code else {}))
 
 
 def use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +102,7 @@ def address(scheme: str, fault: int, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(store, "TRIES", 1)
     monkeypatch.setattr("kfp_ddp.storage.gcs.Retry", lambda: Retry(1))
     monkeypatch.setattr("kfp_ddp.storage.web.Retry", lambda: Retry(1))
-    server = FaultyServer(scheme, fault)
-    with serving(server) as url:
+    with serving(faulty(scheme, fault)) as url:
         url = url if fault else f"http://127.0.0.1:{free_port()}"
         use(url, monkeypatch)
         yield url
@@ -215,85 +211,28 @@ def page(scheme: str, query: dict[str, list[str]]) -> bytes:
     return f"<EnumerationResults><Blobs>{blobs}</Blobs>{marker}</EnumerationResults>".encode()
 
 
-class PageHandler(BaseHTTPRequestHandler):
-    """Serves pages of a listing, and counts them."""
-
-    server: "PageServer"
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args: object) -> None: ...
-
-    def do_GET(self) -> None:
-        if not self.path.startswith("/storage/v1/b/bucket?"):  # of google-cloud-storage itself
-            self.server.requests.append(self.path)
-        body = page(self.server.scheme, parse_qs(urlsplit(self.path).query))
-        self.send_response(200)
-        kind = "json" if self.server.scheme == "gs" else "xml"
-        self.send_header("Content-Type", f"application/{kind}")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-class PageServer(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, scheme: str) -> None:
-        self.scheme, self.requests = scheme, list[str]()
-        super().__init__(("127.0.0.1", 0), PageHandler)
-
-
 @pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
 def test_the_first_name_takes_one_request(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = PageServer(scheme)
-    with serving(server) as url:
+    requests: list[str] = []
+
+    def reply(_: str, path: str) -> Reply:
+        if not path.startswith("/storage/v1/b/bucket?"):  # of google-cloud-storage itself
+            requests.append(path)
+        kind = {"Content_Type": f"application/{'json' if scheme == 'gs' else 'xml'}"}
+        return 200, page(scheme, parse_qs(urlsplit(path).query)), kind
+
+    with serving(Server(reply)) as url:
         use(url, monkeypatch)
         where = open_store(f"{scheme}://bucket/x")
         names = where.list("")
         assert next(names) == ("0", 1)
-        assert len(server.requests) == 1
+        assert len(requests) == 1
         assert [name for name, _ in names] == ["1", "2", "3", "4"]
-        assert len(server.requests) == 3
-        server.requests.clear()
+        assert len(requests) == 3
+        requests.clear()
         assert where.has_files()
-        assert len(server.requests) == 1
-        assert re.search(r"(maxResults|max-keys|maxresults)=1\b", server.requests[0])
-
-
-class ObjectHandler(BaseHTTPRequestHandler):
-    """Lists the object `a` of three bytes, and answers requests for it as it is told."""
-
-    server: "ObjectServer"
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args: object) -> None: ...
-
-    def do_GET(self) -> None:
-        lists = "list-type=2" in self.path or "comp=list" in self.path
-        status, code = (200, "") if lists else self.server.next_status()
-        body = LISTS[self.server.scheme].encode() if lists else b"abc"
-        if status != 200:
-            body = f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/xml")
-        if code:
-            self.send_header("x-ms-error-code", code)
-        self.send_header("ETag", f'"{TAG}"')
-        self.send_header("Content-Range", "bytes 0-0/3")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-class ObjectServer(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, scheme: str, statuses: list[tuple[int, str]]) -> None:
-        self.scheme, self.statuses = scheme, statuses
-        super().__init__(("127.0.0.1", 0), ObjectHandler)
-
-    def next_status(self) -> tuple[int, str]:
-        return self.statuses.pop(0) if self.statuses else (200, "")
+        assert len(requests) == 1
+        assert re.search(r"(maxResults|max-keys|maxresults)=1\b", requests[0])
 
 
 TAG = "900150983cd24fb0d6963f7d28e17f72"
@@ -329,7 +268,19 @@ def test_the_sdk_explains_a_refused_request_and_renews_its_credentials(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with serving(ObjectServer(scheme, [(status, code)] * (99 if expected else 1))) as url:
+    left = [99 if expected else 1]
+
+    def reply(_: str, path: str) -> Reply:
+        """List the object `a` of three bytes, or refuse or answer a request for it."""
+        headers = {"Content_Type": "application/xml", "ETag": f'"{TAG}"'}
+        if "list-type=2" in path or "comp=list" in path:
+            return 200, LISTS[scheme].encode(), headers
+        left[0] -= 1
+        if left[0] >= 0:
+            return status, ERROR.format(code).encode(), headers | {"x_ms_error_code": code}
+        return 200, b"abc", headers | {"Content_Range": "bytes 0-0/3"}
+
+    with serving(Server(reply)) as url:
         use(url, monkeypatch)
         monkeypatch.setattr("kfp_ddp.storage.store.TRIES", 1)
         if expected:

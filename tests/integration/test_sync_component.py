@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.progress import Meter, Progress
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
-from tests.serving import serving
+from tests.serving import Files, serving
 
 PROGRAM = "from kfp_ddp.cli import main; main()"
 
@@ -89,11 +89,6 @@ def test_invalid_input_is_the_last_line_of_the_step(
     assert "Traceback" not in text
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
-
-
 def step(tmp_path: Path, **inputs: str) -> SimpleNamespace:
     """Run the step as KFP does; its artifact `version`."""
     made = [SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("version", "md")]
@@ -107,7 +102,7 @@ def test_signature_of_an_address_is_stored_and_printed_nowhere(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = sync(str(source), tmp_path / "first", Options()).path
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(version)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(version)))
     with serving(server) as base:
         made = step(tmp_path, source=f"{base}/_MANIFEST.jsonl?sig=S3CRET")
         assert made.metadata["source"] == f"{base}/_MANIFEST.jsonl"

@@ -1,14 +1,14 @@
 """Pages of a listing that do not end: who lists holds a page of them at most."""
 
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage import azure, huggingface, s3_objects
 from kfp_ddp.storage.kinds import open_source, open_store
-from tests.serving import serving
+from tests.serving import Handler, serving
 
 PAGE = 1 << 20
 SENT = 64 * PAGE
@@ -23,10 +23,8 @@ class Talkative(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
 
 
-class Answer(BaseHTTPRequestHandler):
+class Answer(Handler):
     server: Talkative
-
-    def log_message(self, *args: object) -> None: ...
 
     def do_GET(self) -> None:
         self.send_response(self.server.status)

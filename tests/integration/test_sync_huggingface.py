@@ -16,7 +16,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync as sync_stubbornly
 from kfp_ddp.storage.kinds import open_source
-from tests.serving import serving
+from tests.serving import Handler, serving
 from tests.sync_runs import RETRY, content
 
 QUICK = Options(concurrency=4, timeout=5)
@@ -53,17 +53,8 @@ class Hub:
 def handler(hub: Hub, stored_at: list[str]) -> type[BaseHTTPRequestHandler]:
     """What the hub answers; large files are at the first of `stored_at`."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Visit(Handler):
         protocol_version = "HTTP/1.1"
-
-        def log_message(self, *args: Any) -> None: ...
-
-        def answer(self, status: int, body: bytes, **headers: str) -> None:
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            self.wfile.write(body)
 
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
@@ -93,7 +84,7 @@ def handler(hub: Hub, stored_at: list[str]) -> type[BaseHTTPRequestHandler]:
             body = hub.files[name]
             self.answer(200, body[:-1] + b"?" if name in hub.wrong else body)
 
-    return Handler
+    return Visit
 
 
 @pytest.fixture

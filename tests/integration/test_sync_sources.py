@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.s3_objects import as_anonymous, s3_client
 from kfp_ddp.storage.source import Changed, Entry, Transient
 from tests.gcs_server import Bucket, serve
-from tests.serving import serving
+from tests.serving import Files, serving
 from tests.sync_runs import RETRY, another_user, content
 
 QUICK = Options(concurrency=4, timeout=5)
@@ -266,11 +266,6 @@ def test_markers_of_other_tools_are_left_out_and_told(tmp_path: Path, mirror: bo
         sync(str(source), tmp_path / "target", options)
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        """Say nothing."""
-
-
 @pytest.mark.parametrize("protocol", ["HTTP/1.0", "HTTP/1.1"])
 def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str) -> None:
     source = tmp_path / "source"
@@ -279,7 +274,7 @@ def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str
     for name, data in objects.items():
         (source / name).write_bytes(data)
     version = sync(str(source), tmp_path / "first", QUICK).path
-    handler = type("Handler", (Quiet,), {"protocol_version": protocol})
+    handler = type("Handler", (Files,), {"protocol_version": protocol})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(version)))
     with serving(server) as base:
         second = sync(f"{base}/_MANIFEST.jsonl", tmp_path / "second", QUICK)

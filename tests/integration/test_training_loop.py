@@ -5,7 +5,7 @@ import math
 import shutil
 import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.recipes import RECIPES, configured
-from tests.serving import free_port, serving
+from tests.serving import Handler, free_port, serving
 from tests.training_ranks import (
     Ranks,
     config,
@@ -209,19 +209,15 @@ def test_trainjob_gets_progress(data: Path, tmp_path: Path) -> None:
     """The protocol of Kubeflow Trainer 2.2: an authorised POST with progress and metrics."""
     heard: list[tuple[str | None, dict[str, Any]]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Status(Handler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             heard.append((self.headers["Authorization"], body["trainerStatus"]))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args: Any) -> None:
-            pass
+            self.answer(200)
 
     (tmp_path / "token").write_text("secret\n")
     run = config(data, tmp_path / "run")
-    with serving(HTTPServer(("127.0.0.1", 0), Handler)) as url:
+    with serving(HTTPServer(("127.0.0.1", 0), Status)) as url:
         env = {
             "KUBEFLOW_TRAINER_SERVER_URL": f"{url}/status",
             "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "token"),

@@ -78,25 +78,23 @@ def test_a_module_runs_as_if_it_was_started(probe: Path, module: str, forked: bo
     assert process.returncode == 5
 
 
-def test_a_fork_may_exit_early(probe: Path) -> None:
-    process = start(probe, "probe", "leaves")
-    out, _ = process.communicate()
-    assert out.endswith("at the end\n")
-    assert process.returncode == 0
-
-
-def test_an_exception_is_printed(probe: Path) -> None:
-    process = start(probe, "probe", "raises")
-    _, err = process.communicate()
-    assert err.splitlines()[-1] == "ValueError: wrong"
-    assert process.returncode == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGKILL])
-def test_the_client_ends_by_the_signal_of_the_fork(probe: Path, number: signal.Signals) -> None:
-    process = start(probe, "probe", "dies", str(int(number)))
-    process.communicate()
-    assert process.returncode == -number
+@pytest.mark.parametrize(
+    ("words", "code", "out", "err"),
+    [
+        (["leaves"], 0, "at the end\n", ""),
+        (["raises"], 1, "at the end\n", "ValueError: wrong\n"),
+        (["dies", str(int(signal.SIGUSR2))], -signal.SIGUSR2, "", ""),
+        (["dies", str(int(signal.SIGKILL))], -signal.SIGKILL, "", ""),
+    ],
+)
+def test_a_fork_ends_as_a_process(
+    probe: Path, words: list[str], code: int, out: str, err: str
+) -> None:
+    process = start(probe, "probe", *words)
+    output, errors = process.communicate()
+    assert process.returncode == code
+    assert output.endswith(out)
+    assert errors.endswith(err)
 
 
 def waiting(process: "subprocess.Popen[str]") -> psutil.Process:

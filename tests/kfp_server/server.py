@@ -126,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    do_POST = do_DELETE = do_PATCH = do_PUT = do_GET  # noqa: N815
+    do_POST = do_DELETE = do_PATCH = do_PUT = do_GET
 
     def _answer(self) -> None:
         parts = urlsplit(self.path)

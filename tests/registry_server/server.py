@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
             self.registry.violations.append(f"no operation {self.command} {parts.path}")
         self.send(404, b"404 page not found\n", "text/plain; charset=utf-8")
 
-    do_POST = do_PATCH = do_GET  # noqa: N815
+    do_POST = do_PATCH = do_GET
 
     def _answer(
         self, operation: Operation, parameters: dict[str, str], query: dict[str, str], text: bytes
