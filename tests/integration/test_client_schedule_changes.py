@@ -13,7 +13,7 @@ from tests.kfp_server.server import KfpServer
 from tests.schedules import COMPILED, Call, create, new_version, refused, stored, uploaded
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own(kfp_server: KfpServer) -> str:
     return uploaded(kfp_server)
 
@@ -44,7 +44,7 @@ def test_replace_changes_the_given_settings(call: Call, kfp_server: KfpServer, o
     assert newest_of_all["pipeline_version_reference"] == {"pipeline_id": own}
 
 
-def test_replace_ends_no_run_and_cleans_up(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_replace_ends_no_run_and_cleans_up(call: Call, kfp_server: KfpServer) -> None:
     old = create(call)
     run = kfp_server.store.trigger(old["id"])
     done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
@@ -67,7 +67,7 @@ def test_replace_ends_no_run_and_cleans_up(call: Call, kfp_server: KfpServer, ow
 
 
 @pytest.mark.parametrize("step", ["create_recurring_run", "disable_recurring_run"])
-def test_a_failed_replace_is_undone(call: Call, kfp_server: KfpServer, own: str, step: str) -> None:
+def test_a_failed_replace_is_undone(call: Call, kfp_server: KfpServer, step: str) -> None:
     create(call)
     kfp_server.fail(step, faults.status(403, "no right"), 1)
     done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
@@ -75,7 +75,7 @@ def test_a_failed_replace_is_undone(call: Call, kfp_server: KfpServer, own: str,
     assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
 
 
-def test_resume_completes_a_failed_replace(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_resume_completes_a_failed_replace(call: Call, kfp_server: KfpServer) -> None:
     create(call)
     kfp_server.fail("enable_recurring_run", faults.status(500), 1)
     done = call("schedule", "replace", "nightly", "--cron", "0 5 * * *")
@@ -88,7 +88,7 @@ def test_resume_completes_a_failed_replace(call: Call, kfp_server: KfpServer, ow
 
 
 def test_a_paused_one_stays_paused_when_replaced_and_a_misread_one_needs_a_cron(
-    call: Call, kfp_server: KfpServer, own: str
+    call: Call, kfp_server: KfpServer
 ) -> None:
     created = create(call, "nightly", "--paused")
     assert call("schedule", "replace", "nightly", "--set", "rounds=4").exception is None
@@ -104,7 +104,7 @@ def test_a_paused_one_stays_paused_when_replaced_and_a_misread_one_needs_a_cron(
 
 
 def test_delete_ends_a_run_only_with_force(
-    call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
+    call: Call, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created = create(call)
     run = kfp_server.store.trigger(created["id"])
@@ -140,7 +140,7 @@ def test_replace_keeps_the_settings_inside_a_mapping(call: Call, kfp_server: Kfp
 
 
 def test_a_run_that_starts_during_delete_is_not_ended(
-    call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
+    call: Call, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created = create(call)
     disable = kfp_server.store.disable_recurring_run
@@ -154,7 +154,7 @@ def test_a_run_that_starts_during_delete_is_not_ended(
     assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "ENABLED")]
 
 
-def test_replace_drops_a_start_in_the_past(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_replace_drops_a_start_in_the_past(call: Call, kfp_server: KfpServer) -> None:
     create(call, "nightly", "--start", "2020-01-01", "--catchup")
     assert call("schedule", "replace", "nightly", "--set", "rounds=4").exception is None
     (schedule,) = kfp_server.store.recurring_runs.values()
@@ -162,7 +162,7 @@ def test_replace_drops_a_start_in_the_past(call: Call, kfp_server: KfpServer, ow
     assert schedule.get("no_catchup", False) is False
 
 
-def test_no_time_after_the_end_is_listed(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_no_time_after_the_end_is_listed(call: Call, kfp_server: KfpServer) -> None:
     end = datetime.now(UTC) + timedelta(hours=47)
     created = create(call, "nightly", "--end", end.isoformat())
     assert 1 <= len(created["next"]) <= 2

@@ -17,12 +17,12 @@ from tests.kfp_server.server import KfpServer, serving
 from tests.schedules import COMPILED, Call, create, new_version, refused, stored, uploaded
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own(kfp_server: KfpServer) -> str:
     return uploaded(kfp_server)
 
 
-def test_a_cron_of_five_fields_is_sent_as_six(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_a_cron_of_five_fields_is_sent_as_six(call: Call, kfp_server: KfpServer) -> None:
     words = ("--pipeline", "own", "--cron", "0 3 * * *", "--set", "rounds=3")
     done = call("schedule", "create", "nightly", *words)
     assert done.exception is None, done.output
@@ -95,7 +95,7 @@ def test_the_options_arrive(
     ],
 )
 def test_invalid_input_is_refused_in_one_line_and_creates_nothing(
-    call: Call, kfp_server: KfpServer, own: str, words: tuple[str, ...], message: str
+    call: Call, kfp_server: KfpServer, words: tuple[str, ...], message: str
 ) -> None:
     given = ("--pipeline", "own", "--cron", "0 3 * * *", "--set", "rounds=3")
     assert message in refused(call, "create", "nightly", *given, *words)
@@ -152,7 +152,7 @@ def test_list_and_show_find_by_name_and_id(call: Call, kfp_server: KfpServer, ow
     assert f"there is no schedule {gone}" in refused(call, "show", gone)
 
 
-def test_pause_and_resume_print_one_line(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_pause_and_resume_print_one_line(call: Call, kfp_server: KfpServer) -> None:
     name = f"nightly ({create(call)['id'][:8]})"
     assert call("schedule", "pause", "nightly").output == f"{name} is paused\n"
     assert stored(kfp_server)[0][2] == "DISABLED"
@@ -203,7 +203,7 @@ def test_run_now_uses_schedule(call: Call, kfp_server: KfpServer, own: str, late
     assert f"{kfp_server.url}/#/runs/details/{run['run_id']}" in done.output
 
 
-def test_schedules_of_one_name_need_an_id(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_schedules_of_one_name_need_an_id(call: Call, kfp_server: KfpServer) -> None:
     first = create(call)
     words = ("--pipeline", "own", "--cron", "0 4 * * *", "--set", "rounds=4")
     assert "schedule 'nightly' already exists" in refused(call, "create", "nightly", *words)
@@ -215,7 +215,7 @@ def test_schedules_of_one_name_need_an_id(call: Call, kfp_server: KfpServer, own
     assert [status for _, _, status in stored(kfp_server)] == ["DISABLED", "DISABLED"]
 
 
-def test_older_runs_are_not_requested(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_older_runs_are_not_requested(call: Call, kfp_server: KfpServer) -> None:
     created = create(call)
     run = kfp_server.store.trigger(created["id"])
     for number in range(250):

@@ -27,6 +27,7 @@ from kfp_ddp.k8s.nodes import schedulable
 from kfp_ddp.k8s.watch_cache import WatchCache
 from tests.serving import Handler
 from tests.serving import serving as in_thread
+from tests.waiting import until
 
 Answer = Callable[["Server", dict[str, str]], None]
 
@@ -88,13 +89,6 @@ def listing(version: int, *uids: str) -> Answer:
 
 def event(kind: str, uid: str, version: int) -> str:
     return json.dumps({"type": kind, "object": item(uid, version)}) + "\n"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_a_watch_cache_lives_through_cuts_expiry_and_errors() -> None:

@@ -258,7 +258,6 @@ def test_a_model_that_is_not_blessed_is_not_published(
     [
         ({"model_name": "../up"}, "model_name is '../up'"),
         ({"destination": "ftp://models"}, "cannot store files at ftp://models"),
-        ({"destination": "gs:///prefix"}, "names no bucket"),
         ({"destination": "file://host/x"}, "is not a file URI"),
         ({"destination": "/dev/null/models"}, "cannot write /dev/null/models"),
         ({"release": {"sigm": 1}}, "release has no setting 'sigm'"),

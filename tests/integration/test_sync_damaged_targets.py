@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import KfpDdpError, StorageError
 from kfp_ddp.datasets import mirror
+from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
@@ -47,6 +48,24 @@ def write(source: Path, objects: dict[str, bytes]) -> None:
     for name, data in objects.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(data)
+
+
+def options_of(kind: str) -> dict[str, Any]:
+    """Options of a sync into versions, archives or a plain folder, which removes what it may."""
+    pack = "tar" if kind == "tar" else "none"
+    limits = {"max_delete": 1, "keep_versions": 1, "keep_hours": 0}
+    return {"mirror": kind == "mirror", "pack": pack, **limits}
+
+
+def synced(source: Path, target: Path, options: dict[str, Any]) -> Result | None:
+    """Return the result of a sync, or None after a refusal of one line."""
+    try:
+        return sync(str(source), target, Options(**options), run_id="run")
+    except KfpDdpError as refused:
+        event("refused")
+        line = str(refused)
+    assert line.isprintable()
+    return None
 
 
 def copy_of_user(folder: Path, like: Path) -> None:
@@ -102,8 +121,7 @@ def test_planted_links_lead_nowhere(tmp_path: Path, kind: str, choose: random.Ra
     base = Path(tempfile.mkdtemp(dir=tmp_path))
     source, target, other = base / "source", base / "target", base / "other"
     write(source, OBJECTS)
-    options: dict[str, Any] = {"mirror": kind == "mirror", "max_delete": 1, "keep_versions": 1}
-    options |= {"pack": "tar" if kind == "tar" else "none", "keep_hours": 0}
+    options = options_of(kind)
     first = sync(str(source), target, Options(**options), run_id="run")
     write(source, {"a/y": b"changed", "new/w": b"new"})
     second = sync(str(source), target, Options(**options, dry_run=True))
@@ -116,20 +134,12 @@ def test_planted_links_lead_nowhere(tmp_path: Path, kind: str, choose: random.Ra
     for _ in range(choose.randint(1, 3)):
         plant(target, other, choose, [first.digest[:12], second.digest[:12]])
     before = state(other)
-    try:
-        result = sync(str(source), target, Options(**options), run_id="run")
-    except KfpDdpError as refused:
-        event("refused")
-        line = str(refused)
-    else:
-        line = ""
-        event("synced")
-        if options["verify"] == "full" and kind != "tar":
-            files = content(result.path)
-            expected = content(source)
-            assert {name: files.get(name) for name in expected} == expected
-            assert not any((result.path / name).is_symlink() for name in expected)
-    assert line.isprintable()
+    result = synced(source, target, options)
+    if result and options["verify"] == "full" and kind != "tar":
+        files = content(result.path)
+        expected = content(source)
+        assert {name: files.get(name) for name in expected} == expected
+        assert not any((result.path / name).is_symlink() for name in expected)
     assert state(other) == before
     shutil.rmtree(base)
 
@@ -222,8 +232,7 @@ def test_damaged_metadata_gives_a_correct_result_or_one_line(
     source, target = base / "source", base / "target"
     objects = {name: data for name, data in OBJECTS.items() if len(data) < 1000}
     write(source, objects)
-    options: dict[str, Any] = {"mirror": kind == "mirror", "max_delete": 1, "keep_versions": 1}
-    options |= {"pack": "tar" if kind == "tar" else "none", "keep_hours": 0}
+    options = options_of(kind)
     sync(str(source), target, Options(**options), run_id="run")
     ours = [*target.glob("versions/*/_*"), *target.glob(".kfsync/manifest.jsonl")]
     ours += [*target.glob(".kfsync/lock"), *target.glob(".kfsync/leases/*/*")]
@@ -234,16 +243,8 @@ def test_damaged_metadata_gives_a_correct_result_or_one_line(
         write(source, objects)
     options |= {"verify": choose.choice(["list", "quick", "full"])}
     options |= {"delete": choose.random() < 0.8}
-    try:
-        result = sync(str(source), target, Options(**options), run_id="run")
-    except KfpDdpError as refused:
-        event("refused")
-        line = str(refused)
-    else:
-        line = ""
-        event("synced")
+    if result := synced(source, target, options):
         files = unpacked(result.path, options["pack"])
         assert {name: files.get(name) for name in objects} == objects
         assert files.keys() == objects.keys() or not options["delete"]
-    assert line.isprintable()
     shutil.rmtree(base)

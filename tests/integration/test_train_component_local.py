@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from PIL import Image
 
 from kfp_ddp import __version__
+from tests.waiting import until
 
 CHILD = """
 import json, sys, warnings
@@ -89,13 +88,6 @@ def launchers(work_dir: Path) -> list[psutil.Process]:
     return processes
 
 
-def wait_until(condition: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
 def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder and log of a training of six steps."""
@@ -134,7 +126,6 @@ def test_train_writes_checkpoint_artifacts_and_progress(trained: Path) -> None:
     ("change", "message"),
     [
         ({"backend": "pigeon"}, "backend 'pigeon' is not known"),
-        ({"training": {"epochs": 0}}, "epochs=0"),
         ({"training": {"precison": "bf16"}}, "training has no setting 'precison'; did you mean"),
         ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
         ({"job": {"command": ["x"]}}, "job sets command, which the step sets itself"),
@@ -142,10 +133,8 @@ def test_train_writes_checkpoint_artifacts_and_progress(trained: Path) -> None:
             {"job": {"packages_to_install": ["timm==1.0.0"]}},
             "job sets packages_to_install, which evaluate and export would lack: build an image",
         ),
-        ({"job": {"keep_runs": -1}}, "keep_runs=-1"),
         ({"run_id": "../up"}, "run_id '../up' cannot name a folder"),
         ({"work_dir": "/proc/none"}, "work_dir /proc/none cannot be written"),
-        ({"job": {"nproc_per_node": -1}}, "nproc_per_node=-1"),
         ({"job": {"nodes": 2}}, "backend local has one node"),
     ],
 )
@@ -171,12 +160,12 @@ def test_no_process_is_left(tmp_path: Path, dataset: Path, number: signal.Signal
     metrics, log = work / "run-1" / "train" / "metrics.jsonl", tmp_path / "log"
     process = start(tmp_path, arguments(dataset, work, epochs=2000))
     try:
-        wait_until(lambda: metrics.exists() and '"step"' in metrics.read_text(), log)
+        until(lambda: metrics.exists() and '"step"' in metrics.read_text(), log.read_text)
         steps = psutil.Process(process.pid).children(recursive=True)
         executor = next(p for p in steps if "kfp.dsl.executor_main" in p.cmdline())
         assert len(launchers(work)) >= 3
         executor.send_signal(number)
-        wait_until(lambda: launchers(work) == [], log)
+        until(lambda: launchers(work) == [], log.read_text)
         assert process.wait(timeout=60) != 0
     finally:
         process.kill()

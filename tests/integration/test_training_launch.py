@@ -18,6 +18,7 @@ from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from tests.serving import free_port
 from tests.training_ranks import config, dataset, events, newest
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +39,16 @@ class Launched:
                 command, stdout=log, stderr=log, env={**os.environ, **env}, start_new_session=True
             )
 
-    def wait_for(self, text: str, seconds: float = 90) -> None:
-        until = time.monotonic() + seconds
-        while text not in self.output():
-            assert time.monotonic() < until, self.output()
-            assert self.process.poll() is None, self.output()
-            time.sleep(0.05)
+    def wait_for(self, text: str) -> None:
+        self.wait_until(lambda: text in self.output())
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        def holds() -> bool:
+            held = condition()
+            assert held or self.process.poll() is None, self.output()
+            return held
+
+        until(holds, self.output, 90)
 
     def output(self) -> str:
         return self.log.read_text()
@@ -281,12 +286,12 @@ def test_run_outlives_a_lost_node(data: Path, tmp_path: Path, launched: list[Lau
         node = Launched(run, *flags, conf, *here, "--log-dir", log_dir, nproc=1)
         launched.append(node)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    _wait_until(lambda: metrics.exists() and '"checkpoint"' in metrics.read_text(), launched[0])
     survivor, lost = launched
+    survivor.wait_until(lambda: metrics.exists() and '"checkpoint"' in metrics.read_text())
     ranks = lost.ranks()
     lost.process.kill()
     psutil.wait_procs(ranks, timeout=30)
-    _wait_until(lambda: '"world_size": 1' in metrics.read_text(), survivor)
+    survivor.wait_until(lambda: '"world_size": 1' in metrics.read_text())
     lines = metrics.read_text().splitlines()
     starts = [json.loads(line) for line in lines if '"start"' in line]
     assert starts[0]["world_size"] == 2
@@ -310,11 +315,3 @@ def test_waiting_node_stops(data: Path, tmp_path: Path, launched: list[Launched]
             assert node.process.wait(timeout=30) == 143, node.output()
     (file,) = (tmp_path / "run" / "logs").glob("failure-*.json")
     assert "stopped by SIGTERM before all nodes had joined" in file.read_text()
-
-
-def _wait_until(condition: Callable[[], bool], node: Launched, seconds: float = 90) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, node.output()
-        assert node.process.poll() is None, node.output()
-        time.sleep(0.1)

@@ -4,9 +4,7 @@ import json
 import os
 import signal
 import socket
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,12 @@ import pytest
 from kfp_ddp.training.time_spent import Pace
 from kfp_ddp.training.watch import Progress, remove_stale
 from tests.training_ranks import Ranks, config, dataset
+from tests.waiting import until
 
 
 def told(folder: Path, rank: int = 0) -> dict[str, Any]:
     text: dict[str, Any] = json.loads((folder / f"{rank}.json").read_text())
     return text
-
-
-def until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_rank_writes_its_place_and_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from kfp_ddp.training.distributed import World
 from kfp_ddp.training.prepare import prepare
 from kfp_ddp.training.trainer import Trainer
 from tests.serving import free_port
+from tests.waiting import until
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -106,10 +107,10 @@ class Ranks:
 
     def wait(self, seconds: float = 240) -> list[int]:
         """Exit codes of all ranks; a failed rank's peers get SIGTERM, as from torch's agent."""
-        until = time.monotonic() + seconds
+        end = time.monotonic() + seconds
         told = False
         while any(process.is_alive() for process in self.processes):
-            if time.monotonic() > until:
+            if time.monotonic() > end:
                 for process in self.processes:
                     process.kill()
                 raise AssertionError(f"ranks hang\n{self.output()}")
@@ -120,21 +121,17 @@ class Ranks:
             time.sleep(0.02)
         return [process.exitcode or 0 for process in self.processes]
 
-    def wait_for(self, text: str, seconds: float = 240) -> None:
+    def wait_for(self, text: str) -> None:
         """Until a rank has printed `text`."""
-        until = time.monotonic() + seconds
-        while text not in self.output():
-            assert time.monotonic() < until, f"no {text!r} in\n{self.output()}"
-            assert any(process.is_alive() for process in self.processes), self.output()
-            time.sleep(0.02)
+        until(lambda: self._lives(text in self.output()), self.output)
 
-    def wait_for_steps(self, count: int, seconds: float = 240) -> None:
+    def wait_for_steps(self, count: int) -> None:
         """Until rank 0 has reported so many steps since it started."""
-        until = time.monotonic() + seconds
-        while (steps := self.output().count(": loss ")) < count:
-            assert time.monotonic() < until, f"{steps} steps in\n{self.output()}"
-            assert any(process.is_alive() for process in self.processes), self.output()
-            time.sleep(0.002)
+        until(lambda: self._lives(self.output().count(": loss ") >= count), self.output)
+
+    def _lives(self, reached: bool) -> bool:
+        assert reached or any(process.is_alive() for process in self.processes), self.output()
+        return reached
 
     def output(self) -> str:
         """What the ranks printed."""
