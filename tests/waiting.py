@@ -5,7 +5,10 @@ from collections.abc import Callable
 
 
 def until(
-    condition: Callable[[], object], state: Callable[[], str] = str, seconds: float = 240
+    condition: Callable[[], object],
+    state: Callable[[], str] = str,
+    seconds: float = 240,
+    pause: float = 0.01,
 ) -> None:
     """Return when the condition holds.
 
@@ -15,4 +18,4 @@ def until(
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited in vain\n{state()}"
-        time.sleep(0.01)
+        time.sleep(pause)

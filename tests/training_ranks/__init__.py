@@ -127,7 +127,9 @@ class Ranks:
 
     def wait_for_steps(self, count: int) -> None:
         """Until rank 0 has reported so many steps since it started."""
-        until(lambda: self._lives(self.output().count(": loss ") >= count), self.output)
+        until(
+            lambda: self._lives(self.output().count(": loss ") >= count), self.output, pause=0.002
+        )
 
     def _lives(self, reached: bool) -> bool:
         assert reached or any(process.is_alive() for process in self.processes), self.output()
