@@ -107,7 +107,6 @@ class Form:
         return name, [value] if listed else value
 
     def _put(self, arguments: dict[str, Any], key: Key, value: Any) -> None:
-        """Validate and set an argument."""
         model, name = self._model(key)
         if model is not None and not (key.setting == "" and self._is_default(name, value)):
             value = model.checked(name, value)
@@ -123,7 +122,6 @@ class Form:
         return same and not isinstance(value, bool | dict)
 
     def _key(self, name: str) -> Key:
-        """Return the parameter that has a setting; raises InputError if there is not one."""
         subject, dot, inner = name.partition(".")
         if dot and subject not in self.subjects:
             raise InputError(f"{name}: there is no {subject!r}{hint(subject, [*self.subjects])}")

@@ -104,7 +104,6 @@ class Steps:
         self.plan: Any = plan or self._checked()
 
     def _checked(self) -> Any:
-        """Add `preflight` and return its outputs."""
         # Outside the exit handler: without the PVC, the pod of teardown could not start either.
         each = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
         each |= {} if self.claims.data else {"publish": "each-node"}

@@ -197,11 +197,10 @@ class Writer:
         spared: Collection[int] = (),
         volatile: Collection[Tensor] | None = None,
     ) -> None:
-        """Start to save `state` as `step-<step>`; step and files are added to `manifest`.
+        """Start to save `state` as `step-<step>`; raise the error of the previous save.
 
-        Older checkpoints are deleted, except the newest and the steps in `spared`. With `volatile`,
-        all other tensors on the CPU are copied in the background, and must not change before
-        `copied` is set. Raises the error of the previous save.
+        Older checkpoints are deleted, except the newest and `spared`. With `volatile`, all other
+        tensors on the CPU are copied in the background: do not change them before `copied` is set.
         """
         self.wait()
         soon = None if volatile is None else {tensor.data_ptr() for tensor in volatile}

@@ -55,8 +55,6 @@ class Conv2d(nn.Conv2d):
 
 
 class _Product(torch.autograd.Function):
-    """Rows of patches, one for each pixel of the output, times the weights."""
-
     @staticmethod
     def forward(
         ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair

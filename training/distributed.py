@@ -190,8 +190,7 @@ def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> 
 class Stop:
     """Agreement of the ranks to stop or save at a step boundary, if any rank requests it.
 
-    The flags are combined by an asynchronous all-reduce on the CPU, started before a step and read
-    after it, so a step does not wait and the GPU does not synchronise.
+    An asynchronous all-reduce on the CPU, from before a step to after it: no step waits for it.
     """
 
     world: World

@@ -135,7 +135,6 @@ def _position(name: str) -> float:
 
 
 def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
-    """Raise InputError for training images that cannot train a classifier."""
     folder = f"{train.folder}/" if train.folder else ""
     if not train:
         if train.loose:

@@ -171,8 +171,7 @@ class Learner:
     def limit_statistics(self, number: int, count: int) -> None:
         """Let only the first of `count` micro-batches update BatchNorm's running statistics.
 
-        Rank 0's statistics are saved, and its first micro-batch is the first of the global batch
-        for any world size, so they do not depend on it.
+        Rank 0's statistics are saved: those of the first of the global batch, for any world size.
         """
         if count > 1 and number < 2:
             for norm, momentum in self._norms:
@@ -181,8 +180,7 @@ class Learner:
     def seed_step(self, step: int, micro_batch: int) -> None:
         """Seed random numbers in the network, such as dropout, by the run's seed and the position.
 
-        `micro_batch` is the number within step `step` over all ranks, so neither a resume nor the
-        number of ranks changes the random numbers.
+        `micro_batch` is the number in the step over all ranks: neither resume nor ranks change it.
         """
         seed = ((self.config.seed * 1_000_003 + step) * 1_000_003 + micro_batch) % 2**63
         torch.default_generator.manual_seed(seed)
@@ -225,10 +223,7 @@ class Learner:
         return state
 
     def volatile(self) -> list[Tensor] | None:
-        """Return the state that may change before the next `update`; None if all of it may.
-
-        A forward pass changes only buffers; a user's own network may change anything.
-        """
+        """Return the state that a forward pass may change; None if a user's network may do more."""
         if self.config.model_code:
             return None
         averaged = self.ema.model.buffers() if self.ema else ()

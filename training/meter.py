@@ -40,11 +40,7 @@ class Timeline:
 
 
 class GpuTimeline(Timeline):
-    """Seconds in each phase by the GPU's clock, whatever the CPU does meanwhile.
-
-    Each phase begins with an event in the GPU's queue. Events are read after they have completed,
-    at the latest when a report waits for the GPU.
-    """
+    """Seconds in each phase by the GPU's clock: events in its queue, read once it passed them."""
 
     def __init__(self, began: float | None = None) -> None:
         super().__init__(began)

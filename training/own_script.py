@@ -70,7 +70,6 @@ def _begin(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
 
 
 def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
-    """Write the input files of the script, and name them in the environment."""
     classes = splits.train.classes
     with (inputs / "images.csv").open("w", newline="") as file:
         rows = csv.writer(file)
@@ -135,7 +134,6 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
 
 
 def _result(file: Path) -> dict[str, Any]:
-    """Read the numbers in the script's result file; empty without one."""
     if not file.is_file():
         return {}
     try:

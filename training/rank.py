@@ -115,7 +115,6 @@ def _failure(error: KfpDdpError) -> Failure:
 
 
 def _unexpected(error: Exception) -> KfpDdpError:
-    """Classify an unexpected exception: a peer is gone, or the training failed."""
     first = str(error).strip().partition("\n")[0]
     line = f"{type(error).__name__}: {first}"
     lost = isinstance(error, RuntimeError) and lost_peer(str(error))

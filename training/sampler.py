@@ -101,7 +101,6 @@ class Classes:
     """Draws the images of an epoch by class, as `sampling` of `TrainConfig` defines."""
 
     def __init__(self, targets: Sequence[int], sampling: str) -> None:
-        """Divide an epoch of as many images as there are among the classes of `targets`."""
         sizes = torch.bincount(torch.tensor(targets))
         weights = sizes.double().sqrt() if sampling == "sqrt" else sizes.clamp(max=1).double()
         ends = (weights.cumsum(0) * (len(targets) / weights.sum())).round().long()
@@ -149,10 +148,7 @@ class Epoch(NamedTuple):
     """Starts of pieces in `drawn`."""
 
     def ahead(self, first_step: int, micro: int, rank: int, world: int) -> dict[int, list[Piece]]:
-        """Return the pieces that a rank reads ahead with each micro-batch from `first_step` on.
-
-        A window is read while the previous one is used; the first windows when training starts.
-        """
+        """Return the pieces that a rank reads with each micro-batch: a window before it is used."""
         steps, batch = self.order.shape
         mine = len(range(rank, batch // micro, world))
         last = (steps - first_step) * mine - 1
@@ -219,10 +215,7 @@ class ResumableSampler:
         self.steps = samples // batch
 
     def batches(self, first_step: int, epochs: int) -> Iterator[list[Key]]:
-        """Yield this rank's micro-batches from step `first_step` (from 0) to the end of the run.
-
-        One iteration for all epochs keeps the loader processes and their prefetch alive.
-        """
+        """Yield this rank's micro-batches from a step on, in one go: the loaders stay alive."""
         epoch, step = divmod(first_step, self.steps)
         for current in range(epoch, epochs):
             yield from self.epoch(current, step if current == epoch else 0)

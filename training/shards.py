@@ -174,7 +174,6 @@ def _size(root: Path, shard: str) -> int:
 
 
 def _is_version(root: Path) -> bool:
-    """Return whether the manifest is that of a packed version."""
     try:
         with open_below(root, MANIFEST) as file:
             first = json.loads(file.readline(_LINE))

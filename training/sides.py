@@ -122,7 +122,6 @@ def _roles(tops: dict[str, list[str]]) -> dict[str, str]:
 
 
 def _others(tops: dict[str, list[str]], roles: dict[str, str]) -> list[str]:
-    """Return the top-level folders with images that are not a split."""
     sides = {"", *roles.values()}
     return [top for top in sorted(tops) if top not in sides and any(map(is_image, tops[top]))]
 

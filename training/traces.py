@@ -13,10 +13,9 @@ _WAIT, _WARM = 8, 2
 
 
 class Traces:
-    """The traces of this rank; a step without a trace only checks two attributes.
+    """The traces of this rank, by settings or a request: a file that a thread checks by `look`.
 
-    A request is a file in the run's folder. A thread checks for it by `look`, and the loop starts
-    the trace after the current step. Traced steps take longer, so the other ranks wait.
+    The loop starts a requested trace after the current step. Traced steps take longer.
     """
 
     def __init__(self, config: TrainConfig, world: World) -> None:

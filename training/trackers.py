@@ -45,8 +45,7 @@ class Tracker(Protocol):
 class BackgroundSink:
     """A sink that sends the lines of metrics.jsonl to a server from a thread; no step waits for it.
 
-    The position is recorded in the tracker's own file. The next process sends what was not sent
-    because the server was unreachable or the process was killed.
+    The tracker's own file has the position: the next process sends what was not sent.
     """
 
     PAUSE_SECONDS = 30.0
@@ -107,9 +106,9 @@ class BackgroundSink:
             if not self._warned:
                 print(f"warning: {self._title} is not reachable: {one_line(error)}", flush=True)
             self._warned = True
-            return False
-        self._warned = False
-        return True
+        else:
+            self._warned = False
+        return not self._warned
 
 
 def send_unsent(tracker: Tracker, metrics: Path, record: Path) -> None:
@@ -154,7 +153,6 @@ class MlflowRun:
     """The MLflow run of a training: the same one after each resume, and for later steps."""
 
     def __init__(self, config: TrainConfig) -> None:
-        """Find the run that `mlflow.json` in the output folder names, or create it."""
         for name, value in _PATIENCE.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -169,7 +167,12 @@ class MlflowRun:
             with atomic_write(file) as record:
                 record.write(json.dumps({"uri": config.mlflow_uri, "run_id": self.run_id}).encode())
         if not self.client.get_run(self.run_id).data.params:
-            self._log_settings(config)
+            from mlflow.entities import Param
+
+            settings = config.model_dump(exclude={"model_code", "mlflow_uri"})
+            params = [Param(key, str(value)[:_LONGEST]) for key, value in settings.items()]
+            for at in range(0, len(params), _PARAMS):
+                self.client.log_batch(self.run_id, params=params[at : at + _PARAMS])
 
     def _find_or_create(self, config: TrainConfig, experiment: str) -> str:
         """Return the run that a killed process created but did not record, or a new one."""
@@ -185,14 +188,6 @@ class MlflowRun:
         }
         run = self.client.create_run(experiment, tags=tags, run_name=name)
         return str(run.info.run_id)
-
-    def _log_settings(self, config: TrainConfig) -> None:
-        from mlflow.entities import Param
-
-        settings = config.model_dump(exclude={"model_code", "mlflow_uri"})
-        params = [Param(key, str(value)[:_LONGEST]) for key, value in settings.items()]
-        for at in range(0, len(params), _PARAMS):
-            self.client.log_batch(self.run_id, params=params[at : at + _PARAMS])
 
     def log(self, events: Sequence[Event]) -> None:
         """Log the numbers of events, and how the run ended."""
@@ -383,8 +378,7 @@ class TrainJobStatus:
         request = urllib.request.Request(url, body, headers)  # noqa: S310
         context = ssl.create_default_context(cafile=certificate) if certificate else None
         handlers = [_NoRedirect(), urllib.request.HTTPSHandler(context=context)]
-        with urllib.request.build_opener(*handlers).open(request, timeout=5):
-            pass
+        urllib.request.build_opener(*handlers).open(request, timeout=5).close()
 
     def body(self, now: float) -> bytes:
         """Return the report; `now` is on the monotonic clock."""

@@ -304,7 +304,6 @@ class Trainer:
         self.report.meter.restart(self.step)
 
     def _evaluate(self, epoch: int) -> bool:
-        """Evaluate the network at the end of an epoch; return whether it is the best so far."""
         began, self.progress.phase = time.monotonic(), "evaluate"
         enter = self.report.meter.timeline.enter
         enter("evaluation")

@@ -59,8 +59,7 @@ def _is_fixed(config: TrainConfig, for_training: bool) -> bool:
 def prepare(image: Tensor, config: TrainConfig, for_training: bool) -> Tensor:
     """Apply the part of the transform that is the same in every epoch, which a cache stores.
 
-    With random crops it is the image with its shorter side at most at the size of evaluation, so a
-    cached run resamples twice; otherwise the result is bit-identical.
+    With random crops the shorter side is at most that of evaluation: a cached run resamples twice.
     """
     if _is_fixed(config, for_training):
         return evaluate(image, _prepared_size(config, for_training))
@@ -133,10 +132,7 @@ def evaluate(image: Tensor, size: int) -> Tensor:
 
 
 def _middle_of_line(image: Tensor) -> Tensor:
-    """Cut the ends of a line of pixels that do not influence its centre.
-
-    Both ends lose multiples of the shorter side, which are integer pixels after resizing.
-    """
+    """Cut multiples of the shorter side off a line's ends, which do not influence its centre."""
     short = min(image.shape[-2:])
     for side in (-2, -1):
         cut = max(0, image.shape[side] - 4 * short - 4) // 2 // short * short

@@ -39,8 +39,7 @@ def end_for_good() -> None:
 class Parent:
     """Watches the process id in $KFP_DDP_PARENT_PID, if it is set.
 
-    Polling works on every POSIX system and, unlike prctl's death signal, does not fire when the
-    thread that started us ends.
+    Polling, unlike prctl's death signal, does not fire when the thread that started us ends.
     """
 
     def __init__(self) -> None:
@@ -59,11 +58,7 @@ class Parent:
 
 
 class Heartbeat:
-    """Calls `on_stale` once when a file has not changed for `seconds`.
-
-    Time is measured by the clock of this process, so a wrong clock of the machine that touches the
-    file does no harm. A missing file counts as unchanged.
-    """
+    """Calls `on_stale` once when a file is missing or unchanged for `seconds` by our clock."""
 
     def __init__(self, path: Path, seconds: float, on_stale: Callable[[], None]) -> None:
         self._path, self._seconds, self._on_stale = path, seconds, on_stale

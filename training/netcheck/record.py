@@ -234,7 +234,6 @@ def table(network: Network, check: NetworkCheck) -> Iterable[str]:
 
 
 def _aligned(*rows: Sequence[str]) -> Iterator[str]:
-    """Yield a Markdown table, header first, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |"
