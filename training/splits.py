@@ -94,13 +94,13 @@ def splits_of(
 
 def sides_of(
     data: Path, split: str, classes: Sequence[str], config: Mapping[str, object]
-) -> tuple[Index, Index | None]:
-    """List the images of a split for a trained model; with val, also those of test.
+) -> tuple[Index, dict[str, Index]]:
+    """List the images of a split for a trained model; with val, also those of the other splits.
 
     `split` is that of the training with `config`, or a folder of the dataset. Raises InputError.
     """
     if split not in SIDES:
-        return scan(data / split, classes), None
+        return scan(data / split, classes), {}
     share, labels = config.get("val_fraction"), str(config.get("labels", ""))
     share = share if isinstance(share, int | float) else 0  # runs of early versions have none
     splits = splits_of(data, share, labels, classes)
@@ -109,7 +109,8 @@ def sides_of(
         raise InputError(
             f"the dataset {data} has no folder {split}/ with images: put them in {split}/<class>/"
         )
-    return index, splits.test if split == VAL else None
+    others = {TRAIN: splits.train, TEST: splits.test} if split == VAL else {}
+    return index, {name: other for name, other in others.items() if other}
 
 
 def count_images(data: Path, most: int) -> int:

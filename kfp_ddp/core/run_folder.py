@@ -21,6 +21,8 @@ VERDICT = "verdict.json"
 """Beside an evaluation: the gate's decision."""
 REPORT = "report.html"
 """Beside an evaluation: its report."""
+LABELS_TO_CHECK = "labels_to_check.csv"
+"""Beside an evaluation: images whose label is doubtful."""
 EXPORTED = "exported.json"
 """In a run's folder: the exported version, and whether it is the champion."""
 MOST_TRACED_STEPS = 1000

@@ -3,9 +3,12 @@
 A dataclass and not a pydantic model, as that import takes 0.2 s; `settings` makes a model of it.
 """
 
+import csv
 import hashlib
+import itertools
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 from urllib.parse import unquote
@@ -16,6 +19,10 @@ NAME = "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 NAME_IN_WORDS = (
     "at most 40 lower-case letters, digits and dashes, as it becomes part of a claim's name"
 )
+
+MOST_ROWS = 1000
+"""Maximum rows of a table of names, which a run on KFP has in its parameters: about 50 kB."""
+_TABLE = re.compile(r"@.*\.csv", re.IGNORECASE)
 
 T = TypeVar("T")
 
@@ -44,7 +51,11 @@ class Options:
         "Globs of the names to take, all without a value. * stops at a slash, ** does not; a "
         "pattern without a slash is matched with the last segment.",
     )
-    exclude: tuple[str, ...] = _option((), "Globs of the names to leave out.")
+    exclude: tuple[str, ...] = _option(
+        (),
+        "Globs of the names to leave out; @FILE.csv for the names in the column path of a table of "
+        "this machine, such as @labels_to_check.csv.",
+    )
     hostile_names: Literal["error", "skip", "encode"] = _option(
         "error", "What to do with names that cannot be files."
     )
@@ -93,6 +104,36 @@ class Options:
     def __post_init__(self) -> None:
         if self.mirror and self.pack != "none":
             raise InputError("pack=tar makes versions; leave mirroring off to use it")
+        object.__setattr__(self, "exclude", expanded(self.exclude))
+
+
+def expanded(globs: Iterable[str]) -> tuple[str, ...]:
+    """Return globs with the names of a table in place of `@FILE.csv`.
+
+    Raises:
+        InputError: The table cannot be read, or has more than `MOST_ROWS` rows.
+    """
+    names = (_names(glob[1:]) if _TABLE.fullmatch(glob) else [glob] for glob in globs)
+    return tuple(itertools.chain.from_iterable(names))
+
+
+def _names(table: str) -> list[str]:
+    """Return the names in a table as globs from the root of the source."""
+    try:
+        with open(table, encoding="utf-8-sig", newline="") as file:
+            rows = [f"/{row['path']}" for row in csv.DictReader(file)]
+    except (OSError, KeyError, ValueError, csv.Error) as error:
+        why = f"no column {error}" if isinstance(error, KeyError) else error
+        raise InputError(
+            f"exclude=@{table} cannot be read ({why}): give a CSV of this machine with a column "
+            "path, such as labels_to_check.csv"
+        ) from None
+    if len(rows) > MOST_ROWS:
+        raise InputError(
+            f"exclude=@{table} has {len(rows):,} rows, but a run takes {MOST_ROWS:,}: check them, "
+            "and keep those to leave out"
+        )
+    return rows
 
 
 def dataset_name(dataset: str, source: str) -> str:

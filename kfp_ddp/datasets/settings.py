@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
 
-from pydantic import Field, ValidationInfo, create_model, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator
 
 from kfp_ddp.core.settings import Settings, split
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import Options, expanded
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.layout import Rule
 
@@ -32,6 +32,8 @@ class _Model(Settings):
 _FIELDS: Any = {
     field.name: (field.type, Field(field.default, **field.metadata)) for field in fields(Options)
 }
+# Read where the setting is given: a pod has not the table.
+_FIELDS["exclude"][1].metadata.append(AfterValidator(expanded))
 SyncSettings = create_model("SyncSettings", __base__=_Model, **_FIELDS)
 
 

@@ -25,11 +25,13 @@ from kfp_ddp.training.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.config import Reading
 from kfp_ddp.training.distributed import World, alone
 from kfp_ddp.training.manifest import MANIFEST, read_manifest
-from kfp_ddp.training.sides import TEST
+from kfp_ddp.training.sides import TEST, TRAIN
 from kfp_ddp.training.splits import Index, sides_of
 
 CONFIG = "config.json"
 _MAX_DOCUMENT = 16 << 20
+MOST_TRAINED = 10_000
+"""Maximum training images to read in addition: less than a short training reads in an epoch."""
 _FILES = 20
 """Names of unreadable images in a record."""
 
@@ -60,7 +62,7 @@ class Evaluator:
         self.world = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         self.subject = read_model(checkpoint)
         self.info = self.subject.info
-        self.index, self.test_index = sides_of(
+        self.index, self.others = sides_of(
             self.dataset, request.split, self.info.classes, self.info.config
         )
         self.measuring = Measuring.create(**request.options)
@@ -73,9 +75,20 @@ class Evaluator:
 
     def test(self) -> Measured | None:
         """Evaluate the model on the split test, if that is evaluated with val."""
-        if self.test_index is None:
+        if TEST not in self.others:
             return None
-        return self._own(self.test_index, TEST, time.monotonic(), None)
+        return self._own(self.others[TEST], TEST, time.monotonic(), None)
+
+    def training(self) -> Predictions | None:
+        """Read the training images to compare them with others, unless there are too many."""
+        index = self.others.get(TRAIN)
+        if index is None or len(index) > MOST_TRAINED:
+            return None
+        network, size = self.subject.network, self.request.batch_size
+        reading = self.info.reading._replace(on_bad_image="skip")
+        share = predict_share(network, self.info, index, size, self.world, reading)
+        shares = self.world.to_first(share)
+        return merged(index, shares, "skip") if shares else None
 
     def champion_again(self, champion: Champion, first: Measured | None) -> Evaluation | None:
         """Evaluate the champion on the samples of `first` if its own evaluation is of others.

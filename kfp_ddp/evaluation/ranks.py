@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kfp_ddp import report
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.run_folder import REPORT, RunFolder
+from kfp_ddp.core.run_folder import LABELS_TO_CHECK, REPORT, RunFolder
+from kfp_ddp.core.text import plural
 from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.comparison import compare
@@ -18,7 +19,7 @@ from kfp_ddp.models import champion as champions
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, PREDICTIONS, Compared, Evaluation
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.runs.workspace import RunWorkspace
-from kfp_ddp.training.sides import TEST
+from kfp_ddp.training.sides import TEST, TRAIN
 
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.roc import Roc
@@ -76,12 +77,14 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
         results.prepare(target, run_dir)
     started = time.monotonic()
     # Inputs are checked before torch is imported, which takes seconds.
+    from kfp_ddp.evaluation import label_check
     from kfp_ddp.evaluation.evaluator import Evaluator
     from kfp_ddp.evaluation.report_data import report_data
 
     evaluator = Evaluator(request, checkpoint, world)
     first, on_test = evaluator.split(started), evaluator.test()
     again = evaluator.champion_again(champion, first) if champion is not None else None
+    training = evaluator.training()
     if first is None:
         return None
     predictions, result = first
@@ -97,6 +100,10 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
         test_rows = on_test.predictions.to_csv()
         results.write(folder, run_dir, on_test.result, {PREDICTIONS: test_rows})
     test = on_test and on_test.result
+    splits = [predictions, *([on_test.predictions] if on_test else [])]
+    doubts = label_check.find_doubts(splits, training, evaluator.dataset)
+    if doubts:
+        print(f"{plural(len(doubts), 'label')} to check: {target / LABELS_TO_CHECK}")
     data = report_data(
         predictions,
         evaluator.info,
@@ -105,10 +112,13 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
         split=request.split,
         worst=request.worst,
         test=test,
+        doubts=doubts,
+        compared=training is not None or TRAIN not in evaluator.others,
     )
     roc = predictions.tally.areas().roc
     texts = {
         PREDICTIONS: rows,
+        LABELS_TO_CHECK: label_check.to_csv(doubts),
         report.REPORT_DATA: data.model_dump_json(),
         ROC: json.dumps(roc and vars(roc)),
     }

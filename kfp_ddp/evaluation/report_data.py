@@ -2,14 +2,14 @@
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.report.data import Dataset, Mistake, ReportData
+from kfp_ddp.report.data import Dataset, Doubtful, Mistake, ReportData
 from kfp_ddp.report.events import downsample, read_events
 from kfp_ddp.storage import manifest
 from kfp_ddp.training.config import Reading
@@ -18,6 +18,7 @@ from kfp_ddp.training.shards import Where
 from kfp_ddp.training.sides import SIDES, TRAIN
 
 if TYPE_CHECKING:
+    from kfp_ddp.evaluation.label_check import Doubt
     from kfp_ddp.evaluation.predict import Predictions
     from kfp_ddp.training.checkpoint import ModelInfo
     from kfp_ddp.training.splits import Index
@@ -36,11 +37,13 @@ def report_data(
     split: str,
     worst: int,
     test: Evaluation | None,
+    doubts: Sequence["Doubt"],
+    compared: bool,
 ) -> ReportData:
-    """Return the content of `report.json`, with the `worst` mistakes.
+    """Return the content of `report.json`, with the `worst` mistakes and doubtful labels.
 
     `run_dir` is that of the training, `dataset` the folder of the version, `test` the evaluation of
-    the same checkpoint on the test split.
+    the same checkpoint on the test split. `compared` is whether training images were searched, too.
     """
     by_loss = predictions.worst(worst, predictions.loss)
     by_confidence = predictions.worst(2 * worst, predictions.confidence)
@@ -52,6 +55,15 @@ def report_data(
         dataset=dataset_facts(dataset, predictions.index, info.config, split),
         mistakes=[_mistake(predictions, position, info.reading) for position in by_loss],
         surest=[_mistake(predictions, position, info.reading) for position in confident],
+        doubtful=[
+            Doubtful(
+                **{**one._asdict(), "pictures": [_thumbnail(at, info.reading) for at in one.images]}
+            )
+            for reason in ("label", "duplicate")
+            for one in [one for one in doubts if one.reason == reason][: worst // 2]
+        ],
+        doubts=len(doubts),
+        compared_with_training=compared,
         test=test,
     )
 

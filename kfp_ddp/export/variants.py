@@ -228,7 +228,7 @@ def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
 
 def _result(tally: Tally, index: Index, skipped: int, source: Source) -> FormResult:
     info, split, result = source.info, source.split, source.result
-    predictions = Predictions(index, ("",) * skipped, tally)
+    predictions = Predictions(index, ("",) * skipped, tally, torch.empty(0))
     evaluation = results.summarise(
         predictions,
         info,

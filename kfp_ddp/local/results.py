@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.text import plural
 from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress
 from kfp_ddp.local.screen import bar
@@ -111,6 +112,10 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
     shutil.rmtree(output / "bundle", ignore_errors=True)
     shutil.copytree(outputs(output, "export")["Output"], output / "bundle")
     summary["bundle"] = str(output / "bundle")
+    table = Path(evaluated["evaluation"]).with_name(LABELS_TO_CHECK)
+    shutil.copyfile(table, output / table.name)
+    with table.open(encoding="utf-8", newline="") as file:
+        summary["labels_to_check"] = sum(1 for _ in csv.DictReader(file))
     if verdict["blessed"]:
         summary["uploaded_to"] = outputs(output, "publish")["destination"]
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -120,6 +125,8 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return the summary as text, a line for each figure and file."""
     speed = f"{summary['images_per_second']:,.0f} images/s on {plural(summary['ranks'], 'rank')}"
+    doubts = summary.get("labels_to_check")
+    table = Path(summary["report"]).with_name(LABELS_TO_CHECK)
     lines = {
         "accuracy": f"{summary['accuracy']:.1%} of the validation images",
         "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
@@ -128,6 +135,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "bundle": shown(summary["bundle"]),
         "uploaded": summary.get("uploaded_to", ""),
         "report": shown(summary["report"]),
+        "labels": f"{doubts} to check: {shown(table)}" if doubts else "",
         "loss curve": shown(summary["loss_curve"]),
     }
     return [f"  {name:<12}{value}" for name, value in lines.items() if value]

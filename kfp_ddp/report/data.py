@@ -45,6 +45,18 @@ class Mistake(Stored):
     """Show its pixels as squares."""
 
 
+class Doubtful(Stored):
+    """An image whose label is doubtful; paths are below the dataset."""
+
+    path: str
+    label: str
+    suggested: str
+    other: str
+    """Its near duplicate; '' if the predictions are the reason."""
+    pictures: list[tuple[str, bool]]
+    """Of it and of the other: WebP in base64, and whether to show its pixels as squares."""
+
+
 class Dataset(Stored):
     """The manifest of the dataset version; empty without one."""
 
@@ -74,6 +86,12 @@ class ReportData(Stored):
     """By descending loss."""
     surest: list[Mistake] = Field(default_factory=list)
     """Other mistakes, by descending confidence."""
+    doubtful: list[Doubtful] = Field(default_factory=list)
+    """The first ones of each reason."""
+    doubts: int = 0
+    """Rows of `labels_to_check.csv`."""
+    compared_with_training: bool = True
+    """Whether training images were also searched for near duplicates."""
     test: Evaluation | None = None
     """Of the same checkpoint on the test split."""
 

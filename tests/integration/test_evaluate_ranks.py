@@ -60,14 +60,15 @@ def test_two_ranks_of_the_step_write_the_files_of_one_process(
     trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
 ) -> None:
     inputs = (trained_checkpoint, trained_run, trained_dataset)
-    names = ("checkpoint", "run_dir", "dataset")
-    step = start(2, tmp_path, **dict(zip(names, inputs, strict=True)), batch_size=7)
+    folders = ("checkpoint", "run_dir", "dataset")
+    step = start(2, tmp_path, **dict(zip(folders, inputs, strict=True)), batch_size=7)
     output, _ = step.communicate(timeout=300)
     assert step.returncode == 0, output
     for rank in range(2):
         assert f"rank {rank} of 2 on" in output
     folder = trained_run / "evaluation"
-    predictions, by_ranks = (folder / "predictions.csv").read_text(), figures(trained_run)
+    names = ("predictions.csv", "labels_to_check.csv")
+    tables, by_ranks = [(folder / name).read_text() for name in names], figures(trained_run)
     record = Evaluation.read(folder / "evaluation.json")
     accuracy, path, charts = json.loads(output.split("OUTPUTS ")[1].splitlines()[0])
     assert (accuracy, path) == (record.accuracy, str(folder))
@@ -76,7 +77,7 @@ def test_two_ranks_of_the_step_write_the_files_of_one_process(
     assert not (folder / "process.json").exists()
 
     evaluate(*inputs, batch_size=7)
-    assert (folder / "predictions.csv").read_text() == predictions
+    assert [(folder / name).read_text() for name in names] == tables
     assert figures(trained_run) == by_ranks
 
 

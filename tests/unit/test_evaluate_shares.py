@@ -57,6 +57,7 @@ def figures(predictions: Predictions) -> dict[str, Any]:
         "top5": tally.top5,
         "calibration": tally.calibration(),
         "areas": tally.areas(),
+        "features": predictions.features.tolist(),
         "worst": predictions.worst(5, predictions.loss),
     }
 

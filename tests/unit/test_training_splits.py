@@ -26,7 +26,7 @@ def test_class_folders_are_split_by_name(tmp_path: Path) -> None:
     assert sorted([*found.train.paths, *found.val.paths]) == [f"{tmp_path}/{n}" for n in names]
     assert found.val.classes == ("cat", "dog")
     again = sides_of(tmp_path, "val", ("cat", "dog"), {"val_fraction": 0.1})
-    assert again == (found.val, None)
+    assert again == (found.val, {"train": found.train})
 
 
 def test_existing_split_has_its_folder_as_root(tmp_path: Path) -> None:

@@ -1,0 +1,130 @@
+"""Doubtful labels: samples that are likelier of another class, and near duplicates."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from kfp_ddp.evaluation.measure import MOST_SCORES
+from kfp_ddp.evaluation.predict import EMBEDDED, Predictions
+from kfp_ddp.training.shards import Where
+
+Array = NDArray[Any]
+
+LABEL, DUPLICATE = "label", "duplicate"
+_SAME_PIXELS, _SAME_EMBEDDING = 0.995, 0.9
+_BLOCK = 1024
+
+
+class Doubt(NamedTuple):
+    """A row of the table; paths are below the dataset's folder."""
+
+    path: str
+    label: str
+    suggested: str
+    score: float
+    reason: str
+    other: str
+    images: tuple[Where, ...]
+    """Where the one image is, or both."""
+
+
+def find_doubts(
+    evaluated: Sequence[Predictions], training: Predictions | None, dataset: Path
+) -> list[Doubt]:
+    """Return the doubtful labels of evaluated splits, then near duplicates in them and in training.
+
+    Both by descending score. Predictions on training images say nothing about their labels, as the
+    network has learned these.
+    """
+    pool = [*evaluated, training] if training else list(evaluated)
+    names = pool[0].index.classes
+    sources = [(part.index, at) for part in pool for at in range(len(part.index))]
+
+    def doubt(reason: str, score: float, suggested: int, *images: int) -> Doubt:
+        both = [sources[at] for at in images]
+        paths = [Path(one.paths[at]).relative_to(dataset).as_posix() for one, at in both]
+        label, other = names[both[0][0].targets[both[0][1]]], "".join(paths[1:])
+        where = tuple(index.where(at) for index, at in both)
+        return Doubt(paths[0], label, names[suggested], score, reason, other, where)
+
+    doubts, start = [], 0
+    for part in evaluated:
+        if part.tally.samples * part.tally.classes <= MOST_SCORES:
+            logits, targets = part.tally.column("logits"), np.array(part.index.targets)
+            doubts += [
+                doubt(LABEL, score, suggested, start + at)
+                for at, suggested, score in label_errors(logits, targets)
+            ]
+        start += len(part.index)
+    doubts.sort(key=lambda one: -one.score)
+    if not all(len(part.features) for part in pool):
+        return doubts
+    kinds = [(n, target) for n, part in enumerate(pool) for target in part.index.targets]
+    losses = torch.cat([part.loss for part in pool]).tolist()
+    features = torch.cat([part.features for part in pool])
+    for *pair, score in near_duplicates(features, torch.tensor(kinds)):
+        # An evaluated image is named before a training image, and the worse predicted one first.
+        first, second = sorted(pair, key=lambda at: (kinds[at][0], -losses[at]))
+        doubts.append(doubt(DUPLICATE, score, kinds[second][1], first, second))
+    return doubts
+
+
+def label_errors(logits: Array, targets: Array) -> list[tuple[int, int, float]]:
+    """Return samples with a doubtful label: position, suggested class and score, descending.
+
+    Confident learning (Northcutt et al. 2021, JAIR 70:1373): a class is plausible if its
+    probability is at least the mean that it has for the samples with this label. A label is
+    doubtful if another class is the likeliest plausible one, and likelier than the label. The
+    score is the difference of both probabilities.
+    """
+    chances = np.exp(logits - logits.max(1, keepdims=True))
+    chances /= chances.sum(1, keepdims=True)
+    own, classes = chances[np.arange(len(targets)), targets], chances.shape[1]
+    counts = np.bincount(targets, minlength=classes)
+    sums = np.bincount(targets, own, classes)
+    thresholds = np.divide(sums, counts, out=np.full(classes, np.inf), where=counts > 0)
+    plausible = np.where(chances >= thresholds, chances, -1)
+    suggested, scores = plausible.argmax(1), plausible.max(1) - own
+    doubtful = (scores > 0).nonzero()[0]
+    order = doubtful[np.argsort(-scores[doubtful], kind="stable")]
+    return list(zip(order.tolist(), suggested[order].tolist(), scores[order].tolist(), strict=True))
+
+
+def near_duplicates(features: Tensor, kinds: Tensor) -> list[tuple[int, int, float]]:
+    """Return pairs of nearly equal images of two classes or splits, with their similarity.
+
+    Each image with its most similar one, by descending cosine of both embeddings. A trained network
+    gives all images of a class nearly the same embedding, so the images must also be nearly equal
+    at 8x8 pixels. There photographs that were halved, or most that were saved as JPEG of quality
+    75, correlate by more than 0.995, and parts of one photograph that overlap by less than 0.94.
+    """
+    small = features[:, EMBEDDED:].view(len(features), 3, -1)
+    small = normalize((small - small.mean(2, keepdim=True)).flatten(1))
+    embedded = normalize(features[:, :EMBEDDED] - features[:, :EMBEDDED].mean(0))
+    pairs: dict[tuple[int, int], float] = {}
+    for start in range(0, len(features), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        apart = (kinds[block, None] == kinds).all(2) | (small[block] @ small.T < _SAME_PIXELS)
+        scores, others = (embedded[block] @ embedded.T).masked_fill_(apart, -1).max(1)
+        for at in (scores >= _SAME_EMBEDDING).nonzero()[:, 0].tolist():
+            one, other = sorted((start + at, int(others[at])))
+            pairs[one, other] = min(float(scores[at]), 1.0)
+    return sorted(((*pair, score) for pair, score in pairs.items()), key=lambda row: -row[2])
+
+
+def to_csv(doubts: Iterable[Doubt]) -> str:
+    """Return the table, a row for each doubt."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Doubt._fields[:-1])
+    for one in doubts:
+        writer.writerow((*one[:3], f"{one.score:.4f}", *one[4:-1]))
+    return text.getvalue()
