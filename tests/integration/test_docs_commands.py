@@ -21,7 +21,7 @@ ELSEWHERE = {
     "compare": "tests/unit/test_client_compare.py",
     "describe": "tests/unit/test_client_describe.py",
     "logs": "tests/e2e/test_client_inspect.py",
-    "download": "tests/unit/test_client_download.py",
+    "download": "tests/unit/test_client_compare.py",
     "models": "tests/integration/test_client_models.py",
     "promote": "tests/integration/test_client_models.py",
     "retry": "tests/integration/test_client_runs.py",
