@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kfp_ddp.datasets import names
-from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage.source import Retry
 from tests.gcs_server import Bucket

@@ -64,7 +64,7 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
     time, and other files are not deleted unless --delete is given.
     """
     from kfp_ddp.datasets import report
-    from kfp_ddp.datasets.progress import Progress
+    from kfp_ddp.datasets.report import Progress
     from kfp_ddp.datasets.sync import sync
     from kfp_ddp.storage.kinds import check_address
 

@@ -95,7 +95,6 @@ def write_job(artifact: Any, job: dict[str, Any]) -> None:
 
 
 def _without_values(tree: Any) -> Any:
-    """Return a part of a job without the values of environment variables."""
     if isinstance(tree, list):
         return [_without_values(item) for item in tree]
     if not isinstance(tree, dict):

@@ -13,7 +13,7 @@ from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.folders import PER_NODE, is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets import report
-from kfp_ddp.datasets.progress import Progress
+from kfp_ddp.datasets.report import Progress
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import leases_of

@@ -5,15 +5,15 @@ import os
 import stat
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from kfp_ddp.core.files import Folders, folder_below
 from kfp_ddp.datasets import checks
-from kfp_ddp.datasets.context import Context, Result
 from kfp_ddp.datasets.disk import checksum, flush_filesystem, remove
 from kfp_ddp.datasets.pack import TarStage
+from kfp_ddp.datasets.report import Context, Result
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.datasets.versions import Store
@@ -230,7 +230,6 @@ def _sound(folders: Folders, row: manifest.Row, verify: str) -> int | None:
 def _replace_files(
     context: Context, store: Store, result: Result, bad: list[int], mtimes: "array[int]"
 ) -> Result:
-    """Download these files, then replace the damaged ones."""
     version = result.path
     with staged(store, result, "none") as (stage, done):
         rest = [i for i in bad if i not in done]
@@ -253,19 +252,19 @@ def _put_back(store: Store, version: Path, stage: FileStage, index: int) -> None
     place = version.relative_to(store.root)
     for at, part in enumerate(parts):  # a link or a file in place of a folder is removed
         with folder_below(store.root, place.joinpath(*parts[:at]), make=True) as above:
-            if not _is(stat.S_ISDIR, part, above):
+            if not _is_folder(part, above):
                 remove(part, above)
     with (
         folder_below(store.root, place / within, make=True) as folder,
         stage.folders.at(within) as source,
     ):
-        if _is(stat.S_ISDIR, name, folder):
+        if _is_folder(name, folder):
             remove(name, folder)
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=folder)
 
 
-def _is(kind: Callable[[int], bool], name: str, folder: int) -> bool:
+def _is_folder(name: str, folder: int) -> bool:
     try:
-        return kind(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except FileNotFoundError:
         return False

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import human
-from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options, canonical
 from kfp_ddp.datasets.pack import TarStage
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage.listing import Listing
 

@@ -13,7 +13,7 @@ import google_crc32c
 
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.files import folder_below, open_plain
-from kfp_ddp.datasets.context import Watch
+from kfp_ddp.datasets.report import Watch
 
 _CHUNK = 1 << 20
 
@@ -129,7 +129,11 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
     try:
         waited = _acquire(descriptor, root, wait, watch)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        _write_holder(descriptor, f"{socket.gethostname()} syncs {what} since {since}")
+        holder = f"{socket.gethostname()} syncs {what} since {since}".encode("utf-8", "replace")
+        with contextlib.suppress(OSError):  # it is only for syncs that wait
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder, 0)
+            os.fsync(descriptor)  # who waits may be on another node
         yield waited
     finally:
         os.close(descriptor)
@@ -169,7 +173,6 @@ def _no_locks(root: Path, error: OSError) -> StorageError:
 
 
 def _acquire(descriptor: int, root: Path, wait: float, watch: Watch) -> bool:
-    """Lock the file; return whether that had to wait."""
     deadline = time.monotonic() + wait
     reported = None
     while True:
@@ -190,14 +193,6 @@ def _acquire(descriptor: int, root: Path, wait: float, watch: Watch) -> bool:
             raise _no_locks(root, error) from error
         else:
             return reported is not None
-
-
-def _write_holder(descriptor: int, holder: str) -> None:
-    """Write the holder of the lock, for syncs that wait; errors are ignored."""
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode("utf-8", "replace"), 0)
-        os.fsync(descriptor)  # who waits may be on another node
 
 
 def _read_holder(descriptor: int) -> str:

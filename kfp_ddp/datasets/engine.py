@@ -12,7 +12,7 @@ from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import printable
 from kfp_ddp.datasets import report as reports
-from kfp_ddp.datasets.progress import Progress
+from kfp_ddp.datasets.report import Progress
 from kfp_ddp.datasets.settings import options_of, rule_of
 from kfp_ddp.datasets.sync import sync
 

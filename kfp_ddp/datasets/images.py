@@ -8,9 +8,9 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import human, printable
-from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.names import apply, without_markers
 from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.report import Context
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.storage.kinds import open_source
@@ -71,7 +71,6 @@ def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
 
 
 def _table(context: Context, name: str, listing: Listing) -> Labels:
-    """Download the table of labels."""
     index = bisect_left(listing.names, name)
     if index == len(listing) or listing.names[index] != name:
         tables = [name for name in listing.names if name.lower().endswith((".csv", ".jsonl"))]
@@ -87,7 +86,6 @@ def _table(context: Context, name: str, listing: Listing) -> Labels:
 
 
 def _contents(context: Context, listing: Listing) -> list[bytes]:
-    """Download small files of a source."""
     import tempfile  # only few callers need it
 
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,6 @@ from kfp_ddp.core.errors import KfpDdpError, StorageError
 from kfp_ddp.core.files import Folders, folder_below
 from kfp_ddp.datasets import checks, names
 from kfp_ddp.datasets.build import download, stage_of, staged, write_manifest
-from kfp_ddp.datasets.context import Context, Result
 from kfp_ddp.datasets.disk import (
     checksum,
     flush_filesystem,
@@ -27,6 +26,7 @@ from kfp_ddp.datasets.disk import (
     writing,
 )
 from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.report import Context, Result
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.versions import Store
 from kfp_ddp.storage import manifest
@@ -191,7 +191,6 @@ class _Plan:
             self._delete(name)
 
     def _needed(self) -> set[str]:
-        """Return the folders of the missing files."""
         return folders_of(self._listing.names[index] for index in self.missing)
 
     def delete_extras(self) -> int:
@@ -219,7 +218,6 @@ class _Plan:
 
 
 def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:
-    """Rename every new file from the stage to its name in the target."""
     listing = stage.listing
     markers = [index for index, name in enumerate(listing.names) if name.endswith("/")]
     folders = Folders(root, make=True)

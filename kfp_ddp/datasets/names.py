@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -49,8 +49,7 @@ def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
     listing = listing.sorted()  # encoded names must not depend on the source's order
     sized = enumerate(zip(listing.names, listing.sizes, strict=True))
     bad = {at: why for at, (name, size) in sized if (why := _unusable(name, size, folds))}
-    taken = _Taken(folds)
-    taken.add_folders(name for at, name in enumerate(listing.names) if at not in bad)
+    taken = _Taken(folds, (name for at, name in enumerate(listing.names) if at not in bad))
     for at, name in enumerate(listing.names):
         if at in bad:
             continue
@@ -166,7 +165,7 @@ def fitting(names: Iterable[str], listing: Listing, folds: bool = False) -> set[
 
     `folds` is as for `apply`.
     """
-    taken = _taken_by(listing.names, folds)
+    taken = _Taken(folds, listing.names, listing.names)
     return {name for name in sorted(names) if taken.accept(name)}
 
 
@@ -187,19 +186,19 @@ _FOLDED_RESERVED = frozenset(map(fold, RESERVED))
 class _Taken:
     """Files and folders in use, by the form in which the file system compares their names."""
 
-    def __init__(self, folds: bool) -> None:
+    def __init__(self, folds: bool, folders: Iterable[str], files: Iterable[str] = ()) -> None:
         self._folds = folds
         self._form: Callable[[str], str] = fold if folds else str
-        self._files: set[str] = set()
+        self._files = set(map(self._form, files))
         self._folders: dict[str, str] = {}
+        self._add_folders(folders)
 
-    def add_folders(self, names: Iterable[str]) -> None:
+    def _add_folders(self, names: Iterable[str]) -> None:
         """Add the folders of these names; the first spelling of a folder counts."""
         for folder in sorted(folders_of(names)):
             self._folders.setdefault(self._form(folder), folder)
 
     def add_file(self, name: str) -> None:
-        """Add a file or the marker of a folder."""
         self._files.add(self._form(name))
 
     def conflict(self, name: str) -> str:
@@ -224,23 +223,16 @@ class _Taken:
             return False
         if not self._files.isdisjoint(folders_of([self._form(name)])):
             return False
-        self.add_folders([name])
+        self._add_folders([name])
         self.add_file(name)
         return True
-
-
-def _taken_by(names: Sequence[str], folds: bool) -> _Taken:
-    taken = _Taken(folds)
-    taken.add_folders(names)
-    for name in names:
-        taken.add_file(name)
-    return taken
 
 
 def _encode(listing: Listing, bad: dict[int, str], folds: bool) -> Names:
     """Give each bad object a safe, unique name; manifest and report have both names."""
     names, origins = list(listing.names), dict(listing.origins)
-    taken = _taken_by([name for index, name in enumerate(names) if index not in bad], folds)
+    valid = [name for index, name in enumerate(names) if index not in bad]
+    taken = _Taken(folds, valid, valid)
     encoded = {}
     for index in sorted(bad):
         name = names[index]

@@ -12,7 +12,7 @@ from typing import TypeVar
 import google_crc32c
 
 from kfp_ddp.datasets.disk import write_all
-from kfp_ddp.datasets.progress import Meter, Throttle
+from kfp_ddp.datasets.report import Meter, Throttle
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.listing import Listing
@@ -165,7 +165,6 @@ class Transfer:
         self._stage.put(index, data, crc)
 
     def _check(self, index: int, crc: int) -> None:
-        """Compare the crc32c of the body with the listing."""
         listing = self._listing
         if not listing.tags and crc != listing.crcs[index]:
             raise Transient(f"crc32c {crc:08x} instead of {listing.crcs[index]:08x}")
@@ -224,7 +223,6 @@ class _Target:
         self.size = self.crc = 0
 
     def write(self, block: bytes) -> None:
-        """Append to the body."""
         self.crc = google_crc32c.extend(self.crc, block)
         write_all(self._descriptor, block, self._start + self.size)
         self.size += len(block)

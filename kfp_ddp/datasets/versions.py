@@ -177,7 +177,6 @@ class Store:
                 remove(name, trash)
 
     def _move(self, path: Path, target: Path) -> None:
-        """Rename a folder below the root."""
         with (
             folder_below(self.root, path.parent.relative_to(self.root)) as old,
             folder_below(self.root, target.parent.relative_to(self.root)) as new,

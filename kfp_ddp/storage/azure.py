@@ -372,7 +372,6 @@ def _is_folder(blob: Any) -> bool:
 
 
 def _only(tag: str) -> dict[str, Any]:
-    """Return the condition that a blob has this ETag."""
     from azure.core import MatchConditions
 
     return {"etag": tag, "match_condition": MatchConditions.IfNotModified} if tag else {}

@@ -37,13 +37,17 @@ def folder_lease(folder: Path, holder: str) -> Iterator[None]:
     another name without a slash.
     """
     lease = folder / f"{holder}.{os.urandom(4).hex()}"
-    with contextlib.ExitStack() as stack:
+    renewals = contextlib.ExitStack()
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        _touch(lease)
+        renewals.enter_context(_every(RENEWED_EVERY, lambda: _touch(lease)))
+    try:
+        with renewals:
+            yield
+    finally:
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            _touch(lease)
-            stack.callback(_remove, lease)
-            stack.enter_context(_every(RENEWED_EVERY, lambda: _touch_if_possible(lease)))
-        yield
+            lease.unlink()
 
 
 @contextlib.contextmanager
@@ -121,12 +125,12 @@ def begun_at(names: Iterable[str]) -> float:
 
 @contextlib.contextmanager
 def _every(seconds: float, renew: Callable[[], None]) -> Iterator[None]:
-    """Call `renew` in a thread while the block runs."""
     over = threading.Event()
 
     def work() -> None:
         while not over.wait(seconds):
-            renew()
+            with contextlib.suppress(OSError):  # a disk that is away for a while
+                renew()
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -163,16 +167,6 @@ def _touch(lease: Path) -> None:
             os.utime(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _touch_if_possible(lease: Path) -> None:
-    with contextlib.suppress(OSError):  # a disk that is away for a while
-        _touch(lease)
-
-
-def _remove(lease: Path) -> None:
-    with contextlib.suppress(OSError):
-        lease.unlink()
 
 
 def _now(folder: Path) -> float:

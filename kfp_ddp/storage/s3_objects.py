@@ -305,8 +305,6 @@ class _Template:
 
 
 class _Crc32:
-    """CRC-32 with the methods of a hash."""
-
     def __init__(self) -> None:
         self._crc = 0
 

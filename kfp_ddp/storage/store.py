@@ -269,7 +269,6 @@ class Bucket(Store):
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def _entry(self, name: str, seen: Seen) -> Entry:
-        """Return what the transfer engine requests for an object."""
         return Entry(name, 0, seen.tag.strip('"'), seen.size)
 
     def _digest(self, content: BinaryIO) -> str:

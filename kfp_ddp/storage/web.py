@@ -121,32 +121,23 @@ class ManifestRows:
             read = json.loads(line.decode())
         except (ValueError, RecursionError) as error:
             raise self._wrong("is not JSON") from error
-        if self._lines == 1:
-            self._take_header(read)
-        else:
+        if self._lines > 1:
             self._take_row(read)
-
-    def _take_header(self, header: object) -> None:
-        if not isinstance(header, dict):
+        elif not isinstance(read, dict):
             raise self._wrong("is not a header")
-        if header.get("pack", "none") != "none":
-            raise InputError(f"{self._url} is of a packed version, with files are in archives")
-        self._files = header.get("files")
+        elif read.get("pack", "none") != "none":
+            raise InputError(f"{self._url} is of a packed version, whose files are in archives")
+        else:
+            self._files = read.get("files")
 
     def _take_row(self, row: Any) -> None:
-        valid = (
-            isinstance(row, list)
-            and len(row) >= 4
-            and isinstance(row[0], str)
-            and is_text(row[0])
-            and type(row[1]) is int
-            and 0 <= row[1] < _MAX_SIZE
-            and isinstance(row[3], str)
-            and _CRC.fullmatch(row[3])
-        )
-        if not valid:
+        types = [type(column) for column in row[:4]] if isinstance(row, list) else []
+        if types[:2] != [str, int] or types[3:] != [str]:
             raise self._wrong("is not [name, size, token, crc32c]")
-        self._listing.add(row[0], row[1], int(row[3], 16))
+        name, size, _, crc = row[:4]
+        if not (is_text(name) and 0 <= size < _MAX_SIZE and _CRC.fullmatch(crc)):
+            raise self._wrong("is not [name, size, token, crc32c]")
+        self._listing.add(name, size, int(crc, 16))
 
     def _wrong(self, why: str) -> InputError:
         return InputError(f"{self._url} is not a manifest of data_sync: line {self._lines} {why}")

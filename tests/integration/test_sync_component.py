@@ -16,7 +16,7 @@ import pytest
 
 from kfp_ddp.datasets import engine
 from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.progress import Meter, Progress
+from kfp_ddp.datasets.report import Meter, Progress
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
 from tests.serving import Files, serving

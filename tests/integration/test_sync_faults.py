@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import SMALL
 from kfp_ddp.storage.source import Retry

@@ -9,8 +9,8 @@ import pytest
 
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets import report
-from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import Store, leases_of
 from kfp_ddp.jobs import identity

@@ -10,9 +10,8 @@ import pytest
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.text import cell
 from kfp_ddp.datasets import report
-from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.progress import Throttle
+from kfp_ddp.datasets.report import Result, Throttle
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage import manifest
 from tests.gcs_server import Bucket

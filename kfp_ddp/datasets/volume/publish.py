@@ -362,7 +362,6 @@ def _object(
     spec: Object,
     annotations: Mapping[str, str] = MappingProxyType({}),
 ) -> Object:
-    """Return an object of the version, with its name and labels."""
     metadata = {"name": request.name, "labels": request.labels, "annotations": dict(annotations)}
     version = f"{kind.group}/{kind.version}".removeprefix("/")
     return {"apiVersion": version, "kind": name, "metadata": metadata, "spec": spec}

@@ -156,7 +156,6 @@ class Answer:
         return data
 
     def _frame(self, status: int) -> None:
-        """Find the length of the body."""
         wish = self.field(b"connection").lower()
         self.keeps = wish != b"close" and (self.version == 11 or wish == b"keep-alive")
         coding, length = self.field(b"transfer-encoding"), self.field(b"content-length")

@@ -161,7 +161,6 @@ class HttpConnection:
         raise problem
 
     async def _secure(self, origin: Origin) -> None:
-        """Start TLS."""
         assert self._socket is not None
         server = tls(origin.authorities), origin
         sock = server[0].wrap_socket(
@@ -206,7 +205,6 @@ class HttpConnection:
             self._loop.remove_writer(self._socket.fileno())
 
     def _read(self) -> None:
-        """Receive what has arrived."""
         answer, sock = self._answer, self._socket
         assert sock is not None
         try:
@@ -237,7 +235,6 @@ class HttpConnection:
         self._wake()
 
     def _receive(self, sock: socket.socket, answer: Answer, take: Callable[[bytes], None]) -> None:
-        """Receive the rest of a body, in a thread."""
         pace = Pace(self._timeout)
         receive = _receive_tls if isinstance(sock, ssl.SSLSocket) else _receive_plain
         more = receive(sock, self._timeout, pace)
@@ -348,7 +345,6 @@ class _Records(io.RawIOBase):
         return count
 
     def waited(self) -> None:
-        """Add the time since `began` to the pace."""
         now = time.perf_counter()
         self._pace.waited(now - self.began)
         self.began = now
