@@ -160,7 +160,7 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
         return ALIASES[name]
     if len(name) < 3:
         return ""
-    if close := difflib.get_close_matches(name, options, 1, cutoff=0.7):
+    if close := difflib.get_close_matches(name, options, 1, cutoff=0.75):
         return close[0]
     return next((option for option in options if option.startswith(name)), "")
 

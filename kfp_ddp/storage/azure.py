@@ -8,7 +8,6 @@ block is checked with the MD5 that the server sends, and the complete body with 
 import functools
 import os
 from collections.abc import Iterator, MutableMapping
-from concurrent.futures import Executor
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 from urllib.parse import urlsplit
@@ -17,15 +16,15 @@ from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Answer
-from kfp_ddp.storage.http.client import HttpPool
-from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
-from kfp_ddp.storage.http.reader import (
+from kfp_ddp.storage.http.client import (
     Checksum,
-    HttpReader,
+    HttpPool,
+    HttpSource,
     SdkObjects,
     md5_checksum,
     sha256_checksum,
 )
+from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
     Changed,
@@ -55,7 +54,7 @@ _PAGE = 5_000
 _CONNECT = 10.0  # seconds
 
 
-class AzureSource:
+class AzureSource(HttpSource):
     """A prefix of a container; see `container_client` for the account."""
 
     resumes = False
@@ -91,10 +90,6 @@ class AzureSource:
             raise problem("list", self.url, self._root, error) or error from error
         check_not_empty(self.url, self._prefix, listing)
         return listing
-
-    def reader(self, threads: Executor | None) -> HttpReader:
-        """Return a reader with a connection of its own."""
-        return HttpReader(self._objects, self._pool, threads)
 
 
 class AzureObjects(SdkObjects):

@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from http import HTTPStatus
 from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
@@ -21,15 +20,16 @@ from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.text import one_line, printable
 from kfp_ddp.storage import event_loop, store
 from kfp_ddp.storage.http.answer import Answer
-from kfp_ddp.storage.http.client import HttpClient, HttpPool
-from kfp_ddp.storage.http.origin import Origin, Request, credentials, quoted
-from kfp_ddp.storage.http.reader import (
+from kfp_ddp.storage.http.client import (
     MAX_ERROR,
     Checksum,
+    HttpClient,
     HttpObjects,
-    HttpReader,
+    HttpPool,
+    HttpSource,
     base64_digest,
 )
+from kfp_ddp.storage.http.origin import Origin, Request, credentials, quoted
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
     Changed,
@@ -179,7 +179,7 @@ def message_of(body: bytes) -> str:
     return printable(one_line(message, 200))
 
 
-class GcsSource:
+class GcsSource(HttpSource):
     """A prefix of a bucket; bodies are pinned to their generation and checked with crc32c."""
 
     resumes = True
@@ -189,7 +189,7 @@ class GcsSource:
         self.max_workers = 1 << 16
         self._bucket, self._prefix = bucket_and_prefix(url)
         self._ahead = options.ahead
-        self._objects = GcsObjects(self._bucket, self._prefix)
+        self._objects: GcsObjects = GcsObjects(self._bucket, self._prefix)
         self.exposed = self._objects.origin.exposed
         self._pool = HttpPool(self._objects.origin, options.timeout)
 
@@ -198,10 +198,6 @@ class GcsSource:
         listing = event_loop.run(self._list())
         check_not_empty(self.url, self._prefix, listing)
         return listing
-
-    def reader(self, threads: Executor | None) -> HttpReader:
-        """Return a reader with a connection of its own."""
-        return HttpReader(self._objects, self._pool, threads)
 
     async def _list(self) -> Listing:
         client, listing, token = HttpClient(self._pool), Listing(), ""

@@ -15,9 +15,8 @@ from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Answer
-from kfp_ddp.storage.http.client import HttpPool
+from kfp_ddp.storage.http.client import Checksum, HttpObjects, HttpPool, HttpReader, sha256_checksum
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
-from kfp_ddp.storage.http.reader import Checksum, HttpObjects, HttpReader, sha256_checksum
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
     Changed,

@@ -12,15 +12,13 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from typing import Any, BinaryIO, ClassVar
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.storage import store
-from kfp_ddp.storage.http.client import HttpPool
-from kfp_ddp.storage.http.reader import HttpReader
+from kfp_ddp.storage.http.client import HttpPool, HttpSource
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.s3_objects import (
     S3Client,
@@ -55,7 +53,7 @@ _CONFLICT = frozenset(
 )
 
 
-class S3Source:
+class S3Source(HttpSource):
     """A prefix of a bucket; AWS_ENDPOINT_URL_S3 and the usual configuration apply."""
 
     resumes = False
@@ -130,10 +128,6 @@ class S3Source:
         finally:
             events.unregister(parses, take_contents)
         return listing
-
-    def reader(self, threads: Executor | None) -> HttpReader:
-        """Return a reader with a connection of its own."""
-        return HttpReader(self._objects, self._pool, threads)
 
 
 class S3Store(Bucket):

@@ -7,16 +7,14 @@ import asyncio
 import json
 import math
 import re
-from concurrent.futures import Executor
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage import event_loop, manifest
-from kfp_ddp.storage.http.client import HttpClient, HttpPool
+from kfp_ddp.storage.http.client import HttpClient, HttpObjects, HttpPool, HttpSource
 from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, quoted, target_of
-from kfp_ddp.storage.http.reader import HttpObjects, HttpReader
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
     MAX_OBJECTS,
@@ -37,7 +35,7 @@ _MAX_SIZE = 1 << 63
 _CRC = re.compile("[0-9a-f]{8}")
 
 
-class WebSource:
+class WebSource(HttpSource):
     """The files that a manifest names; bodies are checked with its crc32c."""
 
     resumes = True
@@ -53,6 +51,7 @@ class WebSource:
         login = netrc_login(origin.host)
         self._manifest = Request(origin, target_of(parts), MAX_MANIFEST, b"", login)
         self._pool = HttpPool(origin, options.timeout)
+        self._objects = WebObjects(self._manifest)
 
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
@@ -60,10 +59,6 @@ class WebSource:
         if not listing:
             raise InputError(f"{self.url} names no files; check that its sync is done")
         return listing
-
-    def reader(self, threads: Executor | None) -> HttpReader:
-        """Return a reader with a connection of its own."""
-        return HttpReader(WebObjects(self._manifest), self._pool, threads)
 
     async def _read(self) -> Listing:
         client, retry, problem = HttpClient(self._pool), Retry(), ""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.storage import event_loop
-from kfp_ddp.storage.http import reader
+from kfp_ddp.storage.http import client
 from kfp_ddp.storage.http.origin import Request
 from kfp_ddp.storage.s3_objects import S3Objects, s3_client
 from kfp_ddp.storage.source import Entry
@@ -109,7 +109,7 @@ def test_credentials_that_change_are_used_at_the_next_renewal(
         "print(json.dumps({'Version': 1, 'SessionToken': 't', 'Expiration': end, **key}))\n"
     )
     account.write_text(f"[default]\ncredential_process = {sys.executable} {process}\n")
-    monkeypatch.setattr(reader, "TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr(client, "TRUSTED_SECONDS", 0.0)
     source, seen = objects(), set()
     for _ in range(3):
         event_loop.run(source.authorise())

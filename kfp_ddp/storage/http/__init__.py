@@ -1,7 +1,7 @@
 """The HTTP/1.1 client that reads the objects of all stores, and lists Google Cloud Storage.
 
 `answer` parses responses, `origin` has addresses, `connection` is one socket, `client` keeps
-connections and follows redirects, `reader` reads objects. Small bodies arrive in the event loop,
+connections, follows redirects and reads objects. Small bodies arrive in the event loop,
 a large one in a thread, as receiving, TLS and disk release the interpreter's lock. A failure is an
 `OSError`, and every size that a server sends is bounded.
 

@@ -1,21 +1,36 @@
-"""Requests of one worker over connections that stay open, also to where it is redirected."""
+"""A client of HTTP for one worker, and a `Reader` over it for sources with `HttpObjects`."""
 
 import asyncio
+import binascii
+import hashlib
+import re
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from http import HTTPStatus
+from typing import NamedTuple, Protocol
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.connection import HttpConnection
 from kfp_ddp.storage.http.origin import Origin, Request
+from kfp_ddp.storage.source import Entry, Transient, is_temporary
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
 _KEPT = 2
 _SPACING = 0.001
 """Seconds between connections that are opened ahead, so that other responses are not delayed."""
+MAX_ERROR = 1 << 16
+"""Maximum bytes of an error response that are read."""
+TRUSTED_SECONDS = 10.0
+"""How long credentials are used before the SDK is asked for them again."""
+_GOOD = frozenset({200, 206})
+_SHA256 = re.compile(rb"[0-9a-fA-F]{64}")
 
 
 class HttpPool:
@@ -138,3 +153,225 @@ class HttpClient:
             connection = await self._pool.take(origin)
         self._connections[origin] = connection
         return connection
+
+
+class _Hash(Protocol):
+    """An object of hashlib or google_crc32c."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+class Checksum(NamedTuple):
+    """A checksum that a server or the listing gives: its name, a new state, the expected value."""
+
+    name: str
+    state: _Hash
+    expected: bytes
+
+    def verify(self) -> None:
+        """Raise Transient if the bytes that updated the state have another checksum."""
+        actual = self.state.digest()
+        if actual != self.expected:
+            raise Transient(f"{self.name} {actual.hex()} instead of {self.expected.hex()}")
+
+
+def sha256_checksum(value: bytes) -> Checksum | None:
+    """Return the SHA-256 that a store of ours left as metadata, None for other metadata."""
+    if not _SHA256.fullmatch(value):
+        return None
+    return Checksum("SHA256", hashlib.sha256(), bytes.fromhex(value.decode()))
+
+
+def md5_checksum(value: bytes) -> Checksum | None:
+    """Return the MD5 of a header that has it in base64, None without one."""
+    if not value:
+        return None
+    return Checksum("MD5", hashlib.md5(usedforsecurity=False), base64_digest(value))
+
+
+def base64_digest(value: bytes) -> bytes:
+    """Return a checksum in base64 as bytes; b'', which no checksum is, for an invalid one."""
+    try:
+        return binascii.a2b_base64(value)
+    except ValueError:
+        return b""
+
+
+class HttpObjects(ABC):
+    """Builds the requests for the objects of a source, and translates error responses.
+
+    `secret` are complete header lines that authorise a request.
+    """
+
+    part = sys.maxsize
+    """Maximum bytes of one request."""
+
+    def __init__(self) -> None:
+        self.secret = b""
+        self._lock = threading.Lock()
+        self._trusted_until = 0.0
+
+    @property
+    def authorised(self) -> bool:
+        """Whether `request` can be called without `authorise`."""
+        return time.monotonic() < self._trusted_until
+
+    async def authorise(self, refused: bytes | None = None) -> None:
+        """Get valid credentials, in a thread as SDKs block; raises Transient or InputError.
+
+        `refused` is the `secret` that the server refused; a new one is needed.
+        """
+        if refused is not None or not self.authorised:
+            await asyncio.to_thread(self._authorise, refused)
+
+    def _authorise(self, refused: bytes | None) -> None:
+        with self._lock:
+            if refused == self.secret or not (self.authorised or refused is not None):
+                self._renew(refused is not None)
+                self._trusted_until = time.monotonic() + TRUSTED_SECONDS
+
+    def _renew(self, refused: bool) -> None:
+        """Get credentials for `request`, others if they were `refused`; see `authorise`."""
+        return
+
+    @abstractmethod
+    def request(self, entry: Entry, offset: int) -> Request:
+        """Return the request for an object's bytes from `offset` on, at most `part`."""
+
+    @abstractmethod
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
+        """Return Transient, Changed or InputError for a response with an error status.
+
+        `body` has at most `MAX_ERROR` bytes; the headers `secret` authorised the request.
+        """
+
+    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+        """Return the checksum of the complete object, None where there is none."""
+        return None
+
+    def part_checksum(self, answer: Answer) -> Checksum | None:
+        """Return the checksum of a response to a request for a part."""
+        return None
+
+
+class SdkObjects(HttpObjects):
+    """Objects of a store whose SDK knows the error codes, regions and credentials."""
+
+    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
+        """See `HttpObjects.refusal`; the SDK asks for the object again."""
+        if is_temporary(status):
+            return Transient(f"HTTP {status}")
+        return await asyncio.to_thread(self._ask_sdk, entry) or Transient(f"HTTP {status}")
+
+    @abstractmethod
+    def _ask_sdk(self, entry: Entry) -> Exception | None:
+        """Return the error of the SDK for an object, None if it gets it; renew the credentials."""
+
+
+class HttpReader:
+    """Reads objects over one connection; see `Reader`."""
+
+    def __init__(self, objects: HttpObjects, pool: HttpPool, threads: Executor | None) -> None:
+        self._objects, self._client, self._threads = objects, HttpClient(pool), threads
+        self._ahead: tuple[Entry, Request] | None = None
+
+    def prefetch(self, entry: Entry) -> None:
+        """See `Reader.prefetch`."""
+        if self._objects.authorised:
+            request = self._objects.request(entry, 0)
+            self._ahead = entry, request
+            self._client.send(request)
+
+    async def read(self, entry: Entry) -> bytes:
+        """See `Reader.read`."""
+        answer = await self._open(entry, 0)
+        body = b"".join(answer.take())
+        checksum = self._objects.checksum(entry, answer) or self._objects.part_checksum(answer)
+        if checksum:
+            checksum.state.update(body)
+            checksum.verify()
+        return body
+
+    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        """See `Reader.pour`."""
+        complete: Checksum | None = None
+        start, before = offset, -1
+        while before < offset < entry.size:
+            answer = await self._open(entry, offset)
+            if offset == start == 0:
+                complete = self._objects.checksum(entry, answer)
+            checksums = [c for c in (complete, self._objects.part_checksum(answer)) if c]
+            before = offset
+            offset += await self._rest(answer, offset, checksums, take)
+            for checksum in checksums:
+                if checksum is not complete or offset >= entry.size:
+                    checksum.verify()
+
+    async def _rest(
+        self, answer: Answer, offset: int, checksums: list[Checksum], take: Callable[[bytes], None]
+    ) -> int:
+        """Pass a body to `take`; return its number of bytes from `offset` on."""
+        skip = offset if answer.status == HTTPStatus.OK else 0  # a server without ranges
+        size = 0
+
+        def take_rest(block: bytes) -> None:
+            nonlocal skip, size
+            rest, skip = block[skip:], max(0, skip - len(block))
+            if rest:
+                size += len(rest)
+                for checksum in checksums:
+                    checksum.state.update(rest)
+                take(rest)
+
+        try:
+            if not answer.complete:
+                await self._client.rest(take_rest, self._threads)
+            for block in answer.take():
+                take_rest(block)
+        except OSError as error:
+            raise _transient(error) from error
+        return size
+
+    def close(self) -> None:
+        """See `Reader.close`."""
+        self._client.close()
+
+    async def _open(self, entry: Entry, offset: int) -> Answer:
+        objects, client = self._objects, self._client
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is entry and not offset:
+            request = ahead[1]
+        else:
+            await objects.authorise()
+            request = objects.request(entry, offset)
+        try:
+            answer = await client.get(request)
+            if answer.status not in _GOOD:
+                text = b"".join(answer.take())[:MAX_ERROR]
+                raise await objects.refusal(entry, answer.status, text, request.secret)
+        except OSError as error:
+            raise _transient(error) from error
+        expected = entry.size
+        if answer.status == HTTPStatus.PARTIAL_CONTENT:
+            expected = min(objects.part, entry.size - offset)
+        if answer.length is not None and answer.length != expected:
+            client.close()
+            raise Transient(f"length {answer.length} instead of {expected}")
+        return answer
+
+
+def _transient(error: OSError) -> Transient:
+    return Transient(f"{type(error).__name__}: {error}")
+
+
+class HttpSource:
+    """A source whose objects are read over HTTP."""
+
+    _objects: HttpObjects
+    _pool: HttpPool
+
+    def reader(self, threads: Executor | None) -> HttpReader:
+        """Return a reader with a connection of its own."""
+        return HttpReader(self._objects, self._pool, threads)
