@@ -9,13 +9,14 @@ import hashlib
 import io
 import os
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple, TypeVar
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, full
 from kfp_ddp.storage import event_loop
-from kfp_ddp.storage.source import Changed, Entry, Retry, Source, Transient
+from kfp_ddp.storage.source import Changed, Entry, Reader, Retry, Source, Transient
 
 R = TypeVar("R")
 Change = Callable[[bytes | None], bytes | None]
@@ -31,6 +32,8 @@ BLOCK = 1 << 20
 SMALL = 4096
 """Maximum bytes of a file that `update` changes."""
 CONFLICT = "was changed by another writer: run the step again"
+_IDLE_SECONDS = 5.0
+"""How long a connection stays open for the next object."""
 _UPDATES = 20
 """Attempts to change an object before another writer does."""
 
@@ -138,6 +141,7 @@ class Bucket(Store):
         self.root = f"{self.scheme}://{bucket}"
         self.uri = f"{self.root}/{self.prefix}".rstrip("/")
         self.place = self.uri
+        self._idle = defaultdict[asyncio.AbstractEventLoop, list[Reader]](list)
 
     def prepare(self) -> None:
         """Create an object of a new name and delete it; where conditions may be ignored, twice."""
@@ -236,7 +240,9 @@ class Bucket(Store):
 
     async def _download(self, entry: Entry, into: BinaryIO, limit: int) -> None:
         """Replace the content of `into` by the object; raises Changed if it is another one now."""
-        reader, retry, what = self._source.reader(None), Retry(TRIES), f"{self.uri}/{entry.name}"
+        loop, retry, what = asyncio.get_running_loop(), Retry(TRIES), f"{self.uri}/{entry.name}"
+        idle = self._idle[loop]  # a forked process has another loop
+        reader = idle.pop() if idle else self._source.reader(None)
         problem: Exception | None = None
         try:
             for attempt in range(retry.attempts):
@@ -246,14 +252,18 @@ class Bucket(Store):
                 into.truncate()
                 try:
                     await reader.pour(entry, 0, bounded(into, limit, what))
-                    if into.tell() == entry.size:
-                        return
-                    raise Transient(f"{into.tell()} bytes instead of {entry.size}")
+                    if into.tell() != entry.size:
+                        raise Transient(f"{into.tell()} bytes instead of {entry.size}")
                 except Transient as error:
                     problem = error
                     reader.close()
-        finally:
+                else:
+                    idle.append(reader)
+                    loop.call_later(_IDLE_SECONDS, _close, idle)
+                    return
+        except BaseException:
             reader.close()
+            raise
         raise UnavailableError(f"a transfer of {what} is damaged: {problem}; run the step again")
 
     def _check_bucket(self) -> None:
@@ -312,6 +322,11 @@ class Bucket(Store):
     @abstractmethod
     def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
         """Return the error to raise for one of the client, None for any other."""
+
+
+def _close(readers: list[Reader]) -> None:
+    while readers:
+        readers.pop().close()
 
 
 def bounded(into: BinaryIO, limit: int, what: str) -> Callable[[bytes], None]:
