@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import KfpDdpError, StorageError
 from kfp_ddp.datasets import mirror
-from kfp_ddp.datasets.context import Result
 from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, fill, run, unpacked
