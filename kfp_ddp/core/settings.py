@@ -1,6 +1,5 @@
 """Typed settings with errors of one line, and typed records of files."""
 
-import difflib
 import json
 import re
 import typing
@@ -154,15 +153,29 @@ def hint(name: str, known: typing.Sequence[str]) -> str:
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """Return the known name that is meant: an alias, one that is close, or longer; or ''."""
+    """Return the known name that is meant: an alias, one or two edits away, or longer; or ''."""
     options = list(known)
     if ALIASES.get(name) in options:
         return ALIASES[name]
     if len(name) < 3:
         return ""
-    if close := difflib.get_close_matches(name, options, 1, cutoff=0.75):
-        return close[0]
+    edits, closest = min(((_edits(name, option), option) for option in options), default=(9, ""))
+    if edits <= min(2, len(name) // 3):
+        return closest
     return next((option for option in options if option.startswith(name)), "")
+
+
+def _edits(one: str, other: str) -> int:
+    """Return how many letters to insert, delete, replace or swap with their neighbour."""
+    rows = [list(range(len(other) + 1))]
+    for i, a in enumerate(one, 1):
+        rows.append([i])
+        for j, b in enumerate(other, 1):
+            edits = min(rows[i - 1][j] + 1, rows[i][j - 1] + 1, rows[i - 1][j - 1] + (a != b))
+            if i > 1 and j > 1 and a == other[j - 2] and b == one[i - 2]:
+                edits = min(edits, rows[i - 2][j - 2] + 1)
+            rows[i].append(edits)
+    return rows[-1][-1]
 
 
 class Stored(BaseModel):

@@ -205,6 +205,9 @@ class _Digest:
     def truncate(self) -> int:
         return 0
 
+    def tell(self) -> int:
+        return self.size
+
 
 def in_folder(folder: Path) -> Bundle:
     """Return the bundle in a local folder; raises as `Bundle.at`."""

@@ -8,9 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import stat
-import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -66,6 +64,8 @@ class Folder(Store):
         """Make the folder and write a temporary file in it."""
         with self._translating("write"):
             self.root.mkdir(parents=True, exist_ok=True)
+            import tempfile  # a source in a folder starts without it
+
             with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-"):
                 pass
 
@@ -130,7 +130,8 @@ class Folder(Store):
             self._make_folder_of(name)
             content.seek(0)
             with atomic_write(target, root=self.root) as out:
-                shutil.copyfileobj(content, out, BLOCK)
+                while block := content.read(BLOCK):
+                    out.write(block)
                 out.flush()
                 out.seek(0)
                 if sha256_of(out) != digest:

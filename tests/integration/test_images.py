@@ -27,7 +27,7 @@ LIBRARIES = {
             "kfp_ddp.jobs.run",
             "kfp_ddp.jobs.task",
         ),
-        *("kfp_ddp.storage.gcs", "kubernetes.client"),
+        *("kfp_ddp.storage.gcs", "kubernetes.client", "kubeflow.training"),
         *(*STORES, "google_crc32c"),
     ),
     "trainer": (

@@ -81,15 +81,22 @@ class TrainingOperatorKind(Kind):
         script_map: str = "",
         runtime: Runtime | None = None,
     ) -> Object:
-        """Return the job as the API server takes it."""
+        """Return the job as JSON, by the models of kubeflow-training."""
+        from kubeflow import training
+
         template = pod.template(spec, metadata["labels"], self.containers[0], script_map)
-        body = {**self.fields(spec, metadata["name"], template), "runPolicy": _run_policy(spec)}
-        kind = {"apiVersion": self.group_version, "kind": self.title}
-        return {**kind, "metadata": metadata, "spec": body}
+        fields = self.fields(spec, metadata["name"], template)
+        model = f"KubeflowOrgV1{self.title}"
+        body = getattr(training, f"{model}Spec")(**fields, run_policy=_run_policy(spec))
+        job = getattr(training, model)(
+            api_version=self.group_version, kind=self.title, metadata=metadata, spec=body
+        )
+        manifest: Object = training.ApiClient().sanitize_for_serialization(job)
+        return manifest
 
     @abstractmethod
     def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
-        """Return the fields of the job's spec besides its run policy."""
+        """Return the fields of the job's spec without its run policy, by the names of the model."""
 
 
 class PyTorchJob(TrainingOperatorKind):
@@ -111,17 +118,19 @@ class PyTorchJob(TrainingOperatorKind):
 
     def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of a PyTorchJobSpec."""
-        first, policy = f"{name}-worker-0", {}
+        from kubeflow.training import KubeflowOrgV1ElasticPolicy
+
+        first, elastic = f"{name}-worker-0", None
         container = template["spec"]["containers"][0]
         if spec.elastic:
             low, high = spec.node_range()
-            policy["elasticPolicy"] = {
-                "minReplicas": low,
-                "maxReplicas": high,
-                "rdzvBackend": "c10d",
-                "maxRestarts": spec.restarts(),
-                "rdzvId": name,
-            }
+            elastic = KubeflowOrgV1ElasticPolicy(
+                min_replicas=low,
+                max_replicas=high,
+                rdzv_backend="c10d",
+                max_restarts=spec.restarts(),
+                rdzv_id=name,
+            )
             # torchrun's limit for this wait is a minute, and it has no setting.
             wait = {
                 "name": "wait-for-first",
@@ -136,9 +145,9 @@ class PyTorchJob(TrainingOperatorKind):
             variables = {item["name"]: item for item in container.get("env", [])}
             container["env"] = list((variables | _rendezvous(spec, first)).values())
         return {
-            "pytorchReplicaSpecs": {"Worker": _replica(spec, spec.pods(), template)},
-            "nprocPerNode": str(spec.processes()),
-            **policy,
+            "pytorch_replica_specs": {"Worker": _replica(spec, spec.pods(), template)},
+            "elastic_policy": elastic,
+            "nproc_per_node": str(spec.processes()),
         }
 
 
@@ -173,7 +182,7 @@ class TFJob(TrainingOperatorKind):
         replicas = {"Chief": _replica(spec, 1, template)}
         if spec.nodes > 1:
             replicas["Worker"] = _replica(spec, spec.nodes - 1, template)
-        return {"tfReplicaSpecs": replicas}
+        return {"tf_replica_specs": replicas}
 
 
 class MPIJob(TrainingOperatorKind):
@@ -206,12 +215,12 @@ class MPIJob(TrainingOperatorKind):
             first = ["sh", "-c", WHEN_WORKERS_RUN, f"{JOB}={name},{TYPE}=worker"]
             launcher["spec"]["containers"][0]["command"][:0] = first
         return {
-            "mpiReplicaSpecs": {
+            "mpi_replica_specs": {
                 "Launcher": _replica(spec, 1, launcher),
                 "Worker": _replica(spec, spec.nodes, worker),
             },
-            "slotsPerWorker": spec.processes(),
-            "cleanPodPolicy": spec.clean_pod_policy,
+            "slots_per_worker": spec.processes(),
+            "clean_pod_policy": spec.clean_pod_policy,
         }
 
     def check(self, spec: LaunchSpec) -> None:
@@ -224,13 +233,15 @@ class MPIJob(TrainingOperatorKind):
             )
 
 
-def _replica(spec: LaunchSpec, count: int, template: Object) -> Object:
+def _replica(spec: LaunchSpec, count: int, template: Object) -> Any:
+    from kubeflow.training import KubeflowOrgV1ReplicaSpec
+
     # With Never the operator ends an elastic job after one eviction; with ExitCode it replaces pods
     # that were ended by a signal.
     policy = spec.restart_policy
     if spec.elastic and policy == "Never":
         policy = "ExitCode"
-    return {"replicas": count, "restartPolicy": policy, "template": template}
+    return KubeflowOrgV1ReplicaSpec(replicas=count, restart_policy=policy, template=template)
 
 
 def _rendezvous(spec: LaunchSpec, first: str) -> dict[str, Object]:
@@ -247,21 +258,22 @@ def _rendezvous(spec: LaunchSpec, first: str) -> dict[str, Object]:
     return variables | {name: {"name": name, "valueFrom": INDEX_FIELD} for name in ranks}
 
 
-def _run_policy(spec: LaunchSpec) -> Object:
+def _run_policy(spec: LaunchSpec) -> Any:
     """Return the RunPolicy: clean-up, time to live, deadline and gang."""
-    policy: Object = {"cleanPodPolicy": spec.clean_pod_policy}
-    if spec.ttl_seconds >= 0:
-        policy["ttlSecondsAfterFinished"] = spec.ttl_seconds
-    if spec.deadline_minutes:
-        policy["activeDeadlineSeconds"] = spec.operator_deadline()
-    if spec.backoff_limit >= 0:
-        policy["backoffLimit"] = spec.backoff_limit
+    from kubeflow.training import KubeflowOrgV1RunPolicy, KubeflowOrgV1SchedulingPolicy
+
+    scheduling = None
     if spec.scheduler in ("volcano", "coscheduling"):
-        # The default of minAvailable is all pods, which in an MPIJob are one more than nodes.
-        gang = {
-            "minAvailable": spec.node_range()[0] if spec.elastic else None,
-            "queue": spec.queue,
-            "priorityClass": spec.priority_class,
-        }
-        policy["schedulingPolicy"] = {name: value for name, value in gang.items() if value}
-    return policy
+        scheduling = KubeflowOrgV1SchedulingPolicy(
+            # The default is all pods, which in an MPIJob are one more than nodes.
+            min_available=spec.node_range()[0] if spec.elastic else None,
+            queue=spec.queue or None,
+            priority_class=spec.priority_class or None,
+        )
+    return KubeflowOrgV1RunPolicy(
+        clean_pod_policy=spec.clean_pod_policy,
+        ttl_seconds_after_finished=spec.ttl_seconds if spec.ttl_seconds >= 0 else None,
+        active_deadline_seconds=spec.operator_deadline(),
+        backoff_limit=spec.backoff_limit if spec.backoff_limit >= 0 else None,
+        scheduling_policy=scheduling,
+    )
