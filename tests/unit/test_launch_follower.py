@@ -92,7 +92,7 @@ def test_a_stopping_pod_is_waited_for(ending: Ends, monkeypatch: pytest.MonkeyPa
     stopped: Object = {**saves, "status": {"phase": "Failed"}}
     looks = iter([saves, saves, saves, stopped])
     monkeypatch.setattr(
-        one.changed, "wait", lambda timeout: one.watches.pods.objects.update(a=next(looks))
+        one.ending.changed, "wait", lambda timeout: one.watches.pods.objects.update(a=next(looks))
     )
     assert one.run(Limits()).pods == [stopped]
     assert next(looks, None) is None

@@ -107,8 +107,7 @@ class Follower:
         name = job["metadata"]["name"]
         self.api, self.kind, self.job, self.ending = api, kind, job, ending
         self.title = f"{kind.title} {name}"
-        self.changed = ending.changed
-        self.watches = Watches(api, kind, name, self.changed)
+        self.watches = Watches(api, kind, name, ending.changed)
         self.pods = Pods.of_new(job, kind)
         self.expected = 0
         """Pods of the job; 0 for unknown."""
@@ -141,8 +140,8 @@ class Follower:
             while True:
                 if self.many:  # few pods are looked at on each change, to end without delay
                     time.sleep(min(TURN_SECONDS, REST * (time.thread_time() - worked)))
-                self.changed.wait(timeout=TURN_SECONDS)
-                self.changed.clear()
+                self.ending.changed.wait(timeout=TURN_SECONDS)
+                self.ending.changed.clear()
                 worked = time.thread_time()
                 look = self._look()
                 if look is None:
@@ -252,8 +251,8 @@ class Follower:
             grace = max(map(seconds_to_stop, self.pods.own), default=0)
             if time.monotonic() - began >= grace:
                 break
-            self.changed.wait(timeout=TURN_SECONDS)
-            self.changed.clear()
+            self.ending.changed.wait(timeout=TURN_SECONDS)
+            self.ending.changed.clear()
             self._look_at_pods(time.monotonic())
 
     def _drain(self) -> None:
@@ -269,8 +268,8 @@ class Follower:
                 break
             if self.many and waited > DRAIN_MANY_SECONDS and not self.logs.of_failed:
                 break
-            self.changed.wait(timeout=0.1)
-            self.changed.clear()
+            self.ending.changed.wait(timeout=0.1)
+            self.ending.changed.clear()
         if self.progress is not None:
             self.progress.update(time.monotonic(), at_once=True)
 
