@@ -18,7 +18,7 @@ from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.datasets.versions import Store
 from kfp_ddp.storage import manifest
-from kfp_ddp.storage.folder import FolderSource
+from kfp_ddp.storage.folder_source import FolderSource
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import Source
 

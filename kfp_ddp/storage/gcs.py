@@ -388,10 +388,6 @@ def crc32c(content: BinaryIO) -> str:
     checksum = 0
     while block := content.read(BLOCK):
         checksum = google_crc32c.extend(checksum, block)
-    return _base64(checksum)
-
-
-def _base64(checksum: int) -> str:
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 

@@ -61,7 +61,7 @@ KINDS = (
     Kind("hf", store="", source="huggingface.HuggingFaceSource"),
     Kind("https", store="", source="web.WebSource"),
     Kind("http", store="", source="web.WebSource"),
-    Kind("file", store="folder.open_folder", source="folder.FolderSource"),
+    Kind("file", store="folder.open_folder", source="folder_source.FolderSource"),
 )
 """All kinds; a path without a scheme is of the last one."""
 _BY_SCHEME = {kind.scheme: kind for kind in KINDS} | {"": KINDS[-1]}

@@ -15,7 +15,7 @@ from kfp_ddp.datasets import stage
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync as sync_stubbornly
 from kfp_ddp.datasets.transfer import SMALL
-from kfp_ddp.storage.folder import FolderSource
+from kfp_ddp.storage.folder_source import FolderSource
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.storage.source import SourceOptions
 from tests.sync_runs import RETRY, content

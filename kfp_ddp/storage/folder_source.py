@@ -1,0 +1,222 @@
+"""A folder of a file system as a source: only listed files are read, and no link is followed."""
+
+import contextlib
+import errno
+import os
+import stat
+from array import array
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from io import FileIO
+from pathlib import Path
+from urllib.parse import unquote
+
+import google_crc32c
+
+from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.files import folder_below
+from kfp_ddp.core.text import printable
+from kfp_ddp.storage import event_loop
+from kfp_ddp.storage.http.origin import display
+from kfp_ddp.storage.listing import Filter, Listing
+from kfp_ddp.storage.source import Changed, Entry, SourceOptions, Transient
+from kfp_ddp.storage.store import BLOCK
+
+LOST_AND_FOUND = "lost+found"
+"""A folder at the root of a file system, for its repair."""
+_READERS = 8
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_REPLACED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+
+
+class FolderSource:
+    """The files below a folder. Their crc32c is computed by reading them, in every sync."""
+
+    exposed, resumes = False, True
+    max_workers = 16
+
+    def __init__(self, url: str, options: SourceOptions) -> None:
+        self.url, path = display(url) if url.startswith("file://") else url, url
+        if url.startswith("file://"):
+            host, slash, below = url.removeprefix("file://").partition("/")
+            if host not in ("", "localhost"):
+                host = host.rpartition("@")[2]
+                raise InputError(f"source {self.url!r} names the host {host}; use file:///folder")
+            path = unquote(slash + below)
+        if not path:
+            raise InputError("source is empty; give gs://bucket/prefix or a folder")
+        if "\0" in path:
+            raise InputError(f"source {url!r} names no folder; give gs://bucket/prefix or a folder")
+        self.root = Path(path)
+        self._symlinks, self._filter = options.symlinks, options.select or Filter()
+
+    def listing(self) -> Listing:
+        """Walk the folder and read every file once; see `Source.listing`."""
+        try:
+            is_folder = stat.S_ISDIR(os.stat(self.root).st_mode)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"source folder {printable(str(self.root))} does not exist; check the path"
+            ) from error
+        except OSError as error:
+            raise _unreadable(self.root, error) from error
+        if not is_folder:
+            raise InputError(f"source {printable(str(self.root))} is a file; give the folder of it")
+        names, pins, markers = self._walk()
+        if not names:
+            raise InputError(
+                f"source folder {printable(str(self.root))} holds no files to sync; "
+                "check the path, and what is included and excluded"
+            )
+        listing = Listing()
+        with ThreadPoolExecutor(_READERS) as pool:
+            sums = pool.map(self._checksum, names, pins)
+            for name, pin, (size, crc) in zip(names, pins, sums, strict=True):
+                listing.add(name, size, crc, pin)
+        for name in markers:
+            listing.add(name, 0, 0)
+        return listing
+
+    def reader(self, threads: Executor | None) -> "FolderReader":
+        """Return a reader of the folder."""
+        return FolderReader(self, threads)
+
+    def _walk(self) -> tuple[list[str], "array[int]", list[str]]:
+        """Return the names of files, what pins each, and empty folders with a slash at the end."""
+        names, pins, markers = list[str](), array("Q"), list[str]()
+        folders: list[tuple[str, tuple[int, ...]]] = [("", ())]
+        while folders:
+            folder, above = folders.pop()
+            with self._reading(folder), self._folder(folder) as descriptor:
+                here = _pin(os.fstat(descriptor))
+                if here in above:
+                    path = printable(str(self.root / folder))
+                    raise InputError(f"source {path} is a link to a folder above it")
+                entries = list(os.scandir(descriptor))
+                if not entries and folder:
+                    markers.append(f"{folder}/")
+                for entry in entries:
+                    name = f"{folder}/{entry.name}" if folder else entry.name
+                    kind = self._kind(name, entry)
+                    if kind == "folder":
+                        folders.append((name, (*above, here)))
+                    elif kind == "file":
+                        names.append(name)
+                        pins.append(_pin(entry.stat()) if self._symlinks == "follow" else 0)
+        return names, pins, markers
+
+    def _kind(self, name: str, entry: "os.DirEntry[str]") -> str:
+        """Return what an entry counts as: "folder", "file", or "nothing"."""
+        path, link, mode = self.root / name, entry.is_symlink(), 0
+        try:
+            mode = entry.stat().st_mode
+        except OSError as error:
+            if not link:
+                raise
+            if self._symlinks == "follow" and self._filter.takes(name):
+                raise _unreadable(path, error) from error
+        if name == LOST_AND_FOUND and stat.S_ISDIR(mode):
+            return "nothing"
+        out = self._filter.passes_over(name) if stat.S_ISDIR(mode) else not self._filter.takes(name)
+        if out or (link and self._symlinks == "skip"):
+            return "nothing"
+        if link and self._symlinks != "follow":
+            raise InputError(
+                f"source {printable(str(path))} is a symbolic link; set symlinks to skip or follow"
+            )
+        if stat.S_ISDIR(mode):
+            return "folder"
+        if stat.S_ISREG(mode):
+            return "file"
+        raise InputError(f"source {printable(str(path))} is neither a file nor a folder; remove it")
+
+    def _checksum(self, name: str, pin: int) -> tuple[int, int]:
+        size = crc = 0
+        for block in self.blocks(name, pin, 0):
+            crc = google_crc32c.extend(crc, block)
+            size += len(block)
+        return size, crc
+
+    def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
+        """Yield the content of a listed file from an offset on.
+
+        Raises Changed if something else has replaced it, StorageError if it cannot be read.
+        """
+        with self.opened(name, pin) as file:
+            try:
+                file.seek(offset)
+                while block := file.read(BLOCK):
+                    yield block
+            except OSError as error:
+                raise _unreadable(self.root / name, error) from error
+
+    def opened(self, name: str, pin: int) -> FileIO:
+        """Open a listed file; raises as `blocks`."""
+        folder, _, last = name.rpartition("/")
+        flags = _READ if self._symlinks == "follow" else _READ | os.O_NOFOLLOW
+        with self._reading(name), self._folder(folder) as descriptor:
+            opened = os.open(last, flags, dir_fd=descriptor)
+        status = os.fstat(opened)
+        if not stat.S_ISREG(status.st_mode) or (pin and pin != _pin(status)):
+            os.close(opened)
+            raise Changed(name)
+        return FileIO(opened)
+
+    def _folder(self, name: str) -> contextlib.AbstractContextManager[int]:
+        follows = self._symlinks == "follow"
+        return folder_below(self.root / name) if follows else folder_below(self.root, name)
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _REPLACED:
+                raise Changed(name) from error
+            raise _unreadable(self.root / name, error) from error
+
+
+class FolderReader:
+    """Reads files in threads, as a disk blocks; see `Reader`."""
+
+    def __init__(self, source: FolderSource, threads: Executor | None) -> None:
+        self._source, self._threads = source, threads
+
+    def prefetch(self, entry: Entry) -> None:
+        """Do nothing; see `Reader.prefetch`."""
+
+    async def read(self, entry: Entry) -> bytes:
+        """See `Reader.read`."""
+        body = bytearray()
+
+        def take(block: bytes) -> None:
+            body.extend(block)
+            if len(body) > entry.size:
+                raise Transient(f"{len(body)} bytes instead of {entry.size}")
+
+        await self.pour(entry, 0, take)
+        return bytes(body)
+
+    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
+        """See `Reader.pour`."""
+
+        def read() -> None:
+            for block in self._source.blocks(entry.name, entry.generation, offset):
+                take(block)
+
+        await event_loop.in_thread(self._threads, read)
+
+    def close(self) -> None:
+        """Do nothing: no file is open between two objects."""
+
+
+def _pin(status: os.stat_result) -> int:
+    """Return 64 bits that identify this file or folder."""
+    return hash((status.st_dev, status.st_ino)) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _unreadable(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot read source {printable(str(path))}: {error.strerror}; check its "
+        "permissions, and the disk it is on"
+    )
