@@ -253,6 +253,7 @@ class AzureStore(Bucket):
         return self._source.client.get_blob_client(self._key(name))
 
     def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
+        self._blob("")  # raises InputError where azure-storage-blob is not installed
         return problem(verb, self.uri, self.root, error)
 
 
