@@ -47,6 +47,7 @@ PART = 64 << 20
 """Bytes of a part of a multipart upload; 10,000 parts at most."""
 _CONNECT = 10.0  # seconds
 _CONNECTIONS = 256
+_UNEXPLAINED = frozenset({"400", "401", "403"})  # a HEAD has no code but its status
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _CONFLICT = frozenset(
     {"412", "PreconditionFailed", "409", "ConditionalRequestConflict", "NoSuchUpload"}
@@ -167,9 +168,28 @@ class S3Store(Bucket):
         except ClientError as error:
             if code_of(error) in _MISSING:
                 return None
+            if code_of(error) in _UNEXPLAINED:
+                self._get(name)
             raise
         digest = answer["Metadata"].get("sha256", "")
         return Seen(int(answer["ContentLength"]), digest, answer["ETag"])
+
+    def _check_bucket(self, name: str) -> None:
+        """See `Bucket._check_bucket`; the right to list is not needed."""
+        from botocore.exceptions import ClientError
+
+        def request() -> None:
+            try:
+                self._get(name)
+            except ClientError as error:
+                if code_of(error) not in _MISSING:
+                    raise
+
+        self._call("read", request)
+
+    def _get(self, name: str) -> None:
+        """Raise the error of a GET, whose response has a body with the reason, unlike a HEAD's."""
+        self._client.get_object(**self._object(name))["Body"].close()
 
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
         """Send each part with its MD5, for the server to check, and the last with the condition."""

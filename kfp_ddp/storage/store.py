@@ -182,7 +182,7 @@ class Bucket(Store):
         for _ in range(_UPDATES):
             seen = self._call("read", lambda: self._look(name))
             if seen is None:
-                self._check_bucket()
+                self._check_bucket(name)
                 return False
             with contextlib.suppress(Changed):
                 event_loop.run(self._download(self._entry(name, seen), into, limit))
@@ -266,8 +266,8 @@ class Bucket(Store):
             raise
         raise UnavailableError(f"a transfer of {what} is damaged: {problem}; run the step again")
 
-    def _check_bucket(self) -> None:
-        """Raise InputError for a missing bucket; the right to list is not needed."""
+    def _check_bucket(self, name: str) -> None:
+        """Raise InputError if the bucket is missing, and not only this object in it."""
         try:
             self.has_files()
         except NoBucketError:
