@@ -46,6 +46,10 @@ class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)
     """The download failed; a retry may succeed."""
 
 
+class Damaged(Transient):
+    """The content has not its checksum."""
+
+
 class Changed(Exception):  # noqa: N818
     """The object is no longer the one that was listed."""
 

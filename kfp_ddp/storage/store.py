@@ -16,7 +16,7 @@ from typing import BinaryIO, ClassVar, NamedTuple, TypeVar
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, full
 from kfp_ddp.storage import event_loop
-from kfp_ddp.storage.source import Changed, Entry, Reader, Retry, Source, Transient
+from kfp_ddp.storage.source import Changed, Damaged, Entry, Reader, Retry, Source, Transient
 
 R = TypeVar("R")
 Change = Callable[[bytes | None], bytes | None]
@@ -264,7 +264,9 @@ class Bucket(Store):
         except BaseException:
             reader.close()
             raise
-        raise UnavailableError(f"a transfer of {what} is damaged: {problem}; run the step again")
+        if isinstance(problem, Damaged):
+            raise StorageError(f"a transfer of {what} is damaged: {problem}; run the step again")
+        raise retry.exhausted("read", what, problem)
 
     def _check_bucket(self, name: str) -> None:
         """Raise InputError if the bucket is missing, and not only this object in it."""

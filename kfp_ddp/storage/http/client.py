@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.connection import HttpConnection
 from kfp_ddp.storage.http.origin import Origin, Request
-from kfp_ddp.storage.source import Entry, Transient, is_temporary
+from kfp_ddp.storage.source import Damaged, Entry, Transient, is_temporary
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
@@ -171,10 +171,10 @@ class Checksum(NamedTuple):
     expected: bytes
 
     def verify(self) -> None:
-        """Raise Transient if the bytes that updated the state have another checksum."""
+        """Raise Damaged if the bytes that updated the state have another checksum."""
         actual = self.state.digest()
         if actual != self.expected:
-            raise Transient(f"{self.name} {actual.hex()} instead of {self.expected.hex()}")
+            raise Damaged(f"{self.name} {actual.hex()} instead of {self.expected.hex()}")
 
 
 def sha256_checksum(value: bytes) -> Checksum | None:
