@@ -121,7 +121,11 @@ def _names(table: str) -> list[str]:
     """Return the names in a table as globs from the root of the source."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
-            rows = [f"/{row['path']}" for row in csv.DictReader(file)]
+            reader = csv.DictReader(file)
+            if "path" not in (reader.fieldnames or ()):
+                raise KeyError("path")
+            names = (row["path"] for row in reader)
+            rows = ["/" + re.sub(r"([*?])", r"\\\1", name) for name in names if name]
     except (OSError, KeyError, ValueError, csv.Error) as error:
         why = f"no column {error}" if isinstance(error, KeyError) else error
         raise InputError(

@@ -100,8 +100,8 @@ def folders_of(names: Iterable[str]) -> set[str]:
 class Filter:
     """The names that match any of `include` (or all, when empty) and none of `exclude`.
 
-    `*` and `?` stop at a slash, `**` does not; a pattern without a slash matches the last
-    segment of the name, as in rclone and gitignore.
+    `*` and `?` stop at a slash, `**` does not, and a backslash makes them plain characters; a
+    pattern without a slash matches the last segment of the name, as in rclone and gitignore.
     """
 
     def __init__(self, include: Iterable[str] = (), exclude: Sequence[str] = ()) -> None:
@@ -137,7 +137,9 @@ def _translate(glob: str) -> str:
     glob = glob.removeprefix("/")
     position = 0
     while position < len(glob):
-        if glob.startswith("**/", position):
+        if glob.startswith(("\\*", "\\?"), position):
+            out, position = out + re.escape(glob[position + 1]), position + 2
+        elif glob.startswith("**/", position):
             out, position = out + "(?:.*/)?", position + 3
         elif glob.startswith("**", position):
             out, position = out + ".*", position + 2

@@ -56,11 +56,11 @@ def test_invalid_word_fails_with_one_line_error(word: str, line: str) -> None:
 
 def test_names_of_a_table_are_excluded(tmp_path: Path) -> None:
     table = tmp_path / "labels_to_check.csv"
-    table.write_text("path,label\nval/cat/1.jpg,cat\n2.jpg,dog\n")
+    table.write_text("path,label\nval/cat/1.jpg,cat\n,,\n*[2]?.jpg,dog\n")
     arguments = form_of("train_resnet").read(None, [f"exclude=['@eaDir/**', '@{table}']"])
-    assert arguments == {"sync": {"exclude": ["@eaDir/**", "/val/cat/1.jpg", "/2.jpg"]}}
+    assert arguments == {"sync": {"exclude": ["@eaDir/**", "/val/cat/1.jpg", r"/\*[2]\?.jpg"]}}
     rows = "".join(f"{number}.jpg\n" for number in range(1001))
-    for content in ("name\n1.jpg\n", f"path\n{rows}"):
+    for content in ("", "name\n1.jpg\n", f"path\n{rows}"):
         table.write_text(content)
         with pytest.raises(InputError, match=r"exclude=@.*labels_to_check\.csv (cannot|has 1,001)"):
             form_of("train_resnet").read(None, [f"exclude=@{table}"])

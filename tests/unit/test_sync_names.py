@@ -100,6 +100,8 @@ def test_digest_is_a_sha256_of_the_documented_lines() -> None:
         ("**/c.png", {"d/e/c.png"}),
         ("?.png", {"a.png", "d/b.png", "d/e/c.png"}),
         ("[ab].png", set()),
+        (r"/d/\*.png", set()),
+        (r"\?.png", set()),
     ],
 )
 def test_globs(glob: str, matching: set[str]) -> None:
