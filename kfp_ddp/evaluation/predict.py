@@ -1,5 +1,6 @@
 """Run a checkpoint over every sample of a split, once each."""
 
+import contextlib
 import csv
 import io
 import os
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -142,18 +144,29 @@ def _forward(
 ) -> Iterator[_Batch]:
     """Yield logits and features of each batch, on the device, without waiting for a GPU."""
     scale, shift = (part.to(device).view(1, -1, 1, 1) for part in affine(info.mean, info.std))
-    inputs: list[Tensor] = []
-    classifier = model.get_submodule(head_of(model))
-    with classifier.register_forward_pre_hook(lambda _, given: inputs.extend(given)):
+    inputs: list[Any] = []
+    with _inputs_of_classifier(model, inputs):
         for images, targets, positions in batches:
             pinned = images.pin_memory() if device.type == "cuda" else images
             pixels = torch.addcmul(shift, pinned.to(device, non_blocking=True), scale)
             scores = logits(model, pixels, info.test_time_flip).float()
             # A network of the user may call its classifier in another way.
-            known = inputs and inputs[0].dim() > 1 and len(inputs[0]) == len(scores)
-            described = _features(inputs[0] if known else scores, pixels)
+            given = inputs[0] if inputs else scores
+            known = isinstance(given, Tensor) and given.dim() > 1 and len(given) == len(scores)
+            described = _features(given if known else scores, pixels)
             inputs.clear()
             yield torch.cat([scores, described], 1), targets, positions
+
+
+def _inputs_of_classifier(
+    model: torch.nn.Module, inputs: list[Any]
+) -> contextlib.AbstractContextManager[object]:
+    """Collect them within a block; none if the network has another kind of classifier."""
+    try:
+        classifier = model.get_submodule(head_of(model))
+    except InputError:
+        return contextlib.nullcontext()
+    return classifier.register_forward_pre_hook(lambda _, given: inputs.extend(given))
 
 
 def _features(embedding: Tensor, pixels: Tensor) -> Tensor:

@@ -95,3 +95,8 @@ def test_a_share_that_is_missing_or_counted_twice_is_an_error(network: Any, inde
     for wrong in ([first, second], [first, second, third, second]):
         with pytest.raises(RuntimeError, match="of 47 samples"):
             merged(index, wrong)
+
+
+def test_a_network_without_linear_layer_is_evaluated(index: Index) -> None:
+    network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool3d((1, 1, 7)), torch.nn.Flatten())
+    assert merged(index, shares(network.eval(), index, 1, 5)).tally.samples == len(index)
