@@ -40,8 +40,10 @@ def _process(pid: int) -> _Process | None:
     """Return a process by its pid; None if it does not exist, or is a zombie."""
     about = Path(f"/proc/{pid}")
     if not Path("/proc/self").exists():
-        columns = ["ps", "-o", "lstart=,uid=,command=", "-p", str(pid)]
-        listed = subprocess.run(columns, capture_output=True, text=True).stdout.split()
+        # In one -o, all after the first = would be a heading.
+        columns = ["-o", "lstart=", "-o", "uid=", "-o", "command="]
+        asked = ["ps", *columns, "-p", str(pid)]
+        listed = subprocess.run(asked, capture_output=True, text=True).stdout.split()
         # lstart has five words, such as "Thu Jan  1 00:00:00 2026".
         return _Process(" ".join(listed[:5]), int(listed[5]), listed[6:]) if listed else None
     try:
