@@ -45,6 +45,8 @@ def test_every_pod_has_our_labels_no_rights_and_resources(kind: str, data: st.Da
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         if kind == "trainjob":
             resources = [job["spec"]["trainer"]["resourcesPerNode"]]
+            mounted = [mount["name"] for mount in container["volumeMounts"]]
+            assert len(mounted) == len(set(mounted) & {item["name"] for item in pod["volumes"]})
         else:
             containers = [container, *pod.get("initContainers", [])]
             resources = [item["resources"] for item in containers]

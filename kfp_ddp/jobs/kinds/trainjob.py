@@ -80,6 +80,15 @@ class TrainJob(Kind):
         if not spec.service_account:
             volumes.append({"name": EMPTY, "emptyDir": {}})
             mounts.append({"name": EMPTY, "mountPath": TOKEN_DIR, "readOnly": True})
+        # A patch has one mount of each volume: another one of a PVC gets a volume of its own.
+        claims = {one["name"]: one for one in volumes if "persistentVolumeClaim" in one}
+        mounted: set[str] = set()
+        for number, mount in enumerate(mounts):
+            if mount["name"] in mounted & claims.keys():
+                name = f"{mount['name'][:58]}-{number}"
+                volumes.append({**claims[mount["name"]], "name": name})
+                mounts[number] = {**mount, "name": name}
+            mounted.add(mount["name"])
         container = {**_select(worker, ("name", "securityContext")), "volumeMounts": mounts}
         pods = {"volumes": volumes, "containers": [container]}
         patch = {**template, "spec": {**_select(template["spec"], PATCHED), **pods}}
