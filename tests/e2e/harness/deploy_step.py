@@ -37,8 +37,8 @@ import json, sys
 from kfp import dsl
 from kfp_ddp.components.deploy.component import deploy
 report = dsl.Markdown(uri="/tmp/report.md")
-found = deploy.python_func(deploy_report=report, **json.loads(sys.argv[1]))
-print("DONE", json.dumps(found._asdict()), flush=True)
+url, version = deploy.python_func(deploy_report=report, **json.loads(sys.argv[1]))
+print("DONE", json.dumps({"url": url, "version": version}), flush=True)
 """
 
 
