@@ -240,7 +240,8 @@ class Bucket(Store):
 
     async def _download(self, entry: Entry, into: BinaryIO, limit: int) -> None:
         """Replace the content of `into` by the object; raises Changed if it is another one now."""
-        loop, retry, what = asyncio.get_running_loop(), Retry(TRIES), f"{self.uri}/{entry.name}"
+        loop, what = asyncio.get_running_loop(), f"{self.uri}/{entry.name}"
+        retry = Retry(TRIES, pause=2.0)  # half a minute on average
         idle = self._idle[loop]  # a forked process has another loop
         reader = idle.pop() if idle else self._source.reader(None)
         problem: Exception | None = None

@@ -18,6 +18,8 @@ from kfp_ddp.storage.http.origin import Origin, tls
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
+_CONNECT = 30.0
+"""Maximum seconds to connect, many at once on a slow machine."""
 _CHECKS = 4
 _RECEIVE = 120 << 10  # glibc maps memory anew for what is above 128 KiB
 _GATHER = 1 << 20
@@ -58,13 +60,13 @@ class HttpConnection:
         Raises OSError if there is no such server, or its certificate is invalid, and InputError if
         the proxy refuses the connection.
         """
-        connection = cls(timeout)
+        connection, limit = cls(timeout), min(timeout, _CONNECT)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(limit):
                 await connection._connect(origin)
         except TimeoutError as error:
             connection.close()
-            raise TimeoutError(f"no connection in {timeout:g} s") from error
+            raise TimeoutError(f"no connection in {limit:g} s") from error
         except ConnectionRefusedError as error:
             raise ConnectionRefusedError(f"{error.strerror}: connection refused") from error
         except BaseException:
