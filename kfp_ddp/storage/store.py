@@ -247,8 +247,7 @@ class Bucket(Store):
         problem: Exception | None = None
         try:
             for attempt in range(retry.attempts):
-                if attempt:
-                    await asyncio.sleep(retry.delay(attempt))
+                await asyncio.sleep(retry.delay(attempt) if attempt else 0)
                 into.seek(0)
                 into.truncate()
                 try:
