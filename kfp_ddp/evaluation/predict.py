@@ -29,7 +29,7 @@ EMBEDDED = 64
 FEATURES = EMBEDDED + 3 * 8 * 8
 """Numbers that describe an image: an embedding by the network, and the image at 8x8 pixels."""
 MOST_DESCRIBED = 60_000
-"""Maximum images of a split that are described: 60 MB, and ten seconds to compare on two cores."""
+"""Maximum images of a split that are described: 60 MB; the time to compare grows by its square."""
 
 
 @dataclass(frozen=True)
