@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import itertools
 import json
 import socket
 import ssl
@@ -9,12 +10,12 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
-from typing import ClassVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import google_crc32c
 
@@ -38,7 +39,9 @@ class Bucket:
     Faults of an object are used up one a request: an HTTP status, or reset0 (before the head),
     reset and fin (in the middle of the body), shortlen, corrupt, corrupt-range (only in answers
     to a Range), nohash, stall, replaced (the object changes just before the answer), nonsense (no
-    HTTP), chunked, unsized (no length at all), excess (another answer that nobody asked for).
+    HTTP), chunked, unsized (no length at all), excess (another answer that nobody asked for),
+    endless, endless-large, endless-small (a body without an end, whose length is not given, is
+    given as a large one, or is that of the object).
     """
 
     def __init__(self) -> None:
@@ -52,11 +55,22 @@ class Bucket:
         self.token_faults: deque[str] = deque()
         self.refusal = b""
         """The body of an answer that is an error, where it should be another one."""
-        self.lock = threading.Lock()
+        self.writes: list[str] = []
+        self.write_fault = ""
+        """What happens to each write from number `write_fault_after`: forbidden, race, damage."""
+        self.write_fault_after = 0
+        self.before_write: Callable[[], None] | None = None
+        """Called between a reading and a writing, as another writer."""
+        self.lose_answers = 0
+        """Number of writes that are done and answered by an error."""
+        self.sent = 0
+        """Bytes of endless bodies."""
+        self.lock = threading.RLock()
         self.lists = 0
         self.gets: list[str] = []
         self.delay = 0.0
         self.connections = self.at_once = self.most_at_once = 0
+        self._generations = itertools.count(1_700_000_000_000_000)
 
     def joined(self, change: int) -> None:
         """A client connected (1) or left (-1)."""
@@ -68,11 +82,34 @@ class Bucket:
     def put(self, name: str, data: bytes) -> None:
         """Write an object, as a new generation."""
         with self.lock:
-            generation = 1_700_000_000_000_000 + sum(len(n) for n in self.objects) + len(self.gets)
-            old = self.objects.get(name)
-            generation = max(generation, old.generation + 1 if old else 0)
             crc = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
-            self.objects[name] = Stored(data, generation, crc)
+            self.objects[name] = Stored(data, next(self._generations), crc)
+
+    def write(self, name: str, match: str, data: bytes) -> tuple[int, dict[str, Any]]:
+        """Return status and answer of an upload; `match` is the generation to replace, or ''."""
+        with self.lock:
+            if self.before_write:
+                self.before_write()
+            fault = self.write_fault if len(self.writes) >= self.write_fault_after else ""
+            if fault == "race":
+                self.put(name, b"another writer")
+            elif fault == "forbidden":
+                return 403, {"error": {"message": "no storage.objects.create access"}}
+            elif fault == "damage":
+                data = data[:-1] + b"?"
+            if match and not self.matches(name, match):
+                return 412, {"error": {"message": "conditionNotMet"}}
+            self.writes.append(name)
+            self.put(name, data)
+            if self.lose_answers:
+                self.lose_answers -= 1
+                return 503, {"error": {"message": "backendError"}}
+            return 200, properties(name, self.objects[name])
+
+    def matches(self, name: str, generation: str) -> bool:
+        """Return whether an object has this generation; a missing object has 0."""
+        stored = self.objects.get(name)
+        return generation == str(stored.generation if stored else 0)
 
     def fault(self, name: str, *faults: str) -> None:
         """Queue faults for the next requests of an object."""
@@ -95,6 +132,8 @@ class Handler(serving.Handler):
 
     protocol_version = "HTTP/1.1"
     bucket: ClassVar[Bucket]
+    sessions: ClassVar[list[tuple[str, str]]]
+    """Name and generation to replace, of each upload in several requests."""
     timeout = 60
 
     def handle(self) -> None:
@@ -130,16 +169,27 @@ class Handler(serving.Handler):
         self.answer_json(HTTPStatus.OK, {"access_token": self.bucket.token, "expires_in": 3600})
 
     def upload(self, body: bytes) -> None:
-        """Store what comes with its name in one body of parts."""
-        if not self.path.startswith("/upload/storage/v1/b/bucket/o"):
+        """Store what comes with its name in one body of parts, or begin an upload by do_PUT."""
+        parts = urlsplit(self.path)
+        query = dict(parse_qsl(parts.query))
+        match = query.get("ifGenerationMatch", "")
+        if parts.path != "/upload/storage/v1/b/bucket/o":
             self.error(HTTPStatus.NOT_FOUND)
-            return
-        _, about, content, _ = body.split(body.partition(b"\r\n")[0])
-        name = json.loads(about.partition(b"\r\n\r\n")[2])["name"]
-        self.bucket.put(name, content.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n"))
-        stored = self.bucket.objects[name]
-        told = {"name": name, "size": len(stored.data), "crc32c": stored.crc}
-        self.answer_json(HTTPStatus.OK, told | {"generation": str(stored.generation)})
+        elif query["uploadType"] == "resumable":
+            self.sessions.append((json.loads(body)["name"], match))
+            session = f"http://{self.headers['Host']}/session/{len(self.sessions) - 1}"
+            self.answer(HTTPStatus.OK, b"{}", Location=session)
+        else:
+            _, about, content, _ = body.split(body.partition(b"\r\n")[0])
+            name = json.loads(about.partition(b"\r\n\r\n")[2])["name"]
+            data = content.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
+            self.answer_json(*self.bucket.write(name, match, data))
+
+    def do_PUT(self) -> None:
+        """Take the content of an upload."""
+        name, match = self.sessions[int(self.path.rpartition("/")[2])]
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer_json(*self.bucket.write(name, match, body))
 
     def do_DELETE(self) -> None:
         """Drop an object."""
@@ -149,7 +199,7 @@ class Handler(serving.Handler):
     def do_GET(self) -> None:
         """List or download."""
         parts = urlsplit(self.path)
-        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        query = dict(parse_qsl(parts.query))
         time.sleep(self.bucket.delay)
         wanted = self.bucket.token
         if wanted and self.headers.get("Authorization") != f"Bearer {wanted}":
@@ -200,6 +250,8 @@ class Handler(serving.Handler):
         stored = bucket.objects.get(name)
         if stored is None or query.get("generation", "") not in ("", str(stored.generation)):
             self.error(HTTPStatus.NOT_FOUND)
+        elif (match := query.get("ifGenerationMatch", "")) and not bucket.matches(name, match):
+            self.error(HTTPStatus.PRECONDITION_FAILED)
         elif fault == "reset0":
             self.reset()
         elif fault.isdigit():
@@ -223,6 +275,9 @@ class Handler(serving.Handler):
             self.close_connection = True
             return
         self.send_response(HTTPStatus.PARTIAL_CONTENT if ranged else HTTPStatus.OK)
+        if fault.startswith("endless"):
+            self.endless(stored, fault)
+            return
         if fault in ("unsized", "chunked"):
             self.unsized(data, chunked=fault == "chunked")
             return
@@ -257,6 +312,19 @@ class Handler(serving.Handler):
         self.end_headers()
         self.wfile.write(data)
 
+    def endless(self, stored: Stored, fault: str) -> None:
+        """A body that ends with the connection of the client."""
+        length = {"endless-large": 1 << 40, "endless-small": len(stored.data)}.get(fault)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.send_header("X-Goog-Hash", f"crc32c={stored.crc}")
+        self.end_headers()
+        self.wfile.write(stored.data)
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            while True:
+                self.bucket.sent += self.wfile.write(bytes(1 << 16))
+
     def reset(self) -> None:
         """Cut the connection with RST."""
         linger = struct.pack("ii", 1, 0)
@@ -269,9 +337,9 @@ class Handler(serving.Handler):
         usual = json.dumps({"error": {"code": status, "message": status.phrase}}).encode()
         self.answer(status, self.bucket.refusal or usual)
 
-    def answer_json(self, status: HTTPStatus, document: object) -> None:
+    def answer_json(self, status: int, document: object) -> None:
         """A JSON answer."""
-        self.answer(status, json.dumps(document).encode())
+        self.answer(status, json.dumps(document).encode(), Content_Type="application/json")
 
 
 def properties(name: str, stored: Stored) -> dict[str, str]:
@@ -295,7 +363,7 @@ class _Server(ThreadingHTTPServer):
 @contextlib.contextmanager
 def serve(bucket: Bucket, secure: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve the bucket, under the name `bucket`, on a loopback port; yields the URL."""
-    handler = type("BoundHandler", (Handler,), {"bucket": bucket})
+    handler = type("BoundHandler", (Handler,), {"bucket": bucket, "sessions": []})
     server = _Server(("127.0.0.1", 0), handler)
     if secure is not None:
         server.socket = secure.wrap_socket(server.socket, server_side=True)

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,7 @@ from kfp_ddp.models.champion import find
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.storage import store
 from tests.exports import SAMPLES, evaluated
-from tests.generations import Bucket, handler
-from tests.serving import serving
+from tests.gcs_server import Bucket
 
 FILES = ("MANIFEST.sha256", "_SUCCESS", "metrics.json", "predictions.csv")
 GENERATED = settings(max_examples=50, derandomize=True, deadline=None)
@@ -185,30 +182,31 @@ def test_files_that_are_too_large_or_too_deep_are_refused(
 
 
 @pytest.fixture
-def served(intact: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+def served(intact: Path, bucket: Bucket) -> Bucket:
     """The exports in a bucket."""
-    bucket = Bucket()
     for path in (intact / "exports").rglob("*"):
         if path.is_file():
             bucket.put(path.relative_to(intact).as_posix(), path.read_bytes())
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))) as url:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        yield bucket
+    return bucket
 
 
-@pytest.mark.parametrize("size", ["", "its size", "a small size", "none"])
+def spoil(bucket: Bucket, name: str, fault: str) -> None:
+    """Let every download of this file be faulty."""
+    (stored,) = (one for one in bucket.objects if one.endswith(f"/{name}"))
+    bucket.fault(stored, *[fault] * 20)
+
+
+@pytest.mark.parametrize("fault", ["", "endless", "endless-large", "endless-small"])
 @pytest.mark.parametrize("name", ["CHAMPION", *FILES])
 def test_an_endless_download_is_cut_off(
-    intact: Path, served: Bucket, monkeypatch: pytest.MonkeyPatch, name: str, size: str
+    intact: Path, served: Bucket, monkeypatch: pytest.MonkeyPatch, name: str, fault: str
 ) -> None:
     monkeypatch.setattr(store, "TRIES", 1)
     monkeypatch.setattr(champion, "LARGEST", 1 << 20)
     monkeypatch.setattr(champion, "LARGEST_PREDICTIONS", 1 << 20)
-    if size:
-        (served.endless,) = (one for one in served.objects if one.endswith(f"/{name}"))
-        served.endless_size = size
-    result = verdict(intact, "gs://models/exports")
-    if size in ("", "a small size"):  # the client reads no more than that
+    spoil(served, name, fault)
+    result = verdict(intact, "gs://bucket/exports")
+    if fault in ("", "endless-small"):  # the client reads no more than that
         assert result == verdict(intact, str(intact / "exports"))
     else:
         assert "more than" in result
@@ -216,6 +214,6 @@ def test_an_endless_download_is_cut_off(
 
 
 def test_a_damaged_transfer_is_refused(served: Bucket) -> None:
-    (served.garbled,) = (one for one in served.objects if one.endswith("/CHAMPION"))
+    spoil(served, "CHAMPION", "corrupt")
     with pytest.raises(StorageError, match="damaged"):
-        find("gs://models/exports")
+        find("gs://bucket/exports")

@@ -3,8 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,19 +14,9 @@ from kfp_ddp.models.champion import compared_with, delete, find, move, read_poin
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
-from tests.generations import Bucket, handler
-from tests.serving import serving
+from tests.gcs_server import Bucket
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """A bucket that checks generations."""
-    bucket = Bucket()
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))) as url:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        yield bucket
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -37,7 +25,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     address = str(tmp_path / "exports")
     if request.param == "bucket":
         request.getfixturevalue("bucket")
-        address = "gs://models/exports"
+        address = "gs://bucket/exports"
     where = open_store(address)
     add_versions(where, A, B, C)
     return where
@@ -168,7 +156,7 @@ def test_a_champion_of_late_is_not_deleted(where: Store, monkeypatch: pytest.Mon
 
 
 def test_a_bundle_is_restored_if_it_becomes_champion_while_it_is_deleted(bucket: Bucket) -> None:
-    where = open_store("gs://models/exports")
+    where = open_store("gs://bucket/exports")
     add_versions(where, A, B)
     move(where, "m", A, "")
 
@@ -177,12 +165,12 @@ def test_a_bundle_is_restored_if_it_becomes_champion_while_it_is_deleted(bucket:
         bucket.put("exports/m/CHAMPION", f"{B}\n".encode())
 
     bucket.before_write = promote
-    assert not delete(open_store("gs://models/exports/m"), B)
+    assert not delete(open_store("gs://bucket/exports/m"), B)
     assert where.read(f"m/{B}/_SUCCESS", 99) == B.encode()
 
 
 def test_a_deleted_version_is_no_champion(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    where = open_store("gs://models/exports")
+    where = open_store("gs://bucket/exports")
     add_versions(where, A, B)
     move(where, "m", A, "")
     exists = type(where).exists
@@ -191,7 +179,7 @@ def test_a_deleted_version_is_no_champion(bucket: Bucket, monkeypatch: pytest.Mo
         monkeypatch.undo()
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         answer = exists(self, name)
-        assert delete(open_store("gs://models/exports/m"), B)
+        assert delete(open_store("gs://bucket/exports/m"), B)
         return answer
 
     url = os.environ["STORAGE_EMULATOR_HOST"]
@@ -212,13 +200,13 @@ def start(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
 
 
 def test_a_bucket_with_other_writers_and_lost_answers(bucket: Bucket) -> None:
-    where = open_store("gs://models/exports")
+    where = open_store("gs://bucket/exports")
     add_versions(where, A, B)
     move(where, "m", A, "")
     name = "exports/m/CHAMPION"
     bucket.lose_answers = 1
     assert move(where, "m", B, A) == B
-    assert bucket.objects[name][0] == f"{B}\n".encode()
+    assert bucket.objects[name].data == f"{B}\n".encode()
     bucket.before_write = lambda: bucket.put(name, f"{C}\n".encode())
     assert move(where, "m", A, B) == C
     bucket.before_write = lambda: bucket.put(name, f"{B}\n".encode())

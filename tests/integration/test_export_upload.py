@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,7 @@ from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle
 from kfp_ddp.storage import store
 from kfp_ddp.storage.kinds import open_store
-from tests.generations import Bucket, handler
-from tests.serving import serving
+from tests.gcs_server import Bucket
 
 
 @pytest.fixture
@@ -57,21 +54,11 @@ def test_a_missing_object_is_not_a_missing_bucket(emulator: storage.Client) -> N
         open_store("gs://absent/a").read("evaluation.json", 99)
 
 
-@pytest.fixture
-def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """A bucket that checks generations."""
-    bucket = Bucket()
-    monkeypatch.setattr(store, "PATIENCE", 2.0)
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler(bucket))) as url:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        yield bucket
-
-
-def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
-    publish(sealed, "squares", open_store("gs://models"), "")
-    last = [name.rpartition("/")[2] for name in strict.order[-4:]]
+def test_success_is_uploaded_last(bucket: Bucket, sealed: Path) -> None:
+    publish(sealed, "squares", open_store("gs://bucket"), "")
+    last = [name.rpartition("/")[2] for name in bucket.writes[-4:]]
     assert last == ["MANIFEST.sha256", "_SUCCESS", "CHAMPIONS", "CHAMPION"]
-    assert len(strict.order) == len(bundle.files(sealed)) + 2
+    assert len(bucket.writes) == len(bundle.files(sealed)) + 2
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
@@ -84,26 +71,32 @@ def test_success_is_uploaded_last(strict: Bucket, sealed: Path) -> None:
     ],
 )
 def test_a_failed_upload_is_completed_by_the_next(
-    strict: Bucket, sealed: Path, fault: str, text: str, after: int
+    bucket: Bucket,
+    sealed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    text: str,
+    after: int,
 ) -> None:
-    strict.fault, strict.fault_after = fault, after
+    monkeypatch.setattr(store, "PATIENCE", 2.0)
+    bucket.write_fault, bucket.write_fault_after = fault, after
     with pytest.raises((InputError, StorageError), match=text) as caught:
-        bundle.upload(sealed, "squares", open_store("gs://models/exports"))
+        bundle.upload(sealed, "squares", open_store("gs://bucket/exports"))
     assert "\n" not in str(caught.value)
-    assert not any(name.endswith("_SUCCESS") for name in strict.objects)
+    assert not any(name.endswith("_SUCCESS") for name in bucket.objects)
 
-    strict.fault = ""
-    uri = bundle.upload(sealed, "squares", open_store("gs://models/exports"))
-    prefix = uri.removeprefix("gs://models/")
+    bucket.write_fault = ""
+    uri = bundle.upload(sealed, "squares", open_store("gs://bucket/exports"))
+    prefix = uri.removeprefix("gs://bucket/")
     for name in bundle.files(sealed):
-        assert strict.objects[f"{prefix}/{name}"][0] == (sealed / name).read_bytes()
+        assert bucket.objects[f"{prefix}/{name}"].data == (sealed / name).read_bytes()
 
 
 def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
-    with pytest.raises(InputError, match="there are no credentials for gs://models"):
-        open_store("gs://models").prepare()
+    with pytest.raises(InputError, match="there are no credentials for gs://bucket"):
+        open_store("gs://bucket").prepare()
 
 
 def test_only_damaged_files_in_a_folder_are_written_again(sealed: Path, tmp_path: Path) -> None:
