@@ -191,7 +191,7 @@ def test_a_killed_rollout_converges(controller: Kserve, first: str, models_url: 
     answering = controller.pods("shop-predictor")
     for point in ("shop waits for", "testing http://shop-trial-", "testing http://shop-predictor"):
         step.start().saw(point)
-        forget(controller.grounds, step.pod["metadata"]["name"])
+        forget(controller.grounds, step.name)
         assert step.wait() == "Lost"
         now = controller.pods("shop-predictor")
         assert (now == answering) == (point != "testing http://shop-predictor")

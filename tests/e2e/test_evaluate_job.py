@@ -10,8 +10,8 @@ from kubernetes import client
 from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.grounds import Folder, Grounds, claim
+from tests.e2e.harness.launch_step import TRAINER, Step
 from tests.e2e.harness.scene import namespace
-from tests.e2e.launch_step import TRAINER, LaunchStep
 
 MODEL = "/work/model/checkpoints/step-00000001"
 
@@ -84,12 +84,11 @@ def work(grounds: Grounds) -> Iterator[Folder]:
         yield folder
 
 
-class EvaluateStep(LaunchStep):
+class EvaluateStep(Step):
     """The component in its pod, with both PVCs mounted as by mount_pvc."""
 
     def __init__(self, grounds: Grounds, backend: str, data: str) -> None:
-        super().__init__(grounds, {"command": ["true"]}, work_claim="work")
-        step_pod.mount(self.pod, "data", "/data")
+        super().__init__(grounds, "train", image=TRAINER, claims={"/work": "work", "/data": "data"})
         settings = {
             "checkpoint": MODEL,
             "run_dir": f"/work/{self.run_id}/train",
@@ -109,9 +108,7 @@ class EvaluateStep(LaunchStep):
                 "env": {"OMP_NUM_THREADS": "1"},
             },
         }
-        container = self.pod["spec"]["containers"][0]
-        container["image"] = TRAINER
-        container["args"] = ["python3", "-u", "-c", EVALUATE, json.dumps(settings)]
+        self.program(EVALUATE, settings)
 
 
 def results(work: Folder, run: str) -> tuple[str, dict[str, Any]]:

@@ -3,16 +3,15 @@
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import compiler, dsl, kubernetes
+from kfp import dsl, kubernetes
 from kubernetes import client
 
 from kfp_ddp.components.job.component import job
@@ -21,10 +20,12 @@ from kfp_ddp.jobs.script import packed
 from tests.e2e.harness import rights
 from tests.e2e.harness.delivery import delivered, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertised
-from tests.e2e.harness.grounds import IMAGE, UID, patiently
+from tests.e2e.harness.grounds import IMAGE, UID
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene, staged
+from tests.e2e.harness.trainings import compiled
 from tests.package_index import index
+from tests.serving import Files, serving
 
 # The title of each of two workers' log lines; an MPIJob's ranks write through its launcher.
 SPEAKERS = {
@@ -116,10 +117,10 @@ def test_settings_of_the_task_reach_the_workers(
         )
 
     with advertised(cluster, 4):
-        run = full.run(_compiled(pipeline, tmp_path), work_claim=WORK).play()
+        run = full.run(compiled(pipeline, tmp_path), work_claim=WORK).play()
 
     assert run.succeeded, run.explain()
-    pods = _pods(full, run)
+    pods = full.grounds.workers(run.id)
     workers = [pod for pod in pods if "launcher" not in pod.metadata.name]
     assert len(workers) == 2
     for pod in workers:
@@ -172,7 +173,7 @@ def test_a_file_arrives_to_the_byte(
     if kind in ("trainjob", "tfjob"):
         file.write_text(FILE.replace("$$", "").replace("$(A)", ""))  # what KFP itself changes
         text = file.read_text()
-    run = scene.run(_compiled(pipeline, tmp_path), script=text).play()
+    run = scene.run(compiled(pipeline, tmp_path), script=text).play()
 
     assert run.succeeded, run.explain()
     result = [text.split() for _, text in _said(run, "FILE")]
@@ -181,7 +182,7 @@ def test_a_file_arrives_to_the_byte(
     assert {name for _, _, name in result} == {"__main__"}
     maps = {
         volume.config_map.name
-        for pod in _pods(scene, run)
+        for pod in scene.grounds.workers(run.id)
         for volume in pod.spec.volumes or []
         if volume.config_map and volume.name == "script"
     }
@@ -222,7 +223,7 @@ def test_a_function_runs_in_two_ranks_with_a_package(
                 cpu_request="20m",
             )
 
-        run = stock.run(_compiled(pipeline, tmp_path)).play()
+        run = stock.run(compiled(pipeline, tmp_path)).play()
 
     assert run.succeeded, run.explain()
     assert _said(run, "SUM") == [(who, f"41 {HARD!a} one 1.0") for who, _ in _said(run, "SUM")]
@@ -249,7 +250,7 @@ def test_a_folder_runs_in_two_workers(stock: Scene, tmp_path: Path, kind: str) -
         task = as_folder(folder, "pkg.train", args)
         _task(kind, **task, env=env, claims=claims, cpu_request="20m")
 
-    run = stock.run(_compiled(pipeline, tmp_path)).play()
+    run = stock.run(compiled(pipeline, tmp_path)).play()
 
     assert run.succeeded, run.explain()
     line = _said(run, "RAN")
@@ -263,12 +264,10 @@ HOST = "10.99.0.1"  # what pods reach of the machine that runs the tests
 
 @contextmanager
 def _served(folder: Path) -> Iterator[int]:
-    """The port of a server of the files in a folder."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("0.0.0.0", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
+    """Yield the port of a server of the files in a folder."""
+    server = ThreadingHTTPServer(("0.0.0.0", 0), partial(Files, directory=str(folder)))
+    with serving(server):
+        yield server.server_port
 
 
 def _task(kind: str, command: list[str] | None = None, script: str = "", **settings: Any) -> Any:
@@ -296,22 +295,6 @@ def _said(run: Run, mark: str) -> list[tuple[str, str]]:
     return re.findall(rf"^\[([\w-]+)\] {mark} (.*)$", step.log, re.MULTILINE)
 
 
-def _pods(scene: Scene, run: Run) -> list[Any]:
-    listed = patiently(
-        lambda: scene.grounds.core.list_namespaced_pod(
-            scene.grounds.namespace, label_selector=f"kfp-ddp/run-id={run.id}"
-        )
-    )
-    pods: list[Any] = listed.items
-    return pods
-
-
 def _step(scene: Scene, run: Run) -> Any:
     (step,) = run.steps.values()
     return scene.grounds.core.read_namespaced_pod(step.pod, scene.grounds.namespace)
-
-
-def _compiled(pipeline: Any, folder: Path) -> Path:
-    path = folder / "pipeline.yaml"
-    compiler.Compiler().compile(pipeline, str(path))
-    return path

@@ -6,7 +6,7 @@ import pytest
 
 from kfp_ddp.training.config import TrainConfig
 from tests.e2e.harness.grounds import Folder, Grounds
-from tests.e2e.launch_step import LaunchStep, python
+from tests.e2e.harness.launch_step import LaunchStep, python
 from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
 
 # Ranks that meet in gloo and keep how far they are where a later start finds it.

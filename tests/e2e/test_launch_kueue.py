@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import queues, rights
 from tests.e2e.harness.grounds import Folder, Grounds, until
+from tests.e2e.harness.launch_step import LaunchStep, Step, python
 from tests.e2e.harness.programs import kfp_ddp
 from tests.e2e.harness.queues import Queue
 from tests.e2e.harness.scene import namespace
-from tests.e2e.launch_step import PYTORCHJOB, TRAINJOB, LaunchStep, python
 from tests.e2e.test_launch_train_step import TrainStep, grounds, work  # noqa: F401
 
 EPOCHS = 100
@@ -116,20 +118,20 @@ def test_a_preempted_training_resumes(queue: Queue, work: Folder) -> None:
     assert_went_on(step, work)
 
 
-def recorded(step: LaunchStep, work: Folder) -> list[dict[str, Any]]:
+def recorded(step: Step, work: Folder) -> list[dict[str, Any]]:
     """What training has written of itself so far."""
     path = f"{step.run_id}/train/metrics.jsonl"
     return work.events(path) if work.read(path) else []
 
 
-def trained(step: LaunchStep, work: Folder) -> int:
+def trained(step: Step, work: Folder) -> int:
     """The last step of training that is done."""
     return max(
         (event["step"] for event in recorded(step, work) if event["event"] == "step"), default=0
     )
 
 
-def assert_went_on(step: LaunchStep, work: Folder) -> None:
+def assert_went_on(step: Step, work: Folder) -> None:
     """Stopped once with a checkpoint, gone on from it, each step and line once."""
     events = recorded(step, work)
     starts = [event["resumed_from_step"] for event in events if event["event"] == "start"]
@@ -168,12 +170,12 @@ def test_a_trainjob_runs_or_is_refused_as_the_age_of_kueue_has_it(queue: Queue) 
     if "has lost its runtimePatches" in step.log():
         assert ended == "Failed"
         assert "and was deleted; Kueue before 0.17" in step.log().splitlines()[-1]
-        until(lambda: step.jobs(TRAINJOB) == [], "the job's deletion", 5)
+        until(lambda: step.jobs("trainjob") == [], "the job's deletion", 5)
         assert "[node-" not in step.log()
     else:
         assert ended == "Succeeded", step.log()
         assert step.log().count("line 9") == 2
-        assert len(step.jobs(TRAINJOB)) == 1
+        assert len(step.jobs("trainjob")) == 1
 
 
 def test_a_suspended_trainjob_resumes(grounds: Grounds, work: Folder) -> None:
@@ -182,33 +184,29 @@ def test_a_suspended_trainjob_resumes(grounds: Grounds, work: Folder) -> None:
         grounds, backend="trainjob", training={"epochs": EPOCHS}, nodes=2, retries=0
     ).start()
     until(lambda: trained(step, work) >= 9, "the third epoch")
-    (job,) = step.jobs(TRAINJOB)
+    (job,) = step.jobs("trainjob")
     suspend(grounds, job, True)
     step.saw("is queued: suspended")
     until(lambda: step.workers() == [], "the end of its pods", 60)
     suspend(grounds, job, False)
     assert step.wait() == "Succeeded", step.log()
-    assert [item["metadata"]["uid"] for item in step.jobs(TRAINJOB)] == [job["metadata"]["uid"]]
+    assert [item["metadata"]["uid"] for item in step.jobs("trainjob")] == [job["metadata"]["uid"]]
     assert_went_on(step, work)
 
 
 def suspend(grounds: Grounds, job: dict[str, Any], value: bool) -> None:
     """Do what Kueue does when it takes a TrainJob back or lets it in."""
-    body = {"spec": {"suspend": value}}
-    name = job["metadata"]["name"]
-    grounds.custom.patch_namespaced_custom_object(
-        *TRAINJOB[:2], grounds.namespace, TRAINJOB[2], name, body
-    )
+    path = KINDS["trainjob"].path(grounds.namespace, job["metadata"]["name"])
+    Api(grounds.api, grounds.namespace).call("PATCH", path, {"spec": {"suspend": value}})
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
 def test_a_run_that_is_cancelled_in_the_queue_leaves_nothing(queue: Queue, kind: str) -> None:
-    plural = {"pytorchjob": PYTORCHJOB, "trainjob": TRAINJOB}[kind]
     with queue.taken("80m") as other:
         step = LaunchStep(queue.grounds, in_queue(queue, kind=kind)).start()
         step.saw(f"first in line, while Job {other} has the quota")
         step.terminate()
-        until(lambda: step.jobs(plural) == [], "the job's deletion", 5)
+        until(lambda: step.jobs(kind) == [], "the job's deletion", 5)
         assert step.wait() == "Failed"
         assert "the run was terminated" in step.log().splitlines()[-1]
         until(lambda: queue.waiting() == [], "the end of its place in the queue", 30)
@@ -220,7 +218,7 @@ def test_a_kind_that_kueue_does_not_manage_is_refused(queue: Queue) -> None:
     assert step.wait() == "Failed"
     last = step.log().splitlines()[-1]
     assert "Kueue here does not manage mpijobs.kubeflow.org/v1" in last, step.log()
-    assert step.jobs(("kubeflow.org", "v1", "mpijobs")) == []
+    assert step.jobs("mpijob") == []
 
 
 def test_it_runs_without_rights_to_queues(cluster: client.ApiClient) -> None:

@@ -10,10 +10,9 @@ from tests.e2e.harness import workflow
 from tests.e2e.harness.delivery import delivered, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertised
 from tests.e2e.harness.grounds import IMAGE, Grounds, patiently, until
+from tests.e2e.harness.launch_step import LaunchStep
 from tests.e2e.harness.scene import namespace
-from tests.e2e.launch_step import LaunchStep
 
-MPIJOB = ("kubeflow.org", "v1", "mpijobs")
 RANK = 'import os, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'
 FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
 
@@ -37,7 +36,7 @@ def test_each_worker_gets_its_slots_of_ranks(grounds: Grounds) -> None:
     assert step.wait() == "Succeeded", step.log()
     for rank in range(4):
         assert f"[launcher-0] rank {rank} of 4" in step.log(), step.log()
-    (job,) = step.jobs(MPIJOB)
+    (job,) = step.jobs("mpijob")
     name = job["metadata"]["name"]
     config = grounds.core.read_namespaced_config_map(f"{name}-config", grounds.namespace)
     assert config.data["hostfile"] == f"{name}-worker-0 slots=2\n{name}-worker-1 slots=2\n"
@@ -60,7 +59,7 @@ def test_a_cancelled_run_leaves_no_rank(grounds: Grounds) -> None:
     step = LaunchStep(grounds, mpijob(FOREVER)).start()
     step.saw("rank 1 runs")
     step.terminate()
-    until(lambda: step.jobs(MPIJOB) == [], "the job's deletion", 5)
+    until(lambda: step.jobs("mpijob") == [], "the job's deletion", 5)
     assert step.wait() == "Failed"
     until(lambda: _running(step) == [], "the pods' end", 60)
 
@@ -71,7 +70,7 @@ def test_a_lost_worker_is_tried_again(grounds: Grounds) -> None:
     (lost,) = (name for name in _running(step) if name.endswith("worker-1"))
     grounds.core.delete_namespaced_pod(lost, grounds.namespace, grace_period_seconds=0)
     step.saw("retrying, 1 of 1 retries left")
-    until(lambda: len(step.jobs(MPIJOB)) == 2, "the second job", 60)
+    until(lambda: len(step.jobs("mpijob")) == 2, "the second job", 60)
     step.terminate()
     assert step.wait() == "Failed"
 

@@ -15,9 +15,9 @@ from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.admission import late
 from tests.e2e.harness.grounds import Folder, Grounds, claim, until
+from tests.e2e.harness.launch_step import Step
 from tests.e2e.harness.running import run_in
 from tests.e2e.harness.scene import namespace
-from tests.e2e.launch_step import LaunchStep
 
 DATA = """
 from pathlib import Path
@@ -95,7 +95,7 @@ def work(grounds: Grounds) -> Iterator[Folder]:
         yield folder
 
 
-class TrainStep(LaunchStep):
+class TrainStep(Step):
     """The component itself in its pod, with both claims mounted as mount_pvc does."""
 
     def __init__(
@@ -107,8 +107,7 @@ class TrainStep(LaunchStep):
         training: Mapping[str, Any] = MappingProxyType({}),
         **job: Any,
     ) -> None:
-        super().__init__(grounds, {"command": ["true"]}, work_claim=work_claim)
-        step_pod.mount(self.pod, "data", "/data")
+        super().__init__(grounds, "train", claims={"/work": work_claim, "/data": "data"})
         settings = {
             "run_id": self.run_id,
             "task_name": "train",
@@ -118,8 +117,7 @@ class TrainStep(LaunchStep):
             "training": {**TRAINING, **training},
             "job": {**JOB, **job},
         }
-        container = self.pod["spec"]["containers"][0]
-        container["args"] = ["python3", "-u", "-c", TRAIN, json.dumps(settings)]
+        self.program(TRAIN, settings)
 
     def outputs(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(self.log().split("OUTPUTS ")[1].splitlines()[0])
@@ -225,7 +223,7 @@ def test_a_worker_that_is_260_seconds_late_is_awaited(grounds: Grounds, elastic:
     assert len(step.jobs()) == 1
 
 
-def _running(step: LaunchStep) -> list[str]:
+def _running(step: Step) -> list[str]:
     return [p.metadata.name for p in step.workers() if p.status.phase == "Running"]
 
 

@@ -13,11 +13,6 @@ from tests.e2e.harness.training import TRAINING, WORKERS
 
 pytestmark = pytest.mark.smoke
 
-LABEL = {
-    "pytorchjob": "training.kubeflow.org/job-name",
-    "trainjob": "jobset.sigs.k8s.io/jobset-name",
-}
-
 
 @pytest.mark.parametrize(
     ("backend", "publish", "evaluation"),
@@ -46,7 +41,7 @@ def test_two_workers_over_the_pod_network(
         nodes=2,
         job={**WORKERS, **evaluation, "nproc_per_node": 1},
     ).start()
-    pods = until(lambda: _workers(scene, backend) or run.succeeded is not None, "two workers", 300)
+    pods = until(lambda: _workers(scene, run) or run.succeeded is not None, "two workers", 300)
     assert isinstance(pods, list), run.explain()
     run.wait()
 
@@ -69,12 +64,9 @@ def test_two_workers_over_the_pod_network(
     until(lambda: leftovers(scene.grounds) <= {ours}, "the end of what the run owns")
 
 
-def _workers(scene: Scene, backend: str) -> list[Any] | None:
-    """The job's pods once two of them run."""
-    result = scene.grounds.core.list_namespaced_pod(
-        scene.grounds.namespace, label_selector=LABEL[backend]
-    ).items
-    running = [pod for pod in result if pod.status.phase == "Running"]
+def _workers(scene: Scene, run: Run) -> list[Any] | None:
+    """Return the job's pods once two of them run."""
+    running = [pod for pod in scene.grounds.workers(run.id) if pod.status.phase == "Running"]
     return running if len(running) == 2 else None
 
 

@@ -4,14 +4,12 @@ import pytest
 
 from kfp_ddp.jobs.kinds import KINDS
 from tests.e2e.harness.grounds import until
+from tests.e2e.harness.launch_step import LaunchStep, python
 from tests.e2e.harness.play import LOST_PODS, Run
 from tests.e2e.harness.scene import Scene
-from tests.e2e.harness.trainings import Begin, attempts, jobs, log, workers
-from tests.e2e.launch_step import PYTORCHJOB, TRAINJOB, LaunchStep, python
+from tests.e2e.harness.trainings import Begin, attempts, log, workers
 
 pytestmark = pytest.mark.smoke
-
-GROUP = {"pytorchjob": PYTORCHJOB, "trainjob": TRAINJOB}
 
 
 def runs(run: Run) -> int:
@@ -29,7 +27,7 @@ def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: 
     other = LaunchStep(scene.grounds, sleep).start()
     run = begin(epochs=4000, backend=backend, nodes=1)
     other.saw("here")
-    before = other.jobs(GROUP[backend])
+    before = other.jobs(backend)
     for lost in range(LOST_PODS + 1):
         until(lambda lost=lost: attempts(run) > lost, "the step")  # type: ignore[misc]
         until(lambda lost=lost: over(run) or runs(run) > lost, "the job")  # type: ignore[misc]
@@ -37,9 +35,9 @@ def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: 
         scene.grounds.core.delete_namespaced_pod(
             run.steps["train"].pod, scene.grounds.namespace, grace_period_seconds=0
         )
-    left = jobs(scene, run, backend)
+    left = scene.grounds.jobs(run.id, backend)
     run.wait()
-    after = other.jobs(GROUP[backend])
+    after = other.jobs(backend)
     other.terminate()
 
     assert {name: step.succeeded for name, step in run.steps.items()} == {
@@ -50,7 +48,7 @@ def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: 
     line = f"deleted {KINDS[backend].title} {job['metadata']['name']}"
     assert line in run.steps["teardown"].log, run.explain()
     assert run.steps["teardown"].outputs["Output"] == line
-    assert jobs(scene, run, backend) == []
+    assert scene.grounds.jobs(run.id, backend) == []
     until(lambda: not workers(scene, run), "the end of the workers")
     assert [job["metadata"]["uid"] for job in after] == [before[0]["metadata"]["uid"]]
     assert "deletionTimestamp" not in after[0]["metadata"]

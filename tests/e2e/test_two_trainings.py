@@ -10,7 +10,7 @@ from kfp import compiler, dsl, kubernetes
 from kfp_ddp.components.train.component import train
 from tests.e2e.harness.scene import DATA, WORK, Scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
-from tests.e2e.harness.trainings import compiled, jobs, sync_only
+from tests.e2e.harness.trainings import compiled, sync_only
 
 pytestmark = pytest.mark.smoke
 
@@ -47,7 +47,7 @@ def test_two_train_tasks_of_one_run_are_separate(scene: Scene, tmp_path: Path) -
     assert run.succeeded, run.explain()
     folders = scene.work.names(run.id)
     assert {name.partition(".")[0] for name in folders} == RATES.keys()
-    assert len(jobs(scene, run)) == len(RATES)
+    assert len(scene.grounds.jobs(run.id)) == len(RATES)
     models = {name: run.steps[name].outputs["trained_model"].metadata for name in RATES}
     assert len({model["digest"] for model in models.values()}) == len(RATES)
     for folder in folders:

@@ -12,10 +12,6 @@ from tests.e2e.harness.scene import ARTIFACTS, COMPILED, Scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 
 RUNS = "runs"
-LABEL = {
-    "pytorchjob": "training.kubeflow.org/job-name",
-    "trainjob": "jobset.sigs.k8s.io/jobset-name",
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,17 +34,7 @@ def pods(scene: Scene, run: Run) -> list[Any]:
     """Return the pods of the steps and of the job."""
     items = scene.grounds.core.list_namespaced_pod(scene.grounds.namespace).items
     ours = [pod for pod in items if (pod.metadata.labels or {}).get("pipeline/runid") == run.id]
-    return [*ours, *workers(scene, run)]
-
-
-def workers(scene: Scene, run: Run) -> list[Any]:
-    listed = scene.grounds.core.list_namespaced_pod
-    pods = [
-        pod
-        for label in LABEL.values()
-        for pod in listed(scene.grounds.namespace, label_selector=label).items
-    ]
-    return [pod for pod in pods if pod.metadata.labels.get("kfp-ddp/run-id") == run.id]
+    return [*ours, *scene.grounds.workers(run.id)]
 
 
 def in_bucket(url: str, run: Run) -> set[str]:
@@ -71,7 +57,7 @@ def test_two_nodes_without_any_claim(scene: Scene, bucket_url: str, backend: str
     ).play()
 
     assert run.succeeded, run.explain()
-    assert len(workers(scene, run)) == 2
+    assert len(scene.grounds.workers(run.id)) == 2
     assert set().union(*map(claims, pods(scene, run))) == set()
     log = run.steps["train"].log
     for rank in (0, 1):
@@ -98,7 +84,7 @@ def test_a_retry_resumes_from_a_workers_checkpoint(scene: Scene, bucket_url: str
         "a checkpoint",
         300,
     )
-    first = min(pod.metadata.name for pod in workers(scene, run))
+    first = min(pod.metadata.name for pod in scene.grounds.workers(run.id))
     scene.grounds.core.delete_namespaced_pod(first, scene.grounds.namespace)
     run.wait()
 
@@ -122,6 +108,6 @@ def test_the_data_on_a_claim_of_one_node_and_its_clone(scene: Scene, bucket_url:
     assert run.succeeded, run.explain()
     published = run.steps["dataset-volume"].outputs["claim"]
     assert set().union(*map(claims, pods(scene, run))) == {"one-node", published}
-    (worker,) = workers(scene, run)
+    (worker,) = scene.grounds.workers(run.id)
     assert claims(worker) == {published}
     assert "bundle/_SUCCESS" in in_bucket(bucket_url, run)

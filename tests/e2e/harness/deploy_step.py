@@ -3,8 +3,6 @@
 import contextlib
 import hashlib
 import json
-import threading
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,10 +11,10 @@ import onnx.parser
 import requests
 from kubernetes import client
 
-from tests.e2e.harness import bucket, step_pod, workflow
-from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
+from tests.e2e.harness import bucket
+from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.kserve import READER
-from tests.e2e.harness.running import Attempt, signal_step
+from tests.e2e.harness.launch_step import Step
 
 NAME = "flowers"
 SIGNATURE = {"inputs": [{"shape": ["batch", 3, 2, 2]}], "preprocessing": {"short_side": 2}}
@@ -106,13 +104,11 @@ def _put(url: str, name: str, content: bytes) -> None:
         s3.put_object(Bucket=bucket.MODELS, Key=name, Body=content, ACL="public-read")
 
 
-class DeployStep:
-    """One run's step; `start` runs its pod once, again under the same name if asked."""
+class DeployStep(Step):
+    """The component in its pod."""
 
     def __init__(self, grounds: Grounds, bundle: str, service: str, **release: Any) -> None:
-        self.grounds, self.bundle, self.run_id = grounds, bundle, str(uuid.uuid4())
-        self.workflow = workflow.create(grounds, "deploying", self.run_id)
-        owner = workflow.owner(self.workflow)
+        super().__init__(grounds, "deploy")
         settings = {
             "service": service,
             "service_account": READER,
@@ -123,34 +119,7 @@ class DeployStep:
             **release,
         }
         given = {"bundle": bundle, "model_name": NAME, "release": settings, "run_id": self.run_id}
-        self.pod = step_pod.manifest(
-            name=f"{owner['name']}-deploy",
-            image=IMAGE,
-            command=["python3", "-u", "-c", RUN, json.dumps(given)],
-            environment={**grounds.environment, "STEP_GRACE": "0.2"},
-            resources={"requests": {"cpu": "50m"}},
-            platform={},
-            resolve=str,
-        )
-        self.pod["metadata"]["labels"] |= {"workflows.argoproj.io/workflow": owner["name"]}
-        self.pod["metadata"]["ownerReferences"] = [owner]
-        self.pod["spec"]["serviceAccountName"] = grounds.service_account
-        self.pod["spec"]["securityContext"] = {"runAsUser": UID}
-        self.attempts: list[Attempt] = []
-
-    def start(self) -> "DeployStep":
-        """Start the pod; `wait` waits for it."""
-        attempt = Attempt(self.grounds, self.pod)
-        self.attempts.append(attempt)
-        self._thread = threading.Thread(target=attempt.wait, args=(300.0,), daemon=True)
-        self._thread.start()
-        return self
-
-    def wait(self, seconds: float = 240.0) -> str:
-        """Return how the latest pod ended: Succeeded, Failed or Lost."""
-        self._thread.join(seconds)
-        assert self.attempts[-1].ended is not None, f"it is still running:\n{self.log()}"
-        return str(self.attempts[-1].ended)
+        self.program(RUN, given)
 
     def done(self) -> dict[str, str]:
         """Wait for success; return the outputs."""
@@ -164,19 +133,3 @@ class DeployStep:
         assert self.wait() == "Failed", self.log()
         assert "Traceback" not in self.log(), self.log()
         return self.log().splitlines()[-1].removeprefix("error: ")
-
-    def log(self) -> str:
-        """Return the log of all its pods."""
-        return "\n".join(attempt.log() for attempt in self.attempts)
-
-    def saw(self, text: str) -> None:
-        """Wait until the log has the text."""
-        until(lambda: text in self.log(), repr(text), 60)
-
-    def terminate(self) -> None:
-        """Terminate the run as KFP does, without the signal a second later."""
-        workflow.terminate(self.grounds, self.workflow["metadata"]["name"])
-
-    def signal(self) -> None:
-        """Send the signal as Argo does a second after that."""
-        signal_step(self.grounds, self.pod["metadata"]["name"])

@@ -15,6 +15,8 @@ from urllib.parse import quote
 import urllib3
 from kubernetes import client
 
+from kfp_ddp.jobs.kinds import KINDS
+
 IMAGE = "ghcr.io/kfp-ddp/launcher:0.1.0"
 UID = 1000  # the user of our images
 PATIENCE_SECONDS = 90.0
@@ -39,6 +41,22 @@ class Grounds:
     @property
     def custom(self) -> Any:
         return client.CustomObjectsApi(self.api)
+
+    def jobs(self, run_id: str, kind: str = "pytorchjob") -> list[dict[str, Any]]:
+        """Return the jobs of a run."""
+        group, version = KINDS[kind].group_version.split("/")
+        where = (group, version, self.namespace, KINDS[kind].plural)
+        ask = self.custom.list_namespaced_custom_object
+        listed = patiently(lambda: ask(*where, label_selector=f"kfp-ddp/run-id={run_id}"))
+        items: list[dict[str, Any]] = listed["items"]
+        return items
+
+    def workers(self, run_id: str) -> list[Any]:
+        """Return the pods of a run's jobs."""
+        ask = self.core.list_namespaced_pod
+        listed = patiently(lambda: ask(self.namespace, label_selector=f"kfp-ddp/run-id={run_id}"))
+        items: list[Any] = listed.items
+        return items
 
 
 def patiently(ask: Callable[[], R]) -> R:

@@ -14,7 +14,6 @@ from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
 from kfp_ddp.jobs.kinds import KINDS
-from tests.e2e.harness.grounds import patiently
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene
 
@@ -75,7 +74,7 @@ class Seen:
     def _look(self) -> None:
         while not self._over.is_set():
             with contextlib.suppress(client.ApiException):  # of a server that just starts
-                result = jobs(self._scene, self._run)
+                result = self._scene.grounds.jobs(self._run.id)
                 self._uids |= {job["metadata"]["uid"] for job in result}
                 running = [job for job in result if not KINDS["pytorchjob"].state(job).over]
                 self.at_once = max(self.at_once, len(running))
@@ -88,30 +87,10 @@ class Seen:
         return self._uids
 
 
-def jobs(scene: Scene, run: Run, backend: str = "pytorchjob") -> list[dict[str, Any]]:
-    kind = KINDS[backend]
-    group, version = kind.group_version.split("/")
-    result = patiently(
-        lambda: scene.grounds.custom.list_namespaced_custom_object(
-            group,
-            version,
-            scene.grounds.namespace,
-            kind.plural,
-            label_selector=f"kfp-ddp/run-id={run.id}",
-        )
-    )
-    items: list[dict[str, Any]] = result["items"]
-    return items
-
-
 def workers(scene: Scene, run: Run) -> list[str]:
-    """The run's workers that are not over."""
-    result = patiently(
-        lambda: scene.grounds.core.list_namespaced_pod(
-            scene.grounds.namespace, label_selector=f"kfp-ddp/run-id={run.id}"
-        )
-    )
-    return [p.metadata.name for p in result.items if p.status.phase in ("Pending", "Running")]
+    """Return the run's workers that are not over."""
+    pods = scene.grounds.workers(run.id)
+    return [pod.metadata.name for pod in pods if pod.status.phase in ("Pending", "Running")]
 
 
 def starts(scene: Scene, run: Run) -> list[dict[str, Any]]:

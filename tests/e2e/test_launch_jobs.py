@@ -1,4 +1,4 @@
-"""Launching, following and ending PyTorchJobs, with the step as a pod under the stock account."""
+"""Launching, following and ending PyTorchJobs and TrainJobs, with the step as a pod."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,20 +6,34 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import workflow
 from tests.e2e.harness.gpus import GPU, advertised
 from tests.e2e.harness.grounds import Grounds, claim, until
+from tests.e2e.harness.launch_step import LaunchStep, python
 from tests.e2e.harness.scene import namespace
-from tests.e2e.launch_step import PYTORCHJOB, LaunchStep, python
 
 COUNT = """
 import os, time
 for number in range({count}):
-    print("rank", os.environ["RANK"], "line", number)
+    print("rank", os.environ.get("RANK") or os.environ["PET_NODE_RANK"], "line", number)
     time.sleep({pause})
 """
 
+# Rank 1 is on the second node; rank 0 is told by gloo that its peer went away, and fails too.
+SECOND_FAILS = """
+import time
+import torch
+import torch.distributed as dist
 
+dist.init_process_group("gloo")
+for step in range(600):
+    if dist.get_rank() == 1 and step == 5:
+        raise ValueError("no such layer")
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+"""
 SECRET = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "absent", "key": "key"}}}
 
 
@@ -32,18 +46,35 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
         yield space
 
 
+@pytest.fixture(scope="module")
+def of_deploy(cluster: client.ApiClient) -> Iterator[Grounds]:
+    """A namespace whose steps have the rights in deploy/, which TrainJobs need."""
+    workflow.define(cluster)
+    with namespace(cluster) as space:
+        yield space
+
+
+@pytest.fixture
+def space(request: pytest.FixtureRequest, kind: str) -> Grounds:
+    """Return the namespace for a kind of job."""
+    grounds: Grounds = request.getfixturevalue("grounds" if kind == "pytorchjob" else "of_deploy")
+    return grounds
+
+
 def lines(log: str, who: str) -> list[int]:
     """The numbers that a worker counted, in the order they were shown."""
     marked = [line for line in log.splitlines() if line.startswith(f"[{who}] rank")]
     return [int(line.rsplit(" ", 1)[1]) for line in marked]
 
 
-def test_a_job_is_followed_as_if_it_ran_in_the_step(grounds: Grounds) -> None:
-    step = LaunchStep(grounds, {"nodes": 2, **python(COUNT.format(count=20, pause=0.05))}).start()
+@pytest.mark.parametrize(("kind", "title"), [("pytorchjob", "worker"), ("trainjob", "node")])
+def test_a_job_is_followed_as_if_it_ran_in_the_step(space: Grounds, kind: str, title: str) -> None:
+    spec = {"kind": kind, "nodes": 2, **python(COUNT.format(count=20, pause=0.05))}
+    step = LaunchStep(space, spec).start()
     assert step.wait() == "Succeeded", step.log()
-    assert lines(step.log(), "worker-0") == list(range(20))
-    assert lines(step.log(), "worker-1") == list(range(20))
-    (job,) = step.jobs()
+    assert lines(step.log(), f"{title}-0") == list(range(20))
+    assert lines(step.log(), f"{title}-1") == list(range(20))
+    (job,) = step.jobs(kind)
     assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']} 1"
     (owner,) = job["metadata"]["ownerReferences"]
     assert owner["uid"] == step.workflow["metadata"]["uid"]
@@ -52,13 +83,15 @@ def test_a_job_is_followed_as_if_it_ran_in_the_step(grounds: Grounds) -> None:
 
 
 @pytest.mark.smoke
-def test_a_cancelled_run_loses_its_job_before_any_signal(grounds: Grounds) -> None:
-    step = LaunchStep(grounds, python(COUNT.format(count=1000, pause=0.1))).start()
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
+def test_a_cancelled_run_loses_its_job_before_any_signal(space: Grounds, kind: str) -> None:
+    spec = {"kind": kind, **python(COUNT.format(count=1000, pause=0.1))}
+    step = LaunchStep(space, spec).start()
     step.saw("line 1")
     step.terminate()
-    until(lambda: step.jobs() == [], "the job's deletion", 2)
+    until(lambda: step.jobs(kind) == [], "the job's deletion", 2)
     assert step.wait() == "Failed"
-    assert "error: the run was terminated; PyTorchJob" in step.log()
+    assert f"error: the run was terminated; {KINDS[kind].title}" in step.log()
     until(lambda: step.workers() == [], "the pods' end", 60)
 
 
@@ -118,15 +151,13 @@ def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(grounds: Grounds)
     first = LaunchStep(grounds, python("print('mine')")).start()
     assert first.wait() == "Succeeded"
     (job,) = first.jobs()
-    group, version, plural = PYTORCHJOB
-    name, space = job["metadata"]["name"], grounds.namespace
-    patch = {"metadata": {"labels": {"kfp-ddp/run-id": "somebody-else"}}}
-    grounds.custom.patch_namespaced_custom_object(group, version, space, plural, name, patch)
+    api = Api(grounds.api, grounds.namespace)
+    path = KINDS["pytorchjob"].path(grounds.namespace, job["metadata"]["name"])
+    api.call("PATCH", path, {"metadata": {"labels": {"kfp-ddp/run-id": "somebody-else"}}})
     second = LaunchStep(grounds, python("print('mine')"), run_id=first.run_id).start()
     assert second.wait() == "Failed"
     assert "exists and is not of this run (run somebody-else); it was not changed" in second.log()
-    kept = grounds.custom.get_namespaced_custom_object(group, version, space, plural, name)
-    assert kept["metadata"]["uid"] == job["metadata"]["uid"]
+    assert api.call("GET", path)["metadata"]["uid"] == job["metadata"]["uid"]
 
 
 def test_a_job_of_which_one_pod_runs_is_given_up_in_time_too(grounds: Grounds) -> None:
@@ -188,3 +219,36 @@ def test_pods_that_are_forbidden_end_the_job_in_a_minute(
         assert "no pods yet: " in last, step.log()
         assert "exceeded quota: memory" in last
         assert step.jobs() == []
+
+
+def test_a_deadline_that_passed_without_a_step_is_not_retried(of_deploy: Grounds) -> None:
+    """Ranks that are stopped leave as if their node were taken, when the step is back again."""
+    stop = "import signal, sys, time; stop = lambda *_: (time.sleep(7), sys.exit(143))"
+    code = f"{stop}; signal.signal(signal.SIGTERM, stop){COUNT.format(count=2000, pause=0.1)}"
+    spec = {"kind": "trainjob", "deadline_minutes": 0.3, "grace_seconds": 30}
+    step = LaunchStep(of_deploy, {**spec, **python(code)}).start()
+    step.saw("line 1")
+    step.kill()
+    assert step.wait() == "Lost"
+
+    def failed() -> bool:
+        (job,) = step.jobs("trainjob")
+        conditions = job["status"].get("conditions") or []
+        return any(item.get("reason") == "DeadlineExceeded" for item in conditions)
+
+    until(failed, "the operator's deadline", 120)
+    step.start()
+    assert step.wait() == "Failed"
+    assert "it took longer than deadline_minutes=0.3 and was ended" in step.log().splitlines()[-1]
+    assert "retrying" not in step.log()
+    assert len(step.jobs("trainjob")) == 1
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("kind", "title"), [("pytorchjob", "worker-1"), ("trainjob", "node-1")])
+def test_the_rank_that_fails_first_is_named(space: Grounds, kind: str, title: str) -> None:
+    spec = {"kind": kind, "nodes": 2, "nproc_per_node": 1, "script": SECOND_FAILS, "retries": 0}
+    step = LaunchStep(space, spec).start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert f"{title}: rank 1: ValueError: no such layer" in last, step.log()
