@@ -13,7 +13,8 @@ from kubernetes import client
 from kfp_ddp.client.run_files import open_claim
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.grounds import IMAGE, Grounds, claim, ended, until
+from tests.e2e.harness import step_pod
+from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
 from tests.e2e.harness.rights import acting
 from tests.e2e.harness.scene import WORK, namespace
 
@@ -33,30 +34,8 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
             f"mkdir -p {folder}/bundle {folder}/.leases && echo '{{}}' > {folder}/metrics.jsonl "
             f"&& head -c {SIZE} /dev/urandom > {folder}/bundle/model && touch {folder}/.leases/a"
         )
-        start(ground, "writer", WORK, script)
-        assert ended(ground, "writer") == "Succeeded"
+        step_pod.run(ground, "writer", ["sh", "-c", script], work=WORK)
         yield ground
-
-
-def start(grounds: Grounds, name: str, claim_name: str, script: str) -> None:
-    """A pod of our images' user that runs a script beside a claim at /work."""
-    container = {
-        "name": "main",
-        "image": IMAGE,
-        "command": ["sh", "-c", script],
-        "volumeMounts": [{"name": "work", "mountPath": "/work"}],
-    }
-    body = {
-        "metadata": {"name": name},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
-            "containers": [container],
-            "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": claim_name}}],
-        },
-    }
-    grounds.core.create_namespaced_pod(grounds.namespace, body)
 
 
 def phase(grounds: Grounds, pod: str) -> str:
@@ -119,14 +98,15 @@ def test_an_image_that_cannot_be_had_is_told_and_its_reader_goes(grounds: Ground
 def test_a_claim_of_one_node_is_read_on_the_node_that_mounts_it(grounds: Grounds) -> None:
     claim(grounds, "one-node", mode="ReadWriteOnce")
     program = f"mkdir -p /work/{RUN}/train && touch /work/{RUN}/train/metrics.jsonl && sleep 600"
-    start(grounds, "trains", "one-node", program)
+    trains = step_pod.bare("trains", ["sh", "-c", program], work="one-node")
+    grounds.core.create_namespaced_pod(grounds.namespace, trains)
     until(lambda: phase(grounds, "trains") == "Running", "the one that trains")
     with open_claim(Api.connect(grounds.namespace), "one-node", IMAGE) as read:
         until(lambda: "train/metrics.jsonl" in read(RUN).sizes(), "the file")
         (name,) = readers(grounds)
         reader = grounds.core.read_namespaced_pod(name, grounds.namespace)
-    trains = grounds.core.read_namespaced_pod("trains", grounds.namespace)
-    assert reader.spec.node_name == trains.spec.node_name
+        node = grounds.core.read_namespaced_pod("trains", grounds.namespace).spec.node_name
+    assert reader.spec.node_name == node
     chosen = f"involvedObject.name={name},reason=Scheduled"  # which of several nodes it might be
     events = grounds.core.list_namespaced_event(grounds.namespace, field_selector=chosen)
     assert events.items == []

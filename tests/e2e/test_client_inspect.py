@@ -20,6 +20,7 @@ from kfp_ddp.client.steps import Step
 from kfp_ddp.core.config import Connection
 from kfp_ddp.models import bundle
 from tests.conftest import CHECKOUT
+from tests.e2e.harness import step_pod
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, ended, until
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene, namespace
@@ -35,29 +36,16 @@ run_output.task(Path('/work/{RUN}/train'), ('train', 'evaluate', 'export'), 90, 
 """
 
 
-def pod(grounds: Grounds, step: str, program: str, **more: Any) -> str:
+def pod(
+    grounds: Grounds, step: str, program: str, run: str = RUN, image: str = IMAGE, cpu: str = "0"
+) -> str:
     """Start a pod as Argo labels that of a step's executor; return its name."""
     name = f"{WORKFLOW}-{step}"
-    container = {"name": "main", "image": more.get("image", IMAGE), "command": ["python3", "-u"]}
-    container["args"] = ["-c", program]
-    container |= more.get("container", {})
-    grounds.core.create_namespaced_pod(
-        grounds.namespace,
-        {
-            "metadata": {
-                "name": name,
-                "labels": {"pipeline/runid": more.get("run", RUN)},
-                "annotations": {NODE_NAME: f"{WORKFLOW}(0).root(0).{step}(0).executor(0)"},
-            },
-            "spec": {
-                "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": 0,
-                "securityContext": {"runAsUser": 1000, "fsGroup": 1000},
-                "containers": [container],
-                **more.get("spec", {}),
-            },
-        },
-    )
+    body = step_pod.bare(name, ["python3", "-u", "-c", program], image)
+    body["metadata"]["labels"]["pipeline/runid"] = run
+    body["metadata"]["annotations"][NODE_NAME] = f"{WORKFLOW}(0).root(0).{step}(0).executor(0)"
+    body["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
+    grounds.core.create_namespaced_pod(grounds.namespace, body)
     return name
 
 
@@ -66,22 +54,13 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     """A namespace with the pods of a run that failed, and what it left on its claim."""
     with namespace(cluster) as ground:
         claim(ground, WORK)
-        volume = {"name": "work", "persistentVolumeClaim": {"claimName": WORK}}
-        mount = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
         synced = pod(ground, "data-sync", "print('600 files')")
         said = "print('step 1'); print('error: master-0: rank 1: no room'); raise SystemExit(1)"
         trained = pod(ground, "train", said)
-        left = pod(
-            ground,
-            "left",
-            LEAVE.replace("/checkout", str(CHECKOUT)),
-            run="another",
-            container=mount,
-            spec={"volumes": [volume]},
-        )
+        program = LEAVE.replace("/checkout", str(CHECKOUT))
+        step_pod.run(ground, "left", ["python3", "-c", program], work=WORK)
         for name in (synced, trained):
             ended(ground, name)
-        assert ended(ground, left) == "Succeeded"
         yield ground
 
 
@@ -190,10 +169,9 @@ def test_a_running_step_has_the_newest_line_of_progress_or_what_its_pod_waits_fo
     line = "step 5/90 · loss 2.103 · 500 images/s · ETA 0:17"
     lines = ("[rank0]:step 5/90: loss 2.1, 500 images/s", f"2026-11-22T10:00:00Z {line}", "saved")
     program = f"print('{chr(92)}n'.join({lines!r})); import time; time.sleep(600)"
-    large = {"resources": {"requests": {"cpu": "500"}}}
     names = [
         pod(grounds, "writes", program, run="b"),
-        pod(grounds, "waits", "", run="b", container=large),
+        pod(grounds, "waits", "", run="b", cpu="500"),
     ]
     monkeypatch.setattr(follow, "PROGRESS_SECONDS", 0.0)
     client: Any = SimpleNamespace(multi_user=False)

@@ -15,7 +15,7 @@ from kfp_ddp.datasets.volume.request import DOMAIN, Published
 from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.grounds import until
+from tests.e2e.harness.grounds import ended, until
 from tests.e2e.harness.volumes import SIZE, Ground, ground, request
 
 pytestmark = pytest.mark.smoke
@@ -103,7 +103,7 @@ def test_notebook_in_a_pod_uses_its_own_folder(ground: Ground) -> None:
     log = ground.run(sync + step)
     assert "no claim none here" in log
     with ground.pod(STEP.format(request=wanted | {"digest": "5" * 64, "path": "/nope"})) as name:
-        until(lambda: ground.ended(name), f"the end of {name}")
+        ended(ground.grounds, name)
         log = ground.core.read_namespaced_pod_log(name, ground.namespace)
     assert log.strip().endswith("create it, and sync")
 
@@ -111,7 +111,7 @@ def test_notebook_in_a_pod_uses_its_own_folder(ground: Ground) -> None:
 def test_step_in_a_pod_without_a_token_says_what_to_set(ground: Ground) -> None:
     wanted = {"dataset": "digits", "digest": "5" * 64, "path": "/nope", "claim": "none"}
     with ground.pod(STEP.format(request=wanted), token=False) as name:
-        assert until(lambda: ground.ended(name), f"the end of {name}") == "Failed"
+        assert ended(ground.grounds, name) == "Failed"
         log = ground.core.read_namespaced_pod_log(name, ground.namespace)
     assert (
         log.strip()

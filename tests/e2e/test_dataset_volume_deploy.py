@@ -13,7 +13,7 @@ from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, Cluster, Refused
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.grounds import until
+from tests.e2e.harness.grounds import ended, until
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.volumes import Ground, ground, request
 from tests.e2e.harness.workflow import define_kind
@@ -114,7 +114,7 @@ def test_init_container_example_runs(ground: Ground) -> None:
     command.insert(3, "--symlinks=follow")
     ground.core.create_namespaced_pod(ground.namespace, pod)
     name = pod["metadata"]["name"]
-    assert until(lambda: ground.ended(name), "the end of the pod") == "Succeeded"
+    assert ended(ground.grounds, name) == "Succeeded"
     log = ground.core.read_namespaced_pod_log(name, ground.namespace, container="main")
     assert "Vienna" in log
     assert len(log.splitlines()[-1]) == 64

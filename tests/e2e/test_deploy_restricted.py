@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from tests.e2e.harness import grounds
-from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
+from tests.e2e.harness import grounds, step_pod
+from tests.e2e.harness.grounds import UID, Grounds, until
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import DATA, WORK, namespace
@@ -71,23 +71,8 @@ def _run(
     ground: Grounds, name: str, script: str, pod: dict[str, Any], container: dict[str, Any]
 ) -> str:
     """Run a script with both claims mounted; the phase that its pod ended in."""
-    claims = {"data": DATA, "work": WORK}
-    spec = {
-        "restartPolicy": "Never",
-        "securityContext": pod,
-        "volumes": [
-            {"name": volume, "persistentVolumeClaim": {"claimName": claims[volume]}}
-            for volume in claims
-        ],
-        "containers": [
-            {
-                "name": "main",
-                "image": IMAGE,
-                "command": ["sh", "-ec", script],
-                "securityContext": container,
-                "volumeMounts": [{"name": v, "mountPath": f"/{v}"} for v in claims],
-            }
-        ],
-    }
-    ground.core.create_namespaced_pod(ground.namespace, {"metadata": {"name": name}, "spec": spec})
+    body = step_pod.bare(name, ["sh", "-ec", script], data=DATA, work=WORK)
+    body["spec"]["securityContext"] = pod
+    body["spec"]["containers"][0]["securityContext"] = container
+    ground.core.create_namespaced_pod(ground.namespace, body)
     return grounds.ended(ground, name, 60)

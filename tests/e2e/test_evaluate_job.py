@@ -71,10 +71,7 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
         claim(space, "data")
         claim(space, "work")
         command = ["python3", "-c", FILL]
-        pod = step_pod.bare("fill", TRAINER, command, data="data", work="work")
-        space.core.create_namespaced_pod(space.namespace, pod)
-        phase = lands.ended(space, "fill", 300)
-        assert phase == "Succeeded", space.core.read_namespaced_pod_log("fill", space.namespace)
+        step_pod.run(space, "fill", command, TRAINER, data="data", work="work")
         yield space
 
 

@@ -9,7 +9,8 @@ from kubernetes import client
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.install import Installation, apply, manifests
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.grounds import IMAGE, UID, Grounds, ended
+from tests.e2e.harness import step_pod
+from tests.e2e.harness.grounds import IMAGE, Grounds
 from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.scene import DATA, WORK, namespace
 
@@ -38,7 +39,8 @@ def test_dry_run_creates_and_a_repeat_changes_nothing(cluster: client.ApiClient)
         assert set(states.values()) == {"made"}
         jobs = [item["name"] for item in made["objects"] if item["kind"] == "Job"]
         assert jobs == ["kfp-ddp-chown"]
-        assert _written(ground) == "Succeeded"
+        touched = ["touch", f"/{DATA}/x", f"/{WORK}/x"]
+        step_pod.run(ground, "writes", touched, **{DATA: DATA, WORK: WORK})
         doctor = kfp_ddp("doctor", "-n", ground.namespace, "--gpus-per-node", "0", "--json")
         assert doctor.returncode == 0, doctor.stdout
 
@@ -120,21 +122,3 @@ def _claims(ground: Grounds) -> dict[str, Any]:
 def _drop_the_binding(ground: Grounds) -> None:
     name = f"kfp-ddp-nodes.{ground.namespace}"
     client.RbacAuthorizationV1Api(ground.api).delete_cluster_role_binding(name)
-
-
-def _written(ground: Grounds) -> str:
-    """Return the final phase of a pod that writes to both PVCs as the images' user."""
-    volumes = [
-        {"name": name, "persistentVolumeClaim": {"claimName": name}} for name in (DATA, WORK)
-    ]
-    container = {
-        "name": "main",
-        "image": IMAGE,
-        "command": ["touch", f"/{DATA}/x", f"/{WORK}/x"],
-        "volumeMounts": [{"name": name, "mountPath": f"/{name}"} for name in (DATA, WORK)],
-        "securityContext": {"runAsUser": UID, "capabilities": {"drop": ["ALL"]}},
-    }
-    spec = {"containers": [container], "volumes": volumes, "restartPolicy": "Never"}
-    body = {"metadata": {"name": "writes"}, "spec": spec}
-    ground.core.create_namespaced_pod(ground.namespace, body)
-    return ended(ground, "writes", 90)

@@ -83,9 +83,7 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     with namespace(cluster) as space:
         claim(space, "data")
         claim(space, "work")
-        pod = step_pod.bare("fill", lands.IMAGE, ["python3", "-c", DATA], data="data")
-        space.core.create_namespaced_pod(space.namespace, pod)
-        assert lands.ended(space, "fill") == "Succeeded"
+        step_pod.run(space, "fill", ["python3", "-c", DATA], data="data")
         yield space
 
 
@@ -266,7 +264,7 @@ def _verify(folder: Folder, path: str) -> None:
 @contextmanager
 def _filler(grounds: Grounds, claim_name: str) -> Iterator[str]:
     """A pod that can write to a claim; its name."""
-    pod = step_pod.bare("filler", lands.IMAGE, ["sleep", "600"], work=claim_name)
+    pod = step_pod.bare("filler", ["sleep", "600"], work=claim_name)
     grounds.core.create_namespaced_pod(grounds.namespace, pod)
 
     def runs() -> bool:

@@ -68,16 +68,21 @@ def _roles() -> list[dict[str, Any]]:
 
 @contextmanager
 def acting(api: client.ApiClient, namespace: str, account: str) -> Iterator[client.ApiClient]:
-    """A client that acts as an account of the namespace."""
-    body = {"spec": {"expirationSeconds": 600}}
+    """Yield a client that acts as an account of the namespace."""
+    with client.ApiClient(configured(api, namespace, account)) as acts:
+        yield acts
+
+
+def configured(api: client.ApiClient, namespace: str, account: str) -> client.Configuration:
+    """Return the configuration of a client with an account's own token, valid for an hour."""
+    body = {"spec": {"expirationSeconds": 3600}}
     core = client.CoreV1Api(api)
     created = core.create_namespaced_service_account_token(account, namespace, body)
     configuration = client.Configuration()
     configuration.host = api.configuration.host
     configuration.ssl_ca_cert = api.configuration.ssl_ca_cert
     configuration.api_key = {"authorization": f"Bearer {created.status.token}"}
-    with client.ApiClient(configuration) as acts:
-        yield acts
+    return configuration
 
 
 def bind(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.harness import emissary
-from tests.e2e.harness.grounds import UID
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, ended
 
 _EMISSARY = Path(emissary.__file__).read_text()
 _SECURITY = {
@@ -84,8 +84,8 @@ def manifest(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def bare(name: str, image: str, command: list[str], **claims: str) -> dict[str, Any]:
-    """A pod of the images' user that runs a command, with claims mounted by name of a folder."""
+def bare(name: str, command: list[str], image: str = IMAGE, **claims: str) -> dict[str, Any]:
+    """Return a pod of the images' user that runs a command, with claims by name of a folder."""
     pod = manifest(
         name=name,
         image=image,
@@ -99,6 +99,15 @@ def bare(name: str, image: str, command: list[str], **claims: str) -> dict[str, 
         mount(pod, claim, f"/{folder}")
     pod["spec"]["securityContext"] = {"runAsUser": UID}
     return pod
+
+
+def run(grounds: Grounds, name: str, command: list[str], image: str = IMAGE, **claims: str) -> None:
+    """Run such a pod to its end."""
+    body = bare(name, command, image, **claims)
+    grounds.core.create_namespaced_pod(grounds.namespace, body)
+    phase = ended(grounds, name, 300)
+    log = grounds.core.read_namespaced_pod_log(name, grounds.namespace)
+    assert phase == "Succeeded", log
 
 
 def mount(pod: dict[str, Any], claim: str, path: str) -> None:

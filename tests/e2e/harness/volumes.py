@@ -11,8 +11,9 @@ from kubernetes import client
 from kfp_ddp.datasets.volume.cluster import Cluster
 from kfp_ddp.datasets.volume.request import Request
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness import rights
-from tests.e2e.harness.grounds import IMAGE, UID, until
+from tests.e2e.harness import rights, step_pod
+from tests.e2e.harness.grounds import Grounds, claim, ended
+from tests.e2e.harness.scene import namespace
 
 SIZE = "64Mi"
 
@@ -20,70 +21,43 @@ SIZE = "64Mi"
 class Ground:
     """A namespace, its stock account, and pods that run to their end."""
 
-    def __init__(self, api: Any, namespace: str) -> None:
-        self.api, self.namespace = api, namespace
-        self.core = client.CoreV1Api(api)
-        self.account = rights.grant(api, namespace, ours=False)
-        self.admin = Cluster(Api(api, namespace))
-        self.stock = self._as_account(self.account)
+    def __init__(self, grounds: Grounds) -> None:
+        self.grounds, self.api, self.namespace = grounds, grounds.api, grounds.namespace
+        self.core = grounds.core
+        self.admin = Cluster(Api(self.api, self.namespace))
+        self.stock = self._as_account(grounds.service_account)
 
     def account_with(self, *rules: dict[str, list[str]], name: str = "") -> Cluster:
-        """The cluster as an account sees it that has these rights and no more."""
+        """Return the cluster as an account sees it that has these rights and no more."""
         name = name or f"account-{uuid.uuid4().hex[:6]}"
         self.core.create_namespaced_service_account(self.namespace, {"metadata": {"name": name}})
         rights.bind(self.api, self.namespace, name, list(rules), account=name)
         return self._as_account(name)
 
     def _as_account(self, name: str) -> Cluster:
-        """The cluster with the account's own token."""
-        body = client.AuthenticationV1TokenRequest(
-            spec=client.V1TokenRequestSpec(audiences=[], expiration_seconds=3600)
-        )
-        token = self.core.create_namespaced_service_account_token(
-            name, self.namespace, body
-        ).status.token
-        configuration = client.Configuration()
-        configuration.host = self.api.configuration.host
-        configuration.ssl_ca_cert = self.api.configuration.ssl_ca_cert
-        configuration.api_key = {"authorization": f"Bearer {token}"}
+        configuration = rights.configured(self.api, self.namespace, name)
         return Cluster(Api(client.ApiClient(configuration), self.namespace))
 
     def staging(self, storage_class: str, mode: str = "ReadWriteOnce") -> str:
-        """A claim to sync to."""
+        """Create a claim to sync to; return its name."""
         name = f"staging-{uuid.uuid4().hex[:6]}"
-        spec = {
-            "accessModes": [mode],
-            "storageClassName": storage_class,
-            "resources": {"requests": {"storage": SIZE}},
-        }
-        body = {"metadata": {"name": name}, "spec": spec}
-        self.core.create_namespaced_persistent_volume_claim(self.namespace, body)
-        return name
+        return claim(self.grounds, name, storage_class, SIZE, mode)
 
     @contextlib.contextmanager
     def pod(
         self, code: str, claim: str = "", read_only: bool = False, token: bool = True
     ) -> Iterator[str]:
-        """A pod that runs a program, with a claim at /data and its account's token."""
+        """Run a program in a pod, with a claim at /data and its account's token."""
         name = f"pod-{uuid.uuid4().hex[:6]}"
-        source = {"claimName": claim, "readOnly": read_only}
-        mount = {"name": "data", "mountPath": "/data", "readOnly": read_only}
-        container = {
-            "name": "main",
-            "image": IMAGE,
-            "command": ["python3", "-c", code],
-            "volumeMounts": [mount] if claim else [],
-        }
-        spec = {
-            "restartPolicy": "Never",
-            "serviceAccountName": self.account,
-            "automountServiceAccountToken": token,
-            "terminationGracePeriodSeconds": 0,
-            "securityContext": {"runAsUser": UID, "fsGroup": UID},
-            "volumes": [{"name": "data", "persistentVolumeClaim": source}] if claim else [],
-            "containers": [container],
-        }
-        self.core.create_namespaced_pod(self.namespace, {"metadata": {"name": name}, "spec": spec})
+        claims = {"data": claim} if claim else {}
+        body = step_pod.bare(name, ["python3", "-c", code], **claims)
+        for volume in body["spec"]["volumes"]:
+            volume["persistentVolumeClaim"]["readOnly"] = read_only
+        for mount in body["spec"]["containers"][0]["volumeMounts"]:
+            mount["readOnly"] = read_only
+        account = self.grounds.service_account
+        body["spec"] |= {"serviceAccountName": account, "automountServiceAccountToken": token}
+        self.core.create_namespaced_pod(self.namespace, body)
         try:
             yield name
         finally:
@@ -92,15 +66,10 @@ class Ground:
     def run(self, code: str, claim: str = "", read_only: bool = False) -> str:
         """The program's output, once it has ended well."""
         with self.pod(code, claim, read_only) as name:
-            phase = until(lambda: self.ended(name), f"the end of {name}")
+            phase = ended(self.grounds, name)
             log = str(self.core.read_namespaced_pod_log(name, self.namespace))
             assert phase == "Succeeded", log
         return log.strip()
-
-    def ended(self, pod: str) -> str:
-        """The phase that a pod has ended in; '' before."""
-        phase = str(self.core.read_namespaced_pod(pod, self.namespace).status.phase)
-        return phase if phase in ("Succeeded", "Failed") else ""
 
     def claim(self, name: str) -> Any:
         return self.core.read_namespaced_persistent_volume_claim(name, self.namespace)
@@ -115,13 +84,8 @@ class Ground:
 
 @pytest.fixture(scope="module")
 def ground(cluster: Any) -> Iterator[Ground]:
-    name = f"volume-{uuid.uuid4().hex[:6]}"
-    core = client.CoreV1Api(cluster)
-    core.create_namespace({"metadata": {"name": name}})
-    try:
-        yield Ground(cluster, name)
-    finally:
-        core.delete_namespace(name)
+    with namespace(cluster, ours=False) as space:
+        yield Ground(space)
 
 
 def request(claim: str, digest: str, **more: Any) -> Request:
