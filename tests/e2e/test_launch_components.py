@@ -18,7 +18,7 @@ from kfp_ddp.components.job.component import job
 from kfp_ddp.jobs.authoring import as_folder, as_function
 from kfp_ddp.jobs.script import packed
 from tests.e2e.harness import rights
-from tests.e2e.harness.delivery import delivered, skip_without_mpi
+from tests.e2e.harness.admission import delivered, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertised
 from tests.e2e.harness.grounds import IMAGE, UID
 from tests.e2e.harness.play import Run

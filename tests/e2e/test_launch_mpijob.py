@@ -7,7 +7,7 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import workflow
-from tests.e2e.harness.delivery import delivered, skip_without_mpi
+from tests.e2e.harness.admission import delivered, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertised
 from tests.e2e.harness.grounds import IMAGE, Grounds, patiently, until
 from tests.e2e.harness.launch_step import LaunchStep

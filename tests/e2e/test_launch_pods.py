@@ -12,7 +12,7 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.delivery import delivered, skip_without_mpi
+from tests.e2e.harness.admission import delivered, skip_without_mpi
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds
 from tests.e2e.harness.scene import namespace
 

@@ -1,77 +1,114 @@
-"""Pods that are held back for minutes by an admission policy."""
+"""Pods that the API server changes as they are created, by an admission policy.
 
+An MPIJob needs it where nothing can be pulled: the Training Operator puts an init container before
+`mpirun` that copies kubectl out of an image of its own. In a namespace prepared here, the API
+server gives that container our image and the kubectl of this machine, which pods see under /usr.
+"""
+
+import contextlib
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.e2e.harness.grounds import Grounds, patiently, until
+import pytest
 
+from tests.e2e.harness.grounds import IMAGE, Grounds, patiently, until
+
+GROUP = ("admissionregistration.k8s.io", "v1")
 INDEX = "training.kubeflow.org/replica-index"
 GATE = "test.kfp-ddp/late"
 GATES = f'JSONPatch{{op: "add", path: "/spec/schedulingGates", value: [{{"name": "{GATE}"}}]}}'
+KUBECTL = "kubectl-delivery"
+"""The operator's init container."""
+POD_CREATION = {
+    "apiGroups": [""],
+    "apiVersions": ["v1"],
+    "operations": ["CREATE"],
+    "resources": ["pods"],
+}
+
+
+@contextmanager
+def _policy(grounds: Grounds, condition: str, patch: str, probe: dict[str, Any]) -> Iterator[None]:
+    """Patch every new pod of the namespace that meets a condition, during the block.
+
+    Args:
+        grounds: The namespace.
+        condition: Expression in CEL.
+        patch: Operations of a JSONPatch, in CEL.
+        probe: A pod that meets the condition; the block begins once the API server patches it.
+    """
+    name = f"test-{uuid.uuid4().hex[:8]}.kfp-ddp.test"
+    space = {"matchLabels": {"kubernetes.io/metadata.name": grounds.namespace}}
+    spec = {
+        "matchConstraints": {"resourceRules": [POD_CREATION], "namespaceSelector": space},
+        "matchConditions": [{"name": "condition", "expression": condition}],
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": f"[{patch}]"}}],
+        "reinvocationPolicy": "Never",
+        "failurePolicy": "Fail",
+    }
+    objects = (
+        ("MutatingAdmissionPolicy", "mutatingadmissionpolicies", spec),
+        ("MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", {"policyName": name}),
+    )
+    custom, unpatched = grounds.custom, _dry_run(grounds, probe)
+    with contextlib.ExitStack() as stack:
+        for kind, plural, content in objects:
+            body = {"apiVersion": "/".join(GROUP), "kind": kind, "metadata": {"name": name}}
+            custom.create_cluster_custom_object(*GROUP, plural, {**body, "spec": content})
+            stack.callback(custom.delete_cluster_custom_object, *GROUP, plural, name)
+        until(lambda: _dry_run(grounds, probe) != unpatched, "the policy's effect", 60)
+        yield
+
+
+def _dry_run(grounds: Grounds, pod: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what the policies change of a pod: its gates, and its init containers' images."""
+    spec = grounds.core.create_namespaced_pod(grounds.namespace, pod, dry_run="All").spec
+    images = [container.image for container in spec.init_containers or []]
+    return spec.scheduling_gates, images
 
 
 @contextmanager
 def late(grounds: Grounds, index: int) -> Iterator[Callable[[], None]]:
     """Gate every such pod of this namespace's jobs; yields a function that lets them go."""
-    custom, group = grounds.custom, ("admissionregistration.k8s.io", "v1")
-    name = f"late-{uuid.uuid4().hex[:8]}.kfp-ddp.test"
     of_job = f"object.metadata.?labels[?'{INDEX}'].orValue('') == '{index}'"
-    rule = {
-        "apiGroups": [""],
-        "apiVersions": ["v1"],
-        "operations": ["CREATE"],
-        "resources": ["pods"],
-    }
-    spec = {
-        "matchConstraints": {"resourceRules": [rule]},
-        "matchConditions": [{"name": "index", "expression": of_job}],
-        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": f"[{GATES}]"}}],
-        "reinvocationPolicy": "Never",
-        "failurePolicy": "Fail",
-    }
-    space = {"matchLabels": {"kubernetes.io/metadata.name": grounds.namespace}}
-    binding = {"policyName": name, "matchResources": {"namespaceSelector": space}}
-    version, meta = "/".join(group), {"name": name}
-    objects = {
-        "mutatingadmissionpolicies": {"kind": "MutatingAdmissionPolicy", "spec": spec},
-        "mutatingadmissionpolicybindings": {
-            "kind": "MutatingAdmissionPolicyBinding",
-            "spec": binding,
-        },
-    }
-    for plural, item in objects.items():
-        body = {"apiVersion": version, "metadata": meta, **item}
-        custom.create_cluster_custom_object(*group, plural, body)
-
-    def let_go() -> None:
-        for pod in gated(grounds):
-            free: Any = {"spec": {"schedulingGates": None}}
-            grounds.core.patch_namespaced_pod(pod, grounds.namespace, free)
-
-    try:
-        _holds(grounds, index)
-        yield let_go
-    finally:
-        for plural in reversed(objects):
-            custom.delete_cluster_custom_object(*group, plural, name)
-
-
-def gated(grounds: Grounds) -> list[str]:
-    """The pods that are held back now."""
-    result = patiently(lambda: grounds.core.list_namespaced_pod(grounds.namespace)).items
-    return [pod.metadata.name for pod in result if pod.spec.scheduling_gates]
-
-
-def _holds(grounds: Grounds, index: int) -> None:
-    """Wait until the policy is in force, which takes the API server a moment."""
     container = {"name": "main", "image": "none:1"}
     meta = {"name": "probe", "labels": {INDEX: str(index)}}
-    body: Any = {"metadata": meta, "spec": {"containers": [container]}}
+    probe: Any = {"metadata": meta, "spec": {"containers": [container]}}
 
-    def is_held() -> bool:
-        created = grounds.core.create_namespaced_pod(grounds.namespace, body, dry_run="All")
-        return bool(created.spec.scheduling_gates)
+    def let_go() -> None:
+        pods = patiently(lambda: grounds.core.list_namespaced_pod(grounds.namespace)).items
+        for pod in pods:
+            if pod.spec.scheduling_gates:
+                free: Any = {"spec": {"schedulingGates": None}}
+                grounds.core.patch_namespaced_pod(pod.metadata.name, grounds.namespace, free)
 
-    until(is_held, "the policy")
+    with _policy(grounds, of_job, GATES, probe):
+        yield let_go
+
+
+def skip_without_mpi() -> None:
+    """Skip the test where pods would find no Open MPI, or no kubectl, in this machine's /usr."""
+    for program in ("mpirun", "orted", "kubectl"):
+        if shutil.which(program, path="/usr/local/bin:/usr/bin") is None:
+            pytest.skip(f"no {program} under /usr; openmpi-bin and kubectl are needed")
+
+
+@contextmanager
+def delivered(grounds: Grounds) -> Iterator[None]:
+    """Let MPIJobs of the namespace start, while the block lasts."""
+    link = 'ln -s "$(command -v kubectl)" "$TARGET_DIR/kubectl"'
+    path = "/spec/initContainers/0"
+    patch = (
+        f"JSONPatch{{op: 'replace', path: '{path}/image', value: '{IMAGE}'}}, "
+        f"JSONPatch{{op: 'add', path: '{path}/command', value: ['sh', '-c', '{link}']}}"
+    )
+    delivers = f"object.spec.?initContainers.orValue([]).exists(c, c.name == '{KUBECTL}')"
+    containers = {
+        "initContainers": [{"name": KUBECTL, "image": "some:1"}],
+        "containers": [{"name": "mpi", "image": IMAGE}],
+    }
+    with _policy(grounds, delivers, patch, {"metadata": {"name": KUBECTL}, "spec": containers}):
+        yield
