@@ -23,6 +23,7 @@ QUANTITIES = st.builds(
     st.integers(0, 999) | st.decimals(0, 100, places=3).map("{:f}".format),
     st.sampled_from(UNITS),
 )
+SECRET = {"name": "secret", "key": "key"}
 TOPOLOGY = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
 
 
@@ -59,6 +60,12 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "topology_spread": st.sampled_from(([], [TOPOLOGY])),
     "rdma_resource": st.sampled_from(("", "rdma/hca")),
+    "resources": st.just({"limits": {"example.com/fpga": "1"}}),
+    "env_vars": st.just([{"name": "KEY", "valueFrom": {"secretKeyRef": SECRET}}]),
+    "volume_mounts": st.just([{"name": "more", "mountPath": "/more"}]),
+    "tolerations": st.just([{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]),
+    "affinity": st.just({"podAntiAffinity": {}}),
+    "queue": st.just("team"),
     "args": st.lists(TEXT, min_size=1, max_size=1),
     **dict.fromkeys(("priority_class", "service_account"), st.just("") | NAMES),
     **dict.fromkeys(("host_network", "istio", "non_root"), st.booleans()),
@@ -71,14 +78,29 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+PROGRAMS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    ({"command": ["python3"]}, {"script": "print('$HOME `id` \\\\')"})
+)
+NEEDS: dict[str, dict[str, Any]] = {
+    "volume_mounts": {
+        "volumes": [{"name": "more", "persistentVolumeClaim": {"claimName": "more"}}]
+    },
+    "queue": {"scheduler": "kueue"},
+    "rdma_resource": {"nccl_infiniband": "on"},
+}
+"""Settings that are valid only with others."""
+
+
 @st.composite
 def specifications(draw: st.DrawFn, kind: str) -> LaunchSpec:
     """Return a job of a kind with some of the settings that it supports."""
     refused = {item.setting for item in KINDS[kind].unsupported}
-    names = draw(st.sets(st.sampled_from(sorted(SETTINGS.keys() - refused)), max_size=15))
+    names = draw(st.sets(st.sampled_from(sorted(SETTINGS.keys() - refused)), max_size=20))
     fields = {name: draw(SETTINGS[name]) for name in sorted(names)}
+    for name in NEEDS.keys() & names:
+        fields |= NEEDS[name]
     try:
-        return LaunchSpec.create(kind=kind, image="a.b/c:1", command=["python3"], **fields)
+        return LaunchSpec.create(kind=kind, image="a.b/c:1", **draw(PROGRAMS), **fields)
     except InputError:  # such as a request above its limit
         assume(False)
         raise

@@ -10,6 +10,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ def _policy(grounds: Grounds, condition: str, patch: str, probe: dict[str, Any])
         for kind, plural, content in objects:
             body = {"apiVersion": "/".join(GROUP), "kind": kind, "metadata": {"name": name}}
             custom.create_cluster_custom_object(*GROUP, plural, {**body, "spec": content})
-            stack.callback(custom.delete_cluster_custom_object, *GROUP, plural, name)
+            stack.callback(partial(custom.delete_cluster_custom_object, *GROUP, plural, name))
         until(lambda: _dry_run(grounds, probe) != unpatched, "the policy's effect", 60)
         yield
 
