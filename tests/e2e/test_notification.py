@@ -60,13 +60,6 @@ def test_preflight_reports_a_rejected_run(scene: Scene, posted: list[dict[str, A
     assert "did you mean 'resnet50'" in body["reason"]
 
 
-def test_a_missing_key_is_found_by_preflight(scene: Scene, posted: list[dict[str, Any]]) -> None:
-    run = play(scene, job={"notify_slack": "SLACK"})
-    assert list(run.steps) == ["preflight"]
-    assert "notify_slack names the key SLACK, which the bucket's secret" in run.explain()
-    assert posted == []
-
-
 def test_a_promoted_model_is_reported(scene: Scene, posted: list[dict[str, Any]]) -> None:
     destination = f"gs://{bucket.MODELS}/notify"
     job = {**JOB, "nproc_per_node": 1}

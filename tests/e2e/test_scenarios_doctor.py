@@ -8,7 +8,7 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import grounds, queues
-from tests.e2e.harness.gpus import advertised, no_gpus
+from tests.e2e.harness.gpus import no_gpus
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import RUNNER
@@ -76,51 +76,28 @@ def _claim(name: str, mode: str = "ReadWriteMany", **spec: Any) -> dict[str, Any
     return {"kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": wanted}
 
 
-# The object to create, the options, and the only finding: what, message, remedy.
-STOPS: dict[str, tuple[dict[str, Any] | None, tuple[str, ...], str, str, str]] = {
-    "missing PVC": (
-        None,
-        ("--work-claim", "other"),
-        "claim other",
-        "does not exist",
-        "kfp-ddp install",
-    ),
-    "missing storage class": (
-        _claim("classless", storageClassName="gold"),
-        ("--data-claim", "classless"),
-        "claim classless",
-        "waits for the storage class gold",
-        "with one of late, small, standard",
-    ),
-    "PVC of one pod": (
-        _claim("single", "ReadWriteOncePod"),
-        ("--work-claim", "single"),
-        "claim single",
+# By what is bad: a part of its message and of its remedy.
+PROBLEMS = {
+    "claim classless": ("waits for the storage class gold", "with one of late, small, standard"),
+    "claim single": (
         "is ReadWriteOncePod, and the launching step and the workers mount it at once",
         "again as ReadWriteMany",
     ),
-    "missing gang scheduler": (
-        None,
-        ("--scheduler", "coscheduling"),
-        "gangs of scheduler-plugins",
-        "so pods would start one by one",
-        "leave scheduler empty",
-    ),
+    "gangs of scheduler-plugins": ("so pods would start one by one", "leave scheduler empty"),
 }
 
 
-@pytest.mark.parametrize("case", STOPS)
-def test_problem_is_one_finding_with_a_remedy(fit: Grounds, case: str) -> None:
-    body, options, what, message, remedy = STOPS[case]
-    if body:
-        _make(fit, body)
+def test_each_problem_is_a_finding_with_a_remedy(fit: Grounds) -> None:
+    _make(fit, _claim("classless", storageClassName="gold"))
+    _make(fit, _claim("single", "ReadWriteOncePod"))
+    options = ("--data-claim", "classless", "--work-claim", "single", "--scheduler", "coscheduling")
     code, findings = _examine(fit.namespace, *ON_CPUS, *options)
-    (bad,) = (item for item in findings if item["state"] == "bad")
-    assert code == 1
-    assert bad["what"] == what
-    assert message in bad["message"]
-    assert remedy in bad["remedy"]
-    assert "\n" not in bad["message"] + bad["remedy"]
+    bad = {item["what"]: item for item in findings if item["state"] == "bad"}
+    assert (code, set(bad)) == (1, set(PROBLEMS))
+    for what, (message, remedy) in PROBLEMS.items():
+        assert message in bad[what]["message"]
+        assert remedy in bad[what]["remedy"]
+        assert "\n" not in bad[what]["message"] + bad[what]["remedy"]
 
 
 @pytest.mark.parametrize(
@@ -145,18 +122,6 @@ def test_open_number_of_gpus_needs_gpu_nodes_and_the_right_to_list_them(fit: Gro
     assert set(bad) == {"rights on nodes", "GPUs"}
     assert "kfp-ddp install" in bad["rights on nodes"]
     assert bad["GPUs"].startswith("give gpus_per_node: as many as an autoscaler's nodes will have")
-
-
-def test_gpus_are_counted_by_resource_name(fit: Grounds) -> None:
-    with advertised(fit.api, 4) as gpu:
-        named = _examine(fit.namespace, "--gpu-resource", gpu)
-        others = _examine(fit.namespace)
-        many = _examine(fit.namespace, "--gpu-resource", gpu, "--gpus-per-node", "8")
-    assert _of(named, "GPUs") == ("ok", f"4 {gpu}", "")
-    state, message, remedy = _of(others, "GPUs")
-    assert (state, message) == ("bad", f"4 {gpu}, and no nvidia.com/gpu")
-    assert f'"gpu_resource": "{gpu}"' in remedy
-    assert _of(many, "GPUs")[0] == "warn"
 
 
 def test_quota_refuses_argos_containers_until_its_remedy(cluster: client.ApiClient) -> None:

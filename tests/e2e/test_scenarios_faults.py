@@ -24,10 +24,6 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"claims": {"/extra": UNBOUND}},
         f"claim {UNBOUND} is not bound (StorageClass nowhere)",
     ),
-    "misspelt setting": (
-        {"priorityclass": "low"},
-        "job has no setting 'priorityclass'; did you mean 'priority_class'?",
-    ),
 }
 
 

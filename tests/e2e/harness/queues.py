@@ -9,9 +9,11 @@ from typing import Any
 
 from kubernetes import client
 
+from kfp_ddp.k8s.api import Api, Object, custom
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, patiently, until
 
-GROUP, VERSION = "kueue.x-k8s.io", "v1beta1"
+GROUP, GROUP_VERSION = "kueue.x-k8s.io", "kueue.x-k8s.io/v1beta1"
+BASE = f"/apis/{GROUP_VERSION}"
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 
@@ -33,25 +35,16 @@ class Queue:
 
     def set_quota(self, cpu: str) -> None:
         """Give the queue another quota."""
-        body = {"spec": _spec(self.grounds, self.cluster_queue, cpu)}
-        patiently(
-            lambda: self.grounds.custom.patch_cluster_custom_object(
-                GROUP, VERSION, "clusterqueues", self.cluster_queue, body
-            )
-        )
+        spec = _spec(self.grounds, self.cluster_queue, cpu)
+        self._call("PATCH", f"{BASE}/clusterqueues/{self.cluster_queue}", {"spec": spec})
 
     def stop(self) -> None:
         """Let the queue admit nothing more."""
-        patiently(
-            lambda: self.grounds.custom.patch_namespaced_custom_object(
-                GROUP,
-                VERSION,
-                self.grounds.namespace,
-                "localqueues",
-                self.name,
-                {"spec": {"stopPolicy": "Hold"}},
-            )
-        )
+        path = custom(GROUP_VERSION, self.grounds.namespace, "localqueues", self.name)
+        self._call("PATCH", path, {"spec": {"stopPolicy": "Hold"}})
+
+    def _call(self, method: str, path: str, body: Object | None = None) -> Object:
+        return Api(self.grounds.api, self.grounds.namespace).call(method, path, body, retry=True)
 
     @contextmanager
     def taken(self, cpu: str, *, urgent: bool = False) -> Iterator[str]:
@@ -94,11 +87,8 @@ class Queue:
 
     def waiting(self) -> list[str]:
         """Names of the workloads that the queue has not let in."""
-        result = patiently(
-            lambda: self.grounds.custom.list_namespaced_custom_object(
-                GROUP, VERSION, self.grounds.namespace, "workloads"
-            )
-        )["items"]
+        path = custom(GROUP_VERSION, self.grounds.namespace, "workloads")
+        result = self._call("GET", path)["items"]
         own = [item for item in result if item["spec"].get("queueName") == self.name]
         return [item["metadata"]["name"] for item in own if not _reserved(item)]
 
@@ -113,41 +103,31 @@ def queue(grounds: Grounds, cpu: str) -> Iterator[Queue]:
     """Make a queue `team-…` with that much CPU; what is more urgent preempts what is less."""
     mark = uuid.uuid4().hex[:5]
     created = Queue(grounds, f"team-{mark}", f"{grounds.namespace}-{mark}", f"urgent-{mark}")
-    spec = {"spec": _spec(grounds, created.cluster_queue, cpu)}
-    kinds: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-        ("resourceflavors", "ResourceFlavor", created.cluster_queue, {}),
-        ("clusterqueues", "ClusterQueue", created.cluster_queue, spec),
-        ("workloadpriorityclasses", "WorkloadPriorityClass", created.urgent, {"value": 1000}),
-    )
-    with contextlib.ExitStack() as stack:
-        for plural, kind, name, more in kinds:
-            whole = {
-                "apiVersion": f"{GROUP}/{VERSION}",
-                "kind": kind,
-                "metadata": {"name": name},
-                **more,
-            }
-            grounds.custom.create_cluster_custom_object(GROUP, VERSION, plural, whole)
-            stack.callback(
-                grounds.custom.delete_cluster_custom_object, GROUP, VERSION, plural, name
-            )
-        local = {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": "LocalQueue",
-            "metadata": {"name": created.name},
-            "spec": {"clusterQueue": created.cluster_queue},
-        }
-        grounds.custom.create_namespaced_custom_object(
-            GROUP, VERSION, grounds.namespace, "localqueues", local
-        )
-        stack.callback(
-            grounds.custom.delete_namespaced_custom_object,
-            GROUP,
-            VERSION,
-            grounds.namespace,
-            "localqueues",
+    cluster_queue = created.cluster_queue
+    spec = {"spec": _spec(grounds, cluster_queue, cpu)}
+    local = {"spec": {"clusterQueue": cluster_queue}}
+    objects: tuple[tuple[str, str, str, Object], ...] = (
+        (f"{BASE}/resourceflavors", "ResourceFlavor", cluster_queue, {}),
+        (f"{BASE}/clusterqueues", "ClusterQueue", cluster_queue, spec),
+        (
+            f"{BASE}/workloadpriorityclasses",
+            "WorkloadPriorityClass",
+            created.urgent,
+            {"value": 1000},
+        ),
+        (
+            custom(GROUP_VERSION, grounds.namespace, "localqueues"),
+            "LocalQueue",
             created.name,
-        )
+            local,
+        ),
+    )
+    api = Api(grounds.api, grounds.namespace)
+    with contextlib.ExitStack() as stack:
+        for path, kind, name, content in objects:
+            head = {"apiVersion": GROUP_VERSION, "kind": kind, "metadata": {"name": name}}
+            api.call("POST", path, {**head, **content})
+            stack.callback(api.delete, f"{path}/{name}")
         yield created
 
 

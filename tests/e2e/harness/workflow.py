@@ -36,11 +36,9 @@ def create(grounds: Grounds, pipeline: str, run_id: str) -> dict[str, Any]:
 
 def terminate(grounds: Grounds, name: str) -> None:
     """What KFP's API server does when a run is terminated."""
-    patiently(
-        lambda: grounds.custom.patch_namespaced_custom_object(
-            GROUP, VERSION, grounds.namespace, PLURAL, name, {"spec": {"activeDeadlineSeconds": 0}}
-        )
-    )
+    where, body = (GROUP, VERSION, grounds.namespace, PLURAL, name), {"activeDeadlineSeconds": 0}
+    patch = grounds.custom.patch_namespaced_custom_object
+    patiently(lambda: patch(*where, {"spec": body}))
 
 
 def owner(workflow: dict[str, Any]) -> dict[str, Any]:
