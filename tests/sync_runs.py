@@ -8,11 +8,12 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kfp_ddp.datasets import names
+from kfp_ddp.datasets import engine, names
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
@@ -40,9 +41,18 @@ def fill(bucket: Bucket, count: int = 40, size: int = 3000) -> dict[str, bytes]:
     """Put that many objects in four classes; returns them by name."""
     random.seed(count)
     objects = {f"train/c{i % 4}/{i:04}.png": random.randbytes(size) for i in range(count)}
-    for name, data in objects.items():
-        bucket.put(f"ds/{name}", data)
+    bucket.put_all(objects)
     return objects
+
+
+def step(tmp_path: Path, source: str, **inputs: Any) -> tuple[dict[str, Any], str]:
+    """Run the component's step as KFP does; return the metadata of the version, and the report."""
+    version, report = (
+        SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("version", "report")
+    )
+    given = {"data_dir": str(tmp_path / "data"), "dataset": "", "run_id": "", "options": {}}
+    engine.run(dataset_version=version, sync_report=report, source=source, **(given | inputs))
+    return version.metadata, Path(report.path).read_text()
 
 
 def content(folder: Path) -> dict[str, bytes]:

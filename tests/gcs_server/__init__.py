@@ -85,6 +85,11 @@ class Bucket:
             crc = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
             self.objects[name] = Stored(data, next(self._generations), crc)
 
+    def put_all(self, objects: dict[str, bytes]) -> None:
+        """Write objects below `ds/`."""
+        for name, data in objects.items():
+            self.put(f"ds/{name}", data)
+
     def write(self, name: str, match: str, data: bytes) -> tuple[int, dict[str, Any]]:
         """Return status and answer of an upload; `match` is the generation to replace, or ''."""
         with self.lock:

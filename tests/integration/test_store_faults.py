@@ -1,5 +1,6 @@
 """What each kind of store raises: a fault of the network may be retried, a wrong name may not."""
 
+import contextlib
 import errno
 import gc
 import json
@@ -11,11 +12,12 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from huggingface_hub import close_session
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.storage import store
+from kfp_ddp.storage import azure, huggingface, s3_objects, store
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.source import Retry, SourceOptions
 from tests.serving import Handler, free_port, serving
@@ -106,8 +108,6 @@ def address(scheme: str, fault: int, monkeypatch: pytest.MonkeyPatch) -> Iterato
         url = url if fault else f"http://127.0.0.1:{free_port()}"
         use(url, monkeypatch)
         yield url
-    from huggingface_hub import close_session
-
     close_session()
     gc.collect()
 
@@ -146,6 +146,46 @@ def test_a_fault_of_a_store_may_be_retried_and_a_wrong_name_or_right_may_not(
 def test_faults_of_a_source_may_be_retried_or_not(scheme: str, fault: int, address: str) -> None:
     source = open_source(SOURCES[scheme].format(url=address), SourceOptions(timeout=2))
     check(source.listing, fault)
+
+
+PAGE = 1 << 20
+
+
+class Endless(Handler):
+    """Sends more than any page has, as far as it is read."""
+
+    sent: int
+    status: int
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while self.sent < 64 * PAGE:
+                type(self).sent += self.wfile.write(b" " * (1 << 16))
+
+
+@pytest.mark.parametrize("status", [200, 403])
+@pytest.mark.parametrize("scheme", ["s3", "az", "hf"])
+def test_a_page_without_end_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, status: int
+) -> None:
+    for module in (s3_objects, azure, huggingface):
+        monkeypatch.setattr(module, "MAX_PAGE", PAGE)
+    handler = type("Handler", (Endless,), {"sent": 0, "status": status})
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        use(url, monkeypatch)
+        asks: list[Callable[[], object]] = [open_source(SOURCES[scheme]).listing]
+        if scheme != "hf":
+            asks.append(lambda: list(open_store(f"{scheme}://bucket/models").list("x")))
+        for ask in asks:
+            with pytest.raises(InputError, match=r"^.* sends more than 1,048,576 bytes in one"):
+                ask()
+        if scheme != "hf" and status == 403:
+            with pytest.raises(InputError):
+                open_store(f"{scheme}://bucket/models").read("x", 5)
+    assert handler.sent < 32 * PAGE, "the client closed the connection"
+    close_session()
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,22 @@
 
 import io
 import json
-import re
 import subprocess
 import sys
 import warnings
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kfp_ddp.datasets import engine
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.report import Meter, Progress
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
 from tests.serving import Files, serving
+from tests.sync_runs import step
 
 PROGRAM = "from kfp_ddp.cli import main; main()"
 
@@ -79,36 +77,17 @@ def test_components_run_through_kfp_local(source: Path, tmp_path: Path) -> None:
     assert json.loads((some / "data-sync" / "dataset_version").read_text())["files"] == 2
 
 
-def test_invalid_input_is_the_last_line_of_the_step(
-    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(RuntimeError, match="Inner task failed"):
-        run_locally(tmp_path, f"{source}/missing")
-    text = "".join(capfd.readouterr())
-    assert re.search(r"error: source folder .*missing does not exist", text)
-    assert "Traceback" not in text
-
-
-def step(tmp_path: Path, **inputs: str) -> SimpleNamespace:
-    """Run the step as KFP does; its artifact `version`."""
-    made = [SimpleNamespace(path=str(tmp_path / name), metadata={}) for name in ("version", "md")]
-    given: dict[str, Any] = {"data_dir": str(tmp_path / "data"), "dataset": "", "run_id": ""}
-    given |= inputs
-    engine.run(dataset_version=made[0], sync_report=made[1], options={}, **given)
-    return made[0]
-
-
 def test_signature_of_an_address_is_stored_and_printed_nowhere(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = sync(str(source), tmp_path / "first", Options()).path
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(version)))
     with serving(server) as base:
-        made = step(tmp_path, source=f"{base}/_MANIFEST.jsonl?sig=S3CRET")
-        assert made.metadata["source"] == f"{base}/_MANIFEST.jsonl"
+        metadata, _ = step(tmp_path, f"{base}/_MANIFEST.jsonl?sig=S3CRET")
+        assert metadata["source"] == f"{base}/_MANIFEST.jsonl"
         with pytest.raises(SystemExit) as refused:
-            step(tmp_path, source=f"{base}/none.jsonl?sig=S3CRET")
-    told = [str(refused.value), str(made.metadata), *capsys.readouterr()]
+            step(tmp_path, f"{base}/none.jsonl?sig=S3CRET")
+    told = [str(refused.value), str(metadata), *capsys.readouterr()]
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) > 8
     assert not any("S3CRET" in text for text in told)
@@ -116,14 +95,14 @@ def test_signature_of_an_address_is_stored_and_printed_nowhere(
 
 
 def test_step_leaves_a_lease_for_its_run(source: Path, tmp_path: Path) -> None:
-    digest = str(step(tmp_path, source=str(source), run_id="run-1").metadata["digest"])
-    step(tmp_path, source=str(source), run_id="run-2")
-    step(tmp_path, source=str(source))
+    digest = str(step(tmp_path, str(source), run_id="run-1")[0]["digest"])
+    step(tmp_path, str(source), run_id="run-2")
+    step(tmp_path, str(source))
     leases = tmp_path / "data/.kfsync/leases"
     assert sorted(path.name for path in leases.rglob("*.left")) == ["run-1.left", "run-2.left"]
     assert [path.name for path in leases.iterdir()] == [digest[:12]]
     with pytest.raises(SystemExit, match=r"run_id '\.\./x' cannot name a folder"):
-        step(tmp_path, source=str(source), run_id="../x")
+        step(tmp_path, str(source), run_id="../x")
 
 
 def kfp_ddp(*arguments: str) -> "subprocess.CompletedProcess[str]":

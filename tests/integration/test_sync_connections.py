@@ -1,4 +1,4 @@
-"""What passes over the connections of a sync: odd answers, a proxy, a disk slower than they are."""
+"""What passes over the connections of a sync: odd answers, TLS, a proxy, a slow disk."""
 
 import base64
 import contextlib
@@ -18,11 +18,12 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import SMALL
-from kfp_ddp.storage.http import connection
+from kfp_ddp.storage.http import connection, origin
 from kfp_ddp.storage.source import Retry
-from tests.gcs_server import Bucket
+from tests import tls
+from tests.gcs_server import Bucket, serve
 from tests.serving import serving
-from tests.sync_runs import RETRY
+from tests.sync_runs import RETRY, content
 
 BODIES = {
     "small": random.Random(2).randbytes(20_000),
@@ -40,21 +41,16 @@ def options(concurrency: int = 2) -> Options:
 def test_odd_answers_give_the_right_bytes(
     bucket: Bucket, tmp_path: Path, fault: str, concurrency: int
 ) -> None:
-    for name, body in BODIES.items():
-        bucket.put(f"ds/{name}", body)
+    objects = BODIES | {str(number): bytes([number]) * 50 for number in range(9)}
+    bucket.put_all(objects)
+    for name in BODIES:
         bucket.fault(f"ds/{name}", fault)
-    for number in range(9):
-        bucket.put(f"ds/{number}", bytes([number]) * 50)
     version = sync("gs://bucket/ds", tmp_path, options(concurrency), retry=RETRY).path
-    assert {name: (version / name).read_bytes() for name in BODIES} == BODIES
-    assert [(version / str(n)).read_bytes() for n in range(9)] == [
-        bytes([n]) * 50 for n in range(9)
-    ]
+    assert content(version) == objects
 
 
 def test_connections_are_kept_and_never_more_than_asked_for(bucket: Bucket, tmp_path: Path) -> None:
-    for number in range(60):
-        bucket.put(f"ds/{number}", b"x" * 100)
+    bucket.put_all({str(number): b"x" * 100 for number in range(60)})
     for number in range(4):
         bucket.put(f"ds/large-{number}", bytes([number]) * (SMALL + 1))
     bucket.delay = 0.01
@@ -66,8 +62,7 @@ def test_connections_are_kept_and_never_more_than_asked_for(bucket: Bucket, tmp_
 def test_host_is_looked_up_once_for_connections_that_are_opened_together(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(60):
-        bucket.put(f"ds/{number}", b"x" * 100)
+    bucket.put_all({str(number): b"x" * 100 for number in range(60)})
     bucket.delay = 0.01
     lookups, look_up = list[object](), socket.getaddrinfo
 
@@ -81,6 +76,34 @@ def test_host_is_looked_up_once_for_connections_that_are_opened_together(
     sync("gs://bucket/ds", tmp_path, options(concurrency=20), retry=RETRY)
     assert bucket.connections == 1 + 20
     assert len(lookups) == 1
+
+
+FILES = {f"{number:02}": bytes([number]) * 20_000 for number in range(40)}
+FILES |= {f"large-{number}": bytes([number]) * (SMALL + 5) for number in range(4)}
+
+
+@pytest.mark.parametrize("tickets", [2, 0])
+def test_a_tls_session_is_resumed_if_the_server_keeps_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tickets: int
+) -> None:
+    bucket, certificate = Bucket(), tls.loopback_certificate(tmp_path)
+    bucket.put_all(FILES)
+    bucket.delay = 0.01
+    context = tls.server_context(certificate)
+    context.num_tickets = tickets
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    origin.tls.cache_clear()
+    with serve(bucket, context) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        version = sync("gs://bucket/ds", tmp_path / "target", options(6), retry=RETRY).path
+    assert content(version) == FILES
+    sessions = origin.tls("").session_stats()
+    origin.tls.cache_clear()
+    assert sessions["connect_good"] > 4
+    if tickets:
+        assert sessions["connect_good"] - sessions["hits"] == 1, "the first has no session"
+    else:
+        assert sessions["hits"] == 0
 
 
 class Proxy(socketserver.ThreadingTCPServer):
@@ -136,25 +159,21 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
 def test_proxy_is_used(bucket: Bucket, proxy: Proxy, tmp_path: Path, version: bytes) -> None:
     proxy.version = version
-    for name, body in BODIES.items():
-        bucket.put(f"ds/{name}", body)
-    path = sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path
-    assert {name: (path / name).read_bytes() for name in BODIES} == BODIES
+    bucket.put_all(BODIES)
+    assert content(sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path) == BODIES
     assert len(proxy.asked) >= 3, "the listing, small ones, large ones"
 
 
 def test_proxy_is_given_its_login(
     bucket: Bucket, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, body in BODIES.items():
-        bucket.put(f"ds/{name}", body)
+    bucket.put_all(BODIES)
     proxy.login = "me:p@ss"
     with pytest.raises(InputError, match=r"^proxy 127.0.0.1:\d+ refuses us \(HTTP 407\)[^\n]*$"):
         sync("gs://bucket/ds", tmp_path, options(), retry=RETRY)
     port = proxy.server_address[1]
     monkeypatch.setenv("http_proxy", f"http://me:p%40ss@127.0.0.1:{port}")
-    version = sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path
-    assert {name: (version / name).read_bytes() for name in BODIES} == BODIES
+    assert content(sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path) == BODIES
 
 
 def test_proxy_that_is_not_there_is_one_line(
@@ -170,8 +189,7 @@ def test_proxy_that_is_not_there_is_one_line(
 def test_writes_overlap(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes 5 ms for each file; no disk here is that slow on demand."""
     bodies = {f"{number:02}": bytes([number]) * 100 for number in range(60)}
-    for name, body in bodies.items():
-        bucket.put(f"ds/{name}", body)
+    bucket.put_all(bodies)
     put, lock, writing, most = FileStage.put, threading.Lock(), [0], [0]
 
     def slow(self: FileStage, index: int, data: bytes, crc: int) -> None:
@@ -186,4 +204,4 @@ def test_writes_overlap(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(FileStage, "put", slow)
     version = sync("gs://bucket/ds", tmp_path, options(concurrency=8), retry=RETRY).path
     assert most[0] > 2
-    assert {name: (version / name).read_bytes() for name in bodies} == bodies
+    assert content(version) == bodies

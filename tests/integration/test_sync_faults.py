@@ -30,8 +30,7 @@ MENDABLE = (
 def fill(bucket: Bucket, body: bytes = SMALL_BODY) -> dict[str, bytes]:
     """Ten objects, the one with faults in their middle."""
     objects = {f"train/a/{i}.png": bytes([i]) * (100 + i) for i in range(9)} | {"train/b/x": body}
-    for name, data in objects.items():
-        bucket.put(f"ds/{name}", data)
+    bucket.put_all(objects)
     return objects
 
 
@@ -95,14 +94,6 @@ def test_object_replaced_meanwhile_is_listed_again(bucket: Bucket, tmp_path: Pat
     assert bucket.lists == 2
 
 
-def test_object_that_keeps_changing_is_an_error(bucket: Bucket, tmp_path: Path) -> None:
-    fill(bucket)
-    bucket.fault("ds/train/b/x", *["replaced"] * 10)
-    with pytest.raises(StorageError, match="changed during each"):
-        run(tmp_path)
-    assert not (tmp_path / "current").exists()
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -130,16 +121,6 @@ def test_listing_without_end_is_one_line(
     assert next(pages) < 25
 
 
-def test_page_that_stays_wrong_is_one_line(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kfp_ddp.storage.gcs.Retry", lambda: Retry(2))
-    for page in ("endless", '{"items": [{"name": 7}]}'):
-        bucket.list_faults.extend([page] * 2)
-        with pytest.raises(StorageError, match=r"^cannot list gs://bucket/ds: [^\n]* 2 times"):
-            run(tmp_path)
-
-
 def test_storm_over_every_object_is_survived(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     for at, name in enumerate(objects):
@@ -147,23 +128,16 @@ def test_storm_over_every_object_is_survived(bucket: Bucket, tmp_path: Path) -> 
     assert content(run(tmp_path).path) == objects
 
 
-def test_unchanged_bucket_costs_one_list_and_no_byte(bucket: Bucket, tmp_path: Path) -> None:
-    fill(bucket)
-    first = run(tmp_path)
-    bucket.gets.clear()
-    bucket.lists = 0
-    second = run(tmp_path)
-    assert second.unchanged
-    assert (second.digest, second.path) == (first.digest, first.path)
-    assert (bucket.lists, bucket.gets) == (1, [])
-
-
 def test_only_what_changed_is_downloaded(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
     first = run(tmp_path)
+    bucket.gets.clear()
+    bucket.lists = 0
+    same = run(tmp_path)
+    assert (same.unchanged, same.digest, same.path) == (True, first.digest, first.path)
+    assert (bucket.lists, bucket.gets) == (1, [])
     bucket.put("ds/train/a/0.png", b"new")
     del bucket.objects["ds/train/a/1.png"]
-    bucket.gets.clear()
     second = run(tmp_path)
     assert bucket.gets == ["ds/train/a/0.png"]
     assert (second.linked, second.downloaded, second.changes.removed) == (8, 1, ["train/a/1.png"])

@@ -1,36 +1,23 @@
 """The images of a dataset, judged on its listing before the first of them is read."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kfp_ddp.core.text import cell
-from kfp_ddp.datasets import engine
 from kfp_ddp.datasets.images import look_at
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.training.layout import Rule, lay_out
 from tests.gcs_server import Bucket
+from tests.sync_runs import step
 
-LAYOUT = {"val_fraction": 0.1}
+LAYOUT: dict[str, Any] = {"val_fraction": 0.1}
 
 
-def step(tmp_path: Path, source: str, layout: dict[str, Any], **options: Any) -> str:
-    """Run the step as KFP does; its report."""
-    version = SimpleNamespace(path=str(tmp_path / "version"), metadata={})
-    report = SimpleNamespace(path=str(tmp_path / "report"), metadata={})
-    engine.run(
-        dataset_version=version,
-        sync_report=report,
-        source=source,
-        data_dir=str(tmp_path / "data"),
-        dataset="",
-        options=options,
-        run_id="",
-        layout=layout,
-    )
-    return Path(report.path).read_text()
+def report_of(tmp_path: Path, layout: dict[str, Any], **options: Any) -> str:
+    """Run the step on the bucket as KFP does; return its report."""
+    return step(tmp_path, "gs://bucket/ds", layout=layout, options=options)[1]
 
 
 def fill(bucket: Bucket, count: int, *classes: str) -> None:
@@ -42,12 +29,12 @@ def fill(bucket: Bucket, count: int, *classes: str) -> None:
 def test_what_cannot_train_ends_before_a_byte_is_read(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket, 20, "cat")
     with pytest.raises(SystemExit, match=r"^error: gs://bucket/ds: there is one class only \(cat"):
-        step(tmp_path, "gs://bucket/ds", LAYOUT)
+        report_of(tmp_path, LAYOUT)
     assert bucket.gets == []
     assert not (tmp_path / "data").exists()
-    planned = step(tmp_path, "gs://bucket/ds", LAYOUT, dry_run=True)
+    planned = report_of(tmp_path, LAYOUT, dry_run=True)
     assert "would be refused: gs://bucket/ds: there is one class only" in planned
-    assert "| Files | 20 |" in step(tmp_path, "gs://bucket/ds", {})
+    assert "| Files | 20 |" in report_of(tmp_path, {})
 
 
 def test_the_report_counts_classes_and_the_log_has_a_line(
@@ -55,7 +42,7 @@ def test_the_report_counts_classes_and_the_log_has_a_line(
 ) -> None:
     fill(bucket, 100, "cat", "dog|x")
     bucket.put("ds/dog|x/twice.jpg", b"cat 0")
-    report = step(tmp_path, "gs://bucket/ds", LAYOUT)
+    report = report_of(tmp_path, LAYOUT)
     names = [name.removeprefix("ds/") for name in bucket.objects]
     found = lay_out(names, val_fraction=0.1)
     (train, _), (val, _) = found.train.counts(2), found.val.counts(2)
@@ -67,7 +54,7 @@ def test_the_report_counts_classes_and_the_log_has_a_line(
     (line,) = [line for line in said.splitlines() if line.startswith("images: ")]
     assert f"2 classes, {len(found.train)} to train on, {len(found.val)} to validate" in line
     assert "1 image has the content" in line
-    again = step(tmp_path, "gs://bucket/ds", LAYOUT)
+    again = report_of(tmp_path, LAYOUT)
     assert "unchanged, nothing copied" in again
     assert "## Images: 201 in 2 classes" in again
     assert "changed their split" not in report + again
@@ -78,7 +65,7 @@ def test_images_that_change_their_split_are_reported(bucket: Bucket, tmp_path: P
     sides = []
     for number, pack in ((8, "none"), (60, "tar"), (60, "tar")):
         fill(bucket, number, "dog")
-        report = step(tmp_path, "gs://bucket/ds", LAYOUT, pack=pack)
+        report = report_of(tmp_path, LAYOUT, pack=pack)
         names = [name.removeprefix("ds/") for name in bucket.objects]
         sides.append(lay_out(names, val_fraction=0.1))
         if number == 60 and len(sides) == 2:
@@ -97,11 +84,11 @@ def test_a_table_is_read_first_and_missing_files_are_told(bucket: Bucket, tmp_pa
     bucket.put("ds/labels.csv", rows.encode())
     layout = {**LAYOUT, "labels": "labels.csv"}
     with pytest.raises(SystemExit, match=r"labels labels.csv names 1 files .*60\.jpg first"):
-        step(tmp_path, "gs://bucket/ds", layout)
+        report_of(tmp_path, layout)
     assert set(bucket.gets) == {"ds/labels.csv"}
     bucket.put("ds/60.jpg", b"60")
     bucket.fault("ds/labels.csv", "503", "corrupt")
-    assert "## Images: 61 in 2 classes" in step(tmp_path, "gs://bucket/ds", layout)
+    assert "## Images: 61 in 2 classes" in report_of(tmp_path, layout)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +113,7 @@ def test_a_table_or_a_setting_that_cannot_be_used_is_refused(
     monkeypatch.setattr("kfp_ddp.datasets.images.LARGEST", 7)
     bucket.put("ds/big.csv", b"too large")
     with pytest.raises(SystemExit, match=says):
-        step(tmp_path, "gs://bucket/ds", layout)
+        report_of(tmp_path, layout)
     assert bucket.gets == []
 
 

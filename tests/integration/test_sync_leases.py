@@ -68,15 +68,6 @@ def test_version_of_a_live_run_stays(claim: Claim, monkeypatch: pytest.MonkeyPat
     assert [path.name for path in held.iterdir()] == [last.path.name], "none of what is gone"
 
 
-def test_unchanged_data_is_held_for_each_run(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster(monkeypatch, {"second"}.__contains__)
-    first = claim.version(1, "first")
-    assert claim.version(1, "second").unchanged
-    claim.age()
-    assert claim.version(2).removed_versions == ()
-    assert first.path.is_dir()
-
-
 def test_version_that_a_step_reads_now_stays(claim: Claim) -> None:
     first = claim.version(1)
     claim.age()

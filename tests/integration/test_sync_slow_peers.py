@@ -117,17 +117,14 @@ DRIPS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drip", DRIPS)
-def test_peer_that_drips_is_given_up(peer: Dripping, tmp_path: Path, drip: str) -> None:
-    url = serve(peer, *DRIPS[drip])
-    with pytest.raises(StorageError, match=r"^cannot read 'x' of [^\n]*less than 1000 bytes a sec"):
-        sync(url, tmp_path / "target", QUICK, retry=RETRY)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drip", ["small", "large"])
-def test_dripping_over_tls_is_given_up(secure_peer: Dripping, tmp_path: Path, drip: str) -> None:
-    url = serve(secure_peer, *DRIPS[drip])
+@pytest.mark.parametrize(
+    ("drip", "fixture"),
+    [*((drip, "peer") for drip in DRIPS), ("small", "secure_peer"), ("large", "secure_peer")],
+)
+def test_peer_that_drips_is_given_up(
+    request: pytest.FixtureRequest, tmp_path: Path, drip: str, fixture: str
+) -> None:
+    url = serve(request.getfixturevalue(fixture), *DRIPS[drip])
     with pytest.raises(StorageError, match=r"^cannot read 'x' of [^\n]*less than 1000 bytes a sec"):
         sync(url, tmp_path / "target", QUICK, retry=RETRY)
 

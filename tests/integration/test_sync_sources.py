@@ -1,4 +1,4 @@
-"""Sources other than a well-behaved bucket: tokens that expire, S3, folders, the emulator."""
+"""Sources other than a well-behaved bucket: tokens that expire, S3, folders, a served version."""
 
 import dataclasses
 import hashlib
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.cloud import storage
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets import report
@@ -63,8 +62,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]
 
 def test_token_that_expires_in_the_middle_is_renewed_once(guarded: Bucket, tmp_path: Path) -> None:
     objects = {f"a/{i:03}": bytes([i]) * 500 for i in range(60)}
-    for name, data in objects.items():
-        guarded.put(f"ds/{name}", data)
+    guarded.put_all(objects)
     guarded.delay = 0.01
     given = guarded.next_fault
 
@@ -90,8 +88,7 @@ def test_token_that_expires_while_listing_is_renewed(
     guarded: Bucket, tmp_path: Path, pages: list[str], tokens: list[str]
 ) -> None:
     objects = {name: name.encode() for name in "abc"}
-    for name, data in objects.items():
-        guarded.put(f"ds/{name}", data)
+    guarded.put_all(objects)
     guarded.page = 1
 
     def revoke_after_these() -> str:
@@ -183,18 +180,6 @@ def test_s3_object_of_another_size_or_content_is_not_read(s3: Any) -> None:
             with pytest.raises(Changed):
                 event_loop.run(reader.read(other))
         reader.close()
-
-
-def test_emulator_of_the_demo(emulator: storage.Client, tmp_path: Path) -> None:
-    bucket = emulator.create_bucket("digits")
-    objects = {f"train/{i % 3}/{i}.png": bytes([i]) * 200 for i in range(60)}
-    for name, data in objects.items():
-        bucket.blob(name).upload_from_string(data)
-    assert content(sync("gs://digits", tmp_path / "target", QUICK).path) == objects
-    with pytest.raises(InputError, match="bucket gs://nope does not exist"):
-        sync("gs://nope", tmp_path / "target", QUICK)
-    with pytest.raises(InputError, match="holds no objects below 'empty/'"):
-        sync("gs://digits/empty", tmp_path / "target", QUICK)
 
 
 def test_folder_with_links_and_empty_folders(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from kfp_ddp.datasets import report
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.report import Result, Throttle
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.storage import manifest
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, pretend_folding, run, small_disk
 
@@ -151,18 +150,6 @@ def test_version_that_a_run_got_lately_is_kept(bucket: Bucket, tmp_path: Path) -
     bucket.put("ds/extra", bytes([4]))
     run(tmp_path, keep_versions=1, keep_hours=24)
     assert [path.is_dir() for path in got] == [False, True, False, True], "given out again"
-
-
-def test_sources_do_not_share_a_retention_unless_named_so(tmp_path: Path) -> None:
-    kept = []
-    for at in range(4):
-        source = tmp_path / str(at) / "photos"
-        source.mkdir(parents=True)
-        (source / "x").write_bytes(bytes([at]))
-        options = Options(keep_versions=1, keep_hours=0)
-        kept.append(sync(str(source), tmp_path / "target", options).path)
-    assert all(path.is_dir() for path in kept)
-    assert len({manifest.dataset(path) for path in kept}) == 4
 
 
 @pytest.mark.parametrize("mirror", [False, True])

@@ -15,12 +15,12 @@ from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Filter, Listing
 
 
-def listing(*objects: str, tags: bool = False) -> Listing:
+def listing(*objects: str) -> Listing:
     """Return a listing; sizes and checksums are the numbers of the objects."""
     made = Listing()
     for number, name in enumerate(objects):
         size = 0 if name.endswith("/") else number
-        made.add(name, size, number, number, f"tag{number}" if tags else "")
+        made.add(name, size, number)
     return made
 
 
@@ -193,15 +193,6 @@ def test_encoded_name_that_is_taken_is_hashed_again() -> None:
     assert names.apply(listing(bad, *taken), "encode").encoded == {bad: "%" + digest(digest(bad))}
 
 
-def test_encoding_keeps_the_columns() -> None:
-    encoded = names.apply(listing("c\n", "b", "a", tags=True), "encode")
-    assert encoded.listing.names == ["a", "b", "c%0A"]
-    assert list(encoded.listing.sizes) == [2, 1, 0]
-    assert list(encoded.listing.generations) == [2, 1, 0]
-    assert encoded.listing.tags == ["tag2", "tag1", "tag0"]
-    assert encoded.skipped == []
-
-
 @pytest.mark.parametrize(
     ("objects", "folds", "why"),
     [
@@ -224,13 +215,6 @@ def test_encoding_keeps_the_columns() -> None:
 )  # fmt: skip
 def test_conflicts_of_names(objects: tuple[str, ...], folds: bool, why: dict[str, str]) -> None:
     assert dict(names.apply(listing(*objects), "skip", folds).skipped) == why
-
-
-def test_two_spellings_of_a_folder_are_encoded_differently() -> None:
-    applied = names.apply(listing("A/x", "a/y", "B/", "b/"), "encode", folds=True)
-    assert applied.encoded == {"a/y": "%" + digest("a/y"), "b/": "%" + digest("b/")}
-    folded = {names.fold(name.partition("/")[0]) for name in applied.listing.names}
-    assert len(folded) == 4
 
 
 def test_markers_are_no_data() -> None:
@@ -259,7 +243,7 @@ NAMES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("/".join)
 def test_any_names_become_valid_files(policy: str, folds: bool, objects: dict[str, int]) -> None:
     made = Listing()
     for number, (name, size) in enumerate(objects.items()):
-        made.add(name, size, number)
+        made.add(name, size, number, number, f"tag{number}")
     if policy == "error" and names.apply(made, "skip", folds).skipped:
         with pytest.raises(InputError, match="cannot be files") as caught:
             names.apply(made, policy, folds)
@@ -273,7 +257,9 @@ def test_any_names_become_valid_files(policy: str, folds: bool, objects: dict[st
     assert names.apply(chosen, "error", folds).skipped == []
     origins = [chosen.origin(index) for index in range(len(chosen))]
     assert {*origins, *(name for name, _ in result.skipped)} == objects.keys()
-    assert [list(objects).index(name) for name in origins] == list(chosen.crcs)
+    numbers = [list(objects).index(name) for name in origins]
+    assert numbers == list(chosen.crcs) == list(chosen.generations)
+    assert chosen.tags == [f"tag{number}" for number in numbers]
     shuffled = made.take(range(len(made) - 1, -1, -1))
     assert names.apply(shuffled, policy, folds).listing.names == chosen.names
 
