@@ -82,10 +82,6 @@ class Contract:
         where.update("a", lambda found: None)
         assert where.read("a", 9) == b"made"
 
-
-class Conditional(Contract):
-    """Tests of places that keep other writers out, which the demo's emulator does not."""
-
     def test_no_change_is_lost_among_writers_at_once(self, where: Store) -> None:
         def count(found: bytes | None) -> bytes:
             return b"%d" % (int(found or b"0") + 1)

@@ -1,9 +1,12 @@
-"""The folder of a `run --local`, without a run."""
+"""The folder of a `run --local`, without a run, and commands on it."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from kfp_ddp.cli import app
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from tests.checkpoints import save
@@ -20,6 +23,13 @@ STEPS = (
     "gate",
     "publish",
 )
+
+
+def command(*words: object) -> str:
+    """Return what a successful command prints."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def make(

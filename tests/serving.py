@@ -3,10 +3,12 @@
 import contextlib
 import os
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
-from socketserver import TCPServer
+from socketserver import StreamRequestHandler, TCPServer, ThreadingTCPServer
 
 _FIRST = 12_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = iter(range(_FIRST, _FIRST + 1_000))
@@ -33,6 +35,63 @@ class Files(SimpleHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Log nothing."""
+
+
+def head(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    """Return the head of a response with this body."""
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+class RawServer(ThreadingTCPServer):
+    """Sends the bytes that are set for a path, right or wrong, and records the requests."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes | tuple[bytes, bytes]] = {}
+        """A response by path; of two parts the second is sent in pieces of `step` bytes."""
+        self.step, self.stopped = 1, False
+        self.seen: list[tuple[str, dict[str, str]]] = []
+        """Paths and headers of the requests."""
+        self.secure: ssl.SSLContext | None = None
+        super().__init__(("127.0.0.1", 0), _RawHandler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore clients that give up, which is the subject of some tests."""
+
+
+class _RawHandler(StreamRequestHandler):
+    server: RawServer
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        if self.server.secure is not None:
+            self.request = self.server.secure.wrap_socket(self.request, server_side=True)
+        super().setup()
+
+    def finish(self) -> None:
+        super().finish()
+        self.request.close()
+
+    def handle(self) -> None:
+        server = self.server
+        while line := self.rfile.readline():
+            path = line.split()[1].decode()
+            headers = {}
+            while field := self.rfile.readline().decode().strip():
+                name, _, value = field.partition(": ")
+                headers[name.lower()] = value
+            server.seen.append((path, headers))
+            answer = server.answers[path] if path in server.answers else head(b"", "404 Not Found")
+            at_once, rest = answer if isinstance(answer, tuple) else (answer, b"")
+            self.connection.sendall(at_once)
+            for at in range(0, len(rest), server.step):
+                if server.stopped:
+                    return
+                time.sleep(0.05)
+                self.connection.sendall(rest[at : at + server.step])
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """How the tests of data_sync fill a bucket, run a sync and look at what it left."""
 
 import contextlib
+import json
 import os
 import random
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from kfp_ddp.datasets import engine, names
@@ -37,6 +39,12 @@ def start(target: Path, *flags: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
 
 
+def manifest(files: dict[str, bytes]) -> bytes:
+    """Return the manifest of files as a version has it, without times."""
+    rows = [[n, len(b), 0, f"{google_crc32c.value(b):08x}"] for n, b in files.items()]
+    return "\n".join(json.dumps(row) for row in ({"format": 1, "pack": "none"}, *rows)).encode()
+
+
 def fill(bucket: Bucket, count: int = 40, size: int = 3000) -> dict[str, bytes]:
     """Put that many objects in four classes; returns them by name."""
     random.seed(count)
@@ -53,6 +61,13 @@ def step(tmp_path: Path, source: str, **inputs: Any) -> tuple[dict[str, Any], st
     given = {"data_dir": str(tmp_path / "data"), "dataset": "", "run_id": "", "options": {}}
     engine.run(dataset_version=version, sync_report=report, source=source, **(given | inputs))
     return version.metadata, Path(report.path).read_text()
+
+
+def write(folder: Path, objects: dict[str, bytes]) -> None:
+    """Write files by their relative names."""
+    for name, data in objects.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -1,13 +1,41 @@
-"""Servers on the loopback interface that speak TLS, with a certificate to trust."""
+"""Keys: of servers on the loopback interface that speak TLS, and of an account at Google."""
 
 import datetime
 import ipaddress
+import json
 import ssl
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+
+def google_account(folder: Path, token_uri: str, patch: pytest.MonkeyPatch) -> Path:
+    """Let the environment name a service account whose tokens come from this address."""
+    key = rsa.generate_private_key(65537, 2048)
+    account = {
+        "type": "service_account",
+        "client_email": "reader@project.iam.gserviceaccount.com",
+        "private_key": private(key).decode(),
+        "private_key_id": "1",
+        "token_uri": token_uri,
+    }
+    file = folder / "account.json"
+    file.write_text(json.dumps(account))
+    patch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    patch.setenv("GOOGLE_CLOUD_PROJECT", "project")
+    return file
+
+
+def private(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
+    """Return a key in the form of a PEM file."""
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
 
 
 def loopback_certificate(folder: Path) -> Path:
@@ -18,13 +46,8 @@ def loopback_certificate(folder: Path) -> Path:
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     made = x509.CertificateBuilder(name, name, key.public_key(), 7, now - day, now + day)
     signed = made.add_extension(here, critical=False).sign(key, hashes.SHA256())
-    pem = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
     certificate = folder / "peer.pem"
-    certificate.write_bytes(pem + signed.public_bytes(serialization.Encoding.PEM))
+    certificate.write_bytes(private(key) + signed.public_bytes(serialization.Encoding.PEM))
     return certificate
 
 

@@ -18,7 +18,7 @@ from kfp_ddp.datasets.sync import sync as sync_stubbornly
 from kfp_ddp.models.champion import find
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
-from tests.destinations import Conditional, OfBuckets
+from tests.destinations import Contract, OfBuckets
 from tests.local_pipeline import pipeline
 from tests.stores import azurite, versitygw
 from tests.sync_runs import RETRY, content
@@ -81,13 +81,13 @@ def azure(azure_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         container.delete_container()
 
 
-class TestS3(OfBuckets, Conditional):
+class TestS3(OfBuckets, Contract):
     @pytest.fixture
     def where(self, s3: Any) -> Store:
         return open_store("s3://bucket/results/of/")
 
 
-class TestAzure(OfBuckets, Conditional):
+class TestAzure(OfBuckets, Contract):
     @pytest.fixture
     def where(self, azure: Any) -> Store:
         return open_store("az://bucket/results/of/")

@@ -171,7 +171,8 @@ class Handler(serving.Handler):
             return
         self.bucket.tokens_given += 1
         self.bucket.token = f"token-{self.bucket.tokens_given}"
-        self.answer_json(HTTPStatus.OK, {"access_token": self.bucket.token, "expires_in": 3600})
+        tokens = dict.fromkeys(("access_token", "id_token"), self.bucket.token)
+        self.answer_json(HTTPStatus.OK, tokens | {"expires_in": 3600})
 
     def upload(self, body: bytes) -> None:
         """Store what comes with its name in one body of parts, or begin an upload by do_PUT."""

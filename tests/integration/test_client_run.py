@@ -24,16 +24,14 @@ def _sent(server: KfpServer) -> dict[str, Any]:
 
 
 def test_a_source_is_trained_on_with_what_was_set(call: Call, kfp_server: KfpServer) -> None:
-    done = call(
-        "run", "gs://bucket/flowers", "--gpus", "2", "--set", "epochs=30", "--set", "seed=7"
-    )
+    done = call("run", FLOWERS, "--gpus", "2", "--set", "epochs=30", "--set", "seed=7")
     assert done.exit_code == 0, done.output
     run_id = next(iter(kfp_server.store.runs))
     assert f"{kfp_server.url}/#/runs/details/{run_id}" in done.output
     sent = _sent(kfp_server)
     assert re.fullmatch(r"flowers-\d{8}-\d{6}", sent["display_name"])
     assert sent["runtime_config"]["parameters"] == {
-        "source": "gs://bucket/flowers",
+        "source": FLOWERS,
         "gpus_per_node": 2,
         "epochs": 30,
         "training": {"seed": 7},
@@ -61,18 +59,18 @@ def test_options_override_the_file_and_that_the_configuration(call: Call) -> Non
 
 def test_images_come_from_the_configured_registry(call: Call, kfp_server: KfpServer) -> None:
     Path("kfp-ddp.yaml").write_text("registry: registry.example.com/ml\nexperiment: flowers\n")
-    first = call("run", "gs://bucket/flowers")
+    first = call("run", FLOWERS)
     text = json.dumps(_sent(kfp_server))
     assert "registry.example.com/ml/launcher:" in text
     assert "ghcr.io" not in text
     names = [each["display_name"] for each in kfp_server.store.experiments.values()]
     assert "flowers" in names
     assert "the experiment flowers is new" in first.stderr
-    assert "is new" not in call("run", "gs://bucket/flowers").stderr
+    assert "is new" not in call("run", FLOWERS).stderr
 
 
 def test_dry_run_shows_what_will_run(call: Call, kfp_server: KfpServer) -> None:
-    words = ("run", "gs://bucket/flowers", "--gpus", "2", "--pipeline", "sweep", "--dry-run")
+    words = ("run", FLOWERS, "--gpus", "2", "--pipeline", "sweep", "--dry-run")
     shown = json.loads(call(*words, "--json").stdout)
     assert shown["runs"].startswith("a network with settings by images")
     assert (shown["trials"], shown["gate"]) == (3, {"majority_class": "must be beaten"})
@@ -99,22 +97,22 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
     ("words", "line"),
     [
         (
-            ["gs://bucket/flowers", "--set", "pretrained=weights.pth"],
+            [FLOWERS, "--set", "pretrained=weights.pth"],
             "pretrained=weights.pth is no address",
         ),
         (
-            ["gs://bucket/flowers", "--set", "batch_size=100", "--gpus", "8"],
+            [FLOWERS, "--set", "batch_size=100", "--gpus", "8"],
             "batch_size=100 cannot be divided evenly among 8 ranks",
         ),
-        (["gs://bucket/flowers", "--set", "source=gs://x"], "it is the argument SOURCE"),
+        ([FLOWERS, "--set", "source=gs://x"], "it is the argument SOURCE"),
         (["bucket/flowers"], "for a bucket write gs://bucket/flowers"),
         (["https://console.cloud.google.com/storage/browser/b/f;tab=x"], "write gs://b/f"),
         (["https://eu.console.aws.amazon.com/s3/buckets/b?region=eu&prefix=f/"], "write s3://b/f/"),
         ([FLOWERS, "--set", "bucket_secret="], "bucket_secret='' cannot be used"),
         ([FLOWERS, "--set", "work_claim=MyClaim"], "work_claim='MyClaim' cannot be used"),
         (["photos"], "is a folder of this machine, which a cluster cannot read"),
-        (["gs://bucket/flowers", "--ranks", "2"], "--ranks is for a run with --local"),
-        (["gs://bucket/flowers", "--pipeline", "retrian"], "not built in; did you mean 'retrain'?"),
+        ([FLOWERS, "--ranks", "2"], "--ranks is for a run with --local"),
+        ([FLOWERS, "--pipeline", "retrian"], "not built in; did you mean 'retrain'?"),
         (
             ["--pipeline", "train-resnet-bucket"],
             "source is missing: give --set source=… (Where",
@@ -145,9 +143,9 @@ def test_invalid_input_is_one_line_and_starts_no_run(
     [
         ("https://me:hunter2@data.example.com/flowers",),
         ("https://data.example.com/m.jsonl?X-Amz-Signature=hunter2",),
-        ("gs://bucket/flowers", "--set", "destination=https://hunter2@x/y"),
+        (FLOWERS, "--set", "destination=https://hunter2@x/y"),
         ("own.yaml", "--set", "training={log: ['https://x?sig=hunter2']}"),
-        ("gs://bucket/flowers", "--name", "https://me:hunter2@x"),
+        (FLOWERS, "--name", "https://me:hunter2@x"),
     ],
 )
 def test_a_secret_is_not_sent(call: Call, kfp_server: KfpServer, words: tuple[str, ...]) -> None:
@@ -180,7 +178,7 @@ def test_a_multi_user_run_has_a_namespace(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("HOME", str(tmp_path))
     with serving(multi_user=True) as server:
         options = ["--host", server.url, "-n", "kubeflow-user"]
-        run = ["run", "gs://bucket/flowers", "--registry", "registry.example.com/ml"]
+        run = ["run", FLOWERS, "--registry", "registry.example.com/ml"]
         done = CliRunner().invoke(app, [*run, *options])
         assert done.exit_code == 0, done.output
         (experiment,) = server.store.experiments.values()
@@ -199,6 +197,6 @@ def test_the_exit_code_of_wait_is_that_of_the_run(
 
     for state, code in (("SUCCEEDED", 0), ("FAILED", 1)):
         monkeypatch.setattr(follow, "sleep", lambda _, to=state: end(kfp_server, to))
-        done = call("run", "gs://bucket/flowers", "--wait", "--json")
+        done = call("run", FLOWERS, "--wait", "--json")
         assert json.loads(done.stdout)["state"] == state
         assert getattr(done.exception, "exit_code", 0) == code

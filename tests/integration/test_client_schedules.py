@@ -152,17 +152,6 @@ def test_list_and_show_find_by_name_and_id(call: Call, kfp_server: KfpServer, ow
     assert f"there is no schedule {gone}" in refused(call, "show", gone)
 
 
-def test_pause_and_resume_print_one_line(call: Call, kfp_server: KfpServer) -> None:
-    name = f"nightly ({create(call)['id'][:8]})"
-    assert call("schedule", "pause", "nightly").output == f"{name} is paused\n"
-    assert stored(kfp_server)[0][2] == "DISABLED"
-    assert json.loads(call("schedule", "show", "nightly", "--json").stdout)["next"] == []
-    resumed = call("schedule", "resume", "nightly").output
-    assert resumed.startswith(f"{name} is enabled; next 20")
-    assert resumed.count("\n") == 1
-    assert stored(kfp_server)[0][2] == "ENABLED"
-
-
 def test_of_two_clients_that_create_a_schedule_at_once_one_is_refused(
     kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from kfp_ddp.cli import app
 from kfp_ddp.pipelines.document import read
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
+from tests.schedules import OWN
 
 COMPILED = Path("kfp_ddp/compiled/train_resnet.yaml")
 
@@ -22,17 +23,8 @@ def _host(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A small compiled pipeline."""
-    spec = {
-        "pipelineInfo": {"name": "mine"},
-        "root": {
-            "dag": {"tasks": {}},
-            "inputDefinitions": {"parameters": {"rounds": {"parameterType": "NUMBER_INTEGER"}}},
-        },
-        "schemaVersion": "2.1.0",
-        "sdkVersion": "kfp-2.17.0",
-    }
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(spec))
+    path.write_text(yaml.safe_dump(OWN | {"pipelineInfo": {"name": "mine"}}))
     return path
 
 

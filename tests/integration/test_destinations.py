@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.cloud import storage
 
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
-from tests.destinations import Conditional, Contract, OfBuckets, put
+from tests.destinations import Contract, OfBuckets, put
+from tests.gcs_server import Bucket
 
 
-class TestFolder(Conditional):
+class TestFolder(Contract):
     @pytest.fixture
     def where(self, tmp_path: Path) -> Store:
         return open_store(str(tmp_path / "results"))
@@ -51,11 +51,11 @@ class TestFolder(Conditional):
 
 class TestGoogle(OfBuckets, Contract):
     @pytest.fixture
-    def where(self, emulator: storage.Client) -> Store:
-        return open_store("gs://models/results/of/")
+    def where(self, bucket: Bucket) -> Store:
+        return open_store("gs://bucket/results/of/")
 
 
-class TestS3(OfBuckets, Conditional):
+class TestS3(OfBuckets, Contract):
     @pytest.fixture
     def where(self, s3: Any) -> Store:
         return open_store("s3://bucket/results/of/")

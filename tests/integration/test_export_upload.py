@@ -46,14 +46,6 @@ def test_a_second_upload_writes_nothing(emulator: storage.Client, sealed: Path) 
     assert objects() == first
 
 
-def test_a_missing_object_is_not_a_missing_bucket(emulator: storage.Client) -> None:
-    emulator.bucket("models").blob("a/evaluation.json").upload_from_string("{}")
-    assert open_store("gs://models/a").read("evaluation.json", 99) == b"{}"
-    assert open_store("gs://models/a").read("other.json", 99) is None
-    with pytest.raises(InputError, match="the bucket gs://absent does not exist"):
-        open_store("gs://absent/a").read("evaluation.json", 99)
-
-
 def test_success_is_uploaded_last(bucket: Bucket, sealed: Path) -> None:
     publish(sealed, "squares", open_store("gs://bucket"), "")
     last = [name.rpartition("/")[2] for name in bucket.writes[-4:]]

@@ -17,7 +17,7 @@ from kfp_ddp.datasets.report import Meter, Progress
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
 from tests.serving import Files, serving
-from tests.sync_runs import step
+from tests.sync_runs import step, write
 
 PROGRAM = "from kfp_ddp.cli import main; main()"
 
@@ -25,12 +25,9 @@ PROGRAM = "from kfp_ddp.cli import main; main()"
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KFP_DDP_DATA_DIR", str(tmp_path / "data"))
-    folder = tmp_path / "source"
-    for split in ("train", "val"):
-        for label in "ab":
-            (folder / split / label).mkdir(parents=True)
-            (folder / split / label / "0.png").write_bytes(f"{split}{label}".encode())
-    return folder
+    names = ("train/a", "train/b", "val/a", "val/b")
+    write(tmp_path / "source", {f"{name}/0.png": name.encode() for name in names})
+    return tmp_path / "source"
 
 
 def run_locally(tmp_path: Path, source: str, **options: Any) -> Path:
@@ -65,7 +62,7 @@ def test_components_run_through_kfp_local(source: Path, tmp_path: Path) -> None:
     facts = json.loads((root / "data-sync" / "dataset_version").read_text())
     assert facts["files"] == 4
     assert Path(facts["path"]).parent == tmp_path / "data" / "versions"
-    assert (Path(facts["path"]) / "val/b/0.png").read_bytes() == b"valb"
+    assert (Path(facts["path"]) / "val/b/0.png").read_bytes() == b"val/b"
     assert "| Downloaded | 4 files" in (root / "data-sync" / "sync_report").read_text()
     published = (root / "dataset-volume" / "volume_report").read_text()
     assert "| Strategy | `in-place` |" in published

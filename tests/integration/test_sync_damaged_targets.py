@@ -18,7 +18,7 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
-from tests.sync_runs import content, fill, run, unpacked
+from tests.sync_runs import content, fill, run, unpacked, write
 
 OBJECTS = {name: name.encode() * 50 for name in ("a/x", "a/y", "a/deep/z", "b/x", "top", "empty")}
 OBJECTS |= {"b/large": bytes((1 << 20) + 1), "empty": b""}
@@ -42,12 +42,6 @@ FUZZ: dict[str, Any] = {
     "derandomize": True,
     "suppress_health_check": list(HealthCheck),
 }
-
-
-def write(source: Path, objects: dict[str, bytes]) -> None:
-    for name, data in objects.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(data)
 
 
 def options_of(kind: str) -> dict[str, Any]:

@@ -13,18 +13,6 @@ from tests.gcs_server import Bucket
 from tests.sync_runs import another_user, content, fill, run, small_disk
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [("size=64k", "free and 120.0 kB are to come"), ("size=8m,nr_inodes=30", "inodes free")],
-)
-def test_full_disk_is_refused(bucket: Bucket, tmp_path: Path, options: str, message: str) -> None:
-    fill(bucket)
-    with small_disk(tmp_path / "disk", options) as disk:
-        with pytest.raises(StorageError, match=message):
-            run(disk)
-        assert bucket.gets == []
-
-
 def test_archive_needs_no_inodes_but_room_for_all_of_it(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket)
     with small_disk(tmp_path / "disk", "size=260k,nr_inodes=30") as disk:

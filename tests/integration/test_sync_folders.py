@@ -18,7 +18,7 @@ from kfp_ddp.datasets.transfer import SMALL
 from kfp_ddp.storage.folder_source import FolderSource
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.storage.source import SourceOptions
-from tests.sync_runs import RETRY, content
+from tests.sync_runs import RETRY, content, write
 
 QUICK = Options(concurrency=2)
 sync = partial(sync_stubbornly, retry=RETRY)
@@ -28,12 +28,8 @@ sync = partial(sync_stubbornly, retry=RETRY)
 def source(tmp_path: Path) -> Path:
     """A folder with three files, and beside it a secret that is not part of it."""
     folder = tmp_path / "source"
-    (folder / "a/b").mkdir(parents=True)
-    for name in ("a/b/1.jpg", "a/2.jpg", "3.jpg"):
-        (folder / name).write_bytes(b"image")
-    (tmp_path / "secret").mkdir()
-    for name in ("1.jpg", "2.jpg", "3.jpg", "b"):
-        (tmp_path / "secret" / name).write_bytes(b"token")
+    write(folder, dict.fromkeys(("a/b/1.jpg", "a/2.jpg", "3.jpg"), b"image"))
+    write(tmp_path / "secret", dict.fromkeys(("1.jpg", "2.jpg", "3.jpg", "b"), b"token"))
     return folder
 
 
@@ -126,11 +122,8 @@ def test_source_disk_that_fails_while_read_is_one_line(source: Path, tmp_path: P
 
 def test_root_of_a_volume_is_a_source(source: Path, tmp_path: Path) -> None:
     """As uid 1000 sees ext4's own folder."""
-    closed = source / "lost+found"
-    closed.mkdir(mode=0o700)
-    (closed / "#12").write_bytes(b"of a broken disk")
-    (source / "a/lost+found").mkdir()
-    (source / "a/lost+found/x").write_bytes(b"an image of ours")
+    write(source, {"lost+found/#12": b"of a broken disk", "a/lost+found/x": b"an image of ours"})
+    (source / "lost+found").chmod(0o700)
     found = content(sync(str(source), tmp_path / "target", QUICK).path)
     assert sorted(found) == ["3.jpg", "a/2.jpg", "a/b/1.jpg", "a/lost+found/x"]
 

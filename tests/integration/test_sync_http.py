@@ -1,28 +1,24 @@
 """What web servers and proxies do that a sync has to bear: chunks, logins, redirects, and worse."""
 
 import base64
-import json
-import socketserver
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
-from tests.serving import serving
-from tests.sync_runs import RETRY, content
+from tests.serving import RawServer, head, serving
+from tests.sync_runs import RETRY, content, manifest
 
 QUICK = Options(concurrency=2, timeout=5)
 FILES = {"a/x": b"x" * 3000, "b": b"y" * 20}
 
 
 def sized(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+    return head(body, status, *headers) + body
 
 
 def chunked(body: bytes, trailers: bytes = b"", size: int = 1000) -> bytes:
@@ -32,48 +28,16 @@ def chunked(body: bytes, trailers: bytes = b"", size: int = 1000) -> bytes:
     return head + chunks + b"0\r\n" + trailers + b"\r\n"
 
 
-def manifest(files: dict[str, bytes]) -> bytes:
-    rows = [[n, len(b), 0, f"{google_crc32c.value(b):08x}"] for n, b in files.items()]
-    return "\n".join(json.dumps(row) for row in ({"format": 1, "pack": "none"}, *rows)).encode()
-
-
-class Web(socketserver.ThreadingTCPServer):
-    """Sends the bytes that are set for a path, and notes each request."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self) -> None:
-        self.answers: dict[str, bytes] = {}
-        self.seen: list[tuple[str, dict[str, str]]] = []
-        super().__init__(("127.0.0.1", 0), Visit)
-
-    def fill(self, answer: Callable[[bytes], bytes] = sized) -> None:
-        """Serve the files and their manifest, each as `answer` makes an answer of it."""
-        self.answers = {f"/v/{name}": answer(body) for name, body in FILES.items()}
-        self.answers["/v/_MANIFEST.jsonl"] = answer(manifest(FILES))
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that gives up is the point of some tests."""
-
-
-class Visit(socketserver.StreamRequestHandler):
-    def handle(self) -> None:
-        assert isinstance(self.server, Web)
-        while line := self.rfile.readline():
-            path = line.split()[1].decode()
-            headers = {}
-            while field := self.rfile.readline().decode().strip():
-                name, _, value = field.partition(": ")
-                headers[name.lower()] = value
-            self.server.seen.append((path, headers))
-            self.connection.sendall(self.server.answers.get(path, sized(b"", "404 Not Found")))
+def fill(web: RawServer, answer: Callable[[bytes], bytes] = sized) -> None:
+    """Serve the files and their manifest, each as `answer` makes a response of it."""
+    web.answers = {f"/v/{name}": answer(body) for name, body in FILES.items()}
+    web.answers["/v/_MANIFEST.jsonl"] = answer(manifest(FILES))
 
 
 @pytest.fixture
-def web() -> Iterator[Web]:
-    server = Web()
-    server.fill()
+def web() -> Iterator[RawServer]:
+    server = RawServer()
+    fill(server)
     with serving(server):
         yield server
 
@@ -85,7 +49,7 @@ def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
-def address(web: Web) -> str:
+def address(web: RawServer) -> str:
     return f"http://127.0.0.1:{web.server_address[1]}/v/_MANIFEST.jsonl"
 
 
@@ -103,13 +67,15 @@ def trailed(body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("answer", [sized, chunked, interim, trailed])
-def test_every_form_is_taken(web: Web, tmp_path: Path, answer: Callable[[bytes], bytes]) -> None:
-    web.fill(answer)
+def test_every_form_is_taken(
+    web: RawServer, tmp_path: Path, answer: Callable[[bytes], bytes]
+) -> None:
+    fill(web, answer)
     assert bring(address(web), tmp_path) == FILES
     assert len(web.seen) == 3, "each asked for once"
 
 
-def test_chunked_body_needs_no_more_memory_than_some_blocks(web: Web, tmp_path: Path) -> None:
+def test_chunked_body_needs_no_more_memory_than_some_blocks(web: RawServer, tmp_path: Path) -> None:
     body = bytes(32 << 20)
     web.answers["/v/_MANIFEST.jsonl"] = sized(manifest({"big": body}))
     web.answers["/v/big"] = chunked(body, size=8 << 20)
@@ -124,7 +90,7 @@ def test_chunked_body_needs_no_more_memory_than_some_blocks(web: Web, tmp_path: 
 
 
 @pytest.mark.usefixtures("login")
-def test_login_of_the_netrc_file_is_sent(web: Web, tmp_path: Path) -> None:
+def test_login_of_the_netrc_file_is_sent(web: RawServer, tmp_path: Path) -> None:
     assert bring(address(web), tmp_path / "target") == FILES
     login = "Basic " + base64.b64encode(b"me:p@ss").decode()
     host = f"127.0.0.1:{web.server_address[1]}"
@@ -135,7 +101,7 @@ def test_login_of_the_netrc_file_is_sent(web: Web, tmp_path: Path) -> None:
             bring(address(web), tmp_path / "target")
 
 
-def test_plain_http_from_elsewhere_is_told_once(web: Web, tmp_path: Path) -> None:
+def test_plain_http_from_elsewhere_is_told_once(web: RawServer, tmp_path: Path) -> None:
     for host, times in (("0.0.0.0", 1), ("127.0.0.1", 0)):
         told: list[str] = []
 
@@ -149,8 +115,8 @@ def test_plain_http_from_elsewhere_is_told_once(web: Web, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("login")
-def test_redirects_of_manifest_and_files_are_followed(web: Web, tmp_path: Path) -> None:
-    with serving(far := Web()) as elsewhere:
+def test_redirects_of_manifest_and_files_are_followed(web: RawServer, tmp_path: Path) -> None:
+    with serving(far := RawServer()) as elsewhere:
         for path in list(web.answers):
             far.answers[f"/cdn{path}"] = web.answers[path]
             web.answers[path] = sized(b"moved", "302 Found", f"Location: {elsewhere}/cdn{path}")
@@ -164,7 +130,10 @@ def test_redirects_of_manifest_and_files_are_followed(web: Web, tmp_path: Path) 
 
 @pytest.mark.parametrize("answer", [sized, chunked])
 def test_manifest_has_a_longest_length(
-    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[bytes], bytes]
+    web: RawServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[bytes], bytes],
 ) -> None:
     monkeypatch.setattr("kfp_ddp.storage.web.MAX_MANIFEST", 3 << 20)
     monkeypatch.setattr("kfp_ddp.storage.web.Retry", lambda: RETRY)
@@ -183,7 +152,7 @@ def test_manifest_has_a_longest_length(
     ],
 )
 def test_redirects_that_lead_nowhere_are_one_line(
-    web: Web, tmp_path: Path, path: str, location: str, message: str
+    web: RawServer, tmp_path: Path, path: str, location: str, message: str
 ) -> None:
     web.answers[path] = sized(b"", "301 Moved Permanently", f"Location: {location}")
     with pytest.raises(InputError, match=f"^[^\n]*({message})[^\n]*$"):
@@ -204,7 +173,7 @@ def test_redirects_that_lead_nowhere_are_one_line(
     ],
 )
 def test_answers_without_measure_are_one_line(
-    web: Web, tmp_path: Path, answer: bytes, message: str
+    web: RawServer, tmp_path: Path, answer: bytes, message: str
 ) -> None:
     web.answers["/v/b"] = answer
     with pytest.raises(StorageError, match=f"^cannot read 'b' of [^\n]*{message}[^\n]*$"):

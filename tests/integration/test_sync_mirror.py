@@ -11,13 +11,12 @@ from kfp_ddp.datasets import report
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
-from tests.sync_runs import another_user, content, fill, pretend_folding, run
+from tests.sync_runs import another_user, content, fill, pretend_folding, run, write
 
 
 def test_mirror_deletes_extras_only_when_told(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
-    (tmp_path / "old/deep").mkdir(parents=True)
-    (tmp_path / "old/deep/file").write_text("extra")
+    write(tmp_path, {"old/deep/file": b"extra"})
     run(tmp_path, mirror=True, delete=False)
     assert content(tmp_path) == objects | {"old/deep/file": b"extra"}
     assert run(tmp_path, mirror=True, delete=False).unchanged
@@ -33,9 +32,7 @@ def test_folded_names_are_not_deleted(bucket: Bucket, tmp_path: Path, folds: boo
     bucket.put("ds/cat.jpg", b"new")
     bucket.put("ds/dogs/1.jpg", b"new")
     there = ("Cat.jpg", "Dogs/1.jpg", "old.jpg")
-    for name in there:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"old")
+    write(tmp_path, dict.fromkeys(there, b"old"))
     if folds:
         pretend_folding(tmp_path)
     result = run(tmp_path, mirror=True, max_delete=1)
@@ -44,9 +41,8 @@ def test_folded_names_are_not_deleted(bucket: Bucket, tmp_path: Path, folds: boo
 
 def test_mirror_adopts_equal_files_and_replaces_others(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
-    for at, name in enumerate(list(objects)[:10]):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(objects[name] if at % 2 else b"x" * 3000)
+    ten = enumerate(list(objects)[:10])
+    write(tmp_path, {name: objects[name] if at % 2 else b"x" * 3000 for at, name in ten})
     result = run(tmp_path, mirror=True, verify="quick")
     assert (result.downloaded, len(result.changes.same)) == (35, 5)
     assert content(tmp_path) == objects
@@ -79,9 +75,7 @@ def test_what_a_filter_leaves_out_is_not_deleted(
     for name in ("1.jpg", "a/2.jpg", "labels.csv"):
         bucket.put(f"ds/{name}", b"new")
     there = {"old.jpg", "a/old.jpg", "old.txt", "labels.csv", "keep/x", "keep/deep/y"}
-    for name in there:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"old")
+    write(tmp_path, dict.fromkeys(there, b"old"))
     result = run(tmp_path, mirror=True, max_delete=1, **globs)
     assert set(result.changes.removed) == gone - {"labels.csv"}
     assert there - set(content(tmp_path)) == gone - {"labels.csv"}
@@ -90,9 +84,8 @@ def test_what_a_filter_leaves_out_is_not_deleted(
 def test_lost_found_and_what_is_excluded_stay_closed(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket, 4)
     target = tmp_path / "target"
+    write(target, dict.fromkeys(("lost+found/x", "private/x"), b"not ours"))
     for name in ("lost+found", "private"):
-        (target / name).mkdir(parents=True)
-        (target / name / "x").write_bytes(b"not ours")
         (target / name).chmod(0o700)
     run(tmp_path / "imports-everything")
     os.chown(target, 65534, -1)
@@ -123,9 +116,7 @@ def test_lost_found_and_what_is_excluded_stay_closed(bucket: Bucket, tmp_path: P
 def test_source_and_target_that_contain_one_another_are_refused(
     tmp_path: Path, source: str, target: str, mirror: bool, refused: bool
 ) -> None:
-    for name in ("t/incoming/1", "t/versions/2", "t/x/3"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_bytes(b"x")
+    write(tmp_path, dict.fromkeys(("t/incoming/1", "t/versions/2", "t/x/3"), b"x"))
     (tmp_path / "link").symlink_to(tmp_path / "t")
     before = content(tmp_path)
     options = Options(mirror=mirror, delete=True, max_delete=1)

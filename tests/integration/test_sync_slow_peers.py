@@ -1,13 +1,8 @@
 """Peers that send a byte now and then, so that no silence is ever too long."""
 
-import json
-import socketserver
-import ssl
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from kfp_ddp.core.errors import StorageError
@@ -18,60 +13,17 @@ from kfp_ddp.storage.http import origin
 from kfp_ddp.storage.http.answer import LOWEST_SPEED, Pace
 from kfp_ddp.storage.source import Retry
 from tests import tls
-from tests.serving import serving
-from tests.sync_runs import content
+from tests.serving import RawServer, head, serving
+from tests.sync_runs import content, manifest
 
 QUICK = Options(concurrency=2, timeout=1)
 RETRY = Retry(attempts=2, pause=0.01, longest=0.02)
 SMALL_BODY, LARGE_BODY = bytes(20_000), bytes(3 * SMALL)
 
 
-class Dripping(socketserver.ThreadingTCPServer):
-    """Sends what is set for a path: some at once, the rest in pieces of `step` bytes."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[bytes, bytes]] = {}
-        self.step, self.stopped = 1, False
-        self.secure: ssl.SSLContext | None = None
-        super().__init__(("127.0.0.1", 0), Visit)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that gives up is the point."""
-
-
-class Visit(socketserver.StreamRequestHandler):
-    disable_nagle_algorithm = True
-
-    def setup(self) -> None:
-        assert isinstance(self.server, Dripping)
-        if self.server.secure is not None:
-            self.request = self.server.secure.wrap_socket(self.request, server_side=True)
-        super().setup()
-
-    def finish(self) -> None:
-        super().finish()
-        self.request.close()
-
-    def handle(self) -> None:
-        server = self.server
-        assert isinstance(server, Dripping)
-        while line := self.rfile.readline():
-            while self.rfile.readline().strip():
-                pass
-            at_once, rest = server.answers[line.split()[1].decode()]
-            self.connection.sendall(at_once)
-            for at in range(0, len(rest), server.step):
-                if server.stopped:
-                    return
-                time.sleep(0.05)
-                self.connection.sendall(rest[at : at + server.step])
-
-
 @pytest.fixture
-def peer() -> Iterator[Dripping]:
-    server = Dripping()
+def peer() -> Iterator[RawServer]:
+    server = RawServer()
     with serving(server):
         yield server
         server.stopped = True
@@ -79,8 +31,8 @@ def peer() -> Iterator[Dripping]:
 
 @pytest.fixture
 def secure_peer(
-    peer: Dripping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Dripping]:
+    peer: RawServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RawServer]:
     """The same over TLS, with a certificate that we trust."""
     certificate = tls.loopback_certificate(tmp_path)
     peer.secure = tls.server_context(certificate)
@@ -90,15 +42,10 @@ def secure_peer(
     origin.tls.cache_clear()
 
 
-def head(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
-
-
-def serve(peer: Dripping, body: bytes, at_once: bytes, rest: bytes) -> str:
+def serve(peer: RawServer, body: bytes, at_once: bytes, rest: bytes) -> str:
     """Serve a manifest of one file, and its answer in these two parts; the manifest's address."""
-    row = ["x", len(body), 0, f"{google_crc32c.value(body):08x}"]
-    manifest = f"{json.dumps({'format': 1})}\n{json.dumps(row)}\n".encode()
-    peer.answers = {"/m.jsonl": (head(manifest) + manifest, b""), "/x": (at_once, rest)}
+    listed = manifest({"x": body})
+    peer.answers = {"/m.jsonl": head(listed) + listed, "/x": (at_once, rest)}
     scheme = "https" if peer.secure else "http"
     return f"{scheme}://127.0.0.1:{peer.server_address[1]}/m.jsonl"
 
@@ -130,20 +77,20 @@ def test_peer_that_drips_is_given_up(
 
 
 @pytest.mark.parametrize("body", [SMALL_BODY, LARGE_BODY], ids=["small", "large"])
-def test_slow_peer_is_waited_for(secure_peer: Dripping, tmp_path: Path, body: bytes) -> None:
+def test_slow_peer_is_waited_for(secure_peer: RawServer, tmp_path: Path, body: bytes) -> None:
     secure_peer.step = len(body) // 30
     url = serve(secure_peer, body, head(body), body)
     assert content(sync(url, tmp_path / "target", QUICK, retry=RETRY).path) == {"x": body}
 
 
-def test_breaks_after_a_few_bytes_each_come_to_an_end(peer: Dripping, tmp_path: Path) -> None:
+def test_breaks_after_a_few_bytes_each_come_to_an_end(peer: RawServer, tmp_path: Path) -> None:
     """A range of some bytes an answer would bring 3 MB in as many requests."""
     url = serve(peer, LARGE_BODY, b"", b"")
 
-    class Brief(dict[str, tuple[bytes, bytes]]):
+    class Brief(dict[str, bytes | tuple[bytes, bytes]]):
         asked = 0
 
-        def __getitem__(self, path: str) -> tuple[bytes, bytes]:
+        def __getitem__(self, path: str) -> bytes | tuple[bytes, bytes]:
             if path != "/x":
                 return super().__getitem__(path)
             self.asked += 1

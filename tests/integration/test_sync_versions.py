@@ -14,16 +14,14 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.report import Result, Throttle
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
-from tests.sync_runs import content, damage, fill, pretend_folding, run, small_disk
+from tests.sync_runs import content, damage, fill, pretend_folding, run, small_disk, write
 
 
 def test_max_delete_refuses_to_lose_most_of_a_dataset(tmp_path: Path) -> None:
     """Also from another source of the dataset, and under another name of the dataset."""
     source, other, target = (tmp_path / name for name in ("source", "other", "target"))
-    for folder, count in ((source, 10), (other, 1)):
-        folder.mkdir()
-        for number in range(count):
-            (folder / str(number)).write_bytes(b"x")
+    write(source, {str(number): b"x" for number in range(10)})
+    write(other, {"0": b"x"})
     first = sync(str(source), target, Options(dataset="photos"))
     for number in range(9):
         (source / str(number)).unlink()
@@ -36,9 +34,8 @@ def test_max_delete_refuses_to_lose_most_of_a_dataset(tmp_path: Path) -> None:
             sync(str(address), target, Options(dataset=dataset))
         assert (target / "current").resolve() == first.path
     sync(str(other), target, Options(dataset="another"))
-    assert (
-        len(content(sync(str(source), target, Options(dataset="photos", max_delete=1)).path)) == 1
-    )
+    shrunk = sync(str(source), target, Options(dataset="photos", max_delete=1))
+    assert len(content(shrunk.path)) == 1
 
 
 @pytest.mark.parametrize("folds", [False, True])
@@ -181,6 +178,9 @@ def test_dry_run_says_why_a_run_would_fail(bucket: Bucket, tmp_path: Path, mirro
     with small_disk(tmp_path / "disk", "size=64k") as disk:
         for target in (disk, disk / "not" / "there"):
             _refused_alike(target, r"free and 120.0 kB are to come", mirror=mirror)
+    with small_disk(tmp_path / "inodes", "size=8m,nr_inodes=30") as disk:
+        _refused_alike(disk, r"inodes free", mirror=mirror)
+    assert bucket.gets == []
     target = tmp_path / "target"
     run(target, mirror=mirror)
     for name in list(objects)[:30]:

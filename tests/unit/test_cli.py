@@ -28,12 +28,21 @@ def test_help_imports_nothing_heavy() -> None:
     assert "\n  143  the run was cancelled\n" in done.stdout
 
 
-def test_a_sync_starts_without_what_only_pipelines_archives_and_clouds_need() -> None:
-    probe = (
-        "import sys, kfp_ddp.cli.sync, kfp_ddp.datasets.sync\n"
-        "from kfp_ddp.storage import gcs\n"
-        f"print(sorted({{*{HEAVY!r}, *{RARE!r}}} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("imported", "unwanted"),
+    [
+        ("kfp_ddp.cli.sync, kfp_ddp.datasets.sync, kfp_ddp.storage.gcs", HEAVY + RARE),
+        (
+            "kfp_ddp.client.description, kfp_ddp.client.comparison, kfp_ddp.client.download, "
+            "kfp_ddp.client.logs",
+            ("PIL", "numpy", "onnx", "psutil", "torch"),
+        ),
+    ],
+)
+def test_a_command_starts_without_what_only_others_need(
+    imported: str, unwanted: tuple[str, ...]
+) -> None:
+    probe = f"import sys, {imported}\nprint(sorted({{*{unwanted!r}}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -20,10 +20,8 @@ from tests import run_output
 
 
 def compared(*words: Any) -> Any:
-    """The document of a comparison."""
-    answer = CliRunner().invoke(app, ["compare", *map(str, words), "--json"])
-    assert answer.exit_code == 0, answer.output
-    return json.loads(answer.stdout)
+    """Return the document of a comparison."""
+    return json.loads(run_output.command("compare", *words, "--json"))
 
 
 def test_only_settings_that_differ_are_compared(tmp_path: Path) -> None:
@@ -86,11 +84,10 @@ def test_each_training_of_a_run_has_a_column(tmp_path: Path) -> None:
 
 
 def test_a_page_has_the_curves_of_all_runs(tmp_path: Path) -> None:
-    sides = [str(run_output.make(tmp_path / f"<{n}>", correct=n)) for n in (80, 90)]
+    sides = [run_output.make(tmp_path / f"<{n}>", correct=n) for n in (80, 90)]
     page = tmp_path / "page.html"
-    answer = CliRunner().invoke(app, ["compare", *sides, "--html", str(page)])
-    assert answer.exit_code == 0, answer.output
-    (row,) = [line for line in answer.stdout.splitlines() if line.startswith("accuracy")]
+    table = run_output.command("compare", *sides, "--html", page)
+    (row,) = [line for line in table.splitlines() if line.startswith("accuracy")]
     assert row.endswith(" 90.0% (82.6% to 94.5%)")
     assert "80.0% (71.1% to 86.7%)" in row
     text = page.read_text()
@@ -128,9 +125,7 @@ TRAIN = f"work/{run_output.RUN_ID}/train"
 def test_a_run_is_downloaded_with_bundle_and_reports(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
     output = tmp_path / "deep" / "here"
-    answer = CliRunner().invoke(app, ["download", str(run), "--output", str(output), "--json"])
-    assert answer.exit_code == 0, answer.output
-    (task,) = json.loads(answer.stdout)["tasks"]
+    (task,) = json.loads(run_output.command("download", run, "-o", output, "--json"))["tasks"]
     assert task["bundle"] == str(output / "bundle")
     assert bundle.digest(output / "bundle") == bundle.digest(run / TRAIN / "bundle") != ""
     assert (output / "evaluation/report.html").read_text() == "<p>report</p>"
@@ -154,8 +149,7 @@ def test_the_newest_checkpoint_is_downloaded_on_request(tmp_path: Path) -> None:
 def test_each_task_has_a_folder(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
     shutil.copytree(run / TRAIN, run / f"{TRAIN}.2")
-    answer = CliRunner().invoke(app, ["download", str(run), "-o", str(tmp_path / "to")])
-    assert answer.exit_code == 0, answer.output
+    run_output.command("download", run, "-o", tmp_path / "to")
     assert (tmp_path / "to/train/bundle/_SUCCESS").exists()
     assert (tmp_path / "to/train.2/bundle/_SUCCESS").exists()
 
@@ -171,10 +165,9 @@ def test_a_damaged_bundle_leaves_no_files(tmp_path: Path) -> None:
 
 def test_a_run_without_a_bundle_is_downloaded(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate")
-    answer = CliRunner().invoke(app, ["download", str(run), "-o", str(tmp_path / "to")])
-    assert answer.exit_code == 0, answer.output
-    assert "no bundle: the run exported none" in answer.stdout
-    assert "predict" not in answer.stdout
+    text = run_output.command("download", run, "-o", tmp_path / "to")
+    assert "no bundle: the run exported none" in text
+    assert "predict" not in text
 
 
 @pytest.mark.parametrize(

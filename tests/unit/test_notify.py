@@ -4,7 +4,7 @@ import json
 import socketserver
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.runs import notify as channels
 from kfp_ddp.runs.notify import Notification, Outcome, send
-from tests.serving import free_port, serving
+from tests.serving import Handler, free_port, serving
 
 PROMOTED = Outcome(
     "1f0c",
@@ -28,7 +28,7 @@ PROMOTED = Outcome(
 FAILED = Outcome("1f0c", "failed", "rank 1: <class 'X'> & more", step="train")
 
 
-class Hook(BaseHTTPRequestHandler):
+class Hook(Handler):
     """Records requests; responds with the next of `answers`, then 200."""
 
     posted: list[tuple[str, Any]]
@@ -37,13 +37,8 @@ class Hook(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.posted.append((self.path, json.loads(body)))
-        self.send_response(self.answers.pop(0) if self.answers else 200)
-        self.send_header("Location", "http://elsewhere.invalid/")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        """Log nothing."""
+        status = self.answers.pop(0) if self.answers else 200
+        self.answer(status, Location="http://elsewhere.invalid/")
 
 
 @contextmanager

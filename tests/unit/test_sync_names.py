@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets import names
 from kfp_ddp.datasets.options import canonical, dataset_name
-from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Filter, Listing
 
 
@@ -215,17 +214,6 @@ def test_encoded_name_that_is_taken_is_hashed_again() -> None:
 )  # fmt: skip
 def test_conflicts_of_names(objects: tuple[str, ...], folds: bool, why: dict[str, str]) -> None:
     assert dict(names.apply(listing(*objects), "skip", folds).skipped) == why
-
-
-def test_markers_are_no_data() -> None:
-    made = listing("_MANIFEST.jsonl", "_SUCCESS", "a", "b/_SUCCESS")
-    kept, left = names.without_markers(made)
-    assert kept.names == ["a", "b/_SUCCESS"]
-    assert list(kept.crcs) == [2, 3]
-    why = "marks its writer's work as done, and is not data"
-    assert left == [(manifest.SUCCESS, why), (manifest.NAME, why)]
-    plain = listing("a")
-    assert names.without_markers(plain) == (plain, [])
 
 
 PIECES = (

@@ -1,7 +1,6 @@
 """A run's folder in a bucket: checkpoints, and the local folders of trainings and steps."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from kfp_ddp.training import saving
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import MANIFEST, STATE, step_dir
 from tests.checkpoints import save
+from tests.waiting import until
 
 KEEP = 2
 
@@ -328,10 +328,3 @@ def test_leases_are_read_from_names_alone(uri: str, store: Store) -> None:
 
 def wait_for(*paths: Path) -> None:
     until(lambda: all(path.exists() for path in paths))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not met in 60 s"
-        time.sleep(0.02)
