@@ -1,5 +1,6 @@
 """The folder of a `run --local`, without a run, and commands on it."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,14 @@ def command(*words: object) -> str:
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Return True."""
+        return True
 
 
 def make(

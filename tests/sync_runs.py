@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +92,25 @@ def unpacked(version: Path, pack: str) -> dict[str, bytes]:
                     assert file is not None
                     found[member.name] = file.read()
     return found
+
+
+def mangled(choose: random.Random, data: bytes, inserted: Sequence[bytes] = (b"",)) -> bytes:
+    """Return the same with some bytes changed, lost, doubled, cut off or inserted."""
+    made = bytearray(data)
+    for _ in range(choose.randint(0, 2)):
+        at = choose.randrange(len(made) + 1)
+        match choose.randrange(5):
+            case 0:
+                made[at : at + 1] = choose.randbytes(1)
+            case 1:
+                del made[at : at + choose.randint(1, 9)]
+            case 2:
+                made[at:at] = made[at : at + choose.randint(1, 30)]
+            case 3:
+                del made[at:]
+            case 4:
+                made[at:at] = choose.choice(inserted)
+    return bytes(made)
 
 
 def damage(path: Path) -> None:

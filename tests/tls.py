@@ -32,9 +32,7 @@ def google_account(folder: Path, token_uri: str, patch: pytest.MonkeyPatch) -> P
 def private(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     """Return a key in the form of a PEM file."""
     return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 

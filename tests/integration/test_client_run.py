@@ -96,10 +96,7 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (
-            [FLOWERS, "--set", "pretrained=weights.pth"],
-            "pretrained=weights.pth is no address",
-        ),
+        ([FLOWERS, "--set", "pretrained=weights.pth"], "pretrained=weights.pth is no address"),
         (
             [FLOWERS, "--set", "batch_size=100", "--gpus", "8"],
             "batch_size=100 cannot be divided evenly among 8 ranks",
@@ -113,10 +110,7 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
         (["photos"], "is a folder of this machine, which a cluster cannot read"),
         ([FLOWERS, "--ranks", "2"], "--ranks is for a run with --local"),
         ([FLOWERS, "--pipeline", "retrian"], "not built in; did you mean 'retrain'?"),
-        (
-            ["--pipeline", "train-resnet-bucket"],
-            "source is missing: give --set source=… (Where",
-        ),
+        (["--pipeline", "train-resnet-bucket"], "source is missing: give --set source=… (Where"),
         (["own.yaml", "--set", "rounds=1", "--gpus", "1"], "own has no parameter gpus_per_node"),
         (["own.yaml", "--pipeline", "retrain"], "are two pipelines: give one of them"),
         (["junk.yaml"], "junk.yaml is not YAML"),

@@ -1,4 +1,3 @@
-import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from kfp_ddp.core.errors import InputError, JobError, ServerError
 from kfp_ddp.pipelines.document import read
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
+from tests.run_output import Terminal
 
 COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
 DONE = dict.fromkeys(("preflight", "data-sync", "dataset-volume"), "SUCCEEDED")
@@ -170,16 +170,11 @@ def test_a_run_is_cancelled_and_retried(call: Call, kfp_server: KfpServer) -> No
     assert "FAILED" in call("status", "flowers").output
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_on_a_terminal_the_tree_is_redrawn_in_place(
     client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run_id,) = _create(kfp_server, "flowers")
-    terminal = _Terminal()
+    terminal = Terminal()
 
     def end(_: float) -> None:
         kfp_server.put_run(run_id, "SUCCEEDED", DONE | {"train": "SUCCEEDED"})

@@ -63,12 +63,7 @@ def test_success_is_uploaded_last(bucket: Bucket, sealed: Path) -> None:
     ],
 )
 def test_a_failed_upload_is_completed_by_the_next(
-    bucket: Bucket,
-    sealed: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: str,
-    text: str,
-    after: int,
+    bucket: Bucket, sealed: Path, monkeypatch: pytest.MonkeyPatch, fault: str, text: str, after: int
 ) -> None:
     monkeypatch.setattr(store, "PATIENCE", 2.0)
     bucket.write_fault, bucket.write_fault_after = fault, after

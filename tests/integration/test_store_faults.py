@@ -6,9 +6,10 @@ import gc
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -86,8 +87,7 @@ def use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", url)
     monkeypatch.setenv("HF_TOKEN", "test")
     monkeypatch.setenv(
-        "AZURE_STORAGE_CONNECTION_STRING",
-        f"AccountName=a;AccountKey=a2V5;BlobEndpoint={url}/a",
+        "AZURE_STORAGE_CONNECTION_STRING", f"AccountName=a;AccountKey=a2V5;BlobEndpoint={url}/a"
     )
 
 
@@ -154,15 +154,15 @@ PAGE = 1 << 20
 class Endless(Handler):
     """Sends more than any page has, as far as it is read."""
 
-    sent: int
-    status: int
+    sent: ClassVar[int]
+    status: ClassVar[int]
 
     def do_GET(self) -> None:
         self.send_response(self.status)
         self.end_headers()
         with contextlib.suppress(OSError):
-            while self.sent < 64 * PAGE:
-                type(self).sent += self.wfile.write(b" " * (1 << 16))
+            while Endless.sent < 64 * PAGE:
+                Endless.sent += self.wfile.write(b" " * (1 << 16))
 
 
 @pytest.mark.parametrize("status", [200, 403])
@@ -172,8 +172,8 @@ def test_a_page_without_end_is_cut_off(
 ) -> None:
     for module in (s3_objects, azure, huggingface):
         monkeypatch.setattr(module, "MAX_PAGE", PAGE)
-    handler = type("Handler", (Endless,), {"sent": 0, "status": status})
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+    Endless.sent, Endless.status = 0, status
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Endless)) as url:
         use(url, monkeypatch)
         asks: list[Callable[[], object]] = [open_source(SOURCES[scheme]).listing]
         if scheme != "hf":
@@ -184,7 +184,7 @@ def test_a_page_without_end_is_cut_off(
         if scheme != "hf" and status == 403:
             with pytest.raises(InputError):
                 open_store(f"{scheme}://bucket/models").read("x", 5)
-    assert handler.sent < 32 * PAGE, "the client closed the connection"
+    assert Endless.sent < 32 * PAGE, "the client closed the connection"
     close_session()
 
 
@@ -216,34 +216,36 @@ def test_a_folder_without_rights_or_with_a_wrong_path_is_an_input_error(tmp_path
         open_source(str(tmp_path / "missing")).listing()
 
 
+TAG = "900150983cd24fb0d6963f7d28e17f72"
 NAMES = [f"x/{number}" for number in range(5)]
 
 
-def page(scheme: str, query: dict[str, list[str]]) -> bytes:
-    """Return a page of two of NAMES, in the form of a protocol."""
+def page(scheme: str, query: dict[str, list[str]], all_names: Sequence[str] = NAMES) -> bytes:
+    """Return a page of two objects of three bytes at most, in the form of a protocol."""
     token, size = {
         "gs": ("pageToken", "maxResults"),
         "s3": ("continuation-token", "max-keys"),
         "az": ("marker", "maxresults"),
     }[scheme]
-    start, end = int(query.get(token, ["0"])[0]), len(NAMES)
+    start, end = int(query.get(token, ["0"])[0]), len(all_names)
     end = min(start + min(2, int(query.get(size, ["2"])[0])), end)
-    following = str(end) if end < len(NAMES) else ""
-    names = NAMES[start:end]
+    following = str(end) if end < len(all_names) else ""
+    names = all_names[start:end]
     if scheme == "gs":
-        items = [{"name": name, "size": "1"} for name in names]
+        items = [{"name": name, "size": "3"} for name in names]
         more = {"nextPageToken": following} if following else {}
         return json.dumps({"items": items, **more}).encode()
     if scheme == "s3":
         contents = "".join(
-            f"<Contents><Key>{name}</Key><Size>1</Size></Contents>" for name in names
+            f"<Contents><Key>{name}</Key><Size>3</Size><ETag>{TAG}</ETag></Contents>"
+            for name in names
         )
         token = f"<NextContinuationToken>{following}</NextContinuationToken>" if following else ""
         token += f"<IsTruncated>{str(bool(following)).lower()}</IsTruncated>"
         return f"<ListBucketResult>{contents}{token}</ListBucketResult>".encode()
     blobs = "".join(
-        f"<Blob><Name>{name}</Name><Properties><Content-Length>1</Content-Length>"
-        "<BlobType>BlockBlob</BlobType></Properties>"
+        f"<Blob><Name>{name}</Name><Properties><Content-Length>3</Content-Length>"
+        f"<Etag>{TAG}</Etag><BlobType>BlockBlob</BlobType></Properties>"
         "</Blob>"
         for name in names
     )
@@ -265,7 +267,7 @@ def test_the_first_name_takes_one_request(scheme: str, monkeypatch: pytest.Monke
         use(url, monkeypatch)
         where = open_store(f"{scheme}://bucket/x")
         names = where.list("")
-        assert next(names) == ("0", 1)
+        assert next(names) == ("0", 3)
         assert len(requests) == 1
         assert [name for name, _ in names] == ["1", "2", "3", "4"]
         assert len(requests) == 3
@@ -273,16 +275,6 @@ def test_the_first_name_takes_one_request(scheme: str, monkeypatch: pytest.Monke
         assert where.has_files()
         assert len(requests) == 1
         assert re.search(r"(maxResults|max-keys|maxresults)=1\b", requests[0])
-
-
-TAG = "900150983cd24fb0d6963f7d28e17f72"
-LISTS = {
-    "s3": f"<ListBucketResult><Contents><Key>x/a</Key><Size>3</Size><ETag>&#34;{TAG}&#34;</ETag>"
-    "</Contents></ListBucketResult>",
-    "az": "<EnumerationResults><Blobs><Blob><Name>x/a</Name><Properties><Etag>" + TAG + "</Etag>"
-    "<Content-Length>3</Content-Length><BlobType>BlockBlob</BlobType></Properties></Blob></Blobs>"
-    "<NextMarker/></EnumerationResults>",
-}
 
 
 @pytest.mark.parametrize(
@@ -314,7 +306,7 @@ def test_the_sdk_explains_a_refused_request_and_renews_its_credentials(
         """List the object `a` of three bytes, or refuse or answer a request for it."""
         headers = {"Content_Type": "application/xml", "ETag": f'"{TAG}"'}
         if "list-type=2" in path or "comp=list" in path:
-            return 200, LISTS[scheme].encode(), headers
+            return 200, page(scheme, {}, ["x/a"]), headers
         left[0] -= 1
         if left[0] >= 0:
             return status, ERROR.format(code).encode(), headers | {"x_ms_error_code": code}

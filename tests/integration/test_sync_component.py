@@ -1,21 +1,21 @@
 """The components under kfp.local, and the command line, as people use them."""
 
 import io
-import json
 import subprocess
 import sys
-import warnings
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
+from kfp_ddp.components.dataset_volume.component import dataset_volume
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.report import Meter, Progress
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
+from tests.run_output import Terminal
 from tests.serving import Files, serving
 from tests.sync_runs import step, write
 
@@ -30,48 +30,23 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "source"
 
 
-def run_locally(tmp_path: Path, source: str, **options: Any) -> Path:
-    """A pipeline of the two components; its root, where the outputs are."""
-    from kfp import dsl, local
-
-    from kfp_ddp.components.data_sync.component import data_sync
-    from kfp_ddp.components.dataset_volume.component import dataset_volume
-
-    @dsl.pipeline(name="data")  # type: ignore[untyped-decorator]
-    def data(source: str, options: dict[str, Any]) -> None:
-        synced = data_sync(source=source, options=options)
-        dataset_volume(
-            dataset=synced.outputs["dataset"],
-            source=source,
-            digest=synced.outputs["digest"],
-            path=synced.outputs["path"],
-            claim="claim",
-            publish="auto",
-        )
-
-    root = tmp_path / "root"
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="You may be attemping", category=RuntimeWarning)
-        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
-        data(source=source, options=options)
-    return max(root.iterdir())
-
-
-def test_components_run_through_kfp_local(source: Path, tmp_path: Path) -> None:
-    root = run_locally(tmp_path, str(source))
-    facts = json.loads((root / "data-sync" / "dataset_version").read_text())
+def test_steps_return_facts_and_reports(source: Path, tmp_path: Path) -> None:
+    facts, report = step(tmp_path, str(source))
     assert facts["files"] == 4
     assert Path(facts["path"]).parent == tmp_path / "data" / "versions"
     assert (Path(facts["path"]) / "val/b/0.png").read_bytes() == b"val/b"
-    assert "| Downloaded | 4 files" in (root / "data-sync" / "sync_report").read_text()
-    published = (root / "dataset-volume" / "volume_report").read_text()
-    assert "| Strategy | `in-place` |" in published
     assert facts["dataset"].startswith("source-")
-    assert f"| Dataset | `{facts['dataset']}` |" in published
-    again = run_locally(tmp_path, str(source))
-    assert "unchanged, nothing copied" in (again / "data-sync" / "sync_report").read_text()
-    some = run_locally(tmp_path, str(source), include="train/**", keep_versions=1, max_delete=1)
-    assert json.loads((some / "data-sync" / "dataset_version").read_text())["files"] == 2
+    assert "| Downloaded | 4 files" in report
+    published = SimpleNamespace(path=str(tmp_path / "volume"))
+    given = {name: facts[name] for name in ("dataset", "digest", "path")}
+    volume = dataset_volume.python_func(
+        **given, source=str(source), claim="claim", publish="auto", volume_report=published
+    )
+    assert tuple(volume) == ("claim", facts["path"])
+    assert "| Strategy | `in-place` |" in Path(published.path).read_text()
+    assert f"| Dataset | `{facts['dataset']}` |" in Path(published.path).read_text()
+    options = {"include": "train/**", "keep_versions": 1, "max_delete": 1}
+    assert step(tmp_path, str(source), options=options)[0]["files"] == 2
 
 
 def test_signature_of_an_address_is_stored_and_printed_nowhere(
@@ -120,11 +95,6 @@ def test_command_line_mirrors_and_says_what_it_did(bucket: Bucket, tmp_path: Pat
     assert "add                   3  a/2.txt" in dry.stdout
     full = kfp_ddp("gs://bucket/ds", str(tmp_path / "t"), "-q")
     assert (full.returncode, full.stderr) == (0, "")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log() -> None:

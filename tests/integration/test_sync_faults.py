@@ -1,24 +1,20 @@
 """Every fault of a bucket ends in the right bytes or in a clear error, never in a wrong file."""
 
-import dataclasses
 import itertools
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.report import Result
-from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import SMALL
-from kfp_ddp.storage.source import Retry
+from tests import sync_runs
 from tests.gcs_server import Bucket
 from tests.sync_runs import content
 
-QUICK = Options(concurrency=4, timeout=1)
-RETRY = Retry(attempts=4, pause=0.01, longest=0.05)
+run = partial(sync_runs.run, timeout=1)
 LARGE = random.Random(1).randbytes(3 * SMALL + 500_000)
 SMALL_BODY = random.Random(2).randbytes(20_000)
 MENDABLE = (
@@ -32,10 +28,6 @@ def fill(bucket: Bucket, body: bytes = SMALL_BODY) -> dict[str, bytes]:
     objects = {f"train/a/{i}.png": bytes([i]) * (100 + i) for i in range(9)} | {"train/b/x": body}
     bucket.put_all(objects)
     return objects
-
-
-def run(target: Path, options: Options = QUICK) -> Result:
-    return sync("gs://bucket/ds", target, options, retry=RETRY)
 
 
 @pytest.mark.parametrize("body", [SMALL_BODY, LARGE], ids=["small", "large"])
@@ -157,9 +149,8 @@ def test_words_of_a_server_cannot_write_to_a_terminal(bucket: Bucket, tmp_path: 
     with pytest.raises(InputError, match=role) as listing:
         run(tmp_path)
     bucket.fault("ds/\x1b[2J", "403")
-    encoding = dataclasses.replace(QUICK, hostile_names="encode")
     with pytest.raises(InputError, match="no permission to read") as reading:
-        run(tmp_path, encoding)
+        run(tmp_path, hostile_names="encode")
     for caught in (listing, reading):
         assert "way" in str(caught.value)
         assert str(caught.value).isprintable()

@@ -64,8 +64,7 @@ def test_token_that_expires_in_the_middle_is_renewed_once(guarded: Bucket, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pages", "tokens"),
-    [([""], []), (["", "503"], []), ([""], ["reset0"]), ([""], ["503"] * 4)],
+    ("pages", "tokens"), [([""], []), (["", "503"], []), ([""], ["reset0"]), ([""], ["503"] * 4)]
 )
 def test_token_that_expires_while_listing_is_renewed(
     guarded: Bucket, tmp_path: Path, pages: list[str], tokens: list[str]

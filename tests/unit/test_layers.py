@@ -65,7 +65,8 @@ def test_metadata_is_valid(folder: Path) -> None:
 
 
 @components
-def test_folder_has_owners_readme_and_function(folder: Path) -> None:
+def test_folder_has_owners_readme_and_one_module_with_its_function(folder: Path) -> None:
+    assert {path.name for path in folder.glob("*.py")} == {"__init__.py", "component.py"}
     assert re.search(r"^approvers:\n- *\S", (folder / "OWNERS").read_text(), re.M)
     assert (folder / "README.md").read_text().startswith(f"# {folder.name}\n")
     module = importlib.import_module(f"kfp_ddp.components.{folder.name}.component")
@@ -144,8 +145,3 @@ def test_rooms_do_not_import_each_other_in_a_circle() -> None:
         if room(name) != room(other):
             graph.setdefault(room(name), set()).add(room(other))
     assert list(TopologicalSorter(graph).static_order())
-
-
-@components
-def test_components_are_a_signature_and_one_call(folder: Path) -> None:
-    assert {path.name for path in folder.glob("*.py")} == {"__init__.py", "component.py"}

@@ -19,6 +19,7 @@ from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinishe
 from kfp_ddp.local.screen import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import located, look
 from tests import run_output
+from tests.run_output import Terminal
 
 
 @pytest.fixture(autouse=True)
@@ -105,11 +106,6 @@ def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> 
         written = tmp_path / f"artifacts/run/for-loop-1-iteration-{iteration}/train"
         os.utime(written / "executor_output.json", (9 - iteration, 9 - iteration))
     assert runs.describe_step(tmp_path, "train") == "18 steps"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -7,9 +7,11 @@ from typing import NamedTuple
 import pytest
 
 from kfp_ddp.storage.http.answer import BLOCK, Answer, HttpError
+from tests.sync_runs import mangled
 
 LIMIT = 400
 WHOLE, CUT, MANGLED = 4000, 20_000, 20_000
+FRAMING = (b"\r\n", b"-", b"f", b"\0", b"0\r\n\r\n", b" ")
 
 
 class Made(NamedTuple):
@@ -90,21 +92,9 @@ def test_mangled_answers_are_errors_or_answers_within_their_limit() -> None:
     choose = random.Random(3)
     refused = 0
     for _ in range(MANGLED):
-        sent = bytearray(made(choose).sent)
-        for _ in range(choose.randint(1, 3)):
-            at = choose.randrange(len(sent))
-            match choose.randrange(4):
-                case 0:
-                    sent[at] = choose.randrange(256)
-                case 1:
-                    del sent[at : at + choose.randint(1, 9)]
-                case 2:
-                    sent[at:at] = choose.choice([b"\r\n", b"-", b"f", b"\0", b"0\r\n\r\n", b" "])
-                case 3:
-                    sent[at:at] = sent[at : at + choose.randint(1, 30)]
-            sent = sent or bytearray(b"x")
+        sent = mangled(choose, made(choose).sent, FRAMING)
         try:
-            taken(choose, bytes(sent))
+            taken(choose, sent)
         except HttpError:
             refused += 1
     assert MANGLED // 10 < refused < MANGLED

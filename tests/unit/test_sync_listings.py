@@ -13,6 +13,7 @@ from kfp_ddp.storage.gcs import GcsSource
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import SourceOptions, Transient
 from kfp_ddp.storage.web import MAX_LINE, ManifestRows
+from tests.sync_runs import mangled
 
 MANGLED = 10_000
 DEEP = "[" * 100_000
@@ -33,23 +34,6 @@ def weird(choose: random.Random, document: Any) -> Any:
             made[key] = weird(choose, made[key])
         return made
     return choose.choice(WEIRD)
-
-
-def mangled(choose: random.Random, text: bytes) -> bytes:
-    """The same with some bytes changed, lost, doubled or cut off."""
-    made = bytearray(text)
-    for _ in range(choose.randint(0, 2)):
-        at = choose.randrange(len(made) + 1)
-        match choose.randrange(4):
-            case 0:
-                made[at : at + 1] = choose.randbytes(1)
-            case 1:
-                del made[at : at + choose.randint(1, 9)]
-            case 2:
-                made[at:at] = made[at : at + 20]
-            case 3:
-                del made[at:]
-    return bytes(made)
 
 
 def judge(read: Callable[[], list[tuple[str, int, int]]], outcomes: list[str]) -> None:
