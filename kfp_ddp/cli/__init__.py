@@ -127,6 +127,7 @@ def main() -> NoReturn:
     from kfp_ddp.cli.options import echo
     from kfp_ddp.core.errors import UNIX_ONLY, KfpDdpError
 
+    gc.set_threshold(20_000)  # SDKs make many objects that stay: 0.1 s less for botocore
     try:
         code = app.main(prog_name="kfp-ddp", standalone_mode=False)
     except KfpDdpError as error:

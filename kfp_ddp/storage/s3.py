@@ -107,27 +107,27 @@ class S3Source(HttpSource):
                 raise error from None
 
     def _list(self) -> Listing:
-        events, parses = self.client.sdk.meta.events, "before-parse.s3.ListObjectsV2"
         pages = self.client.sdk.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._prefix
         )
         listing, start = Listing(), len(self._prefix)
-        contents: list[dict[str, str]] = []
+        contents: list[tuple[str, str, str]] = []
 
-        def take_contents(response_dict: _Fields, **_: Any) -> None:
-            contents[:], response_dict["body"] = _split_page(response_dict["body"])
+        def take_contents(page: bytes) -> bytes:
+            contents[:], rest = _split_page(page)
+            return rest
 
-        events.register(parses, take_contents)
+        self.client.split_page = take_contents
         try:
             for number, page in enumerate(pages):
                 decode = unquote if page.get("EncodingType") == "url" else str
-                for item in contents:
-                    name, size = decode(item["Key"])[start:], int(item["Size"])
+                for key, digits, tag in contents:
+                    name, size = decode(key)[start:], int(digits)
                     if name or size:
-                        listing.add(name, size, 0, tag=etag_of(self.url, name, item.get("ETag")))
+                        listing.add(name, size, 0, tag=etag_of(self.url, name, tag))
                 check_end(self.url, number, listing)
         finally:
-            events.unregister(parses, take_contents)
+            self.client.split_page = None
         return listing
 
 
@@ -236,16 +236,24 @@ class S3Store(Bucket):
         return problem(self._client, verb, self.uri, self.root, error)
 
 
-def _split_page(page: bytes) -> tuple[list[dict[str, str]], bytes]:
-    """Take the objects out of a page of a listing; botocore takes 80 us to parse one, this 10."""
+def _split_page(page: bytes) -> tuple[list[tuple[str, str, str]], bytes]:
+    """Take key, size and ETag of the objects out of a page of a listing.
+
+    botocore takes 80 us to parse one, this 4.
+    """
     try:
         root = ElementTree.fromstring(page)  # noqa: S314 (botocore parses the same)
     except ElementTree.ParseError:
         return [], page  # botocore reports it
-    contents = root.findall("{*}Contents")
+    space = root.tag[: root.tag.find("}") + 1]
+    key, size, tag = f"{space}Key", f"{space}Size", f"{space}ETag"
+    contents = root.findall(f"{space}Contents")
     for item in contents:
         root.remove(item)
-    rows = [{field.tag.rpartition("}")[2]: field.text or "" for field in item} for item in contents]
+    rows = [
+        (item.findtext(key, ""), item.findtext(size, ""), item.findtext(tag, ""))
+        for item in contents
+    ]
     return rows, ElementTree.tostring(root)
 
 

@@ -1,11 +1,13 @@
 """S3's client of boto3, and requests: botocore prepares one, and others are signed like it."""
 
+import functools
 import hashlib
 import hmac
 import os
 import re
 import threading
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -35,17 +37,53 @@ _WRONG_CREDENTIALS = frozenset(
 )
 
 
-class S3Client(NamedTuple):
-    """A client of boto3, its server with the authorities to trust, and its credentials, if any."""
+class S3Client:
+    """A client of boto3, its server with the authorities to trust, and its credentials, if any.
 
-    sdk: Any
-    origin: Origin
-    credentials: Any
+    Responses that are not an object's body are bounded, for which boto3 has no setting.
+    """
+
+    def __init__(self, sdk: Any, origin: Origin, credentials: Any) -> None:
+        self.sdk, self.origin, self.credentials = sdk, origin, credentials
+        self.split_page: Callable[[bytes], bytes] | None = None
+        """Takes the objects out of a page of a listing, and returns what botocore is to parse."""
+        self._session = sdk._endpoint.http_session
+        sdk.meta.events.register("before-send.s3", self._send)
 
     @property
     def secret_key(self) -> str:
         """The secret access key, which is valid now; '' without credentials."""
         return self.credentials.get_frozen_credentials().secret_key if self.credentials else ""
+
+    def _send(self, request: Any, event_name: str, **_: Any) -> Any:
+        from botocore.awsrequest import AWSResponse
+        from botocore.exceptions import HTTPClientError
+        from urllib3.exceptions import HTTPError
+
+        streams, request.stream_output = request.stream_output, True
+        answer = self._session.send(request)
+        if streams and answer.status_code < 300:
+            return answer
+        try:
+            body = read_bounded(answer.raw.stream(), MAX_PAGE, self.sdk.meta.endpoint_url)
+        except HTTPError as error:
+            raise HTTPClientError(error=error) from error
+        except InputError:
+            answer.raw.close()
+            raise
+        answer.raw.release_conn()  # urllib3 does not after an empty body
+        if self.split_page and event_name.endswith(".ListObjectsV2"):
+            body = self.split_page(body)
+        return AWSResponse(answer.url, answer.status_code, answer.headers, _Body(body))
+
+
+class _Body(NamedTuple):
+    """A body that has been read, as botocore reads one."""
+
+    content: bytes
+
+    def stream(self) -> list[bytes]:
+        return [self.content]
 
 
 def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
@@ -70,38 +108,12 @@ def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
         client = session.create_client("s3", config=Config(**settings))
         bundle = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
         origin = Origin.of(client.meta.endpoint_url, get_cert_path(bundle or True))
-        return S3Client(_bound_pages(client), origin, credentials)
+        return S3Client(client, origin, credentials)
     except (BotoCoreError, ValueError) as error:
         raise InputError(
             f"{url} cannot be opened: {one_line(error)}; check AWS_ENDPOINT_URL_S3 and the AWS "
             "settings"
         ) from error
-
-
-def _bound_pages(client: Any) -> Any:
-    """Bound the responses that are not an object's body: boto3 has no setting for it."""
-    from botocore.exceptions import HTTPClientError
-    from urllib3.exceptions import HTTPError
-
-    session = client._endpoint.http_session
-
-    def send(request: Any, **_: Any) -> Any:
-        streams, request.stream_output = request.stream_output, True
-        answer = session.send(request)
-        if not streams or answer.status_code >= 300:
-            try:
-                body = read_bounded(answer.raw.stream(), MAX_PAGE, client.meta.endpoint_url)
-                answer._content = body
-                answer.raw.release_conn()  # urllib3 does not after an empty body
-            except HTTPError as error:
-                raise HTTPClientError(error=error) from error
-            except InputError:
-                answer.raw.close()
-                raise
-        return answer
-
-    client.meta.events.register("before-send.s3", send)
-    return client
 
 
 def problem(client: Any, verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | None:
@@ -241,10 +253,10 @@ class S3Objects(SdkObjects):
         """Return our SHA-256, else the server's checksum, else the ETag where it is an MD5."""
         if ours := sha256_checksum(answer.field(b"x-amz-meta-sha256")):
             return ours
-        for name, new_state in _CHECKSUMS:
+        for name, new_state in _checksums().items():
             value = answer.field(b"x-amz-checksum-" + name)
-            if value and b"-" not in value and (state := new_state()):
-                return Checksum(name.decode().upper(), state, base64_digest(value))
+            if value and b"-" not in value:  # not one of the checksums of parts
+                return Checksum(name.decode().upper(), new_state(), base64_digest(value))
         tag = answer.field(b"etag").strip(b'"')
         kms = b"kms" in answer.field(b"x-amz-server-side-encryption")
         if kms or not _MD5.fullmatch(tag):
@@ -269,15 +281,15 @@ class _Template:
         headers = {name.lower(): _text(value) for name, value in prepared.headers.items()}
         authorization = headers.pop("authorization", "")
         ours = ("host", "if-match")
-        self._lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items() if k not in ours)
-        self._authorization = f"Authorization: {authorization}\r\n" if authorization else ""
+        lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items() if k not in ours)
+        self._secret = f"{lines}Authorization: {authorization}\r\n" if authorization else lines
         self._key = b""
         self.exact = not authorization
         if match := _AUTHORIZATION.fullmatch(authorization):
             headers["host"] = self._origin.authority.decode()
             signed = match["signed"].split(";")
-            lines = "".join(f"{name}:{headers.get(name, '')}\n" for name in signed)
-            self._before, _, after = lines.partition(tag)
+            canonical = "".join(f"{name}:{headers.get(name, '')}\n" for name in signed)
+            self._before, _, after = canonical.partition(tag)
             content = headers.get("x-amz-content-sha256", "")
             self._after = f"{after}\n{match['signed']}\n{content}"
             date = headers.get("x-amz-date", "")
@@ -287,14 +299,14 @@ class _Template:
                 self._key = hmac.digest(self._key, word.encode(), "sha256")
             self.exact = self._sign(path, tag) == match["signature"]
             if self.exact:
-                self._authorization = f"Authorization: {match['start']}"
+                self._secret = f"{lines}Authorization: {match['start']}"
 
     def request(self, entry: Entry) -> Request:
         """Return the request for an object; if not `exact`, for that which was prepared."""
         path, tag = self._base + quoted(entry.name), f'"{entry.tag}"'
-        secret = f"{self._lines}{self._authorization}"
+        secret = self._secret
         if self._key and self.exact:
-            secret += f"{self._sign(path, tag)}\r\n"
+            secret = f"{secret}{self._sign(path, tag)}\r\n"
         headers = f"If-Match: {tag}\r\n"
         return Request(self._origin, path, entry.size, headers.encode(), secret.encode())
 
@@ -315,21 +327,19 @@ class _Crc32:
         return self._crc.to_bytes(4, "big")
 
 
-def _crc64nvme() -> Any:
-    """Return a state of CRC-64/NVME, None without botocore's extra crt."""
+@functools.cache
+def _checksums() -> dict[bytes, Any]:
+    """Return the kinds of checksums; CRC-64/NVME only with botocore's extra crt."""
     from botocore import httpchecksum
 
-    return httpchecksum.CrtCrc64NvmeChecksum() if httpchecksum.HAS_CRT else None
-
-
-# A value with "-" is a checksum of the checksums of parts.
-_CHECKSUMS: tuple[tuple[bytes, Any], ...] = (
-    (b"crc32c", google_crc32c.Checksum),
-    (b"crc32", _Crc32),
-    (b"sha256", hashlib.sha256),
-    (b"sha1", hashlib.sha1),
-    (b"crc64nvme", _crc64nvme),
-)
+    kinds = {
+        b"crc32c": google_crc32c.Checksum,
+        b"crc32": _Crc32,
+        b"sha256": hashlib.sha256,
+        b"sha1": hashlib.sha1,
+    }
+    crt = {b"crc64nvme": httpchecksum.CrtCrc64NvmeChecksum} if httpchecksum.HAS_CRT else {}
+    return kinds | crt
 
 
 def _text(value: str | bytes) -> str:
