@@ -10,17 +10,15 @@ import random
 import signal
 import sys
 import warnings
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 import kfp_ddp
-from kfp_ddp.local import warm
 from kfp_ddp.training.watch import PARENT, Parent
 
 COMPILED = Path(kfp_ddp.__file__).parent / "compiled" / "train_resnet.yaml"
-TORCH_STEPS = ("train", "evaluate", "export")
 GRACE_SECONDS = 30.0
 """Time for the ranks to end a step and save a checkpoint."""
 
@@ -43,15 +41,12 @@ def run(
     # The steps run in this Python, with any image and without a cluster.
     warnings.filterwarnings("ignore", message="You may be attemping", category=RuntimeWarning)
     warnings.filterwarnings("ignore", message=r"Task '.*': settings .* have no effect")
-    text = Path(compiled).read_text(encoding="utf-8")
-    imports_torch = any(f"comp-{name}:" in text for name in TORCH_STEPS)
-    with warm.python() if imports_torch else nullcontext():
-        # kfp would create a folder in /tmp for each run, and never remove it.
-        workspace = f"{pipeline_root}/.workspace"
-        local.init(local.SubprocessRunner(use_venv=False), pipeline_root, workspace)
-        pipeline = components.load_component_from_file(compiled)
-        random.seed(seed)
-        pipeline(**arguments)
+    # kfp would create a folder in /tmp for each run, and never remove it.
+    workspace = f"{pipeline_root}/.workspace"
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root, workspace)
+    pipeline = components.load_component_from_file(compiled)
+    random.seed(seed)
+    pipeline(**arguments)
 
 
 def end_tree(root: psutil.Process, itself: bool = True) -> None:
