@@ -14,7 +14,7 @@ from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share, with_local_folders
-from kfp_ddp.evaluation.request import Request
+from kfp_ddp.evaluation.request import Measuring, Request
 from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
@@ -83,9 +83,8 @@ def run(
         batch_size=batch_size,
         worst=worst,
         champion=champion,
-        options=dict(options),
+        options=Measuring.create(**options),
     )
-    request.check()
     if backend != "local":
         with using("evaluate", request.run_dir, dataset_path):
             run_job(request, fields, task_config, backend, (run_id, task_name, task_id))

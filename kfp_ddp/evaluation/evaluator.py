@@ -15,14 +15,13 @@ from torch import nn
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.predict import Predictions, merged, predict_share
-from kfp_ddp.evaluation.request import Measuring, Request
+from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import initial_weights, weights
 from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, PREDICTIONS, Evaluation
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.checkpoint import ModelInfo, load_model
-from kfp_ddp.training.config import Reading
 from kfp_ddp.training.distributed import World, alone
 from kfp_ddp.training.manifest import MANIFEST, read_manifest
 from kfp_ddp.training.sides import TEST, TRAIN
@@ -65,19 +64,18 @@ class Evaluator:
         self.index, self.others = sides_of(
             self.dataset, request.split, self.info.classes, self.info.config
         )
-        self.measuring = Measuring.create(**request.options)
-        tags = self.measuring.tags
+        tags = request.options.tags
         self.tags = slices.read(tags, self.dataset, self.index) if tags else None
 
     def split(self, started: float) -> Measured | None:
         """Evaluate the model on the requested split; `started` is on the monotonic clock."""
-        return self._own(self.index, self.request.split, started, self.tags)
+        return self._measure(self.subject, self.index, self.request.split, started, self.tags)
 
     def test(self) -> Measured | None:
         """Evaluate the model on the split test, if that is evaluated with val."""
         if TEST not in self.others:
             return None
-        return self._own(self.others[TEST], TEST, time.monotonic(), None)
+        return self._measure(self.subject, self.others[TEST], TEST, time.monotonic())
 
     def training(self) -> Predictions | None:
         """Read the training images to compare them with others, unless there are too many."""
@@ -112,11 +110,7 @@ class Evaluator:
         targets = tuple(number[index.classes[target]] for target in index.targets)
         index = replace(index, classes=info.classes, targets=targets)
         subject = Subject(network, info, champion.uri, own.checkpoint_digest)
-        # The challenger read all of these, so an unreadable image is an error here.
-        reading = self.info.reading._replace(
-            on_bad_image="fail", background=info.reading.background
-        )
-        measured = self._measure(subject, index, self.request.split, started, reading)
+        measured = self._measure(subject, index, self.request.split, started)
         if measured is None or first is None:
             return None
         result = measured.result.model_copy(update={"skipped": first.result.skipped})
@@ -125,34 +119,30 @@ class Evaluator:
         results.write(target, target.parents[1], result, {PREDICTIONS: rows})
         return result
 
-    def _own(
-        self, index: Index, split: str, started: float, tags: slices.Tags | None
-    ) -> Measured | None:
-        resamples, reading = self.measuring.resamples, self.info.reading
-        measured = self._measure(self.subject, index, split, started, reading, tags, resamples)
-        if measured and (skipped := measured.predictions.skipped):
-            print(
-                f"{len(skipped)} unreadable images are left out, as in training with "
-                f"on_bad_image=skip; the first: {skipped[0]}"
-            )
-        return measured
-
     def _measure(
         self,
         subject: Subject,
         index: Index,
         split: str,
         started: float,
-        reading: Reading,
         tags: slices.Tags | None = None,
-        resamples: int = 0,
     ) -> Measured | None:
-        info, size = subject.info, self.request.batch_size
+        info, own = subject.info, subject is self.subject
+        reading = info.reading
+        if not own:  # the evaluated model read all of these images, so none may be unreadable
+            background = reading.background
+            reading = self.info.reading._replace(on_bad_image="fail", background=background)
+        size, device = self.request.batch_size, self.world.device
         share = predict_share(subject.network, info, index, size, self.world, reading)
         shares = self.world.to_first(share)
         if shares is None:
             return None
         predictions = merged(index, shares, reading.on_bad_image)
+        if skipped := predictions.skipped:
+            print(
+                f"{len(skipped)} unreadable images are left out, as in training with "
+                f"on_bad_image=skip; the first: {skipped[0]}"
+            )
         result = results.summarise(
             predictions,
             info,
@@ -160,20 +150,18 @@ class Evaluator:
             split=split,
             checkpoint=subject.uri,
             checkpoint_digest=subject.digest,
-            device=self.world.device.type,
+            device=device.type,
             started=started,
-            skipped=len(predictions.skipped),
             tags=tags,
-            resamples=resamples,
+            resamples=self.request.options.resamples if own else 0,
         )
-        device, size = self.world.device, self.world.size
         kind = f"{os.cpu_count()} CPUs, {platform.machine()}"
         if device.type == "cuda":
             kind = torch.cuda.get_device_name(device)
         more = {
-            "skipped_files": list(predictions.skipped[:_FILES]),
-            "world_size": size,
-            "hardware": f"{size} x {kind}",
+            "skipped_files": list(skipped[:_FILES]),
+            "world_size": self.world.size,
+            "hardware": f"{self.world.size} x {kind}",
         }
         return Measured(predictions, result.model_copy(update=more))
 

@@ -13,10 +13,11 @@ from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell
 from kfp_ddp.report.charts import COLOURS, Series, line_chart
-from kfp_ddp.report.events import Point, curve, read_events
-from kfp_ddp.report.render import Card, render_page
+from kfp_ddp.report.events import Point, curve
+from kfp_ddp.report.render import Card, render
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.metrics import read_events
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -150,7 +151,7 @@ def _html(trials: Sequence[Trial], columns: Sequence[str], rows: Sequence[Sequen
         Card("ended early", str(sum(bool(trial.ended) for trial in trials))),
         Card("failed", str(sum(bool(trial.failure) for trial in trials))),
     ]
-    return render_page(
+    return render(
         "leaderboard.html",
         title="Sweep",
         headline=headline,

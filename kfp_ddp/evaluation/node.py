@@ -1,10 +1,12 @@
 """`python -m kfp_ddp.evaluation.node [torchrun flags] -- FLAGS`: the ranks of a node.
 
 Downloads what is not local first: a dataset that is not on a PVC, and a checkpoint in a bucket. The
-node of the first rank uploads the evaluation.
+node of the first rank uploads the evaluation. With `--rank FLAGS` it is one of these ranks.
 """
 
+import os
 import shutil
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,20 +14,23 @@ from pathlib import Path
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.step import adopt_secrets
-from kfp_ddp.evaluation.ranks import with_local_folders
+from kfp_ddp.evaluation.ranks import evaluate_share, with_local_folders
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models.evaluation import FILE
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.training import node
+from kfp_ddp.training.__main__ import leave
+from kfp_ddp.training.rank import run_and_report
+from kfp_ddp.training.watch import Parent
 
-RANK = "kfp_ddp.evaluation.rank"
+RANK = "--rank"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Download inputs, evaluate and upload results. Exit codes are as in a training."""
     node.end_with_parent()
     adopt_secrets()
-    torchrun, flags = node.split_flags(sys.argv[1:] if argv is None else argv)
+    torchrun, flags = node.split_flags(argv)
     try:
         return evaluate(torchrun, Request.parse(flags))
     except KfpDdpError as error:
@@ -41,7 +46,7 @@ def evaluate(torchrun: Sequence[str], request: Request) -> int:
         local = local.changed(output_dir=local.output_dir or str(local.target))
         code = node.launch(
             torchrun,
-            [RANK, *local.to_argv()],
+            ["kfp_ddp.evaluation.node", RANK, *local.to_argv()],
             Path(local.output_dir),
             check=lambda args: None,
             summary=lambda: "an evaluation restarts from its beginning",
@@ -52,5 +57,30 @@ def evaluate(torchrun: Sequence[str], request: Request) -> int:
         return code
 
 
+def rank(argv: Sequence[str]) -> int:
+    """Evaluate this rank's share; exit codes are as in a training."""
+    Parent()
+    adopt_secrets()
+    return run_and_report(lambda: Request.parse(argv), _evaluate_with_others)
+
+
+def _evaluate_with_others(request: Request) -> bool:
+    """Join the other ranks and evaluate. Always complete: an evaluation has no checkpoints."""
+    import torch
+
+    from kfp_ddp.training import distributed
+
+    with distributed.joined(request) as world:
+        if world.device.type == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
+        where = f"{socket.gethostname()}, {world.device}"
+        print(f"rank {world.rank} of {world.size} on {where}", flush=True)
+        evaluate_share(request, world)
+        world.barrier()  # a rank that exits early would count as failed
+    return True
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == [RANK]:
+        leave(rank(sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))

@@ -118,8 +118,8 @@ def predict_share(
     if world.device.type == "cpu":
         keep_freed()
     with torch.inference_mode():
-        batches = _batches(index, info.image_size, batch_size, world, reading)
-        for rows, targets, positions in _to_cpu(_forward(model, info, batches, world.device)):
+        images = batches(index, info.image_size, batch_size, world, reading)
+        for rows, targets, positions in _to_cpu(_forward(model, info, images, world.device)):
             scores = rows[:, :classes].contiguous()
             finite = scores.isfinite().all(1)
             if not finite.all():
@@ -248,7 +248,7 @@ def _in_order(shares: Sequence[Share], order: Tensor) -> Tally:
     return tally
 
 
-def _batches(
+def batches(
     index: Index, image_size: int, batch_size: int, world: World, reading: Reading
 ) -> Iterator[_Batch]:
     """Yield the batches of this rank in order, decoded by threads that take turns."""

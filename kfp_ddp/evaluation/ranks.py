@@ -65,7 +65,6 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     ranks, with local folders; no `world` means a single process. Return the results on the first
     rank, None on the others. Raise InputError if an input is invalid.
     """
-    request.check()
     checkpoint = Path(request.checkpoint) if request.of_run else request.checkpoint
     if isinstance(checkpoint, Path) and not checkpoint.is_dir():
         raise InputError(

@@ -10,10 +10,11 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.report.data import Dataset, Doubtful, Mistake, ReportData
-from kfp_ddp.report.events import downsample, read_events
+from kfp_ddp.report.events import downsample
 from kfp_ddp.storage import manifest
 from kfp_ddp.training.config import Reading
 from kfp_ddp.training.layout import Layout, lay_out
+from kfp_ddp.training.metrics import read_events
 from kfp_ddp.training.shards import Where
 from kfp_ddp.training.sides import SIDES, TRAIN
 

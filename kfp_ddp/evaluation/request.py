@@ -1,10 +1,9 @@
 """Inputs of an evaluation, as its ranks receive them."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -13,6 +12,7 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import Settings
 
 OUTPUT, REQUEST = "--output-dir", "--request"
+SPLIT = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
 class Measuring(Settings):
@@ -29,6 +29,8 @@ class Measuring(Settings):
 class Request(Settings):
     """An evaluation; the inputs of the component are documented there."""
 
+    patterns: ClassVar = {SPLIT: "the name of a folder of the dataset, such as val"}
+
     checkpoint: str
     of_run: bool = True
     """Whether the checkpoint is of the run; otherwise it may be a bundle."""
@@ -36,30 +38,19 @@ class Request(Settings):
     """Folder or URI."""
     data: str
     """Dataset path, or a dataset that each node downloads."""
-    split: str = "val"
-    batch_size: int = 256
-    worst: int = 24
+    split: str = Field("val", pattern=SPLIT)
+    """Images to evaluate on."""
+    batch_size: int = Field(256, ge=1)
+    """Images at a time."""
+    worst: int = Field(24, ge=0, le=200)
+    """Mistakes in the report."""
     champion: str = ""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Measuring = Measuring()
     output_dir: str = ""
     """Local folder for the logs of the ranks; empty for the folder of the evaluation."""
     device: str = "auto"
     timeout_minutes: float = Field(30.0, gt=0)
     """Timeout of collectives: other ranks wait while the first one writes the report."""
-
-    def check(self) -> None:
-        """Reject invalid inputs."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.split):
-            raise InputError(
-                f"split is {self.split!r}: it names a folder of the dataset, such as val"
-            )
-        if self.batch_size < 1:
-            raise InputError(
-                f"batch_size is {self.batch_size}: images at a time must be at least 1"
-            )
-        if not 0 <= self.worst <= 200:
-            raise InputError(f"worst is {self.worst}: the report shows 0 to 200 mistakes")
-        Measuring.create(**self.options)
 
     def changed(self, **fields: str) -> Self:
         """Return the request with other values of these fields."""

@@ -38,7 +38,6 @@ def summarise(
     checkpoint_digest: str,
     device: str,
     started: float,
-    skipped: int,
     tags: "Tags | None" = None,
     resamples: int = 0,
 ) -> Evaluation:
@@ -85,7 +84,7 @@ def summarise(
         ),
         split_digest=split_digest(dataset, paths, root.relative_to(dataset).as_posix()),
         device=device,
-        skipped=skipped,
+        skipped=len(predictions.skipped),
         balanced_accuracy=balanced,
         macro_roc_auc=areas.macro,
         intervals={"balanced_accuracy": interval, **bootstrap(tally, resamples)},

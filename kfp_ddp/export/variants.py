@@ -1,21 +1,18 @@
 """Further forms of a model: write them, evaluate them on the complete split, drop weak ones."""
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.comparison import newcombe
 from kfp_ddp.evaluation.measure import Tally
-from kfp_ddp.evaluation.predict import Predictions
+from kfp_ddp.evaluation.predict import Predictions, batches
 from kfp_ddp.export import formats, onnx_forms
 from kfp_ddp.export.formats import ONNX, Predict, reason
 from kfp_ddp.models import weights
@@ -23,9 +20,8 @@ from kfp_ddp.models.bundle import WEIGHTS
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, prediction_rows
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import FILES, Measured, Record
-from kfp_ddp.training import transforms
 from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.data import channels_last
+from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.images import read
 from kfp_ddp.training.splits import Index, sides_of
 
@@ -35,8 +31,6 @@ ANY_SIZE = "resize"
 Details = dict[str, str | int]
 FormResult = tuple[Evaluation, dict[str, str]]
 """The evaluation of a form, and the predicted class of each sample by path."""
-_Batch = tuple[list[int], Tensor, list[Tensor]]
-"""Positions of the images in the index, the images as squares, and as decoded."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +153,7 @@ def _measured(
 def measure(
     forms: Mapping[str, Predict], source: Source
 ) -> tuple[dict[str, FormResult], dict[str, str]]:
-    """Run all forms, by name, over the split in one pass, in which an image is decoded once.
+    """Run all forms, by name, over the split in one pass.
 
     Return the results by form, and the errors of the other forms. Raise InputError if an image
     cannot be read, or the samples are not those of the evaluation.
@@ -169,13 +163,16 @@ def measure(
     seen = {name: Tally(len(info.classes)) for name in forms}
     failed: dict[str, str] = {}
     readable: list[int] = []
-    for positions, squares, decoded in _decoded(index, info, ANY_SIZE in forms):
+    world = alone(torch.device("cpu"))
+    for squares, targets, at in batches(index, info.image_size, BATCH, world, info.reading):
+        positions: list[int] = at.tolist()
         readable += positions
-        targets = torch.tensor([index.targets[at] for at in positions])
         for name in [name for name in forms if name not in failed]:
-            inputs = [one[None].contiguous() for one in decoded] if name == ANY_SIZE else [squares]
+            images = [squares]
+            if name == ANY_SIZE:
+                images = [read(index.where(position), info.reading)[None] for position in positions]
             try:
-                logits = torch.cat([forms[name](images) for images in inputs])
+                logits = torch.cat([forms[name](one.contiguous()) for one in images])
             except Exception as error:  # noqa: BLE001  runtimes raise many errors
                 failed[name] = reason(error)
                 continue
@@ -194,38 +191,6 @@ def measure(
     return results_by_form, failed
 
 
-def _decoded(index: Index, info: ModelInfo, keep: bool) -> Iterator[_Batch]:
-    """Yield all readable images in order; the next batch is decoded in the background."""
-
-    def decoded(position: int) -> tuple[int, Tensor, Tensor | None] | None:
-        try:
-            image = read(index.where(position), info.reading)
-        except InputError:
-            if info.reading.on_bad_image == "fail":
-                raise
-            return None
-        square = transforms.evaluate(image, info.image_size)
-        return position, square, image if keep else None
-
-    def batch(coming: list[Future[tuple[int, Tensor, Tensor | None] | None]]) -> _Batch:
-        images = [image for future in coming if (image := future.result()) is not None]
-        squares = channels_last(len(images), info.image_size).contiguous()
-        for row, (_, square, _) in enumerate(images):
-            squares[row] = square
-        decoded_images = [image for _, _, image in images if image is not None]
-        return [at for at, _, _ in images], squares, decoded_images
-
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, BATCH)) as pool:
-        before: list[Future[tuple[int, Tensor, Tensor | None] | None]] = []
-        for start in [*range(0, len(index), BATCH), len(index)]:
-            coming = [
-                pool.submit(decoded, at) for at in range(start, min(start + BATCH, len(index)))
-            ]
-            if before and (ready := batch(before))[0]:
-                yield ready
-            before = coming
-
-
 def _result(tally: Tally, index: Index, skipped: int, source: Source) -> FormResult:
     info, split, result = source.info, source.split, source.result
     predictions = Predictions(index, ("",) * skipped, tally, torch.empty(0))
@@ -238,7 +203,6 @@ def _result(tally: Tally, index: Index, skipped: int, source: Source) -> FormRes
         checkpoint_digest=result.checkpoint_digest,
         device="cpu",
         started=time.monotonic(),
-        skipped=skipped,
     )
     if evaluation.samples_digest != result.samples_digest:
         raise InputError(

@@ -84,10 +84,9 @@ def test_two_ranks_of_the_step_write_the_files_of_one_process(
 def _rank(argv: list[str], rank: int, world: int, port: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
     os.environ.update(WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), MASTER_PORT=str(port))
-    from kfp_ddp.evaluation import rank as program
+    from kfp_ddp.evaluation import node
 
-    sys.argv = ["rank", *argv]
-    sys.exit(program.main())
+    sys.exit(node.rank(argv))
 
 
 def ranks(request: Request, world: int) -> None:

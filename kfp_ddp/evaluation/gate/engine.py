@@ -19,7 +19,7 @@ from kfp_ddp.evaluation.gate.rules import Check, Rules, model_checks
 from kfp_ddp.models import attempts
 from kfp_ddp.models.champion import find
 from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
-from kfp_ddp.report.render import render_page
+from kfp_ddp.report.render import render
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import sha256
@@ -65,7 +65,7 @@ def run(
             document = _write_verdict(Path(local), judgement, checked)
         else:
             title = "Blessed" if blessed else "Not blessed"
-            document = render_page("gate.html", title=title, checks=judgement.checks)
+            document = render("gate.html", title=title, checks=judgement.checks)
     Path(gate_report.path).write_text(document, encoding="utf-8")
     Path(gate_verdict.path).write_text(markdown(blessed, judgement.checks), encoding="utf-8")
     gate_verdict.metadata.update({"blessed": blessed, "reason": why, "champion": version})
