@@ -5,7 +5,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,10 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the valid lines of a `metrics.jsonl`; none of a missing or unreadable file."""
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the valid lines of a `metrics.jsonl`; none of a missing or unreadable file."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError:
-        return
-    yield from filter(None, map(mapping_in, lines))
+        return []
+    return list(filter(None, map(mapping_in, lines)))

@@ -12,7 +12,7 @@ from kfp_ddp.core import packed
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.report.charts import COLOURS, Series, line_chart
 from kfp_ddp.report.events import curve, is_number, training_time
-from kfp_ddp.report.render import render_page
+from kfp_ddp.report.render import render
 from kfp_ddp.training.config import TrainConfig
 
 IGNORED = TrainConfig.own | {"cache_dir", "resume"}
@@ -201,7 +201,7 @@ def to_html(comparison: Comparison) -> str:
         curves = [(side.letter, curve(side.training.events, kind, key)) for side in sides]
         series = [Series(*one, number % COLOURS) for number, one in enumerate(curves)]
         charts.append(line_chart(title, series, "epoch", percent=percent))
-    return render_page(
+    return render(
         "comparison.html",
         title="Runs compared",
         letters=[side.letter for side in sides],

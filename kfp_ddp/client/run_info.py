@@ -31,8 +31,8 @@ from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.models import evaluation
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.pipelines.document import defaults_of
-from kfp_ddp.report.events import read_events
 from kfp_ddp.runs.train.outputs import newest_checkpoint
+from kfp_ddp.training.metrics import read_events
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run

@@ -21,8 +21,8 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.local import start_time
 from kfp_ddp.jobs.progress import TrainingProgress
 from kfp_ddp.local.results import LOG
-from kfp_ddp.report.events import read_events
 from kfp_ddp.runs.train.outputs import newest_checkpoint
+from kfp_ddp.training.metrics import read_events
 
 RUNS = Path("run-output")
 """Folder of the runs without --output."""

@@ -10,7 +10,7 @@ from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import REPORT
 from kfp_ddp.report import sections
 from kfp_ddp.report.data import REPORT_DATA, Material
-from kfp_ddp.report.render import render_page
+from kfp_ddp.report.render import render
 from kfp_ddp.report.training import time_section, training_curves, training_page
 
 __all__ = ["REPORT_DATA", "html", "training_page", "write"]
@@ -29,7 +29,7 @@ def html(folder: Path, bundle: Path | None = None) -> str:
     classes, class_notes = sections.classes(result)
     changed, default = sections.settings(material.config)
     perfect = result.correct == result.samples
-    return render_page(
+    return render(
         "evaluation.html",
         title=f"{material.name}: {result.accuracy:.2%}",
         material=material,

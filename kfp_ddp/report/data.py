@@ -22,8 +22,8 @@ from kfp_ddp.models.evaluation import (
     prediction_rows,
     wilson,
 )
-from kfp_ddp.report.events import read_events
 from kfp_ddp.storage.store import sha256
+from kfp_ddp.training.metrics import read_events
 
 REPORT_DATA = "report.json"
 _MAX_REPORT_DATA = 64 << 20

@@ -1,9 +1,7 @@
 """Events of a training: `metrics.jsonl` as a list of events, curves and durations."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 Event = Mapping[str, Any]
@@ -19,23 +17,6 @@ _LAST = ("event", "time", "step", "epoch", "lr", "skipped_images")
 def is_number(value: object) -> TypeGuard[float]:
     """Return True for a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def read_events(metrics: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a `metrics.jsonl`; [] without a file, invalid lines skipped."""
-    events = []
-    try:
-        text = metrics.read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    for line in text.splitlines():
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict):
-            events.append(event)
-    return events
 
 
 def curve(events: Iterable[Event], kind: str, key: str) -> list[Point]:

@@ -29,11 +29,6 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_environment().get_template(template).render(values))  # noqa: S704
 
 
-def render_page(template: str, **values: Any) -> str:
-    """Return a page by its template."""
-    return str(render(template, **values))
-
-
 def points(gain: float) -> str:
     """Return a difference of two shares in percentage points, with its sign."""
     return f"{gain * 100:+.2f}".replace("-", "−")

@@ -14,11 +14,11 @@ from kfp_ddp.report.events import (
     checkpoint_epochs,
     curve,
     is_number,
-    read_events,
     resumed_epochs,
     training_time,
 )
-from kfp_ddp.report.render import duration, render, render_page, timestamp
+from kfp_ddp.report.render import duration, render, timestamp
+from kfp_ddp.training.metrics import read_events
 from kfp_ddp.training.time_spent import OWN, PHASES, Phase, TimeSpent
 
 _TOP5_HIDDEN_FROM = 0.995
@@ -45,7 +45,7 @@ def training_page(run_dir: Path) -> str:
     config = mapping_of(run.config)
     model = str(config.get("model", ""))
     run_id = f"run {config['run_id']}" if model and config.get("run_id") else ""
-    return render_page(
+    return render(
         "training.html",
         title=f"Training of {model}" if model else "Training",
         facts=[fact for fact in (run_id, training_line(events)) if fact],

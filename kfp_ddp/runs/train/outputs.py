@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.report import training_page
-from kfp_ddp.report.events import read_events
 from kfp_ddp.training.manifest import read_manifest, step_dir, step_dirs
+from kfp_ddp.training.metrics import read_events
 
 
 class Newest(NamedTuple):
