@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write, link_or_copy
 from kfp_ddp.core.run_folder import EXPORTED, REPORT, VERDICT
+from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell
 from kfp_ddp.export import card
@@ -58,11 +59,8 @@ class Lineage(NamedTuple):
 
     def is_in(self, folder: Path) -> bool:
         """Return whether a bundle has the same lineage, with any time."""
-        try:
-            record = json.loads((folder / LINEAGE).read_text(encoding="utf-8"))
-            return {name: record[name] for name in self._fields} == self._asdict()
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+        record = mapping_of(folder / LINEAGE)
+        return {name: record.get(name) for name in self._fields} == self._asdict()
 
 
 @step

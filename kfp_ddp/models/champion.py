@@ -38,8 +38,6 @@ class Champion:
     """A model to beat: a bundle or only an evaluation."""
 
     bundle: Bundle
-    file: str
-    """Name of the evaluation in the bundle."""
     evaluation: Evaluation
 
     @property
@@ -51,12 +49,6 @@ class Champion:
     def uri(self) -> str:
         """Its URI."""
         return self.bundle.uri
-
-    def unknown_class(self, challenger: Evaluation) -> str:
-        """Return the first class with samples that the champion was not trained on, or ''."""
-        known = {one.name for one in self.evaluation.classes}
-        names = (one.name for one in challenger.classes if one.samples)
-        return next((name for name in names if name not in known), "")
 
     def predictions(self) -> dict[str, Prediction] | None:
         """Return the prediction for each sample by path; None without a file of predictions."""
@@ -113,7 +105,7 @@ def find(champion: str) -> Champion | None:
         content = bundle.read(name, LARGEST)
         if content is not None:
             record = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{name}")
-            return Champion(bundle, name, record)
+            return Champion(bundle, record)
     if bundle.listed is not None:
         raise bundle.damaged(f"{names[-1]} is missing")
     if required is not None and not required.is_dir():

@@ -103,8 +103,10 @@ def _incomparable(champion: Champion, challenger: Evaluation) -> str:
     reason = (
         f"the champion was {champion.evaluation.differs(challenger)}, so the two are not comparable"
     )
-    if name := champion.unknown_class(challenger):
-        removed = _class_names(champion.evaluation).difference(_class_names(challenger))
+    known = _class_names(champion.evaluation)
+    unknown = [one.name for one in challenger.classes if one.samples and one.name not in known]
+    if unknown:
+        name, removed = unknown[0], known - _class_names(challenger)
         lower = {other.casefold(): other for other in sorted(removed)}
         similar = difflib.get_close_matches(name.casefold(), lower)
         renamed = f" (was {lower[similar[0]]!r} renamed? then use the old name)" if similar else ""
