@@ -13,10 +13,9 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import local_dataset, using
-from kfp_ddp.models import bundle
+from kfp_ddp.models import bundle, variants
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants, check_model_name, part_of
-from kfp_ddp.models.variants import Record
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.store import sha256
 from kfp_ddp.training.manifest import read_manifest
@@ -145,6 +144,6 @@ def _report(
         json.loads((folder / name).read_text(encoding="utf-8"))
         for name in ("parity.json", "latency.json")
     )
-    fact, record = f"{uri}, digest {facts['digest']}", Record.read(folder)
+    fact, record = f"{uri}, digest {facts['digest']}", variants.read(bundle.in_folder(folder))
     text = card.markdown(model_name, fact, sizes, parity, latency, record)
     Path(summary.path).write_text(text, encoding="utf-8")

@@ -1,13 +1,11 @@
 """Record of the further forms of a model, `variants.json`. Does not import torch."""
 
-from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.files import read_below
-from kfp_ddp.core.settings import Stored, first_fault
+from kfp_ddp.core.settings import Stored
+from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.evaluation import Evaluation
 
 FILE = "variants.json"
@@ -51,15 +49,7 @@ class Record(Stored):
         """Whether any form was requested."""
         return bool(self.variants or self.left_out)
 
-    @classmethod
-    def read(cls, folder: Path) -> "Record":
-        """Return the record of a bundle, empty if it has none; refuse an invalid one."""
-        try:
-            return cls.model_validate_json(read_below(folder, FILE, LARGEST))
-        except OSError:
-            return cls()
-        except ValidationError as error:
-            raise InputError(
-                f"{folder / FILE} is not a record of forms: {first_fault(error)}; "
-                "export the model again"
-            ) from None
+
+def read(bundle: Bundle) -> Record:
+    """Return the record of a bundle, empty if it has none; refuse a damaged one."""
+    return bundle.record(FILE, Record, LARGEST) or Record()

@@ -67,7 +67,7 @@ def _file(sealed: Bundle, variant: str) -> str:
     """Return the file of a format of the model."""
     if not variant:
         return MODEL
-    record = sealed.record(variants.FILE, variants.Record, variants.LARGEST) or variants.Record()
+    record = variants.read(sealed)
     files = {one.name: one.file for one in record.variants if one.file.endswith(".onnx")}
     if variant not in files:
         why = record.left_out.get(variant, "")

@@ -23,9 +23,10 @@ from kfp_ddp.export import card, formats, prove, variants
 from kfp_ddp.export.engine import make
 from kfp_ddp.export.formats import Predict
 from kfp_ddp.models import bundle
+from kfp_ddp.models.bundle import in_folder
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants
-from kfp_ddp.models.variants import Measured, Record
+from kfp_ddp.models.variants import Measured, read
 from kfp_ddp.training.checkpoint import load_model
 from tests.evaluations import evaluate
 from tests.integration.test_export_step import arguments
@@ -53,7 +54,7 @@ def _make(checkpoint: Path, run_dir: Path, dataset: Path, evaluated: Path) -> Pa
 
 
 def record(made: Path) -> dict[str, Measured]:
-    return {one.name: one for one in Record.read(made / "bundle").variants}
+    return {one.name: one for one in read(in_folder(made / "bundle")).variants}
 
 
 def session(path: Path) -> Callable[[Any], Any]:
@@ -124,7 +125,7 @@ def test_the_forms_have_their_number_types_and_are_for_old_runtimes(made: Path) 
 
 
 def test_the_forms_are_in_the_bundle_and_its_documents(made: Path) -> None:
-    record = Record.read(made / "bundle")
+    record = read(in_folder(made / "bundle"))
     assert record.left_out == {}
     assert [form.name for form in record.variants] == ["fp16", "int8", "resize"]
     files = bundle.files(made / "bundle")

@@ -82,8 +82,7 @@ def read(bundle: str, evaluation: Path) -> Bundle:
         size=sum(size for _, size in store.list("")),
         infra=sealed.record(INFRA, _Infra, _LARGEST),
         latency=sealed.record(LATENCY, _Latency, _LARGEST) or _Latency(),
-        variants=sealed.record(variants.FILE, variants.Record, variants.LARGEST)
-        or variants.Record(),
+        variants=variants.read(sealed),
     )
 
 
