@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import os
 import tarfile
 from array import array
@@ -10,18 +9,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import folder_below, open_below, open_plain
+from kfp_ddp.core.version import NAME, read_header, read_rows
 
-MANIFEST = "_MANIFEST.jsonl"
 HEADER = 512
 """Bytes of the header before a member, or of the last block of a long one."""
 _SHORT = 98
 """Names of fewer bytes, with `./` before them, fit into a header."""
-_LINE = 1 << 17
-_LAST = (1 << 63) - 1
 _OPEN = 256
 """Open archives per process."""
 
@@ -174,57 +171,39 @@ def _size(root: Path, shard: str) -> int:
 
 
 def _is_version(root: Path) -> bool:
-    try:
-        with open_below(root, MANIFEST) as file:
-            first = json.loads(file.readline(_LINE))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(first, dict) and first.get("pack") == "tar"
+    with contextlib.suppress(OSError, ValueError), open_below(root, NAME) as file:
+        return read_header(file).get("pack") == "tar"
+    return False
 
 
 def checksums(root: Path) -> dict[str, str]:
     """Return the crc32c of each file of a version, by name; {} for another folder."""
     sums: dict[str, str] = {}
-    damage = (OSError, ValueError, TypeError, LookupError, RecursionError)
-    with contextlib.suppress(*damage), open_below(root, MANIFEST) as file:
-        file.readline(_LINE)
-        while line := file.readline(_LINE):
-            fields = json.loads(line)
-            sums[str(fields[0])] = str(fields[3])
+    with contextlib.suppress(OSError, ValueError), open_below(root, NAME) as file:
+        for row in read_rows(file):
+            sums[row.name] = f"{row.crc:08x}"
     return sums
 
 
-Row = tuple[str, str, int, int]
+Member = tuple[str, str, int, int]
 """Name, archive, offset, size."""
 
 
-def _from_manifest(root: Path) -> Iterator[Row]:
-    with open_below(root, MANIFEST) as file:
-        file.readline(_LINE)
-        for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), 2):
-            row = _row(line)
-            if row is None:
-                raise InputError(
-                    f"line {number} of {root / MANIFEST} is damaged: sync again with verify=full"
-                )
-            if not row[0].endswith("/"):
-                yield row
+def _from_manifest(root: Path) -> Iterator[Member]:
+    with open_below(root, NAME) as file:
+        try:
+            for number, row in enumerate(read_rows(file), 2):
+                if not row.pack or "/" in row.pack:
+                    raise ValueError(f"line {number}")
+                if not row.name.endswith("/"):
+                    yield row.name, row.pack, row.offset, row.size
+        except ValueError as error:
+            raise InputError(
+                f"{error} of {root / NAME} is damaged: sync again with verify=full"
+            ) from None
 
 
-def _row(line: bytes) -> Row | None:
-    """Parse one line of a packed version's manifest; None if it is invalid."""
-    try:
-        fields: Any = json.loads(line)
-        name, size, shard, offset = fields[0], fields[1], fields[6], fields[7]
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return None
-    kinds = [type(one) for one in (name, shard, offset, size)]
-    if kinds != [str, str, int, int] or not 0 <= min(offset, size) <= max(offset, size) <= _LAST:
-        return None
-    return (name, shard, offset, size) if shard and "/" not in shard else None
-
-
-def _from_archives(root: Path) -> Iterator[Row] | None:
+def _from_archives(root: Path) -> Iterator[Member] | None:
     """Yield the members of archives without manifest; None if there are none, or also folders."""
     try:
         entries = [entry for entry in os.scandir(root) if not entry.name.startswith((".", "_"))]
@@ -236,7 +215,7 @@ def _from_archives(root: Path) -> Iterator[Row] | None:
     return _listed(root, names) if names else None
 
 
-def _listed(root: Path, shards: Sequence[str]) -> Iterator[Row]:
+def _listed(root: Path, shards: Sequence[str]) -> Iterator[Member]:
     for shard in shards:
         try:
             with open_below(root, shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:

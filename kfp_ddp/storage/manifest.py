@@ -1,35 +1,21 @@
-"""The manifest of a version: a line of JSON for each file, sorted by name."""
+"""The manifest of a version in its folder: written, read, and compared with a listing."""
 
+import contextlib
 import json
 import os
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from kfp_ddp.core.files import atomic_write, open_below
+from kfp_ddp.core.version import NAME, Row, read_header, read_rows
 from kfp_ddp.storage.listing import Listing
 
-NAME = "_MANIFEST.jsonl"
+__all__ = ["NAME", "SUCCESS", "Changes", "Row", "compare", "dataset", "header", "rows", "write"]
+
 SUCCESS = "_SUCCESS"
-_LINE = 1 << 17
-"""No line of ours has more bytes: two names of a thousand characters, each escaped."""
-_KINDS = [str, int, str, int, int, str, str, int]
-
-
-class Row(NamedTuple):
-    """One file: size in bytes, content token of the listing, crc32c, and its mtime on disk."""
-
-    name: str
-    size: int
-    token: str
-    crc: int
-    mtime_ns: int
-    origin: str
-    pack: str = ""
-    offset: int = 0
-    """In a packed version: the archive, and where in it the bytes start."""
 
 
 @dataclass
@@ -82,12 +68,9 @@ def write(
 
 def header(path: Path) -> dict[str, Any]:
     """Return the first line of a manifest; {} where it is missing or damaged."""
-    try:
-        with _opened(path) as file:
-            first = json.loads(file.readline(_LINE))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return first if isinstance(first, dict) else {}
+    with contextlib.suppress(OSError, ValueError), _opened(path) as file:
+        return read_header(file)
+    return {}
 
 
 def dataset(version: Path) -> str:
@@ -101,24 +84,8 @@ def rows(path: Path) -> Iterator[Row]:
         file = _opened(path)
     except OSError:
         return
-    with file:
-        file.readline(_LINE)
-        while line := file.readline(_LINE):
-            try:
-                name, size, token, crc, mtime, *rest = json.loads(line)
-                row = Row(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
-            except (ValueError, TypeError, RecursionError):
-                return
-            if not _possible(row):
-                return
-            yield row
-
-
-def _possible(row: Row) -> bool:
-    """Return whether these are valid columns of a file."""
-    if [type(column) for column in row] != _KINDS or not 0 <= row.crc < 1 << 32:
-        return False
-    return min(row.size, row.offset) >= 0 and max(row.size, row.offset, abs(row.mtime_ns)) < 1 << 63
+    with file, contextlib.suppress(ValueError):
+        yield from read_rows(file)
 
 
 def _opened(path: Path) -> BinaryIO:

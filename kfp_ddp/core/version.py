@@ -1,0 +1,54 @@
+"""The manifest of a dataset version: after a header, a line of JSON for each file, by name."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+NAME = "_MANIFEST.jsonl"
+_LINE = 1 << 17
+"""No line of ours has more bytes: two names of a thousand characters, each escaped."""
+_KINDS = [str, int, str, int, int, str, str, int]
+
+
+class Row(NamedTuple):
+    """One file: size in bytes, content token of the listing, crc32c, and its mtime on disk."""
+
+    name: str
+    size: int
+    token: str
+    crc: int
+    mtime_ns: int
+    origin: str
+    pack: str = ""
+    offset: int = 0
+    """In a packed version: the archive, and where in it the bytes start."""
+
+
+def read_header(file: BinaryIO) -> dict[str, Any]:
+    """Return the first line of a manifest; raise ValueError if it is damaged."""
+    try:
+        first = json.loads(file.readline(_LINE))
+    except RecursionError:
+        raise ValueError("line 1") from None
+    return first if isinstance(first, dict) else {}
+
+
+def read_rows(file: BinaryIO) -> Iterator[Row]:
+    """Yield the files in the lines after the header; raise ValueError naming a damaged line."""
+    file.readline(_LINE)
+    for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), 2):
+        try:
+            name, size, token, crc, mtime, *rest = json.loads(line)
+            row = Row(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
+        except (ValueError, TypeError, RecursionError):
+            row = None
+        if row is None or not _possible(row):
+            raise ValueError(f"line {number}")
+        yield row
+
+
+def _possible(row: Row) -> bool:
+    """Return whether these are valid columns of a file."""
+    if [type(column) for column in row] != _KINDS or not 0 <= row.crc < 1 << 32:
+        return False
+    return min(row.size, row.offset) >= 0 and max(row.size, row.offset, abs(row.mtime_ns)) < 1 << 63
