@@ -102,7 +102,7 @@ class Images(Dataset[Batch]):
         config, where = self.config, self.index.where(position)
         if self.for_training and self.cache is None and config.images != "strict":
             needed = functools.partial(transforms.needed, config, epoch, position + again)
-            return read_part(where, config.reading, needed)
+            return read_part(where, config.reading, needed)[0]
         cache = self.cache
         image = cache.read(position, where) if cache else read(where, config.reading)
         return Decoded(image, *image.shape[-2:])

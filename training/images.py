@@ -114,20 +114,15 @@ def _sized(data: bytes, height: int, width: int, *, strict: bool) -> Tensor | No
 
 def read(path: str | Where, reading: Reading = READING) -> Tensor:
     """Decode an image to RGB uint8 [3, H, W], rotated by its EXIF orientation; raise InputError."""
-    return _read(path, reading)[0].image
+    return read_part(path, reading)[0].image
 
 
-def read_part(path: str | Where, reading: Reading, needed: Needed) -> Decoded:
-    """Decode like `read`, but of a JPEG of three channels only the needed part."""
-    return _read(path, reading, needed)[0]
-
-
-def _read(
+def read_part(
     path: str | Where,
     reading: Reading,
     needed: Needed = lambda height, width: Need(1, max(height, width)),
 ) -> tuple[Decoded, bool]:
-    """Return the image, and whether its file has RGB of 8 bits."""
+    """Decode like `read`, of a JPEG only the needed part; also return if the file is 8-bit RGB."""
     try:
         decoded, plain = _decode(path, reading, needed)
     except (RuntimeError, ValueError, OSError) as error:
@@ -192,7 +187,7 @@ def examine(
     not_rgb, first = 0, ""
     for position in positions:
         try:
-            decoded, plain = _read(where(position), config.reading)
+            decoded, plain = read_part(where(position), config.reading)
         except InputError:
             if config.on_bad_image == "fail":
                 raise
