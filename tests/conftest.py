@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kfp_ddp.core.errors import KfpDdpError
+
 if TYPE_CHECKING:
     from click.testing import Result
 
@@ -56,6 +58,19 @@ def surroundings_stay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     after = rights(list(seen))
     changed = [path for path, found in after.items() if found != seen[path]]
     assert not changed, f"a test changed mode or owner of {', '.join(map(str, changed))}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def messages_are_one_line() -> Iterator[None]:
+    """Check the message of each error that a test causes in its own process."""
+
+    def create(self: KfpDdpError, *values: object) -> None:
+        assert not any("\n" in str(value) for value in values), values
+        super(KfpDdpError, self).__init__(*values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KfpDdpError, "__init__", create)
+        yield
 
 
 def rights(paths: list[Path]) -> dict[Path, tuple[int, int, int]]:

@@ -1,14 +1,21 @@
 """Records of evaluations, and the step `evaluate` in this process."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from kfp import dsl
 
 from kfp_ddp.components.evaluate.component import evaluate as component
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share
 from kfp_ddp.evaluation.request import Request
+from kfp_ddp.export.engine import make
 from kfp_ddp.models.evaluation import Evaluation, wilson
+from kfp_ddp.models.release import Variants
+from kfp_ddp.training import checkpoint as checkpoints
+
+State = dict[str, torch.Tensor]
 
 
 def artifacts(folder: Path) -> dict[str, Any]:
@@ -42,6 +49,44 @@ def evaluate(checkpoint: Path | str, run_dir: Path, dataset: Path, **fields: Any
     evaluated = evaluate_share(Request.create(**{**known, **folders, **fields}))
     assert evaluated is not None  # this is the first rank
     return evaluated
+
+
+class Trained(NamedTuple):
+    """A training as the steps after it see it."""
+
+    checkpoint: Path
+    run_dir: Path
+    dataset: Path
+
+    @property
+    def evaluation(self) -> Path:
+        """The record of its evaluation, once `evaluate` has written it."""
+        return self.run_dir / "evaluation" / "evaluation.json"
+
+    @property
+    def bundle(self) -> Path:
+        """The folder of its bundle, once `export` has made it."""
+        return self.run_dir / "bundle"
+
+    def evaluate(self, **fields: Any) -> Evaluated:
+        return evaluate(*self, **fields)
+
+    def export(self, *release: Variants) -> Path:
+        """Return the folder of its bundle."""
+        split = self.dataset / "val"
+        return make(self.checkpoint, self.run_dir, split, self.evaluation, "squares", *release)
+
+    def rewritten(
+        self, folder: Path, weights: Callable[[State], State] | None = None, **fields: Any
+    ) -> "Trained":
+        """Return this with a checkpoint in a folder: of other weights, or other fields."""
+        verified = checkpoints.verify(self.checkpoint)
+        state = verified.state()
+        if weights is not None:
+            state = {"model": weights(state["ema"] or state["model"]), "ema": None}
+        manifest = {k: v for k, v in verified.manifest.items() if k not in ("files", "step")}
+        path = checkpoints.write(folder, 40, state, {**manifest, **fields})
+        return self._replace(checkpoint=path)
 
 
 def record(correct: int, samples: int = 100, **fields: Any) -> Evaluation:

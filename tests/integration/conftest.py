@@ -22,6 +22,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import evaluation_batches
 from kfp_ddp.training.model import build, normalise
 from kfp_ddp.training.splits import scan
+from tests.evaluations import Trained
 from tests.gcs_server import Bucket, serve
 from tests.registry_server import server as registry
 
@@ -117,12 +118,12 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def trained_run(trained_checkpoint: Path, tmp_path: Path) -> Path:
-    """A run folder of the test's own, with the metrics of the training."""
+def trained(trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path) -> Trained:
+    """This training, with a run folder of the test's own that has its metrics."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     shutil.copy(trained_checkpoint.parents[1] / "metrics.jsonl", run_dir)
-    return run_dir
+    return Trained(trained_checkpoint, run_dir, trained_dataset)
 
 
 def _train(dataset: Path, run_dir: Path, blur_pool: bool = False) -> Path:

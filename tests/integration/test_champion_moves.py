@@ -84,9 +84,8 @@ def test_spellings_of_a_folder_are_the_same_model(tmp_path: Path) -> None:
 def test_an_invalid_pointer_is_refused_and_not_changed(where: Store, content: bytes) -> None:
     where.update("m/CHAMPION", lambda _: content)
     for call in (lambda: find(f"{where.uri}/m"), lambda: move(where, "m", A, "")):
-        with pytest.raises(InputError, match="names no version") as caught:
+        with pytest.raises(InputError, match="names no version"):
             call()
-        assert "\n" not in str(caught.value)
     assert where.read("m/CHAMPION", 99) == content
     where.update("m/CHAMPION", lambda _: f"  {A}\r\n".encode())  # written by hand
     assert move(where, "m", B, A) == B
@@ -210,9 +209,8 @@ def test_a_bucket_with_other_writers_and_lost_answers(bucket: Bucket) -> None:
     bucket.before_write = lambda: bucket.put(name, f"{C}\n".encode())
     assert move(where, "m", A, B) == C
     bucket.before_write = lambda: bucket.put(name, f"{B}\n".encode())
-    with pytest.raises(StorageError, match="changed by another writer") as caught:
+    with pytest.raises(StorageError, match="changed by another writer"):
         where.update("m/CHAMPION", lambda _: f"{A}\n".encode())
-    assert "\n" not in str(caught.value)
 
 
 def test_planted_links_are_not_followed(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.model import build
 from tests import gating
-from tests.evaluations import evaluate, run_step
+from tests.evaluations import Trained, run_step
 
 INCOMPARABLE = "the champion was evaluated on other samples, so the two are not comparable"
 PUBLISHED = "gs://models/exports/squares"
@@ -40,15 +40,16 @@ def exported(
     blurred_checkpoint: Path, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """The files of a champion's bundle that gate and evaluate read; evaluated on `source`."""
-    run_dir = tmp_path_factory.mktemp("champion")
-    evaluate(blurred_checkpoint, run_dir, sync(str(source), run_dir / "data", Options()).path)
-    evaluation, folder = run_dir / "evaluation", run_dir / "bundle"
-    folder.mkdir()
-    weights.write(*checkpoints.load_model(blurred_checkpoint), folder / bundle.WEIGHTS)
-    shutil.copy(evaluation / "evaluation.json", folder / "metrics.json")
-    shutil.copy(evaluation / "predictions.csv", folder)
-    bundle.seal(folder)
-    return folder
+    folder = tmp_path_factory.mktemp("champion")
+    version = sync(str(source), folder / "data", Options()).path
+    champion = Trained(blurred_checkpoint, folder, version)
+    champion.evaluate()
+    champion.bundle.mkdir()
+    weights.write(*checkpoints.load_model(blurred_checkpoint), champion.bundle / bundle.WEIGHTS)
+    shutil.copy(champion.evaluation, champion.bundle / "metrics.json")
+    shutil.copy(champion.evaluation.with_name("predictions.csv"), champion.bundle)
+    bundle.seal(champion.bundle)
+    return champion.bundle
 
 
 @pytest.fixture
@@ -57,14 +58,46 @@ def champion(exported: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(exported, tmp_path / "champion"))
 
 
-def changed_version(
-    source: Path, tmp_path: Path, change: Callable[[Path], object] = lambda _: None
-) -> Path:
-    """Return the version that a sync makes after a change of the bucket."""
-    changed = tmp_path / "source"
-    shutil.copytree(source, changed)
-    change(changed)
-    return sync(str(changed), tmp_path / "data", Options()).path
+Change = Callable[[Path], object]
+
+
+class Challenger(NamedTuple):
+    """A model on the version of a dataset that a sync makes after a change of the bucket."""
+
+    trained: Trained
+    folder: Path
+
+    def changed(self, source: Path, change: Change = lambda _: None) -> "Challenger":
+        bucket = Path(shutil.copytree(source, self.folder / "source"))
+        change(bucket)
+        version = sync(str(bucket), self.folder / "data", Options()).path
+        return self._replace(trained=self.trained._replace(dataset=version))
+
+    def untrained(self, *classes: str) -> "Challenger":
+        """Return an untrained network of these classes."""
+        torch.manual_seed(1)
+        network = build("cifar_resnet8", len(classes)).state_dict()
+        folder = self.folder / "checkpoints"
+        fields = {"classes": list(classes)}
+        return self._replace(trained=self.trained.rewritten(folder, lambda _: network, **fields))
+
+    def evaluate(self, champion: object) -> Evaluation:
+        return run_step(self.folder, *self.trained, champion=str(champion))[1]
+
+    @property
+    def again(self) -> Path:
+        """The champion's evaluation on this split."""
+        return self.trained.evaluation.parent / "champion"
+
+    def judge(self, champion: object, **rules: float) -> tuple[bool, str]:
+        path = self.trained.evaluation
+        inputs: dict[str, Any] = {"evaluation": str(path), "champion": str(champion), **rules}
+        return gating.judged(path.parent, Evaluation.read(path).accuracy, **inputs)
+
+
+@pytest.fixture
+def challenger(trained: Trained, tmp_path: Path) -> Challenger:
+    return Challenger(trained, tmp_path)
 
 
 def picture(path: Path) -> None:
@@ -76,43 +109,16 @@ def add_image(data: Path) -> None:
     picture(data / "val" / "red" / "more.png")
 
 
-def evaluated(
-    checkpoint: Path, tmp_path: Path, version: Path, champion: object
-) -> tuple[Path, Evaluation]:
-    run_dir = tmp_path / "run"
-    return run_step(tmp_path, checkpoint, run_dir, version, champion=str(champion))[:2]
-
-
-def judged(folder: Path, champion: object, **rules: float) -> tuple[bool, str]:
-    path = folder / "evaluation.json"
-    inputs: dict[str, Any] = {"evaluation": str(path), "champion": str(champion), **rules}
-    return gating.judged(folder, Evaluation.read(path).accuracy, **inputs)
-
-
-def untrained(folder: Path, trained: Path, classes: tuple[str, ...]) -> Path:
-    """Write a checkpoint of an untrained network of these classes."""
-    torch.manual_seed(1)
-    network = build("cifar_resnet8", len(classes))
-    manifest = {**checkpoints.verify(trained).manifest, "classes": list(classes)}
-    state = {"model": network.state_dict(), "ema": None}
-    return checkpoints.write(folder / "checkpoints", 40, state, manifest)
-
-
 def test_a_new_training_image_leaves_the_champion_comparable(
-    emulator: storage.Client,
-    exported: Path,
-    source: Path,
-    trained_checkpoint: Path,
-    tmp_path: Path,
+    emulator: storage.Client, exported: Path, source: Path, challenger: Challenger
 ) -> None:
     publish(exported, "squares", open_store("gs://models/exports"), "")
-    version = changed_version(source, tmp_path, lambda data: picture(data / "train/red/more.png"))
-    folder, record = evaluated(trained_checkpoint, tmp_path, version, PUBLISHED)
-    other = Evaluation.read(exported / "metrics.json")
+    new = challenger.changed(source, lambda data: picture(data / "train/red/more.png"))
+    record, other = new.evaluate(PUBLISHED), Evaluation.read(exported / "metrics.json")
     assert record.dataset_digest != other.dataset_digest
     assert record.split_digest == other.split_digest != ""
-    assert not (folder / "champion").exists()
-    _, reason = judged(folder, PUBLISHED, min_improvement=-1)
+    assert not new.again.exists()
+    _, reason = new.judge(PUBLISHED, min_improvement=-1)
     gain = (record.correct - other.correct) / 48
     assert f"improvement on the champion {gain:.4f} >= -1" in reason
     assert "re-evaluated" not in reason
@@ -122,9 +128,8 @@ def test_a_champion_of_another_split_is_re_evaluated(
     emulator: storage.Client,
     exported: Path,
     source: Path,
-    trained_checkpoint: Path,
+    challenger: Challenger,
     blurred_checkpoint: Path,
-    tmp_path: Path,
 ) -> None:
     """Images are added, changed and removed."""
 
@@ -135,86 +140,79 @@ def test_a_champion_of_another_split_is_re_evaluated(
             (data / f"val/green/00{number}.png").unlink()
 
     publish(exported, "squares", open_store("gs://models/exports"), "")
-    version = changed_version(source, tmp_path, change)
-    folder, record = evaluated(trained_checkpoint, tmp_path, version, PUBLISHED)
-    again = Evaluation.read(folder / "champion" / "evaluation.json")
-    expected = evaluate(blurred_checkpoint, tmp_path / "expected", version).result
+    new = challenger.changed(source, change)
+    record = new.evaluate(PUBLISHED)
+    again = Evaluation.read(new.again / "evaluation.json")
+    alone = new.trained._replace(checkpoint=blurred_checkpoint, run_dir=new.folder / "alone")
+    expected = alone.evaluate().result
     for field in ("correct", "checkpoint_digest", "step", "samples_digest"):
         assert getattr(again, field) == getattr(expected, field)
-    predictions = tmp_path / "expected" / "evaluation" / "predictions.csv"
-    assert (folder / "champion" / "predictions.csv").read_text() == predictions.read_text()
+    predictions = [path.parent / "predictions.csv" for path in (new.again / "x", alone.evaluation)]
+    assert predictions[0].read_text() == predictions[1].read_text()
     gain = (record.correct - again.correct) / record.samples
     name = bundle.digest(exported)[:12]
     for minimum, blessed in ((gain, True), (gain + 0.01, False)):
-        result, reason = judged(folder, PUBLISHED, min_improvement=minimum, max_p_value=0.9999999)
+        result, reason = new.judge(PUBLISHED, min_improvement=minimum, max_p_value=0.9999999)
         assert f"(champion {name} re-evaluated on this split: {again.accuracy:.4f})" in reason
         assert result == blessed
         assert ("McNemar p-value" in reason) == blessed
 
     # An evaluation without the champion removes that of an earlier one.
-    assert evaluated(trained_checkpoint, tmp_path, version, "")[0] == folder
-    assert not (folder / "champion").exists()
-    blessed, reason = judged(folder, PUBLISHED)
+    new.evaluate("")
+    assert not new.again.exists()
+    blessed, reason = new.judge(PUBLISHED)
     assert not blessed
     assert f"{INCOMPARABLE}: give evaluate the same champion" in reason
 
 
 def test_a_champion_with_more_classes_is_evaluated_by_their_names(
-    champion: Path,
-    source: Path,
-    trained_checkpoint: Path,
-    blurred_checkpoint: Path,
-    tmp_path: Path,
+    champion: Path, source: Path, challenger: Challenger, blurred_checkpoint: Path
 ) -> None:
-    version = changed_version(source, tmp_path, lambda data: shutil.rmtree(data / "val" / "blue"))
-    checkpoint = untrained(tmp_path, trained_checkpoint, ("green", "red"))
-    folder, _ = evaluated(checkpoint, tmp_path, version, champion)
-    again = Evaluation.read(folder / "champion" / "evaluation.json")
-    expected = evaluate(blurred_checkpoint, tmp_path / "expected", version).result
-    assert again.correct == expected.correct > 0
-    assert "re-evaluated on this split" in judged(folder, champion)[1]
+    new = challenger.changed(source, lambda data: shutil.rmtree(data / "val" / "blue"))
+    new = new.untrained("green", "red")
+    new.evaluate(champion)
+    again = Evaluation.read(new.again / "evaluation.json")
+    alone = new.trained._replace(checkpoint=blurred_checkpoint, run_dir=new.folder / "alone")
+    assert again.correct == alone.evaluate().result.correct > 0
+    assert "re-evaluated on this split" in new.judge(champion)[1]
 
 
 def test_a_champion_that_lacks_a_class_is_compared_on_the_others(
-    champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+    champion: Path, source: Path, challenger: Challenger
 ) -> None:
-    version = changed_version(source, tmp_path, lambda data: picture(data / "val/violet/a.png"))
-    checkpoint = untrained(tmp_path, trained_checkpoint, ("blue", "green", "red", "violet"))
-    folder, record = evaluated(checkpoint, tmp_path, version, champion)
-    again = Evaluation.read(folder / "champion" / "evaluation.json")
+    new = challenger.changed(source, lambda data: picture(data / "val/violet/a.png"))
+    new = new.untrained("blue", "green", "red", "violet")
+    record = new.evaluate(champion)
+    again = Evaluation.read(new.again / "evaluation.json")
     other = Evaluation.read(champion / "metrics.json")
     assert (record.samples, again.samples, again.correct) == (49, 48, other.correct)
-    predictions = record.read_predictions(folder).values()
+    predictions = record.read_predictions(new.trained.evaluation.parent).values()
     correct = sum(one.correct for one in predictions if one.target != "violet")
-    blessed, reason = judged(folder, champion)
+    blessed, reason = new.judge(champion)
     assert not blessed
     assert f"improvement on the champion {(correct - other.correct) / 48:.4f} < 0" in reason
     assert "re-evaluated on the 48 samples of its classes" in reason
 
 
 def test_a_champion_that_knows_no_class_of_the_split_is_not_comparable(
-    champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+    champion: Path, source: Path, challenger: Challenger
 ) -> None:
-    names = ("blue", "green", "red")
-
     def rename(data: Path) -> None:
-        for name in names:
-            for side in ("train", "val"):
-                (data / side / name).rename(data / side / f"{name}_")
+        for folder in list(data.glob("*/*")):
+            folder.rename(folder.with_name(f"{folder.name}_"))
 
-    version = changed_version(source, tmp_path, rename)
-    checkpoint = untrained(tmp_path, trained_checkpoint, tuple(f"{name}_" for name in names))
-    folder, _ = evaluated(checkpoint, tmp_path, version, champion)
-    assert not (folder / "champion").exists()
-    blessed, reason = judged(folder, champion)
+    new = challenger.changed(source, rename).untrained("blue_", "green_", "red_")
+    new.evaluate(champion)
+    assert not new.again.exists()
+    blessed, reason = new.judge(champion)
     assert not blessed
     assert f"{INCOMPARABLE}, and it does not have the class 'blue_'" in reason
 
 
 def test_a_champion_without_a_bundle_is_not_re_evaluated(
-    champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+    champion: Path, source: Path, challenger: Challenger, tmp_path: Path
 ) -> None:
-    version = changed_version(source, tmp_path, add_image)
+    new = challenger.changed(source, add_image)
     record = tmp_path / "record" / "evaluation.json"
     record.parent.mkdir()
     shutil.copy(champion / "metrics.json", record)
@@ -223,23 +221,23 @@ def test_a_champion_without_a_bundle_is_not_re_evaluated(
         (tmp_path / "none", f"there is no champion at {tmp_path / 'none'} yet"),
     )
     for place, expected in reasons:
-        folder, _ = evaluated(trained_checkpoint, tmp_path, version, place)
-        assert not (folder / "champion").exists()
-        blessed, reason = judged(folder, place)
+        new.evaluate(place)
+        assert not new.again.exists()
+        blessed, reason = new.judge(place)
         assert expected in reason
         assert blessed == ("no champion" in expected)
 
 
 def test_an_unchanged_split_needs_only_the_evaluation_of_the_bundle(
-    champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+    champion: Path, source: Path, challenger: Challenger
 ) -> None:
     for path in champion.iterdir():
         if path.name not in ("metrics.json", "predictions.csv"):
             path.unlink()
-    version = changed_version(source, tmp_path)
-    folder, _ = evaluated(trained_checkpoint, tmp_path, version, champion)
-    assert not (folder / "champion").exists()
-    assert "improvement on the champion" in judged(folder, champion)[1]
+    new = challenger.changed(source)
+    new.evaluate(champion)
+    assert not new.again.exists()
+    assert "improvement on the champion" in new.judge(champion)[1]
 
 
 def damage(kind: str, folder: Path) -> None:
@@ -270,15 +268,14 @@ def damage(kind: str, folder: Path) -> None:
     ],
 )
 def test_an_unusable_bundle_is_an_error(
-    kind: str, message: str, champion: Path, source: Path, trained_checkpoint: Path, tmp_path: Path
+    kind: str, message: str, champion: Path, source: Path, challenger: Challenger
 ) -> None:
-    version = changed_version(source, tmp_path, add_image)
+    new = challenger.changed(source, add_image)
     damage(kind, champion)
     with pytest.raises(SystemExit) as caught:
-        evaluated(trained_checkpoint, tmp_path, version, champion)
+        new.evaluate(champion)
     assert str(caught.value).startswith(f"error: the champion {champion} {message}")
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run" / "evaluation" / "champion").exists()
+    assert not new.again.exists()
 
 
 def test_evaluate_and_gate_of_the_pipeline_have_the_same_champion_and_secrets() -> None:

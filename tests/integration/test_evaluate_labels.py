@@ -10,7 +10,7 @@ from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.pipelines.form import form_of
 from kfp_ddp.training.sides import SIDES
-from tests.evaluations import evaluate
+from tests.evaluations import Trained
 
 
 def table(file: Path) -> list[dict[str, str]]:
@@ -23,12 +23,13 @@ def saved_again(image: Path, target: Path) -> None:
 
 
 def test_changed_labels_and_copies_are_listed_and_can_be_excluded(
-    trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
+    trained: Trained, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
-    shutil.copytree(trained_dataset, source, ignore=shutil.ignore_patterns("_*"))
-    evaluate(trained_checkpoint, trained_run, source)
-    folder = trained_run / "evaluation"
+    shutil.copytree(trained.dataset, source, ignore=shutil.ignore_patterns("_*"))
+    trained = trained._replace(dataset=source)
+    trained.evaluate()
+    folder = trained.evaluation.parent
     assert not [row for row in table(folder / "labels_to_check.csv") if row["other"]]
 
     sure = [row for row in table(folder / "predictions.csv") if row["target"] == row["predicted"]]
@@ -42,7 +43,7 @@ def test_changed_labels_and_copies_are_listed_and_can_be_excluded(
     other = "red" if sure[3]["target"] != "red" else "green"
     saved_again(own, source / "val" / other / "copy.jpg")
     saved_again(leaked, source / "train" / leaked.parent.name / "copy.jpg")
-    document = evaluate(trained_checkpoint, trained_run, source, worst=30).document
+    document = trained.evaluate(worst=30).document
     assert "Labels to check" in document
     rows = table(folder / "labels_to_check.csv")
     labels = [row for row in rows if row["reason"] == "label"]
@@ -65,6 +66,6 @@ def test_changed_labels_and_copies_are_listed_and_can_be_excluded(
     }
     assert not left & {row["path"] for row in rows}
     assert len(left) == len(list(source.glob("*/*/*"))) - len({row["path"] for row in rows})
-    evaluate(trained_checkpoint, trained_run, version)
+    trained._replace(dataset=version).evaluate()
     again = {row["path"] for row in table(folder / "labels_to_check.csv")}
     assert not again & {row["path"] for row in rows}

@@ -8,22 +8,19 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.comparison import mcnemar
 from kfp_ddp.models.evaluation import FILE, PREDICTIONS, Evaluation
-from tests.evaluations import evaluate
+from tests.evaluations import Trained
 
 
-def test_slices_intervals_and_gain_are_in_the_record(
-    trained_checkpoint: Path, trained_dataset: Path, trained_run: Path, tmp_path: Path
-) -> None:
-    images = sorted((trained_dataset / "val").glob("*/*"))
+def test_slices_intervals_and_gain_are_in_the_record(trained: Trained, tmp_path: Path) -> None:
+    images = sorted((trained.dataset / "val").glob("*/*"))
     names = [f"{path.parent.name}/{path.name}" for path in images]
     light = {name: "day" if at % 3 else "night" for at, name in enumerate(names)}
     rows = [f"val/{name},{value}" for name, value in light.items()]
     (tmp_path / "tags.csv").write_text("\n".join(["path,light", *rows]) + "\n")
 
     options = {"tags": str(tmp_path / "tags.csv"), "resamples": 50}
-    inputs = (trained_checkpoint, trained_run, trained_dataset)
-    record = evaluate(*inputs, options=options).result
-    folder = trained_run / "evaluation"
+    record = trained.evaluate(options=options).result
+    folder = trained.evaluation.parent
     correct = {path: one.correct for path, one in record.read_predictions(folder).items()}
     samples = Counter(light.values())
     hits = Counter(value for name, value in light.items() if correct[name])
@@ -50,7 +47,7 @@ def test_slices_intervals_and_gain_are_in_the_record(
     (champion / PREDICTIONS).write_text("\n".join([header, *lines]) + "\n")
     counts = {"correct": record.correct + 1, "accuracy": (record.correct + 1) / 48}
     (champion / FILE).write_text(record.model_copy(update=counts).model_dump_json())
-    again = evaluate(*inputs, champion=str(champion)).result
+    again = trained.evaluate(champion=str(champion)).result
     assert again.slices == []
     compared = Evaluation.read(folder / FILE).compared
     assert compared is not None
@@ -63,10 +60,7 @@ def test_slices_intervals_and_gain_are_in_the_record(
     assert sum(one.won - one.lost for one in compared.classes) == -1
 
 
-def test_an_invalid_table_of_tags_fails_before_the_evaluation(
-    trained_checkpoint: Path, trained_dataset: Path, trained_run: Path
-) -> None:
-    inputs = (trained_checkpoint, trained_run, trained_dataset)
+def test_an_invalid_table_of_tags_fails_before_the_evaluation(trained: Trained) -> None:
     with pytest.raises(InputError, match=r"tags is none\.csv, but this file is not found"):
-        evaluate(*inputs, options={"tags": "none.csv"})
-    assert not (trained_run / "evaluation" / FILE).exists()
+        trained.evaluate(options={"tags": "none.csv"})
+    assert not trained.evaluation.exists()

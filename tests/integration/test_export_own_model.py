@@ -12,12 +12,12 @@ import torch
 from kfp_ddp.components.export.component import export
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.export.engine import make
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
-from tests.evaluations import evaluate
-from tests.integration.test_export_step import arguments, run_example
+from tests.evaluations import Trained
+from tests.exports import arguments
+from tests.integration.test_export_step import run_example
 
 CLASSES = ("blue", "green", "red")
 OWN = """
@@ -44,39 +44,34 @@ BRANCH = OWN.replace(
 )
 
 
-def saved(folder: Path, dataset: Path, text: str) -> Path:
-    config = TrainConfig.create(
-        data=str(dataset),
-        output_dir=str(folder),
-        model="mine.py:build",
-        model_code=packed.pack(text.encode()),
-        image_size=16,
-        batch_size=32,
-        epochs=6,
-    )
+def saved(trained: Trained, folder: Path, text: str) -> Trained:
+    """Return an evaluated training of a network of a file."""
+    known = checkpoint.verify(trained.checkpoint).manifest["config"]
+    own = {"model": "mine.py:build", "model_code": packed.pack(text.encode())}
+    config = TrainConfig.create(**{**known, **own}).model_dump()
+    mean = (0.5,) * 3
     torch.manual_seed(0)
-    info = checkpoint.manifest_of(config, CLASSES, epoch=6, world_size=1)
-    network = checkpoint.ModelInfo(
-        config.model, CLASSES, 16, (0.5,) * 3, (0.5,) * 3, 1, config.model_dump()
-    ).network()
-    return checkpoint.write(
-        folder / "checkpoints", 40, {"model": network.state_dict(), "ema": None}, info
+    network = checkpoint.ModelInfo(own["model"], CLASSES, 16, mean, mean, 1, config).network()
+    trained = trained._replace(run_dir=folder).rewritten(
+        folder / "checkpoints", lambda _: network.state_dict(), config=config
     )
+    trained.evaluate(worst=4)
+    return trained
 
 
 @pytest.fixture(scope="module")
-def made(trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder with checkpoint, evaluation and bundle."""
-    run_dir = tmp_path_factory.mktemp("own")
-    path = saved(run_dir, trained_dataset, OWN)
-    evaluate(path, run_dir, trained_dataset, worst=4)
-    evaluation = run_dir / "evaluation" / "evaluation.json"
-    make(path, run_dir, trained_dataset / "val", evaluation, "squares")
-    return run_dir
+def made(
+    trained_checkpoint: Path, trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
+    """A training with checkpoint, evaluation and bundle."""
+    folder = tmp_path_factory.mktemp("own")
+    made = saved(Trained(trained_checkpoint, folder, trained_dataset), folder, OWN)
+    made.export()
+    return made
 
 
-def test_an_unsupported_format_is_reported_and_left_out(made: Path) -> None:
-    folder = made / "bundle"
+def test_an_unsupported_format_is_reported_and_left_out(made: Trained) -> None:
+    folder = made.bundle
     assert bundle.intact(folder)
     names = bundle.files(folder)
     assert {"model.pt2", "model.safetensors", "network.py"} < set(names)
@@ -93,14 +88,14 @@ def test_an_unsupported_format_is_reported_and_left_out(made: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_in_the_card_runs(made: Path, trained_dataset: Path) -> None:
-    run_example(made / "bundle", trained_dataset)
+def test_the_example_in_the_card_runs(made: Trained) -> None:
+    run_example(made)
 
 
-def test_the_bundle_is_enough_to_build_the_network(made: Path, tmp_path: Path) -> None:
-    folder = made / "bundle"
+def test_the_bundle_is_enough_to_build_the_network(made: Trained) -> None:
+    folder = made.bundle
     network, info = weights.read(folder / "model.safetensors", 40)
-    reference, _ = checkpoint.load_model(made / "checkpoints" / "step-00000040")
+    reference, _ = checkpoint.load_model(made.checkpoint)
     images = torch.rand(3, 3, 16, 16)
     assert torch.equal(network(images), reference(images))
     assert (info.model, info.classes) == ("mine.py:build", CLASSES)
@@ -110,20 +105,16 @@ def test_the_bundle_is_enough_to_build_the_network(made: Path, tmp_path: Path) -
     assert f"{digest}  network.py" in (folder / "MANIFEST.sha256").read_text()
 
 
-def test_the_artifact_lists_the_formats(made: Path, trained_dataset: Path, tmp_path: Path) -> None:
-    run_dir = Path(shutil.copytree(made, tmp_path / "run"))
-    path = run_dir / "checkpoints" / "step-00000040"
-    given = arguments(run_dir, path, trained_dataset, tmp_path)
+def test_the_artifact_lists_the_formats(made: Trained, tmp_path: Path) -> None:
+    run_dir = Path(shutil.copytree(made.run_dir, tmp_path / "run"))
+    given = arguments(made._replace(run_dir=run_dir), tmp_path)
     assert bundle.intact(Path(export.python_func(**given)))
     assert given["exported_model"].metadata["formats"] == "model.pt2, model.safetensors"
     assert "`model.onnx` is left out" in (tmp_path / "summary").read_text()
 
 
-def test_an_unsupported_network_has_no_bundle(trained_dataset: Path, tmp_path: Path) -> None:
-    path = saved(tmp_path, trained_dataset, BRANCH)
-    evaluate(path, tmp_path, trained_dataset, worst=4)
-    evaluation = tmp_path / "evaluation" / "evaluation.json"
-    with pytest.raises(InputError, match=r"^mine\.py:build can be written neither as") as caught:
-        make(path, tmp_path, trained_dataset / "val", evaluation, "squares")
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "bundle").exists()
+def test_an_unsupported_network_has_no_bundle(trained: Trained, tmp_path: Path) -> None:
+    own = saved(trained, tmp_path, BRANCH)
+    with pytest.raises(InputError, match=r"^mine\.py:build can be written neither as"):
+        own.export()
+    assert not own.bundle.exists()

@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from kfp import dsl
 
 from kfp_ddp.components.export.component import export
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import formats
-from kfp_ddp.export.engine import make
 from kfp_ddp.export.formats import from_bundle, from_checkpoint
 from kfp_ddp.models import bundle
-from tests.evaluations import evaluate
+from tests.evaluations import Trained
+from tests.exports import arguments
 
 FILES = [
     "MANIFEST.sha256",
@@ -51,65 +50,46 @@ COMPUTED = {"model.onnx", "model.pt2", "model.safetensors"} | IN_OPENVINO
 @pytest.fixture(scope="session")
 def made(
     trained_checkpoint: Path, trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A run folder with an evaluation and a bundle; tests that change it take a copy."""
-    run_dir = tmp_path_factory.mktemp("made")
-    evaluate(trained_checkpoint, run_dir, trained_dataset, worst=4)
-    make(
-        trained_checkpoint,
-        run_dir,
-        trained_dataset / "val",
-        run_dir / "evaluation" / "evaluation.json",
-        "squares",
-    )
-    return run_dir
+) -> Trained:
+    """A training with an evaluation and a bundle; tests that change it take a copy."""
+    made = Trained(trained_checkpoint, tmp_path_factory.mktemp("made"), trained_dataset)
+    made.evaluate(worst=4)
+    made.export()
+    return made
 
 
 @pytest.fixture
-def run_dir(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "run"))
-
-
-def arguments(run_dir: Path, checkpoint: Path, dataset: Path, out: Path) -> dict[str, Any]:
-    return {
-        "checkpoint": str(checkpoint),
-        "run_dir": str(run_dir),
-        "dataset_path": str(dataset),
-        "evaluation": str(run_dir / "evaluation" / "evaluation.json"),
-        "model_name": "squares",
-        "exported_model": dsl.Model(name="model", uri=str(out / "model")),
-        "export_summary": dsl.Markdown(name="summary", uri=str(out / "summary")),
-    }
+def own(made: Trained, tmp_path: Path) -> Trained:
+    return made._replace(run_dir=Path(shutil.copytree(made.run_dir, tmp_path / "run")))
 
 
 @pytest.mark.slow
 def test_a_network_with_blur_pooling_is_exported(
-    blurred_checkpoint: Path, trained_dataset: Path, tmp_path: Path
+    trained: Trained, blurred_checkpoint: Path
 ) -> None:
-    evaluate(blurred_checkpoint, tmp_path, trained_dataset, worst=4)
-    evaluation = tmp_path / "evaluation" / "evaluation.json"
-    make(blurred_checkpoint, tmp_path, trained_dataset / "val", evaluation, "squares")
-    assert bundle.intact(tmp_path / "bundle")
-    parity = json.loads((tmp_path / "bundle" / "parity.json").read_text())
-    assert set(parity["formats"]) == COMPUTED
+    blurred = trained._replace(checkpoint=blurred_checkpoint)
+    blurred.evaluate()
+    folder = blurred.export()
+    assert bundle.intact(folder)
+    assert set(json.loads((folder / "parity.json").read_text())["formats"]) == COMPUTED
 
 
-def test_a_bundle_has_all_files_and_their_digests(made: Path) -> None:
-    folder = made / "bundle"
+def test_a_bundle_has_all_files_and_their_digests(made: Trained) -> None:
+    folder = made.bundle
     assert bundle.files(folder) == FILES
     assert bundle.intact(folder)
     manifest = (folder / "MANIFEST.sha256").read_bytes()
     assert (folder / "_SUCCESS").read_text() == hashlib.sha256(manifest).hexdigest() + "\n"
     assert {(folder / name).stat().st_mode & 0o777 for name in FILES} == {0o644}
-    assert [p.name for p in made.iterdir() if p.name.startswith(".")] == []
+    assert [p.name for p in made.run_dir.iterdir() if p.name.startswith(".")] == []
     if shutil.which("sha256sum"):
         check = ["sha256sum", "--check", "--strict", "--quiet", "MANIFEST.sha256"]
         subprocess.run(check, cwd=folder, check=True)
 
 
-def test_the_onnx_file_is_for_old_runtimes_and_has_no_local_paths(made: Path) -> None:
+def test_the_onnx_file_is_for_old_runtimes_and_has_no_local_paths(made: Trained) -> None:
     onnx = pytest.importorskip("onnx")
-    path = made / "bundle" / "model.onnx"
+    path = made.bundle / "model.onnx"
     model = onnx.load(path)
     assert model.ir_version == 8
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 18)]
@@ -120,24 +100,22 @@ def test_the_onnx_file_is_for_old_runtimes_and_has_no_local_paths(made: Path) ->
     assert b"stack_trace" not in content
     assert os.getcwd().encode() not in content
     assert b".py" not in content
-    assert os.path.samefile(path, made / "bundle" / "serving" / "squares" / "1" / "model.onnx")
+    assert os.path.samefile(path, made.bundle / "serving" / "squares" / "1" / "model.onnx")
 
 
 @pytest.mark.parametrize("batch", [1, 3, 37])
-def test_formats_agree_for_any_batch(made: Path, trained_checkpoint: Path, batch: int) -> None:
+def test_formats_agree_for_any_batch(made: Trained, batch: int) -> None:
     images = torch.randint(0, 256, (batch, 3, 16, 16), dtype=torch.uint8)
-    expected = from_checkpoint(trained_checkpoint)(images)
-    loaded = from_bundle(made / "bundle")
+    expected = from_checkpoint(made.checkpoint)(images)
+    loaded = from_bundle(made.bundle)
     assert set(loaded) == COMPUTED
     for predict in loaded.values():
         torch.testing.assert_close(predict(images), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_documents_describe_the_model(made: Path) -> None:
-    folder = made / "bundle"
-
+def test_the_documents_describe_the_model(made: Trained) -> None:
     def read(name: str) -> Any:
-        return json.loads((folder / name).read_text())
+        return json.loads((made.bundle / name).read_text())
 
     assert read("classes.json") == ["blue", "green", "red"]
     assert read("signature.json")["inputs"][0]["shape"] == ["batch", 3, 16, 16]
@@ -149,52 +127,46 @@ def test_the_documents_describe_the_model(made: Path) -> None:
     assert all(f["same_top1"] == 1 for f in parity["formats"].values())
     assert parity["formats"]["model.safetensors"]["max_abs_difference"] == 0
     assert read("latency.json")["runtimes"]["model.onnx"]["batch_8"]["calls"] >= 3
-    configured = (folder / "serving" / "squares" / "config.pbtxt").read_text()
+    configured = (made.bundle / "serving" / "squares" / "config.pbtxt").read_text()
     assert 'name: "squares"' in configured
     assert "dims: [ 3, 16, 16 ]" in configured
 
 
-def run_example(folder: Path, dataset: Path) -> None:
+def run_example(made: Trained) -> None:
     """Run the example in the model card of a bundle on one image."""
+    folder = made.bundle
     example = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[0]
     row = (folder / "predictions.csv").read_text().splitlines()[1]
     path, _, predicted = row.split(",")[:3]
-    code = example.replace("picture.jpg", str(dataset / "val" / path))
+    code = example.replace("picture.jpg", str(made.dataset / "val" / path))
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == predicted
 
 
-def test_the_example_in_the_model_card_runs(made: Path, trained_dataset: Path) -> None:
-    run_example(made / "bundle", trained_dataset)
+def test_the_example_in_the_model_card_runs(made: Trained) -> None:
+    run_example(made)
 
 
-def test_the_step_fills_its_artifacts_and_reuses_the_bundle(
-    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
-) -> None:
-    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
-    assert export.python_func(**given) == str(run_dir / "bundle")
+def test_the_step_fills_its_artifacts_and_reuses_the_bundle(own: Trained, tmp_path: Path) -> None:
+    given = arguments(own, tmp_path)
+    assert export.python_func(**given) == str(own.bundle)
     metadata = given["exported_model"].metadata
-    folder = run_dir / "bundle"
-    assert (metadata["uri"], metadata["digest"]) == (str(folder), bundle.digest(folder))
+    assert (metadata["uri"], metadata["digest"]) == (str(own.bundle), bundle.digest(own.bundle))
     assert metadata["formats"] == "model.onnx, model.pt2, model.safetensors"
     assert json.loads((tmp_path / "model").read_text()) == metadata
     assert "largest difference" in (tmp_path / "summary").read_text()
-    made_at = folder.stat().st_ctime_ns
-    assert export.python_func(**given) == str(folder)
-    assert folder.stat().st_ctime_ns == made_at
+    made_at = own.bundle.stat().st_ctime_ns
+    assert export.python_func(**given) == str(own.bundle)
+    assert own.bundle.stat().st_ctime_ns == made_at
 
 
-def test_a_damaged_bundle_is_made_again(
-    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path
-) -> None:
-    folder = run_dir / "bundle"
-    (folder / "model.onnx").write_bytes(b"torn")
-    assert not bundle.intact(folder)
-    evaluation = run_dir / "evaluation" / "evaluation.json"
-    make(trained_checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")
-    assert bundle.intact(folder)
-    assert bundle.files(folder) == FILES
+def test_a_damaged_bundle_is_made_again(own: Trained) -> None:
+    (own.bundle / "model.onnx").write_bytes(b"torn")
+    assert not bundle.intact(own.bundle)
+    own.export()
+    assert bundle.intact(own.bundle)
+    assert bundle.files(own.bundle) == FILES
 
 
 def perturb(path: Path) -> None:
@@ -208,13 +180,9 @@ def perturb(path: Path) -> None:
 
 
 def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
-    trained_checkpoint: Path,
-    trained_dataset: Path,
-    run_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    own: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.rmtree(run_dir / "bundle")
+    shutil.rmtree(own.bundle)
     real = formats.write_onnx
 
     def wrong(program: Any, info: Any, path: Path) -> None:
@@ -222,10 +190,10 @@ def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
         perturb(path)
 
     monkeypatch.setattr(formats, "write_onnx", wrong)
-    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path)
+    given = arguments(own, tmp_path)
     with pytest.raises(SystemExit, match=r"error: model\.onnx differs from the checkpoint"):
         export.python_func(**given)
-    assert {p.name for p in run_dir.iterdir()} <= {"evaluation", ".leases"}
+    assert {p.name for p in own.run_dir.iterdir()} <= {"evaluation", ".leases"}
 
 
 @pytest.mark.parametrize(
@@ -238,38 +206,26 @@ def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
     ],
 )
 def test_invalid_input_fails_before_any_work(
-    changed: dict[str, str],
-    text: str,
-    run_dir: Path,
-    trained_checkpoint: Path,
-    trained_dataset: Path,
-    tmp_path: Path,
+    changed: dict[str, str], text: str, own: Trained, tmp_path: Path
 ) -> None:
-    shutil.rmtree(run_dir / "bundle")
-    given = arguments(run_dir, trained_checkpoint, trained_dataset, tmp_path) | changed
-    with pytest.raises(SystemExit, match=re.escape(text)) as caught:
-        export.python_func(**given)
-    assert "\n" not in str(caught.value)
-    assert not (run_dir / "bundle").exists()
+    shutil.rmtree(own.bundle)
+    with pytest.raises(SystemExit, match=re.escape(text)):
+        export.python_func(**arguments(own, tmp_path) | changed)
+    assert not own.bundle.exists()
 
 
-def test_a_damaged_or_other_checkpoint_is_refused(
-    run_dir: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
-) -> None:
-    shutil.rmtree(run_dir / "bundle")
-    evaluation = run_dir / "evaluation" / "evaluation.json"
-    checkpoint = Path(shutil.copytree(trained_checkpoint, tmp_path / "step-00000040"))
+def test_a_damaged_or_other_checkpoint_is_refused(own: Trained, tmp_path: Path) -> None:
+    shutil.rmtree(own.bundle)
+    checkpoint = Path(shutil.copytree(own.checkpoint, tmp_path / "step-00000040"))
+    own = own._replace(checkpoint=checkpoint)
     state = bytearray((checkpoint / "state.pt").read_bytes())
     state[len(state) // 2] ^= 1
     (checkpoint / "state.pt").write_bytes(state)
     with pytest.raises(InputError, match="was altered"):
-        make(checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")
+        own.export()
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["files"]["state.pt"]["sha256"] = "0" * 64
     del manifest["sha256"]
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="is of another checkpoint"):
-        make(checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")
-    (checkpoint / "manifest.json").write_text("{")
-    with pytest.raises(InputError, match="is not a complete checkpoint"):
-        make(checkpoint, run_dir, trained_dataset / "val", evaluation, "squares")
+        own.export()

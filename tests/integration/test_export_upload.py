@@ -67,9 +67,8 @@ def test_a_failed_upload_is_completed_by_the_next(
 ) -> None:
     monkeypatch.setattr(store, "PATIENCE", 2.0)
     bucket.write_fault, bucket.write_fault_after = fault, after
-    with pytest.raises((InputError, StorageError), match=text) as caught:
+    with pytest.raises((InputError, StorageError), match=text):
         bundle.upload(sealed, "squares", open_store("gs://bucket/exports"))
-    assert "\n" not in str(caught.value)
     assert not any(name.endswith("_SUCCESS") for name in bucket.objects)
 
     bucket.write_fault = ""

@@ -20,7 +20,6 @@ from kfp_ddp.components.export.component import export
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import card, formats, prove, variants
-from kfp_ddp.export.engine import make
 from kfp_ddp.export.formats import Predict
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import in_folder
@@ -28,8 +27,8 @@ from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import Measured, read
 from kfp_ddp.training.checkpoint import load_model
-from tests.evaluations import evaluate
-from tests.integration.test_export_step import arguments
+from tests.evaluations import Trained
+from tests.exports import arguments
 
 REQUESTED = Variants(variants=("fp16", "int8", "resize"), max_variant_drop=0.3)
 MEASURED_TIMES = {"latency.json", "infra.json"}
@@ -38,23 +37,18 @@ MEASURED_TIMES = {"latency.json", "infra.json"}
 @pytest.fixture(scope="module")
 def made(
     trained_checkpoint: Path, trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A run folder with a bundle that has all further forms."""
-    run_dir = tmp_path_factory.mktemp("forms")
-    evaluate(trained_checkpoint, run_dir, trained_dataset, worst=4)
+) -> Trained:
+    """A training with a bundle that has all further forms."""
+    made = Trained(trained_checkpoint, tmp_path_factory.mktemp("forms"), trained_dataset)
+    made.evaluate(worst=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prove, "_SECONDS_EACH", 0.0)
-        _make(trained_checkpoint, run_dir, trained_dataset, run_dir)
-    return run_dir
+        made.export(REQUESTED)
+    return made
 
 
-def _make(checkpoint: Path, run_dir: Path, dataset: Path, evaluated: Path) -> Path:
-    evaluation = evaluated / "evaluation" / "evaluation.json"
-    return make(checkpoint, run_dir, dataset / "val", evaluation, "squares", REQUESTED)
-
-
-def record(made: Path) -> dict[str, Measured]:
-    return {one.name: one for one in read(in_folder(made / "bundle")).variants}
+def forms(made: Trained) -> dict[str, Measured]:
+    return {one.name: one for one in read(in_folder(made.bundle)).variants}
 
 
 def session(path: Path) -> Callable[[Any], Any]:
@@ -74,13 +68,13 @@ def images_of(dataset: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp16", "int8", "resize"])
-def test_a_record_agrees_with_its_file(name: str, made: Path, trained_dataset: Path) -> None:
-    form, folder = record(made)[name], made / "bundle"
+def test_a_record_agrees_with_its_file(name: str, made: Trained) -> None:
+    form, folder = forms(made)[name], made.bundle
     predict = session(folder / form.file)
     classes = json.loads((folder / "classes.json").read_text())
     with (folder / "predictions.csv").open() as file:
         before = {row["path"]: row for row in csv.DictReader(file)}
-    images = images_of(trained_dataset)
+    images = images_of(made.dataset)
     now = {path: classes[int(predict(one[None])[0].argmax())] for path, one in images.items()}
     assert now.keys() == before.keys()
     correct = {path for path, row in before.items() if row["target"] == row["predicted"]}
@@ -99,9 +93,9 @@ def test_a_record_agrees_with_its_file(name: str, made: Path, trained_dataset: P
     assert form.evaluation.checkpoint_digest == model.checkpoint_digest
 
 
-def test_the_forms_have_their_number_types_and_are_for_old_runtimes(made: Path) -> None:
-    folder = made / "bundle"
-    models = {name: onnx.load(folder / one.file) for name, one in record(made).items()}
+def test_the_forms_have_their_number_types_and_are_for_old_runtimes(made: Trained) -> None:
+    folder = made.bundle
+    models = {name: onnx.load(folder / one.file) for name, one in forms(made).items()}
     for model in models.values():
         assert (model.ir_version, [o.domain for o in model.opset_import]) == (8, [""])
         assert model.opset_import[0].version == 18
@@ -121,27 +115,25 @@ def test_the_forms_have_their_number_types_and_are_for_old_runtimes(made: Path) 
     assert max(scales) == 1, "a scale per channel"
     sizes = {name: (folder / name).stat().st_size for name in ("model.onnx", "model.int8.onnx")}
     assert sizes["model.int8.onnx"] < 0.5 * sizes["model.onnx"]
-    assert record(made)["int8"].made["calibration_images"] == 123
+    assert forms(made)["int8"].made["calibration_images"] == 123
 
 
-def test_the_forms_are_in_the_bundle_and_its_documents(made: Path) -> None:
-    record = read(in_folder(made / "bundle"))
+def test_the_forms_are_in_the_bundle_and_its_documents(made: Trained) -> None:
+    record = read(in_folder(made.bundle))
     assert record.left_out == {}
     assert [form.name for form in record.variants] == ["fp16", "int8", "resize"]
-    files = bundle.files(made / "bundle")
+    files = bundle.files(made.bundle)
     assert {"model.fp16.onnx", "model.int8.onnx", "model.resize.onnx"} <= set(files)
-    timed = json.loads((made / "bundle" / "latency.json").read_text())["runtimes"]
+    timed = json.loads((made.bundle / "latency.json").read_text())["runtimes"]
     assert {"model.onnx", "model.int8.onnx"} <= set(timed)
-    assert "| `model.int8.onnx` |" in (made / "bundle" / "README.md").read_text()
+    assert "| `model.int8.onnx` |" in (made.bundle / "README.md").read_text()
 
 
-def test_the_step_reuses_the_forms_of_the_release(
-    made: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path
-) -> None:
-    given = arguments(made, trained_checkpoint, trained_dataset, tmp_path)
-    before = (made / "bundle").stat().st_ctime_ns
+def test_the_step_reuses_the_forms_of_the_release(made: Trained, tmp_path: Path) -> None:
+    given = arguments(made, tmp_path)
+    before = made.bundle.stat().st_ctime_ns
     export.python_func(**given, release=REQUESTED.given())
-    assert (made / "bundle").stat().st_ctime_ns == before
+    assert made.bundle.stat().st_ctime_ns == before
     assert "model.int8.onnx" in given["exported_model"].metadata["formats"].split(", ")
     assert "## Further forms" in (tmp_path / "summary").read_text()
     with pytest.raises(SystemExit, match=r"error: variants\.0='fp8' cannot be used"):
@@ -152,15 +144,11 @@ def test_the_step_reuses_the_forms_of_the_release(
 
 @pytest.mark.slow
 def test_two_exports_write_the_same_bytes(
-    made: Path,
-    trained_checkpoint: Path,
-    trained_dataset: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    made: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prove, "_SECONDS_EACH", 0.0)
-    again = _make(trained_checkpoint, tmp_path, trained_dataset, made)
-    first = made / "bundle"
+    shutil.copytree(made.evaluation.parent, tmp_path / "evaluation")
+    again, first = made._replace(run_dir=tmp_path).export(REQUESTED), made.bundle
     assert bundle.files(again) == bundle.files(first)
     others = set(bundle.files(first)) - MEASURED_TIMES - {bundle.MANIFEST, bundle.SUCCESS}
     differ = {name for name in others if (again / name).read_bytes() != (first / name).read_bytes()}
@@ -168,15 +156,13 @@ def test_two_exports_write_the_same_bytes(
 
 
 @pytest.fixture
-def source(made: Path, trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path) -> Any:
+def source(made: Trained, tmp_path: Path) -> Any:
     """Inputs of `variants.add` in a new folder."""
-    folder = Path(shutil.copytree(made / "bundle", tmp_path / "bundle"))
-    for path in (folder / one.file for one in record(made).values()):
-        path.unlink()
-    evaluation = made / "evaluation" / "evaluation.json"
-    info = load_model(trained_checkpoint)[1]
-    split, result = trained_dataset / "val", Evaluation.read(evaluation)
-    return variants.Source(folder, info, split, evaluation, result)
+    folder = Path(shutil.copytree(made.bundle, tmp_path / "bundle"))
+    for form in forms(made).values():
+        (folder / form.file).unlink()
+    info, result = load_model(made.checkpoint)[1], Evaluation.read(made.evaluation)
+    return variants.Source(folder, info, made.dataset / "val", made.evaluation, result)
 
 
 def _only_red(images: torch.Tensor) -> torch.Tensor:
@@ -238,24 +224,23 @@ def test_int8_needs_training_images(source: Any, trained_dataset: Path, tmp_path
 
 @pytest.mark.slow
 def test_a_repeated_export_to_a_bucket_removes_other_forms(
-    trained_checkpoint: Path,
-    trained_dataset: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, str(tmp_path / "scratch"))
     monkeypatch.setattr(prove, "_SECONDS_EACH", 0.0)
-    run_dir = tmp_path / "bucket" / "run-1" / "train"
-    checkpoint = run_dir / "checkpoints" / trained_checkpoint.name
-    shutil.copytree(trained_checkpoint, checkpoint)
-    evaluate(checkpoint, run_dir, trained_dataset, worst=4)
-    given = arguments(run_dir, checkpoint, trained_dataset, tmp_path)
+    checkpoint = trained.run_dir / "checkpoints" / trained.checkpoint.name
+    shutil.copytree(trained.checkpoint, checkpoint)
+    trained = trained._replace(checkpoint=checkpoint)
+    trained.evaluate()
+    given = arguments(trained, tmp_path)
     given |= {name: f"file://{given[name]}" for name in ("run_dir", "checkpoint", "evaluation")}
-    export.python_func(**given, release={"variants": ["fp16"], "max_variant_drop": 1.0})
-    assert (run_dir / "bundle" / "model.fp16.onnx").exists()
-    times = run_dir.joinpath("bundle", "_SUCCESS").stat().st_mtime_ns
-    export.python_func(**given, release={"variants": ["fp16"], "max_variant_drop": 1.0})
-    assert run_dir.joinpath("bundle", "_SUCCESS").stat().st_mtime_ns == times, "it was reused"
+    release = {"variants": ["fp16"], "max_variant_drop": 1.0}
+    export.python_func(**given, release=release)
+    assert (trained.bundle / "model.fp16.onnx").exists()
+    success = trained.bundle / "_SUCCESS"
+    times = success.stat().st_mtime_ns
+    export.python_func(**given, release=release)
+    assert success.stat().st_mtime_ns == times, "it was reused"
     export.python_func(**given)
-    assert bundle.intact(run_dir / "bundle")
-    assert not (run_dir / "bundle" / "model.fp16.onnx").exists()
+    assert bundle.intact(trained.bundle)
+    assert not (trained.bundle / "model.fp16.onnx").exists()

@@ -246,9 +246,8 @@ def test_a_model_that_is_not_blessed_is_not_published(
     if verdict is not None:
         path.write_text(verdict)
     before = state(run_dir / "bundle")
-    with pytest.raises(SystemExit, match=text) as caught:
+    with pytest.raises(SystemExit, match=text):
         publish.python_func(**arguments(run_dir, tmp_path))
-    assert "\n" not in str(caught.value)
     assert state(run_dir / "bundle") == before
     assert not list((tmp_path / "models").rglob("*"))
 
@@ -265,9 +264,8 @@ def test_a_model_that_is_not_blessed_is_not_published(
 )
 def test_bad_input_fails(changed: dict[str, Any], text: str, run_dir: Path, tmp_path: Path) -> None:
     before = state(run_dir)
-    with pytest.raises(SystemExit, match=re.escape(text)) as caught:
+    with pytest.raises(SystemExit, match=re.escape(text)):
         publish.python_func(**arguments(run_dir, tmp_path, **changed))
-    assert "\n" not in str(caught.value)
     assert state(run_dir) == before
 
 

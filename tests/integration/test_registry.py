@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from model_registry.types import ListOptions, ModelVersion, RegisteredModel
@@ -32,29 +32,49 @@ def address(registry_server: RegistryServer) -> str:
     return os.environ.get("KFP_DDP_TEST_REGISTRY") or registry_server.url
 
 
+class Model(NamedTuple):
+    """A model that no registry has, and the destination of its exports."""
+
+    where: Store
+    name: str
+    folder: Path
+
+    def publish(self, wrong: int, champion: str = "") -> str:
+        """Upload a version with this number of wrong predictions."""
+        folder = self.folder / f"bundle-{wrong}"
+        lineage = Lineage(f"run-{wrong}", self.name, champion)
+        return exported(self.where, self.name, folder, wrong, lineage)
+
+    def register(self, address: str, version: str) -> None:
+        opened(address).register(self.where, self.name, version)
+
+    def published(self, address: str, *wrong: int) -> list[str]:
+        """Upload and register versions."""
+        versions = [self.publish(each) for each in wrong]
+        for version in versions:
+            self.register(address, version)
+        return versions
+
+    def promote(self, address: str, version: str, before: str) -> None:
+        """Make a version the champion, also in the registry."""
+        move(self.where, self.name, version, before, "run")
+        opened(address).agree(self.where, self.name)
+
+    def stages(self, address: str) -> dict[str, Any]:
+        return {version: row["stage"] for version, row in registered(address, self.name).items()}
+
+
 @pytest.fixture
-def where(tmp_path: Path) -> Store:
-    """A destination of exports."""
+def model(tmp_path: Path) -> Model:
     (tmp_path / "models").mkdir()
-    return open_store(str(tmp_path / "models"))
-
-
-@pytest.fixture
-def name() -> str:
-    """The name of a model that no registry has."""
-    return f"flowers-{secrets.token_hex(4)}"
+    name = f"flowers-{secrets.token_hex(4)}"
+    return Model(open_store(str(tmp_path / "models")), name, tmp_path)
 
 
 def opened(address: str, **settings: Any) -> Registry:
     registry = registry_of(Registering(registry=address, **settings))
     assert registry is not None
     return registry
-
-
-def published(where: Store, name: str, tmp_path: Path, wrong: int, champion: str = "") -> str:
-    """Upload a version with this number of wrong predictions."""
-    folder = tmp_path / f"bundle-{wrong}"
-    return exported(where, name, folder, wrong, Lineage(f"run-{wrong}", name, champion))
 
 
 def registered(address: str, name: str) -> dict[str, dict[str, Any]]:
@@ -94,16 +114,12 @@ def register_foreign(address: str, name: str) -> None:
     registry._call("registered", write)
 
 
-def stages(address: str, name: str) -> dict[str, Any]:
-    return {version: row["stage"] for version, row in registered(address, name).items()}
-
-
-def test_a_version_has_its_lineage(address: str, where: Store, name: str, tmp_path: Path) -> None:
-    before = published(where, name, tmp_path, 9)
-    version = published(where, name, tmp_path, 3, before)
-    opened(address, registry_author="ana").register(where, name, version)
-    (row,) = registered(address, name).values()
-    bundle = f"{where.uri}/{name}/{version}"
+def test_a_version_has_its_lineage(address: str, model: Model) -> None:
+    before = model.publish(9)
+    version = model.publish(3, before)
+    opened(address, registry_author="ana").register(model.where, model.name, version)
+    (row,) = registered(address, model.name).values()
+    bundle = f"{model.where.uri}/{model.name}/{version}"
     expected = {
         "stage": "candidate",
         "state": "LIVE",
@@ -123,14 +139,11 @@ def test_a_version_has_its_lineage(address: str, where: Store, name: str, tmp_pa
     assert {key: row[key] for key in expected} == expected
 
 
-def test_registering_again_changes_nothing(
-    registry_server: RegistryServer, where: Store, name: str, tmp_path: Path
-) -> None:
-    version = published(where, name, tmp_path, 3)
-    move(where, name, version, "", "run-3")
-    for _ in range(2):
-        opened(registry_server.url).register(where, name, version)
-        opened(registry_server.url).agree(where, name)
+def test_registering_again_changes_nothing(registry_server: RegistryServer, model: Model) -> None:
+    version = model.publish(3)
+    for before in ("", version):
+        model.register(registry_server.url, version)
+        model.promote(registry_server.url, version, before)
     assert registry_server.changes() == [
         "create_registered_model",
         "create_model_version",
@@ -146,20 +159,15 @@ def test_registering_again_changes_nothing(
     ["create_registered_model", "create_model_version", "upsert_model_version_artifact"],
 )
 def test_an_interrupted_registration_is_completed_by_the_next(
-    registry_server: RegistryServer,
-    where: Store,
-    name: str,
-    tmp_path: Path,
-    operation: str,
-    fault: faults.Fault,
+    registry_server: RegistryServer, model: Model, operation: str, fault: faults.Fault
 ) -> None:
-    version = published(where, name, tmp_path, 3)
+    version = model.publish(3)
     registry_server.fail(operation, fault)
     with pytest.raises(StorageError):
-        opened(registry_server.url).register(where, name, version)
+        model.register(registry_server.url, version)
     registry_server.faults.clear()
-    opened(registry_server.url).register(where, name, version)
-    (row,) = registered(registry_server.url, name).values()
+    model.register(registry_server.url, version)
+    (row,) = registered(registry_server.url, model.name).values()
     assert row["source"] == "run-3"
     store = registry_server.store
     assert [len(store.models), len(store.artifacts)] == [1, 1]
@@ -167,68 +175,54 @@ def test_an_interrupted_registration_is_completed_by_the_next(
 
 @pytest.mark.parametrize("operation", ["*", "create_model_version"])
 def test_requests_are_repeated_after_temporary_faults(
-    registry_server: RegistryServer,
-    where: Store,
-    name: str,
-    tmp_path: Path,
-    operation: str,
-    monkeypatch: pytest.MonkeyPatch,
+    registry_server: RegistryServer, model: Model, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "PATIENCE", 60)
-    version = published(where, name, tmp_path, 3)
+    version = model.publish(3)
     for fault in (faults.status(503), faults.drop, faults.lose_answer):
         registry_server.fail(operation, fault, 1)
-    opened(registry_server.url).register(where, name, version)
-    assert list(registered(registry_server.url, name)) == [version]
+    model.register(registry_server.url, version)
+    assert list(registered(registry_server.url, model.name)) == [version]
 
 
-def test_two_writers_create_one_version(
-    registry_server: RegistryServer, where: Store, name: str, tmp_path: Path
-) -> None:
-    version, store = published(where, name, tmp_path, 3), registry_server.store
+def test_two_writers_create_one_version(registry_server: RegistryServer, model: Model) -> None:
+    version, store = model.publish(3), registry_server.store
 
     def other_first(handler: faults.Handler) -> bool:
         registry_server.faults.clear()
-        opened(registry_server.url).register(where, name, version)
+        model.register(registry_server.url, version)
         return False
 
     for operation in ("create_registered_model", "create_model_version"):
         registry_server.fail(operation, other_first, 1)
-        opened(registry_server.url).register(where, name, version)
-        assert list(registered(registry_server.url, name)) == [version]
+        model.register(registry_server.url, version)
+        assert list(registered(registry_server.url, model.name)) == [version]
         assert [len(rows) for rows in (store.models, store.versions, store.artifacts)] == [1, 1, 1]
         store.versions.clear()
         store.artifacts.clear()
 
 
-def test_stages_follow_the_champion(address: str, where: Store, name: str, tmp_path: Path) -> None:
-    registry = opened(address)
-    one, two, three = (published(where, name, tmp_path, wrong) for wrong in (9, 6, 3))
-    for version in (one, two, three):
-        registry.register(where, name, version)
-    registry.agree(where, name)
-    assert set(stages(address, name).values()) == {"candidate"}
+def test_stages_follow_the_champion(address: str, model: Model) -> None:
+    one, two, three = model.published(address, 9, 6, 3)
+    opened(address).agree(model.where, model.name)
+    assert set(model.stages(address).values()) == {"candidate"}
     for version, before, expected in (
         (one, "", ["champion", "candidate", "candidate"]),
         (three, one, ["former", "candidate", "champion"]),
         (one, three, ["champion", "candidate", "former"]),
     ):
-        move(where, name, version, before, "run")
-        registry.agree(where, name)
-        assert stages(address, name) == dict(zip((one, two, three), expected, strict=True))
+        model.promote(address, version, before)
+        assert model.stages(address) == dict(zip((one, two, three), expected, strict=True))
+    shutil.rmtree(model.folder / "models" / model.name / two)
+    opened(address).agree(model.where, model.name)
+    assert model.stages(address) == {one: "champion", two: "archived", three: "former"}
+    assert registered(address, model.name)[two]["state"] == "ARCHIVED"
 
 
-def test_there_are_never_two_champions(
-    registry_server: RegistryServer, where: Store, name: str, tmp_path: Path
-) -> None:
-    registry = opened(registry_server.url)
-    one, two = (published(where, name, tmp_path, wrong) for wrong in (9, 6))
-    for version in (one, two):
-        registry.register(where, name, version)
-    move(where, name, one, "", "run")
-    registry.agree(where, name)
+def test_there_are_never_two_champions(registry_server: RegistryServer, model: Model) -> None:
+    one, two = model.published(registry_server.url, 9, 6)
+    model.promote(registry_server.url, one, "")
     for before, version in ((one, two), (two, one)):
-        move(where, name, version, before, "run")
         champions: list[int] = []
 
         def count(_: faults.Handler, champions: list[int] = champions) -> bool:
@@ -238,48 +232,27 @@ def test_there_are_never_two_champions(
             return False
 
         registry_server.fail("*", count)
-        registry.agree(where, name)
+        model.promote(registry_server.url, version, before)
         registry_server.faults.clear()
         assert set(champions) == {0, 1}
 
 
-def test_deleted_one_is_archived(address: str, where: Store, name: str, tmp_path: Path) -> None:
-    registry = opened(address)
-    one, two = (published(where, name, tmp_path, wrong) for wrong in (9, 6))
-    for version in (one, two):
-        registry.register(where, name, version)
-    move(where, name, two, "", "run-6")
-    shutil.rmtree(tmp_path / "models" / name / one)
-    registry.agree(where, name)
-    assert stages(address, name) == {one: "archived", two: "champion"}
-    assert registered(address, name)[one]["state"] == "ARCHIVED"
-
-
 def test_a_missing_champion_is_registered_and_other_versions_are_unchanged(
-    address: str, where: Store, name: str, tmp_path: Path
+    address: str, model: Model
 ) -> None:
-    register_foreign(address, name)
-    version = published(where, name, tmp_path, 3)
-    move(where, name, version, "", "run-3")
-    opened(address).agree(where, name)
-    assert stages(address, name) == {"1.0": "champion", version: "champion"}
+    register_foreign(address, model.name)
+    version = model.publish(3)
+    model.promote(address, version, "")
+    assert model.stages(address) == {"1.0": "champion", version: "champion"}
 
 
 def test_all_pages_of_versions_are_read(
-    registry_server: RegistryServer,
-    where: Store,
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    registry_server: RegistryServer, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "PAGE", 2)
-    registry = opened(registry_server.url)
-    versions = [published(where, name, tmp_path, wrong) for wrong in range(1, 6)]
-    for version in versions:
-        registry.register(where, name, version)
+    versions = model.published(registry_server.url, *range(1, 6))
     for version, before in ((versions[0], ""), (versions[4], versions[0])):
-        move(where, name, version, before, "")
-        registry.agree(where, name)
+        model.promote(registry_server.url, version, before)
     rows = {row["name"]: row["customProperties"] for row in registry_server.store.versions}
     assert rows[versions[0]]["stage"]["string_value"] == "former"
     assert rows[versions[4]]["stage"]["string_value"] == "champion"
@@ -303,9 +276,7 @@ def test_all_pages_of_versions_are_read(
 )
 def test_a_faulty_registry_fails_with_one_line_error(
     registry_server: RegistryServer,
-    where: Store,
-    name: str,
-    tmp_path: Path,
+    model: Model,
     fault: faults.Fault,
     error: type[Exception],
     text: str,
@@ -314,10 +285,9 @@ def test_a_faulty_registry_fails_with_one_line_error(
     if fault is faults.silence:
         monkeypatch.setattr(client, "ANSWER", 1.0)
     registry_server.fail("create_registered_model", fault)
-    version = published(where, name, tmp_path, 3)
-    with pytest.raises(error, match=text) as caught:
-        opened(registry_server.url).register(where, name, version)
-    assert "\n" not in str(caught.value)
+    version = model.publish(3)
+    with pytest.raises(error, match=text):
+        model.register(registry_server.url, version)
     assert not registry_server.store.models
 
 
@@ -355,43 +325,36 @@ def test_account_token_needs_https(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.mark.parametrize("api", ["v1", "v1alpha3"])
 def test_servers_of_both_apis_are_used(
-    registry_server: RegistryServer,
-    where: Store,
-    name: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    api: str,
+    registry_server: RegistryServer, model: Model, capsys: pytest.CaptureFixture[str], api: str
 ) -> None:
     registry_server.api = api
-    registry = opened(registry_server.url)
-    move(where, name, published(where, name, tmp_path, 3), "", "run-3")
-    registry.agree(where, name)
-    assert set(stages(registry_server.url, name).values()) == {"champion"}
+    model.promote(registry_server.url, model.publish(3), "")
+    assert set(model.stages(registry_server.url).values()) == {"champion"}
     assert ("v1alpha3" in capsys.readouterr().out) == (api == "v1alpha3")
 
 
 @pytest.fixture
-def versions(where: Store, tmp_path: Path) -> list[str]:
-    """Two versions of flowers, of which the second is the champion."""
-    versions = [published(where, "flowers", tmp_path, wrong) for wrong in (9, 3)]
-    move(where, "flowers", versions[1], "", "run-3")
+def versions(model: Model) -> list[str]:
+    """Two versions, of which the second is the champion."""
+    versions = [model.publish(wrong) for wrong in (9, 3)]
+    move(model.where, model.name, versions[1], "", "run-3")
     return versions
 
 
-def run(where: Store, server: RegistryServer, **changed: Any) -> str:
+def run(model: Model, server: RegistryServer, **changed: Any) -> str:
     """Run the `register` step."""
-    release = {"registry": server.url}
-    inputs = {"destination": where.uri, "model_name": "flowers", "release": release, **changed}
+    inputs: dict[str, Any] = {"destination": model.where.uri, "model_name": model.name}
+    inputs |= {"release": {"registry": server.url}, **changed}
     return str(register_step.python_func(**inputs))
 
 
 def test_the_step_registers_the_champion_or_a_given_version(
-    versions: list[str], where: Store, registry_server: RegistryServer
+    versions: list[str], model: Model, registry_server: RegistryServer
 ) -> None:
-    assert run(where, registry_server) == versions[1]
-    assert run(where, registry_server, version=versions[0]) == versions[0]
+    assert run(model, registry_server) == versions[1]
+    assert run(model, registry_server, version=versions[0]) == versions[0]
     expected = dict(zip(versions, ["candidate", "champion"], strict=True))
-    assert stages(registry_server.url, "flowers") == expected
+    assert model.stages(registry_server.url) == expected
 
 
 @pytest.mark.parametrize(
@@ -407,14 +370,15 @@ def test_the_step_registers_the_champion_or_a_given_version(
 )
 def test_invalid_input_fails_before_any_request(
     versions: list[str],
-    where: Store,
+    model: Model,
     registry_server: RegistryServer,
     changed: dict[str, Any],
     text: str,
 ) -> None:
     with pytest.raises(SystemExit, match=f"^error: .*{text}"):
-        run(where, registry_server, **changed)
-    (Path(where.uri) / "flowers" / versions[1] / "config.json").write_text("{}")
+        run(model, registry_server, **changed)
+    bundle = Path(model.where.uri, model.name, versions[1])
+    (bundle / "config.json").write_text("{}")
     with pytest.raises(SystemExit, match=r"config\.json is not what MANIFEST\.sha256 lists"):
-        run(where, registry_server)
+        run(model, registry_server)
     assert registry_server.asked() == []

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -50,17 +51,33 @@ class Launched:
 
         until(holds, self.output, 90)
 
+    def ends(self, code: int) -> None:
+        assert self.process.wait(90) == code, self.output()
+
     def output(self) -> str:
         return self.log.read_text()
 
     def ranks(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children()
 
+    def failure(self) -> failure.Failure:
+        record = failure.read(Path(self.run.output_dir, "logs"))
+        assert record is not None
+        return record
+
+
+Launch = Callable[..., Launched]
+
 
 @pytest.fixture
-def launched() -> Iterator[list[Launched]]:
+def launch() -> Iterator[Launch]:
     started: list[Launched] = []
-    yield started
+
+    def start(run: TrainConfig, *flags: str, **more: Any) -> Launched:
+        started.append(Launched(run, *flags, **more))
+        return started[-1]
+
+    yield start
     for each in started:
         if each.process.poll() is None:
             os.killpg(each.process.pid, signal.SIGKILL)
@@ -77,28 +94,6 @@ def preempted_at(run: TrainConfig) -> int:
     assert (end["event"], end["status"]) == ("end", "preempted")
     assert newest(Path(run.output_dir)).step == end["step"]
     return int(end["step"])
-
-
-@pytest.mark.slow
-def test_completed_run_returns_0(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
-    run = config(data, tmp_path / "run", epochs=1, warmup_epochs=0, tensorboard=True)
-    logs = tmp_path / "run" / "logs"
-    logs.mkdir(parents=True)
-    (logs / "failure-of-an-earlier-node.json").touch()
-    launched.append(Launched(run))
-    assert launched[0].process.wait(90) == 0, launched[0].output()
-    assert list(logs.glob("failure*.json")) == []
-    all_events = events(tmp_path / "run")
-    assert [e["event"] for e in all_events if e["event"] != "step"] == [
-        "start",
-        "eval",
-        "checkpoint",
-        "ranks",
-        "end",
-    ]
-    assert all_events[0]["world_size"] == 2
-    assert all_events[0]["steps_total"] == 12
-    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
 
 @pytest.mark.slow
@@ -124,81 +119,68 @@ def test_torchrun_script_trains_a_recipe(data: Path, tmp_path: Path) -> None:
     assert info.image_size == 16
 
 
-def test_invalid_data_is_exit_code_2_and_one_line(tmp_path: Path, launched: list[Launched]) -> None:
+def test_invalid_data_is_exit_code_2_and_one_line(tmp_path: Path, launch: Launch) -> None:
     (tmp_path / "data" / "train" / "only").mkdir(parents=True)
     (tmp_path / "data" / "train" / "only" / "1.png").touch()
-    run = config(tmp_path / "data", tmp_path / "run")
-    launched.append(Launched(run))
-    assert launched[0].process.wait(90) == 2, launched[0].output()
-    told = failure.read(tmp_path / "run" / "logs")
-    assert told is not None
+    node = launch(config(tmp_path / "data", tmp_path / "run"))
+    node.ends(2)
+    told = node.failure()
     assert f"dataset {tmp_path}/data: there is one class only (only)" in told.error
     assert (told.rank, told.retryable, told.consequence) == (-1, False, False)
 
 
 @pytest.mark.slow
-def test_exit_codes_of_a_stop(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
+def test_exit_codes_of_a_stop(data: Path, tmp_path: Path, launch: Launch) -> None:
     """SIGTERM twice: 143 with a checkpoint. Resumed, one rank SIGKILLed: 137 with its number."""
     message = tmp_path / "termination"
     run = endless(data, tmp_path / "run")
-    first = Launched(run, KFP_DDP_TERMINATION_LOG=str(message))
-    launched.append(first)
+    first = launch(run, KFP_DDP_TERMINATION_LOG=str(message))
     first.wait_for("epoch 1/5000")
     first.process.send_signal(signal.SIGTERM)
     first.process.send_signal(signal.SIGTERM)
-    assert first.process.wait(60) == 143, first.output()
+    first.ends(143)
     step = preempted_at(run)
     told = json.loads(message.read_text())
     assert told["exit_code"] == 143
     assert told["error"] == f"stopped by SIGTERM; the checkpoint of step {step} is durable"
     assert message.read_text().count("\n") == 1
 
-    second = Launched(run, KFP_DDP_TERMINATION_LOG=str(message))
-    launched.append(second)
+    second = launch(run, KFP_DDP_TERMINATION_LOG=str(message))
     second.wait_for("resumed from")
     second.wait_for(f"epoch {step // 12 + 2}/5000")
-    victim = next(p for p in second.ranks() if p.environ()["RANK"] == "1")
-    victim.kill()
-    assert second.process.wait(60) == 137, second.output()
+    next(p for p in second.ranks() if p.environ()["RANK"] == "1").kill()
+    second.ends(137)
     told = json.loads(message.read_text())
     assert (told["rank"], told["error"]) == (1, "ended by SIGKILL")
     assert told["retryable"] is True
 
 
 @pytest.mark.slow
-def test_stop_reports_no_false_save(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
+def test_stop_reports_no_false_save(data: Path, tmp_path: Path, launch: Launch) -> None:
     """First ranks that had to be killed; then a save that fails on SIGTERM."""
     run = config(data, tmp_path / "run", epochs=5000, warmup_epochs=0, checkpoint_epochs=0)
-    logs = tmp_path / "run" / "logs"
-    frozen = Launched(run, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
-    launched.append(frozen)
+    frozen = launch(run, TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
     frozen.wait_for("epoch 1/5000")
     for rank in frozen.ranks():
         rank.suspend()
     frozen.process.terminate()
-    assert frozen.process.wait(60) == 143, frozen.output()
-    told = failure.read(logs)
-    assert told is not None
-    assert "stopped by SIGTERM; no checkpoint was saved on stop" in told.error
+    frozen.ends(143)
+    assert "stopped by SIGTERM; no checkpoint was saved on stop" in frozen.failure().error
 
-    failing = Launched(run)
-    launched.append(failing)
+    failing = launch(run)
     failing.wait_for("epoch 1/5000")
     (tmp_path / "run" / "checkpoints").touch()  # a file is where the folder would be
     failing.process.terminate()
-    assert failing.process.wait(60) == 1, failing.output()
-    told = failure.read(logs)
-    assert told is not None
-    assert "cannot save a checkpoint" in told.error
-    assert told.rank == 0
+    failing.ends(1)
+    assert "cannot save a checkpoint" in failing.failure().error
+    assert failing.failure().rank == 0
 
 
 @pytest.mark.slow
-def test_missing_node_is_reported(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
+def test_missing_node_is_reported(data: Path, tmp_path: Path, launch: Launch) -> None:
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
     conf = "--rdzv-conf=join_timeout=2,is_host=true"
-    launched.append(Launched(config(data, tmp_path / "run"), *flags, conf, nproc=1))
-    assert launched[0].process.wait(90) == 1, launched[0].output()
+    launch(config(data, tmp_path / "run"), *flags, conf, nproc=1).ends(1)
     (file,) = (tmp_path / "run" / "logs").glob("failure-*.json")
     told = json.loads(file.read_text())
     assert told["error"].startswith("RendezvousTimeoutError")
@@ -206,26 +188,35 @@ def test_missing_node_is_reported(data: Path, tmp_path: Path, launched: list[Lau
 
 
 @pytest.mark.slow
-def test_final_failure_is_not_restarted(tmp_path: Path, launched: list[Launched]) -> None:
+def test_final_failure_is_not_restarted(tmp_path: Path, launch: Launch) -> None:
     root = dataset(tmp_path / "data")
     broken = sorted((root / "train" / "class1").iterdir())[7]
     broken.write_bytes(b"no image")
-    launched.append(Launched(config(root, tmp_path / "run"), "--max-restarts=3"))
-    assert launched[0].process.wait(90) == 2, launched[0].output()
-    told = failure.read(tmp_path / "run" / "logs")
-    assert told is not None
-    assert broken.name in told.error
-    assert launched[0].output().count("rank 0 of 2 on") == 1
+    node = launch(config(root, tmp_path / "run"), "--max-restarts=3")
+    node.ends(2)
+    assert broken.name in node.failure().error
+    assert node.output().count("rank 0 of 2 on") == 1
 
 
 @pytest.mark.slow
-def test_restarted_ranks_resume(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
-    before = config(data, tmp_path / "run", epochs=1, warmup_epochs=0)
-    launched.append(Launched(before))
-    assert launched[0].process.wait(90) == 0, launched[0].output()
-    run = endless(data, tmp_path / "run").model_copy(update={"resume": "never"})
-    node = Launched(run, "--max-restarts=3")
-    launched.append(node)
+def test_completed_run_returns_0_and_restarted_ranks_resume(
+    data: Path, tmp_path: Path, launch: Launch
+) -> None:
+    """The second start is from scratch, as set, and continues after the loss of a rank."""
+    run = config(data, tmp_path / "run", epochs=1, warmup_epochs=0, tensorboard=True)
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "failure-of-an-earlier-node.json").touch()
+    launch(run).ends(0)
+    assert list(logs.glob("failure*.json")) == []
+    all_events = events(tmp_path / "run")
+    kinds = [event["event"] for event in all_events if event["event"] != "step"]
+    assert kinds == ["start", "eval", "checkpoint", "ranks", "end"]
+    assert (all_events[0]["world_size"], all_events[0]["steps_total"]) == (2, 12)
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+    again = endless(data, tmp_path / "run").model_copy(update={"resume": "never"})
+    node = launch(again, "--max-restarts=3")
     node.wait_for("epoch 2/5000")
     assert "resumed from" not in node.output()
     next(p for p in node.ranks() if p.environ()["RANK"] == "1").kill()
@@ -234,10 +225,9 @@ def test_restarted_ranks_resume(data: Path, tmp_path: Path, launched: list[Launc
 
 
 @pytest.mark.slow
-def test_ranks_outlive_no_launcher(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
+def test_ranks_outlive_no_launcher(data: Path, tmp_path: Path, launch: Launch) -> None:
     run = endless(data, tmp_path / "run")
-    started = Launched(run)
-    launched.append(started)
+    started = launch(run)
     started.wait_for("epoch 1/5000")
     ranks = started.ranks()
     assert len(ranks) == 2
@@ -248,31 +238,31 @@ def test_ranks_outlive_no_launcher(data: Path, tmp_path: Path, launched: list[La
 
 
 @pytest.mark.slow
-def test_stale_heartbeat_stops_it(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
+def test_stale_heartbeat_stops_it(data: Path, tmp_path: Path, launch: Launch) -> None:
     """What counts is that it changes; its time, by a clock that is off, does not."""
     heartbeat = tmp_path / "heartbeat"
     run = endless(data, tmp_path / "run").model_copy(
         update={"stop_when_stale": str(heartbeat), "stale_seconds": 3.0}
     )
-    started = Launched(run, "--max-restarts=3")
-    launched.append(started)
+    started = launch(run, "--max-restarts=3")
     began = time.time()
     while "epoch 1/5000" not in started.output() or time.time() - began < 8:
         heartbeat.touch()
         os.utime(heartbeat, (time.time() - 1e7,) * 2)
         assert started.process.poll() is None, started.output()
         time.sleep(0.5)
-    assert started.process.wait(60) == 143, started.output()
+    started.ends(143)
     step = preempted_at(run)
     assert "heartbeat is stale" in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert started.output().count("rank 0 of 2 on") == 1
-    told = failure.read(tmp_path / "run" / "logs")
-    assert told is not None
-    assert told.error == f"the heartbeat is stale; the checkpoint of step {step} is durable"
+    assert (
+        started.failure().error
+        == f"the heartbeat is stale; the checkpoint of step {step} is durable"
+    )
 
 
 @pytest.mark.slow
-def test_run_outlives_a_lost_node(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
+def test_run_outlives_a_lost_node(data: Path, tmp_path: Path, launch: Launch) -> None:
     """Two nodes of 1:2, one of them lost: the other goes on alone from the newest checkpoint."""
     run = config(
         data, tmp_path / "run", epochs=400, warmup_epochs=0, checkpoint_steps=6, resume="never"
@@ -280,13 +270,11 @@ def test_run_outlives_a_lost_node(data: Path, tmp_path: Path, launched: list[Lau
     quick = "join_timeout=60,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2"
     flags = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "elastic", "--rdzv-conf")
     here = ("--rdzv-endpoint", f"localhost:{free_port()}", "--local-addr", "localhost")
-    for number in range(2):
-        log_dir = str(tmp_path / f"logs{number}")
-        conf = f"{quick},is_host={'true' if number == 0 else 'false'}"
-        node = Launched(run, *flags, conf, *here, "--log-dir", log_dir, nproc=1)
-        launched.append(node)
+    survivor, lost = (
+        launch(run, *flags, f"{quick},is_host={host}", *here, "--log-dir", logs, nproc=1)
+        for host, logs in (("true", f"{tmp_path}/logs0"), ("false", f"{tmp_path}/logs1"))
+    )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    survivor, lost = launched
     survivor.wait_until(lambda: metrics.exists() and '"checkpoint"' in metrics.read_text())
     ranks = lost.ranks()
     lost.process.kill()
@@ -302,16 +290,15 @@ def test_run_outlives_a_lost_node(data: Path, tmp_path: Path, launched: list[Lau
 
 
 @pytest.mark.slow
-def test_waiting_node_stops(data: Path, tmp_path: Path, launched: list[Launched]) -> None:
+def test_waiting_node_stops(data: Path, tmp_path: Path, launch: Launch) -> None:
     """It waits in C++, where no Python handler runs, for a first node that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(90)
         port = silent.getsockname()[1]
         flags = ("--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}")
-        node = Launched(endless(data, tmp_path / "run"), *flags, nproc=1)
-        launched.append(node)
+        node = launch(endless(data, tmp_path / "run"), *flags, nproc=1)
         with silent.accept()[0]:
             node.process.terminate()
-            assert node.process.wait(timeout=30) == 143, node.output()
+            node.ends(143)
     (file,) = (tmp_path / "run" / "logs").glob("failure-*.json")
     assert "stopped by SIGTERM before all nodes had joined" in file.read_text()

@@ -107,9 +107,8 @@ def test_script_gets_inputs_and_is_saved(data: Path, capfd: pytest.CaptureFixtur
 )
 def test_script_error_is_named(data: Path, text: str, error: type[Exception], words: str) -> None:
     fields = settings(data, text)
-    with pytest.raises(error, match=re.escape(words)) as caught:
+    with pytest.raises(error, match=re.escape(words)):
         own_script.run(TrainConfig.create(**fields))
-    assert "\n" not in str(caught.value)
     assert newest_valid(RunFolder(fields["output_dir"]).checkpoints) is None
 
 

@@ -42,9 +42,8 @@ def world(size: int) -> World:
 def test_batch_that_cannot_be_divided_is_refused(
     tmp_path: Path, fields: dict[str, Any], ranks: int, words: str
 ) -> None:
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(InputError, match=words):
         resolve(run(tmp_path, **fields), world(ranks), 96)
-    assert "\n" not in str(caught.value)
 
 
 def test_batch_per_rank_scales_the_rate_and_is_kept_on_resume(tmp_path: Path) -> None:

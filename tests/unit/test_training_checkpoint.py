@@ -144,7 +144,6 @@ def test_failing_volume_is_not_damage(
         return
     with pytest.raises(checkpoint.UnreadableError, match="Too many levels") as caught:
         saving.choose(directory, run(tmp_path), split, Ddp.form)
-    assert "\n" not in str(caught.value)
     assert caught.value.retryable
     assert pauses
     assert [step_of(path) for path in steps(directory)] == [20, 10]
@@ -255,7 +254,6 @@ def verified(path: Path) -> Checkpoint | None:
     except InputError as error:
         refusal = str(error)
     assert refusal.startswith(str(path))
-    assert "\n" not in refusal
     assert newest(path.parent).step == 10
     return None
 

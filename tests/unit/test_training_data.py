@@ -156,9 +156,8 @@ def test_shared_cache_is_refused(split: Path, tmp_path: Path, made: Callable[[Pa
         lambda: Cache(folder, "train", 6, 1).build(index.where, config, True, 0),
         lambda: first.read(0, index.paths[0]),
     ):
-        with pytest.raises(StorageError, match=r"writable by other users.* cache_dir") as caught:
+        with pytest.raises(StorageError, match=r"writable by other users.* cache_dir"):
             use()
-        assert "\n" not in str(caught.value)
 
 
 def test_cache_is_on_the_disk(split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

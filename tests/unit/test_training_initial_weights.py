@@ -121,7 +121,6 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, state: Any, line: s
     torch.save(state, tmp_path / "theirs.pth")
     with pytest.raises(InputError, match=line) as caught:
         started(run(tmp_path / "theirs.pth"))
-    assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
@@ -140,9 +139,8 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, plain: bool) -> None:
         file.write_bytes(pickle.dumps({"state_dict": Hostile(touched)}))
     else:
         torch.save({"state_dict": Hostile(touched)}, file)
-    with pytest.raises(InputError, match=r"/theirs\.pth contains ") as caught:
+    with pytest.raises(InputError, match=r"/theirs\.pth contains "):
         started(run(file))
-    assert "\n" not in str(caught.value)
     assert not touched.exists()
 
 
@@ -160,9 +158,8 @@ def test_no_weights_are_refused(tmp_path: Path, name: str, content: bytes, line:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(content)
     path = tmp_path / ("a" if name in ("a/b", "b") else name)
-    with pytest.raises(InputError, match=line) as caught:
+    with pytest.raises(InputError, match=line):
         started(run(path))
-    assert "\n" not in str(caught.value)
 
 
 def _complex(weight: Tensor) -> Tensor:
