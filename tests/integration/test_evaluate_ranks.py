@@ -8,16 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from google.cloud import storage
 
-from kfp_ddp.evaluation.ranks import Evaluated
-from kfp_ddp.evaluation.request import Request
-from kfp_ddp.jobs.local import EVALUATION
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.runs import checkpoints as bucketed
-from kfp_ddp.runs.workspace import open_workspace
-from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training import checkpoint as checkpoints
 from tests.evaluations import Trained
 
@@ -89,23 +82,3 @@ def written(run_dir: Path) -> dict[str, str]:
         files[f"{folder}/predictions.csv"] = (run_dir / folder / "predictions.csv").read_text()
     files["labels"] = (run_dir / "evaluation" / "labels_to_check.csv").read_text()
     return files
-
-
-@pytest.mark.soak
-def test_a_pod_without_a_pvc_uploads_its_evaluation(
-    trained: Trained, emulator: storage.Client, tmp_path: Path
-) -> None:
-    run_dir = "gs://models/runs/r/train"
-    name = f"checkpoints/{trained.checkpoint.name}"
-    bucketed.upload(open_store(run_dir), name, trained.checkpoint)
-    request = Request.create(
-        checkpoint=f"{run_dir}/{name}", run_dir=run_dir, data=str(trained.dataset), device="cpu"
-    )
-    command = [sys.executable, "-m", EVALUATION, "--nproc-per-node=2", "--", *request.to_argv()]
-    environment = {**os.environ, "KFP_DDP_SCRATCH_DIR": str(tmp_path / "scratch")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    with open_workspace(run_dir, "test") as folder:
-        folder.download_below("evaluation/")
-        result = Evaluated.read(folder.path / "evaluation").result
-    assert (result.samples, result.world_size) == (48, 2)

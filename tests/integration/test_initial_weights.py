@@ -34,6 +34,11 @@ def config(pretrained: str, output: Path) -> TrainConfig:
     )
 
 
+def local(address: str, run_dir: Path) -> Path:
+    """Return the local copy of the weights for a run."""
+    return Path(with_local_weights(config(address, run_dir), run_dir).pretrained)
+
+
 def agrees(path: Path, state: dict[str, torch.Tensor]) -> bool:
     found = read(path).tensors
     return all(torch.equal(found[name], value) for name, value in state.items())
@@ -46,24 +51,22 @@ def test_file_in_a_bucket_is_downloaded_once(emulator: storage.Client, tmp_path:
     blob.upload_from_filename(tmp_path / "theirs.pth")
     address = "gs://models/pretrained/theirs.pth"
     initial_weights.check(address)
-    run = with_local_weights(config(address, tmp_path / "run"), tmp_path / "run")
-    found = Path(run.pretrained)
+    found = local(address, tmp_path / "run")
     assert found.parents[1] == RunFolder(tmp_path / "run").initial_weights
     assert agrees(found, state)
     other = {name: value + 1 for name, value in state.items()}
     torch.save(other, tmp_path / "theirs.pth")
     emulator.bucket("models").blob("v2/theirs.pth").upload_from_filename(tmp_path / "theirs.pth")
-    second = config("gs://models/v2/theirs.pth", tmp_path / "run")
-    assert agrees(Path(with_local_weights(second, tmp_path / "run").pretrained), other)
+    assert agrees(local("gs://models/v2/theirs.pth", tmp_path / "run"), other)
     blob.delete()
-    assert with_local_weights(config(address, tmp_path / "run"), tmp_path / "run") == run
+    assert local(address, tmp_path / "run") == found
     for missing in (address, "gs://models/nothing"):
         with pytest.raises(InputError, match="does not exist: correct the address"):
             initial_weights.check(missing)
     with pytest.raises(InputError, match="does not exist: correct the address"):
-        with_local_weights(config(address, tmp_path / "other"), tmp_path / "other")
+        local(address, tmp_path / "other")
     with pytest.raises(InputError, match="has neither a bundle nor a checkpoint: give the addr"):
-        with_local_weights(config("gs://models/nothing", tmp_path / "other"), tmp_path / "other")
+        local("gs://models/nothing", tmp_path / "other")
 
 
 def test_bundle_champion_and_checkpoint_are_downloaded_by_uri(
@@ -87,19 +90,19 @@ def test_bundle_champion_and_checkpoint_are_downloaded_by_uri(
     ):
         run_dir = tmp_path / f"with_local_weights-{number}"
         initial_weights.check(address)
-        found = Path(with_local_weights(config(address, run_dir), run_dir).pretrained)
+        found = local(address, run_dir)
         assert agrees(found, network.state_dict()), address
         assert read(found).classes == info.classes
     target = Path(uri.removeprefix("file://")) / bundle.WEIGHTS
     target.write_bytes(target.read_bytes()[:-1] + b"x")
     with pytest.raises(InputError, match=r"damaged: model\.safetensors is not what MANIFEST"):
-        with_local_weights(config(uri, tmp_path / "x"), tmp_path / "x")
+        local(uri, tmp_path / "x")
     assert not list(RunFolder(tmp_path / "x").initial_weights.glob("[!.]*"))
 
 
 def test_unreachable_address_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"^cannot fetch pretrained=https://127\.0\.0\.1:9/x"):
-        with_local_weights(config("https://127.0.0.1:9/x-01234567.pth", tmp_path), tmp_path)
+        local("https://127.0.0.1:9/x-01234567.pth", tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"cannot download pretrained=file:///nowhere/x\.pth to"):
         with_local_weights(config("file:///nowhere/x.pth", tmp_path), tmp_path / "file")
@@ -214,7 +217,7 @@ def test_redirect_to_http_is_not_followed(tmp_path: Path) -> None:
         answering(answer, tmp_path) as server,
         pytest.raises(InputError, match="redirects from https to http"),
     ):
-        with_local_weights(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
+        local(f"{server}/w.pth", tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,7 @@ def test_too_large_file_fails(head: bytes, tmp_path: Path, monkeypatch: pytest.M
         answering(head + bytes(3_000_000), tmp_path) as server,
         pytest.raises(InputError, match=told),
     ):
-        with_local_weights(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
+        local(f"{server}/w.pth", tmp_path / "run")
     assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
 
 
@@ -239,7 +242,7 @@ def test_full_disk_during_a_download_is_one_line(tmp_path: Path) -> None:
         answering(answer, tmp_path) as server,
         pytest.raises(StorageError, match=full),
     ):
-        with_local_weights(config(f"{server}/w.pth", disk), disk)
+        local(f"{server}/w.pth", disk)
 
 
 @pytest.mark.parametrize(
@@ -253,13 +256,12 @@ def test_full_disk_during_a_download_is_one_line(tmp_path: Path) -> None:
 def test_partial_download_is_not_reused(answer: bytes, tmp_path: Path) -> None:
     told = pytest.raises(StorageError, match=r"^cannot fetch pretrained=https://")
     with answering(answer, tmp_path) as server, told:
-        with_local_weights(config(f"{server}/w.pth", tmp_path / "run"), tmp_path / "run")
+        local(f"{server}/w.pth", tmp_path / "run")
     assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
     state = build("cifar_resnet8", 2).state_dict()
     torch.save(state, tmp_path / "w.pth")
     whole = (tmp_path / "w.pth").read_bytes()
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(whole)}\r\n\r\n".encode()
     with answering(head + whole, tmp_path) as server:
-        dated = config(f"{server}/w-20240131.pth", tmp_path / "run")
-        run = with_local_weights(dated, tmp_path / "run")
-    assert agrees(Path(run.pretrained), state)
+        dated = local(f"{server}/w-20240131.pth", tmp_path / "run")
+    assert agrees(dated, state)

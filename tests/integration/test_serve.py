@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -39,6 +38,7 @@ from kfp_ddp.serve.model import ready
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.checkpoint import load_model
 from tests.serving import free_port
+from tests.waiting import until
 
 SIZE = 16
 
@@ -86,16 +86,16 @@ def served(given: str, folder: Path, *more: str) -> Iterator[Server]:
     with log.open("wb") as out:
         command = [sys.executable, "-m", "kfp_ddp", "serve", given, *ports, "--threads", "1", *more]
         process = subprocess.Popen(command, stdout=out, stderr=out)
+
+    def is_ready() -> bool:
+        assert process.poll() is None, log.read_text()[-2000:]
+        with contextlib.suppress(requests.ConnectionError):
+            ready = requests.get(f"http://127.0.0.1:{port}/v2/health/ready", timeout=10)
+            return bool(ready.json() == {"ready": True})
+        return False
+
     try:
-        deadline = time.monotonic() + 120
-        while True:
-            assert process.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < deadline, log.read_text()[-2000:]
-            with contextlib.suppress(requests.ConnectionError):
-                ready = requests.get(f"http://127.0.0.1:{port}/v2/health/ready", timeout=10)
-                assert ready.json() == {"ready": True}
-                break
-            time.sleep(0.1)
+        until(is_ready, log.read_text, 120)
         yield Server(f"http://127.0.0.1:{port}", grpc_port, process, log)
     finally:
         process.kill()
@@ -331,9 +331,7 @@ def test_openvino_answers_while_the_pod_of_the_server_stops(
             asked.sendall(head.encode())
             assert asked.recv(100).startswith(b"HTTP/1.1 100 Continue")
             server.process.send_signal(signal.SIGTERM)
-            while "SIGTERM: taking requests" not in server.log.read_text():
-                assert server.process.poll() is None
-                time.sleep(0.05)
+            until(lambda: "SIGTERM: taking requests" in server.log.read_text())
             late = requests.get(f"{server.url}/v2/models/blue", timeout=60)
             with contextlib.suppress(ConnectionError):  # refused, or reset as it stops to listen
                 while True:

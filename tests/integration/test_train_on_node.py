@@ -5,8 +5,6 @@ import math
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.runs.train.engine import node_command
 from kfp_ddp.training.config import TrainConfig
+from tests.waiting import until
 
 LOOP: dict[str, Any] = {
     "model": "cifar_resnet8",
@@ -93,14 +92,6 @@ def last_event(work: Path) -> dict[str, object]:
     return event
 
 
-def until(condition: Callable[[], bool], worker: Worker) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert worker.process.poll() is None, worker.log
-        assert time.monotonic() < deadline, worker.log
-        time.sleep(0.1)
-
-
 STEP = """
 import json, sys
 from types import SimpleNamespace
@@ -138,7 +129,7 @@ def train(tmp_path: Path, work: Path, data: str, epochs: int) -> str:
 @pytest.mark.slow
 def test_a_step_resumes_where_a_worker_stopped(tmp_path: Path, work: Path, dataset: str) -> None:
     first = Worker(tmp_path, "first", work, dataset, epochs=400)
-    until(lambda: newest(work) > 0, first)
+    until(lambda: newest(work) > 0 or first.process.poll() is not None, lambda: first.log)
     first.process.terminate()
     assert first.process.wait(120) == 143, first.log
     stopped = last_event(work)

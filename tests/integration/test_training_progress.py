@@ -1,5 +1,6 @@
-"""What ranks tell of how far they are, and which of them the others wait for."""
+"""Progress and traces of ranks, and which of them the others wait for."""
 
+import gzip
 import json
 import os
 import signal
@@ -9,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from kfp_ddp.training.time_spent import Pace
+from kfp_ddp.cli import app
+from kfp_ddp.client import trace as tracing
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from kfp_ddp.training.watch import Progress, remove_stale
 from tests.training_ranks import Ranks, config, dataset
 from tests.waiting import until
@@ -56,31 +61,6 @@ def test_progress_of_earlier_ranks_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     remove_stale(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json", "1.json", "kept.txt"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "step", "slowest", "ratio", "straggles"),
-    [
-        ([1.0], 1.0, 0, 1.0, False),
-        ([0.0, 0.0], 1.0, 0, 1.0, False),
-        ([1.0, 3.0], 3.5, 1, 3.0, True),
-        ([1.0, 1.1, 1.0, 1.05], 1.5, 1, 1.1, False),
-        ([1.0, 1.0, 1.0, 1.31], 1.5, 3, 1.31, True),
-        ([0.01, 0.03], 1.0, 1, 3.0, False),  # three times of next to nothing
-        ([2.0, 1.0, 1.0], 2.0, 0, 2.0, True),
-    ],
-)
-def test_straggler_makes_the_others_wait(
-    seconds: list[float], step: float, slowest: int, ratio: float, straggles: bool
-) -> None:
-    pace = Pace([(0.0, each, 0.0) for each in seconds], step)
-    assert pace.slowest == slowest
-    assert pace.ratio == pytest.approx(ratio)
-    assert pace.straggler == (
-        f"; rank {slowest} takes {ratio:.1f} times as long as the others, in forward"
-        if straggles
-        else ""
-    )
 
 
 @pytest.mark.slow
@@ -135,3 +115,85 @@ def test_stopped_rank_writes_no_progress(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGCONT)
     ranks.kill(0, signal.SIGTERM)
     assert ranks.wait() == [143, 143], ranks.output()
+
+
+def ask(place: Path | str, rank: int = 0, minutes: float = 1.0) -> Path:
+    return tracing.trace(str(place), rank, 3, Path("unused"), minutes, lambda line: None)
+
+
+@pytest.mark.slow
+def test_running_rank_traces_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_POLL_SECONDS", 0.05)
+    run = config(dataset(tmp_path / "data"), tmp_path / "run", epochs=5000, warmup_epochs=0)
+    ranks = Ranks(run, 2, env={"PROGRESS_SECONDS": "0.05"})
+    ranks.wait_for("epoch 1/5000")
+    with pytest.raises(InputError, match=r"has no rank 2: its ranks are 0 to 1"):
+        ask(tmp_path / "run", rank=2)
+    asked = CliRunner().invoke(
+        app, ["trace", str(tmp_path / "run"), "--rank", "1", "--steps", "3", "--minutes", "1"]
+    )
+    assert asked.exit_code == 0, asked.output
+    file = Path(asked.stdout.strip())
+    assert file.parent == tmp_path / "run" / "traces"
+    assert file.name.startswith("rank-1-steps-")
+    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    names = [event.get("name", "") for event in events]
+    assert len({name for name in names if name.startswith("ProfilerStep#")}) == 3
+    assert any("convolution_backward" in name for name in names)
+    again = ask(tmp_path / "run", rank=0)
+    assert again.name.startswith("rank-0-steps-")
+    ranks.kill(0, signal.SIGTERM)
+    assert ranks.wait() == [143, 143], ranks.output()
+    assert ranks.output().count(" traces the steps ") == 2, "each request once"
+    assert f"rank 1 wrote {file}" in ranks.output()
+    with pytest.raises(InputError, match=r"has ended: there is nothing to trace"):
+        ask(tmp_path / "run")
+
+
+def test_a_trace_needs_a_running_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"contains no training: name the folder with its metrics"):
+        ask(tmp_path)
+    run = tmp_path / "out" / "work" / "17" / "train"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"event": "start"}\n')
+    with pytest.raises(InputError, match=r"no rank of .*/train has started"):
+        ask(tmp_path / "out")
+    (run / "ranks").mkdir()
+    (run / "ranks" / "0.json").write_text("{}")
+    with (run / "metrics.jsonl").open("r+b") as metrics:  # of months
+        metrics.seek(65 << 20)
+        metrics.write(b'\n{"event": "end"}\n')
+    with pytest.raises(InputError, match=r"has ended: there is nothing to trace"):
+        ask(tmp_path / "out")
+    (run / "metrics.jsonl").write_text('{"event": "start"}\n')
+    with pytest.raises(JobError, match=r"rank 0 of .*/train wrote no trace within 0 minutes"):
+        ask(tmp_path / "out", minutes=0)
+    left = TraceRequest.read(RunFolder(run))
+    assert left is not None
+    assert (left.rank, left.steps) == (0, 3)
+    monkeypatch.setattr(tracing, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(TraceRequest, "matches", lambda self, name: name.endswith("-x.json.gz"))
+    (run / "traces").mkdir()
+    (run / "traces" / "rank-0-x.json.gz").write_bytes(b"trace")
+    brought = tracing.trace(f"file://{run}", 0, 3, tmp_path / "here", 1.0, lambda line: None)
+    assert brought.read_bytes() == b"trace"
+    assert brought.is_relative_to(tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        '{"rank": 0, "steps": 0, "id": "0123456789abcdef"}',
+        '{"rank": 0, "steps": 1001, "id": "0123456789abcdef"}',
+        '{"rank": 0, "steps": 5, "id": "../../../../../x"}',
+        '{"rank": null, "steps": 5, "id": "0123456789abcdef"}',
+        '{"rank": 0, "steps": 1e999, "id": "0123456789abcdef"}',
+    ],
+)
+def test_invalid_trace_request_is_ignored(tmp_path: Path, text: str) -> None:
+    folder = RunFolder(tmp_path)
+    assert TraceRequest.read(folder) is None
+    (folder.path / folder.TRACE_REQUEST).write_text(text)
+    assert TraceRequest.read(folder) is None

@@ -17,7 +17,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_of
 from kfp_ddp.training.saving import behind
 from kfp_ddp.training.trainer import Validation
-from tests.training_ranks import config, dataset, events, state_hash, trainer
+from tests.training_ranks import config, dataset, events, newest, state_hash, trainer
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +114,7 @@ def test_early_stopping_counts_from_the_best_evaluation(
         loop = trainer(patient)
         assert loop.fit()
         assert loop.step == 12
-        newest = checkpoint.newest_valid(tmp_path / "run" / "checkpoints")
-        assert newest is not None
-        assert newest.step == 12
+        assert newest(tmp_path / "run").step == 12
     longer = trainer(run(data, tmp_path / "run", **fields, early_stop_epochs=5))
     assert longer.fit()
     assert longer.step == 16

@@ -14,12 +14,12 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.training import checkpoint
-from kfp_ddp.training.checkpoint import Writer, newest_valid, verify
+from kfp_ddp.training.checkpoint import Writer, verify
 from kfp_ddp.training.learner import Learner
 from kfp_ddp.training.manifest import step_dir
 from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.trainer import Trainer
-from tests.training_ranks import ALONE, config, dataset, trainer
+from tests.training_ranks import ALONE, config, dataset, newest, trainer
 
 
 @pytest.fixture
@@ -147,16 +147,14 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> 
 def test_averages_resume_or_start_anew(data: Path, tmp_path: Path, decay: float) -> None:
     output = tmp_path / "run"
     train(data, output, ema_decay=decay)
-    newest = newest_valid(output / "checkpoints")
-    assert newest is not None
-    state = newest.state()
+    state = newest(output).state()
     average = state["ema"] if decay else state["model"]
     if decay:
         assert not torch.equal(average["fc.weight"], state["model"]["fc.weight"])
         statistics = [name for name in state["model"] if "running" in name]
         assert statistics
         assert all(torch.equal(average[name], state["model"][name]) for name in statistics)
-        assert same(checkpoint.load_model(newest.path)[0].state_dict(), average)
+        assert same(checkpoint.load_model(newest(output).path)[0].state_dict(), average)
     learner = resumed(data, output, ema_decay=0.9).learner
     assert learner.ema is not None
     assert same(learner.ema.model.state_dict(), average)

@@ -80,18 +80,6 @@ def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_pa
 
 
 @pytest.mark.slow
-def test_sigterm_on_one_rank_stops_all_with_a_checkpoint(data: Path, tmp_path: Path) -> None:
-    run = config(data, tmp_path / "run", epochs=200, warmup_epochs=0)
-    ranks = Ranks(run, 2)
-    ranks.wait_for("epoch 2/200")
-    ranks.kill(1, signal.SIGTERM)
-    assert ranks.wait() == [143, 143]
-    last = newest(tmp_path / "run")
-    assert '"status": "preempted"' in (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert f'"step": {last.step}, "reason"' in (tmp_path / "run" / "metrics.jsonl").read_text()
-
-
-@pytest.mark.slow
 def test_other_world_sizes_see_the_same_batches(data: Path, tmp_path: Path) -> None:
     """2 ranks, then 1, then 4: the weights differ by the order of float sums only."""
     whole = config(data, tmp_path / "whole", micro_batch_size=2, epochs=2, checkpoint_steps=4)

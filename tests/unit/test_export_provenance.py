@@ -81,19 +81,24 @@ def pod(name: str, image_id: str, container: str = "pytorch") -> dict[str, Any]:
     }
 
 
-def test_image_is_recorded_by_name_and_digest() -> None:
-    for said in (NEW, f"registry.example/team/trainer@{NEW}", f"docker-pullable://trainer@{NEW}"):
-        assert images.used([pod("w-0", said)], ("pytorch",)) == [{"image": TRAINER, "digest": NEW}]
+WAITING = {**pod("w-0", OLD), "status": {"phase": "Pending"}}
 
 
-def test_moved_tag_is_two_images() -> None:
-    found = images.used([pod("w-0", OLD), pod("w-1", NEW), pod("w-2", OLD)], ("pytorch",))
-    assert [each["digest"] for each in found] == [OLD, NEW]
-
-
-def test_pod_that_never_started_has_no_image() -> None:
-    waiting = {**pod("w-0", OLD), "status": {"phase": "Pending"}}
-    assert images.used([waiting, pod("w-1", ""), {**waiting, "status": {}}], ("pytorch",)) == []
+@pytest.mark.parametrize(
+    ("pods", "digests"),
+    [
+        ([pod("w-0", NEW)], [NEW]),
+        ([pod("w-0", f"registry.example/team/trainer@{NEW}")], [NEW]),
+        ([pod("w-0", f"docker-pullable://trainer@{NEW}")], [NEW]),
+        ([pod("w-0", OLD), pod("w-1", NEW), pod("w-2", OLD)], [OLD, NEW]),  # a moved tag
+        ([WAITING, pod("w-1", ""), {**WAITING, "status": {}}], []),  # they never started
+    ],
+)
+def test_images_are_recorded_by_name_and_digest(
+    pods: list[dict[str, Any]], digests: list[str]
+) -> None:
+    expected = [{"image": TRAINER, "digest": digest} for digest in digests]
+    assert images.used(pods, ("pytorch",)) == expected
 
 
 def test_record_outside_of_a_pod_has_the_version() -> None:

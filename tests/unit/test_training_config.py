@@ -70,6 +70,7 @@ def test_flags_have_only_the_fields_that_were_set() -> None:
         ({"epochs": 200}, 5.0),
         ({"epochs": 3, "warmup_epochs": 2.5}, 2.5),
         ({"epochs": 3, "warmup_epochs": 0}, 0),
+        ({"micro_batch_size": 3}, 5.0),  # does not divide the default batch size
     ],
 )
 def test_default_warm_up_follows_the_epochs(fields: dict[str, Any], warmup: float) -> None:
@@ -77,10 +78,6 @@ def test_default_warm_up_follows_the_epochs(fields: dict[str, Any], warmup: floa
     assert run.warmup_epochs == pytest.approx(warmup)
     assert parse(run.to_argv()) == run
     assert "warmup_epochs" in run.to_json()
-
-
-def test_micro_batch_fits_the_default_batch_size() -> None:
-    assert TrainConfig.create(**REQUIRED, micro_batch_size=3).micro_batch_size == 3
 
 
 @pytest.mark.parametrize(

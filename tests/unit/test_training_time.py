@@ -9,7 +9,7 @@ import torch
 from kfp_ddp.training import meter
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.meter import GpuTimeline, Timeline, on_own_gradients, peak_of
-from kfp_ddp.training.time_spent import PHASES, Environment, TimeSpent, advice
+from kfp_ddp.training.time_spent import PHASES, Environment, Pace, TimeSpent, advice
 
 
 def row(**seconds: float) -> list[float]:
@@ -101,6 +101,27 @@ def test_slowest_rank_and_its_slow_phase() -> None:
     assert spent.pace.straggler == "; rank 1 takes 1.3 times as long as the others, in data"
     assert spent.for_the_slowest == pytest.approx((11 + 1 + 11) / 3 - 1)
     assert spent.total == pytest.approx(41 + 1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "slowest", "ratio", "straggles"),
+    [
+        ([1.0], 1.0, 0, 1.0, False),
+        ([0.0, 0.0], 1.0, 0, 1.0, False),
+        ([1.0, 3.0], 3.5, 1, 3.0, True),
+        ([1.0, 1.1, 1.0, 1.05], 1.5, 1, 1.1, False),
+        ([1.0, 1.0, 1.0, 1.31], 1.5, 3, 1.31, True),
+        ([0.01, 0.03], 1.0, 1, 3.0, False),  # three times of next to nothing
+        ([2.0, 1.0, 1.0], 2.0, 0, 2.0, True),
+    ],
+)
+def test_straggler_makes_the_others_wait(
+    seconds: list[float], step: float, slowest: int, ratio: float, straggles: bool
+) -> None:
+    pace = Pace([(0.0, each, 0.0) for each in seconds], step)
+    assert (pace.slowest, pace.ratio) == (slowest, pytest.approx(ratio))
+    named = f"; rank {slowest} takes {ratio:.1f} times as long as the others, in forward"
+    assert pace.straggler == (named if straggles else "")
 
 
 def test_summary_has_the_largest_shares_first() -> None:

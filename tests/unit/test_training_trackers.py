@@ -4,7 +4,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from kfp_ddp.core.run_folder import MLFLOW, RunFolder
 from kfp_ddp.training import trackers
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.trackers import BackgroundSink, Event, MlflowRun, Tracker, TrainJobStatus
-from tests.serving import free_port, serving
+from tests import training_ranks
+from tests.serving import Handler, free_port, serving
 
 
 @pytest.fixture
@@ -210,27 +211,21 @@ def test_an_address_that_cannot_be_used_is_refused(uri: str, why: str) -> None:
     assert "s3cr3t" not in str(caught.value)
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Notes who asks, and sends on where `server.onward` says."""
+class Asked(Handler):
+    """Notes who asks, and redirects where `server.onward` says."""
 
     def do_GET(self) -> None:
         self.do_POST()
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.heard.append((self.command, dict(self.headers)))  # type: ignore[attr-defined]
-        onward = getattr(self.server, "onward", None)
-        self.send_response(onward[0] if onward else 200)
-        if onward:
-            self.send_header("Location", onward[1])
-        self.end_headers()
-
-    def log_message(self, *args: Any) -> None:
-        pass
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.heard.append((self.headers["Authorization"], body))  # type: ignore[attr-defined]
+        code, location = getattr(self.server, "onward", (200, ""))
+        self.answer(code, **({"Location": location} if location else {}))
 
 
 def server(**fields: Any) -> Any:
-    made = HTTPServer(("127.0.0.1", 0), Handler)
+    made = HTTPServer(("127.0.0.1", 0), Asked)
     for name, value in {"heard": [], **fields}.items():
         setattr(made, name, value)
     return made
@@ -251,7 +246,7 @@ def test_redirects_get_no_token(code: int, tmp_path: Path, monkeypatch: pytest.M
             monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
             with pytest.raises(OSError, match=str(code)):
                 TrainJobStatus().log([at("start", steps_total=10, resumed_from_step=0)])
-    assert [headers["Authorization"] for _, headers in first.heard] == ["Bearer secret"]
+    assert [authorization for authorization, _ in first.heard] == ["Bearer secret"]
     assert other.heard == []
 
 
@@ -269,3 +264,33 @@ def test_trainjob_gets_progress_and_the_remaining_seconds() -> None:
         assert report.get("estimatedRemainingSeconds") == remaining
     assert {"name": "start_steps_total", "value": "200"} in report["metrics"]
     assert {"name": "step_loss", "value": "0.5"} in report["metrics"]
+
+
+def test_loop_sends_to_its_trackers_and_continues_its_run(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The protocol of Kubeflow Trainer 2.2: an authorised POST with progress and metrics."""
+    (tmp_path / "token").write_text("secret\n")
+    data, status = training_ranks.dataset(tmp_path / "data", train=16, val=4), server()
+    uri = {"mlflow_uri": config.mlflow_uri, "mlflow_experiment": "flowers", "log_steps": 1}
+    run = training_ranks.config(data, tmp_path / "run", epochs=2, run_id="1f0c/train", **uri)
+    with serving(status) as url:
+        monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"{url}/status")
+        monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
+        stopped = training_ranks.trainer(run)
+        stopped.stop.ask("a test")
+        assert not stopped.fit()
+        assert training_ranks.trainer(run).fit()
+    assert {authorization for authorization, _ in status.heard} == {"Bearer secret"}
+    last = json.loads(status.heard[-1][1])["trainerStatus"]
+    assert last["progressPercentage"] == 100
+    metrics = {metric["name"]: metric["value"] for metric in last["metrics"]}
+    assert {"eval_accuracy", "step_loss"} <= metrics.keys()
+    assert all(isinstance(value, str) for value in metrics.values())
+    experiment = client(config).get_experiment_by_name("flowers")
+    (found,) = client(config).search_runs([experiment.experiment_id])
+    assert (found.info.status, found.data.params["batch_size"]) == ("FINISHED", "8")
+    history = client(config).get_metric_history(found.info.run_id, "step/loss")
+    assert {each.step for each in history} == {1, 2, 3, 4}
+    evaluated = client(config).get_metric_history(found.info.run_id, "eval/accuracy")
+    assert evaluated[-1].step == 4
