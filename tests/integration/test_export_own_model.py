@@ -53,7 +53,7 @@ def saved(trained: Trained, folder: Path, text: str) -> Trained:
     torch.manual_seed(0)
     network = checkpoint.ModelInfo(own["model"], CLASSES, 16, mean, mean, 1, config).network()
     trained = trained._replace(run_dir=folder).rewritten(
-        folder / "checkpoints", lambda _: network.state_dict(), config=config
+        folder / "checkpoints", lambda _: network.state_dict(), config=config, model=own["model"]
     )
     trained.evaluate(worst=4)
     return trained

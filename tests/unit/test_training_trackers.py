@@ -221,7 +221,7 @@ class Asked(Handler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.heard.append((self.headers["Authorization"], body))  # type: ignore[attr-defined]
         code, location = getattr(self.server, "onward", (200, ""))
-        self.answer(code, **({"Location": location} if location else {}))
+        self.answer(code, Location=location)
 
 
 def server(**fields: Any) -> Any:
