@@ -6,8 +6,10 @@ are not a package.
 
 import ast
 import datetime
-import importlib
+import importlib.metadata
+import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -82,6 +84,41 @@ def test_component_imports_only_kfp_and_the_standard_library(folder: Path) -> No
     roots = {name.partition(".")[0] for name in imported}
     assert roots <= sys.stdlib_module_names | {"kfp"}
     assert "__future__" not in roots  # annotations would become strings, which KFP cannot read
+
+
+FINDER = """
+import importlib, json, sys
+
+modules, blocked = json.loads(sys.stdin.read())
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in blocked:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Finder())
+for module in modules:
+    importlib.import_module(module)
+"""
+
+
+@pytest.mark.parametrize("image", ["launcher", "trainer"])
+def test_steps_import_only_packages_of_their_image(image: str) -> None:
+    texts = [(folder / "component.py").read_text() for folder in FOLDERS]
+    steps = [
+        re.search(r"from (kfp_ddp\.\S+) import run", text) for text in texts if f"/{image}:" in text
+    ]
+    lock = (ROOT / "images" / image / "requirements.lock").read_text()
+    locked = set(re.findall(r"^([\w.-]+)==", lock, re.M)) | {"kfp-ddp"}
+    blocked = [
+        module
+        for module, packages in importlib.metadata.packages_distributions().items()
+        if locked.isdisjoint(re.sub(r"[-_.]+", "-", package).lower() for package in packages)
+    ]
+    request = json.dumps([[step[1] for step in steps if step], blocked])
+    assert len(steps) > 1
+    assert "psutil" in blocked
+    subprocess.run([sys.executable, "-c", FINDER], input=request, text=True, check=True)
 
 
 LAYERS = (
