@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.core.errors import StorageError, full
+from kfp_ddp.core.errors import StorageError, full, writing
 from kfp_ddp.core.settings import mapping_in
 
 Sink = Callable[[str, dict[str, Any]], None]
@@ -24,14 +24,10 @@ class Metrics:
         self._sinks = sinks
         if path is None:
             return
-        try:
+        with writing(path, "use a writable output folder"):
             self._file = path.open("ab", buffering=0)
             end = path.read_bytes().rfind(b"\n") + 1
             self._file.truncate(end)  # without an incomplete line of a killed process
-        except OSError as error:
-            raise StorageError(
-                f"cannot write {path}: {error.strerror}; use a writable output folder"
-            ) from None
 
     def write(self, event: str, **fields: Any) -> None:
         """Append an event with its time; NaN and infinity become null. Raises StorageError."""

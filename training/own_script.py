@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, StorageError
+from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, writing
 from kfp_ddp.core.failure import Failure, write_record
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.training import checkpoint, initial_weights, model, model_file
@@ -50,10 +50,8 @@ def run(config: TrainConfig) -> bool:
 
 
 def _begin(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
-    try:
+    with writing(folder.path):
         try_to_write(folder.path)
-    except OSError as error:
-        raise StorageError(f"cannot write to {folder.path}: {error.strerror}") from None
     try_out(config, splits.train.classes)
     folder.config.write_text(config.to_json() + "\n")
 

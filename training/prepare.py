@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.run_folder import try_to_write
 from kfp_ddp.training import batches, model, own_model, saving, shards
 from kfp_ddp.training.cache import Cache, folder_for
@@ -53,13 +53,8 @@ def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
     The configuration retains `val_fraction` only if it was used: the evaluation uses it to find the
     same split.
     """
-    try:
+    with writing(config.output_dir, "give the run an output_dir that its user may write"):
         try_to_write(Path(config.output_dir))
-    except OSError as error:
-        raise StorageError(
-            f"cannot write to output_dir={config.output_dir}: {error.strerror}; "
-            "give the run a folder that its user may write"
-        ) from None
     path = Path(config.pretrained)
     if not config.is_set("model") and path.exists() and (model := network_of(path)):
         print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)

@@ -1,13 +1,13 @@
 """`kfp-ddp install` and `doctor`: what a run needs in a cluster and a namespace."""
 
 import sys
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
-from kfp_ddp.datasets.volume.request import Strategy
-from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
+from kfp_ddp.checks.form import Dataset, Parameters
+from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, model_options, text_option
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 if TYPE_CHECKING:
     from kfp_ddp.install import Done, Installation, Owner
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 OBJECT_MARKS = {"made": "✓", "changed": "✓", "unchanged": "✓", "left": "✓", "refused": "!"}
 WORDS = {"left": "exists, unchanged"}
+DATA_CLAIM = click.option("--data-claim", default="kfp-ddp-data", help="PVC of the datasets.")
 CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 
 
@@ -36,8 +37,8 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
     default="both",
     help="both for train_resnet, data for train_resnet_bucket, none for train_resnet_claimless.",
 )
-@click.option("--data-claim", default="kfp-ddp-data", help="PVC of the datasets.")
-@click.option("--work-claim", default="kfp-ddp-work", help="PVC of the checkpoints.")
+@DATA_CLAIM
+@model_options(Parameters, "work_claim", "bucket_secret")
 @click.option(
     "--chown",
     type=click.Choice(["auto", "root", "group", "no"]),
@@ -54,11 +55,6 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 )
 @click.option(
     "--copies", is_flag=True, help="Permissions for publish=clone, snapshot, populator and auto."
-)
-@click.option(
-    "--bucket-secret",
-    default="kfp-ddp-bucket",
-    help="Secret with the bucket's credentials, which is checked.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Server-side dry run: print the changes without making them."
@@ -178,38 +174,16 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
     "--service-account",
     help="Check the permissions of this account of the namespace instead of yours.",
 )
-@click.option(
-    "--backend",
-    type=click.Choice(get_args(Backend)),
-    default="pytorchjob",
-    help="Backend of the training.",
-)
-@click.option("--nodes", type=click.IntRange(1), default=1, help="Number of worker pods.")
+@model_options(Parameters, "backend", "work_claim", "bucket_secret")
+@model_options(LaunchSpec, "nodes", "gpu_resource", "scheduler")
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(-1),
     default=-1,
     help="GPUs per node; -1 for all, 0 to train on CPUs.",
 )
-@click.option("--gpu-resource", default="nvidia.com/gpu", help="Resource name of the GPUs.")
-@click.option(
-    "--scheduler",
-    type=click.Choice(LaunchSpec.choices("scheduler")),
-    default="",
-    show_default=False,
-    help="Gang scheduler of the job.",
-)
-@click.option("--data-claim", default="kfp-ddp-data", help="PVC of the datasets.")
-@click.option("--work-claim", default="kfp-ddp-work", help="PVC of the checkpoints.")
-@click.option(
-    "--publish",
-    type=click.Choice(get_args(Strategy)),
-    default="in-place",
-    help="How the dataset is published to workers.",
-)
-@click.option(
-    "--bucket-secret", default="kfp-ddp-bucket", help="Secret with the bucket's credentials."
-)
+@model_options(Dataset, "publish")
+@DATA_CLAIM
 @text_option("--service", help="InferenceService to roll models out to.")
 @click.option(
     "--claims-file",

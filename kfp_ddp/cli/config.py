@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, echo, echo_json, writing
+from kfp_ddp.cli.options import AS_JSON, echo, echo_json, field_option, writing
 from kfp_ddp.core import config
 from kfp_ddp.core.errors import InputError
 
@@ -45,8 +45,8 @@ def command() -> None:
 
 def _first(command: Any) -> Any:
     for name in reversed(FIRST):
-        text = config.FIELDS[name].metadata["description"]
-        command = click.option(f"--{name}", default="", help=text, show_default=False)(command)
+        option = field_option(config.FIELDS[name], default="", show_default=False)
+        command = option(command)
     return command
 
 

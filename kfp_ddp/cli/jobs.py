@@ -10,7 +10,7 @@ import click
 import yaml
 
 from kfp_ddp import __version__
-from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, model_options, text_option
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
@@ -94,10 +94,6 @@ def setting(text: str) -> tuple[str, object]:
         raise InputError(f"{name}={value!r} is not a YAML value") from None
 
 
-def _help(name: str) -> str:
-    return NetworkCheck.model_fields[name].description or ""
-
-
 @click.command("netcheck")
 @configured("namespace", "context", "registry", "trainer_image")
 @click.option("--nodes", default=2, help="Number of pods, or of local processes.")
@@ -115,10 +111,7 @@ def _help(name: str) -> str:
     metavar="SETTING=VALUE",
     help="A setting of the job. May be repeated.",
 )
-@click.option("--gradient-mb", type=float, help=_help("gradient_mb"))
-@click.option("--step-ms", type=float, help=_help("step_ms"))
-@click.option("--min-gbit-s", type=float, help=_help("min_gbit_s"))
-@click.option("--largest-mb", type=float, help=_help("largest_mb"))
+@model_options(NetworkCheck, "gradient_mb", "step_ms", "min_gbit_s", "largest_mb", default=None)
 @AS_JSON
 def netcheck(
     namespace: str,

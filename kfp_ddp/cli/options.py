@@ -1,18 +1,23 @@
 """Options that several commands share; texts and defaults come from `kfp_ddp.core.config`."""
 
-import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import math
+import typing
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kfp_ddp.core import config
+from kfp_ddp.core import config, errors
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
+
+if TYPE_CHECKING:
+    from kfp_ddp.core.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 SHORT = {"namespace": ["-n"]}
@@ -23,6 +28,17 @@ CONNECTION_OPTIONS = tuple(
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 text_option = functools.partial(click.option, default="", show_default=False)
+writing = functools.partial(errors.writing, advice="make room, or give a path in a writable folder")
+SET = click.option(
+    *("--set", "words"),
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A parameter of the pipeline or a setting in it, such as epochs=10 or precision=bf16. "
+    "May be repeated.",
+)
+SETTINGS_FILE = click.option(
+    *("--file", "-f"), type=FILE, help="YAML file of such settings, which --set overrides."
+)
 AS_JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print one line of JSON; other output goes to stderr."
 )
@@ -74,19 +90,62 @@ def _configured(name: str) -> Any:
 
 
 def _option(name: str, **more: Any) -> Callable[[Any], Any]:
-    field = config.FIELDS[name]
-    flag = f"--{name.replace('_', '-')}"
-    if isinstance(field.default, bool):
-        more["is_flag"] = True
-        flag += f"/--no-{flag[2:]}"
-    elif isinstance(field.default, float):
-        more["type"] = click.FloatRange(0, min_open=True)
-    return click.option(
-        *(flag, *SHORT.get(name, ()), name),
-        help=field.metadata["description"],
-        show_default=False,  # that of a file or variable
-        **more,
-    )
+    # The default is that of a file or variable.
+    return field_option(config.FIELDS[name], *SHORT.get(name, ()), show_default=False, **more)
+
+
+class _Number(click.FloatRange):
+    """Refuses infinity, and NaN, which click accepts in every range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+def field_option(
+    field: "dataclasses.Field[Any]", *short: str, **more: Any
+) -> Callable[[Command], Command]:
+    """Return the option for a field of a dataclass, by its type, default, description and bounds.
+
+    `short` are further flags, `more` replaces arguments of click's.
+    """
+    about, kind = field.metadata, field.type
+    flag = f"--{field.name.replace('_', '-')}"
+    option: dict[str, Any] = {"help": about["description"], "default": field.default, **more}
+    if kind is bool:
+        option["is_flag"] = True
+        flag += "" if option["default"] is False else f"/--no-{flag[2:]}"
+    elif isinstance(field.default, tuple):
+        option |= {"multiple": True, "help": f"{about['description']} May be repeated."}
+    elif kind is int:
+        option["type"] = click.IntRange(about.get("ge"), about.get("le"))
+    elif kind is float:
+        least, open_ = about.get("ge", about.get("gt")), "gt" in about
+        option["type"] = _Number(least, about.get("le"), min_open=open_)
+    elif choices := typing.get_args(kind):
+        option["type"] = click.Choice(choices)
+    return click.option(flag, *short, field.name, **option)
+
+
+def model_options(
+    model: "type[Settings]", *names: str, **more: Any
+) -> Callable[[Command], Command]:
+    """Add an option for each of these fields of a model, with its meaning, default and choices."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names):
+            field, choices = model.model_fields[name], model.choices(name)
+            option: dict[str, Any] = {"help": field.description, "default": field.default}
+            option["type"] = click.Choice(choices) if choices else field.annotation
+            flag = f"--{name.replace('_', '-')}"
+            command = click.option(flag, **{**option, **more})(command)
+        return command
+
+    return decorate
 
 
 def on_command_line(name: str) -> bool:
@@ -100,18 +159,6 @@ def registry_set() -> str:
     flag = click.get_current_context().params["registry"] if on_command_line("registry") else None
     chosen = config.resolved({"registry": flag})["registry"]
     return "" if chosen.origin == "default" else str(chosen.value)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError in the block into a StorageError about `path`, or the file it names."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename or path} cannot be written: {error.strerror}; make room, or give "
-            "a path in a writable folder"
-        ) from None
 
 
 def echo(line: object, err: bool = False) -> None:

@@ -9,8 +9,9 @@ import click
 
 from kfp_ddp.cli.options import (
     AS_JSON,
-    FILE,
     FOLDER,
+    SET,
+    SETTINGS_FILE,
     configured,
     connected,
     echo,
@@ -60,19 +61,11 @@ class RunCommand(click.Command):
     help="Pipeline to run: a built-in one, such as retrain or sweep, or an uploaded one, as NAME "
     "for its newest version or NAME@VERSION.  [default: train_resnet]",
 )
-@click.option(
-    *("--set", "words"),
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A parameter of the pipeline or a setting in it, such as epochs=10 or precision=bf16. "
-    "May be repeated.",
-)
+@SET
 @click.option("--model", metavar="NAME", help="As --set model=NAME.")
 @click.option("--epochs", metavar="N", help="As --set epochs=N.")
 @click.option("--batch-size", metavar="N", help="As --set batch_size=N.")
-@click.option(
-    *("--file", "-f"), type=FILE, help="YAML file of such settings, which --set overrides."
-)
+@SETTINGS_FILE
 @click.option(*("--gpus", "--gpus-per-node", "gpus"), type=click.IntRange(0), help="GPUs per node.")
 @text_option("--name", help="Name of the run.  [default: from model and time]")
 @click.option(

@@ -10,7 +10,8 @@ import click
 
 from kfp_ddp.cli.options import (
     AS_JSON,
-    FILE,
+    SET,
+    SETTINGS_FILE,
     configured,
     connected,
     echo,
@@ -37,15 +38,8 @@ TIMING = (
         default=None,
         help="Run the pipeline's newest version each time, or the current one.  [default: pinned]",
     ),
-    click.option(
-        *("--set", "words"),
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="A parameter of the pipeline or a setting in it. May be repeated.",
-    ),
-    click.option(
-        *("--file", "-f"), type=FILE, help="YAML file of such settings, which --set overrides."
-    ),
+    SET,
+    SETTINGS_FILE,
     click.option("--start", help="No runs before this time, such as 2027-01-31T03:00."),
     click.option("--end", help="No runs after this time."),
     click.option(

@@ -1,15 +1,13 @@
 """`kfp-ddp sync`: download a bucket prefix to a folder, without Kubeflow."""
 
 import dataclasses
-import math
 import sys
-import typing
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kfp_ddp.cli.options import echo
+from kfp_ddp.cli.options import echo, field_option
 from kfp_ddp.datasets.options import Options
 
 SHORT = {"dry_run": ["-n"], "concurrency": ["-j"]}
@@ -17,45 +15,22 @@ FOLDER_DEFAULTS: dict[str, Any] = {"verify": "quick", "delete": False}
 """Defaults for a plain folder, which users and other programs may also write to."""
 
 
-class _Number(click.FloatRange):
-    """Refuses infinity, and NaN, which click accepts in every range."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
-def _option(field: "dataclasses.Field[Any]") -> click.Option:
-    flag = f"--{field.name.replace('_', '-')}"
-    metadata = field.metadata
-    more: dict[str, Any] = {"help": metadata["description"], "default": field.default}
-    if field.name in FOLDER_DEFAULTS:
-        shown = f"{FOLDER_DEFAULTS[field.name]}, with --versions {field.default}".lower()
-        more |= {"default": None, "show_default": shown}
-    if field.type is bool:
-        flag += f"/--no-{flag[2:]}" if field.default else ""
-        more["is_flag"] = True
-    elif isinstance(field.default, tuple):
-        more |= {"multiple": True, "help": f"{metadata['description']} May be repeated."}
-    elif field.type in (int, float):
-        kind = click.IntRange if field.type is int else _Number
-        more["type"] = kind(metadata.get("ge"), metadata.get("le"))
-    elif choices := typing.get_args(field.type):
-        more["type"] = click.Choice(choices)
-    return click.Option([flag, *SHORT.get(field.name, ())], **more)
-
-
-OPTIONS = [_option(field) for field in dataclasses.fields(Options) if field.name != "mirror"]
+def _options(command: Any) -> Any:
+    for field in reversed(dataclasses.fields(Options)):
+        more: dict[str, Any] = {}
+        if field.name in FOLDER_DEFAULTS:
+            shown = f"{FOLDER_DEFAULTS[field.name]}, with --versions {field.default}".lower()
+            more = {"default": None, "show_default": shown}
+        if field.name != "mirror":
+            command = field_option(field, *SHORT.get(field.name, ()), **more)(command)
+    return command
 
 
 @click.command("sync")
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--versions", is_flag=True, help="Store versions by digest, and a link `current`.")
+@_options
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def command(source: str, target: Path, versions: bool, quiet: bool, **options: Any) -> None:
     """Download SOURCE (gs://bucket/prefix, s3://bucket/prefix or a folder) to the folder TARGET.
@@ -78,6 +53,3 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
         for line in report.table(result):
             echo(line)
     echo(report.line(result))
-
-
-command.params[-1:-1] = OPTIONS

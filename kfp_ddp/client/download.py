@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kfp_ddp.client import models
 from kfp_ddp.client.run_files import RunFiles, StoredFiles
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, full
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, writing
 from kfp_ddp.core.run_folder import REPORT, RunFolder
 from kfp_ddp.models import bundle
 from kfp_ddp.report.training import training_curves, training_page
@@ -122,17 +122,13 @@ def _select(sizes: Iterable[str], checkpoint: bool) -> Iterator[str]:
 def _new_folder(output: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `output` on success, and is deleted otherwise."""
     target = Path(os.path.abspath(output))
-    try:
+    with writing(output):
         check_output(output)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    except OSError as error:
-        raise StorageError(full(error, output)) from None
-    try:
-        yield temporary
-        temporary.chmod(0o755)
-        temporary.replace(target)
-    except OSError as error:
-        raise StorageError(full(error, output)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            temporary.replace(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)

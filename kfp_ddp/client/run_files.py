@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.client import pod_program
-from kfp_ddp.core.errors import JobError, StorageError, full
+from kfp_ddp.core.errors import JobError, StorageError, writing
 from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
@@ -57,10 +57,8 @@ class StoredFiles(RunFiles):
     def fetch(self, names: Iterable[str], folder: Path) -> None:
         """Copy files to a folder."""
         stored = [name.removeprefix(self._prefix) for name in names]
-        try:
+        with writing(folder):
             fetch(self._store, stored, folder / self._prefix)
-        except OSError as error:
-            raise StorageError(full(error, folder)) from None
 
 
 MOUNT = "/work"
@@ -115,10 +113,8 @@ class ClaimFiles(RunFiles):
         requested = list(names)
         if not requested:
             return
-        try:
+        with writing(folder):
             unpack(self._run(requested), frozenset(requested), folder)
-        except OSError as error:
-            raise StorageError(full(error, folder)) from None
 
     def _run(self, names: list[str] | None) -> Iterator[bytes]:
         program = Path(pod_program.__file__).read_text()

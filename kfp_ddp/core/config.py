@@ -25,8 +25,8 @@ GUARDED = {
 """Addresses that get a secret, with the settings that choose the address or the secret."""
 
 
-def setting(default: T, description: str, **more: str) -> T:
-    """Return a field; `more` may have `variable`, another environment variable for it."""
+def setting(default: T, description: str, **more: str | float) -> T:
+    """Return a field; `more` may have `variable`, another environment variable, and bounds."""
     return field(default=default, metadata={"description": description, **more})
 
 
@@ -71,7 +71,7 @@ class Connection:
         "Address of the UI for links to runs; empty for the host.",
         variable="KF_PIPELINES_UI_ENDPOINT",
     )
-    timeout: float = setting(30.0, "Timeout of a request, in seconds.")
+    timeout: float = setting(30.0, "Timeout of a request, in seconds.", gt=0)
     untrusted: str = ""
     """Why nothing may be sent to the host; not a setting."""
 

@@ -13,8 +13,10 @@
 A message is one line: what, why and what to do. The type gives the exit code of a program.
 """
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from typing import ClassVar
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -80,9 +82,18 @@ class PeerLostError(KfpDdpError):
     retryable = True
 
 
-def full(error: OSError, folder: str | os.PathLike[str]) -> str:
-    """Return the message for a full volume."""
-    return (
-        f"cannot write to {error.filename or folder}: {error.strerror}; "
-        "make room or repair the volume and start again to resume"
-    )
+MAKE_ROOM = "make room or repair the volume and start again to resume"
+
+
+def full(error: OSError, path: str | os.PathLike[str], advice: str = MAKE_ROOM) -> str:
+    """Return the message for a file or folder that cannot be written, such as on a full volume."""
+    return f"cannot write to {error.filename or path}: {error.strerror or error}; {advice}"
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str], advice: str = MAKE_ROOM) -> Iterator[None]:
+    """Raise StorageError with `advice` for an OSError of the block, which writes to `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(full(error, path, advice)) from None

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.files import read_below
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -146,13 +146,9 @@ def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
     if not RUN_ID.fullmatch(task):
         raise InputError(f"task {task!r} cannot name a folder; pass the name of the task")
     run_dir = Path(work_dir) / run_id / task
-    try:
+    advice = f"mount the work PVC at {work_dir}, writable for this user, or give another folder"
+    with writing(run_dir, advice):
         try_to_write(run_dir)
-    except OSError as error:
-        raise StorageError(
-            f"work_dir {work_dir} cannot be written ({error.strerror}); mount the work PVC "
-            "there, writable for this user, or give another folder"
-        ) from error
     return run_dir.resolve()
 
 

@@ -1,21 +1,20 @@
 """Record and files of an evaluation. Does not import torch."""
 
-import contextlib
 import hashlib
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from kfp_ddp import report as reports
-from kfp_ddp.core.errors import StorageError
+from kfp_ddp.core.errors import writing
 from kfp_ddp.core.files import atomic_write, folder_below, read_below
 from kfp_ddp.core.run_folder import VERDICT
-from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, Baseline, Evaluation, reason, wilson
+from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, Baseline, Evaluation, wilson
 from kfp_ddp.storage import manifest
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from kfp_ddp.evaluation.slices import Tags
     from kfp_ddp.training.checkpoint import ModelInfo
 
+ADVICE = "make run_dir writable and free space"
 CONFUSION_CLASSES = 200  # 126 KB of JSON
 _MAX_SUCCESS = 4096
 """Bytes of the file with the dataset's digest."""
@@ -137,7 +137,7 @@ def prepare(target: Path, root: Path) -> None:
 
     No link below the parent folder `root` is followed.
     """
-    with _writable(target):
+    with writing(target, ADVICE):
         root.mkdir(parents=True, exist_ok=True)
         with folder_below(root, target.relative_to(root), make=True):
             pass
@@ -157,7 +157,7 @@ def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str
     The folder is created if necessary; no link below the parent folder `root` is followed.
     """
     files = {**others, FILE: result.model_dump_json(indent=1) + "\n"}
-    with _writable(target):
+    with writing(target, ADVICE):
         with folder_below(root, target.relative_to(root), make=True):
             pass
         for name, text in files.items():
@@ -167,17 +167,5 @@ def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str
 
 def report(target: Path, root: Path) -> str:
     """Write the report beside an evaluation and return it."""
-    with _writable(target):
+    with writing(target, ADVICE):
         return reports.write(target, root=root)
-
-
-@contextlib.contextmanager
-def _writable(target: Path) -> Iterator[None]:
-    """Raise StorageError where the folder cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"the evaluation cannot be written to {target}: {reason(error)}; "
-            "make run_dir writable and free space"
-        ) from None

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kfp_ddp.core.errors import InputError, StorageError, full
+from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.jobs import code
 from kfp_ddp.jobs.script import unexpanded
@@ -133,13 +133,11 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
         )
     file = run_dir / "code" / Path(spec.code).name
     _check_mounted(spec, str(file))
-    try:
+    with writing(file):
         file.parent.mkdir(exist_ok=True)
         with atomic_write(file) as into:
             into.write(archive)
         file.chmod(0o644)
-    except OSError as error:
-        raise StorageError(full(error, str(file))) from error
     return spec.model_copy(update={"code": str(file)})
 
 

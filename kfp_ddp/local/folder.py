@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, StorageError, writing
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.local import start_time
@@ -117,7 +117,7 @@ def begin(run: LocalRun, output: Path | None, name: str, replace: bool = False) 
     files of another origin.
     """
     base = RUNS.resolve()
-    try:
+    with writing(output or base, "choose another folder with --output"):
         if output is None:
             (base / DATA).mkdir(parents=True, exist_ok=True)
             folder = _new_folder(base, name)
@@ -129,11 +129,6 @@ def begin(run: LocalRun, output: Path | None, name: str, replace: bool = False) 
             shutil.rmtree(folder / "work", ignore_errors=True)
             run = dataclasses.replace(run, folder=folder, data=_data(folder, output))
             run.write()
-    except OSError as error:
-        raise StorageError(
-            f"cannot write to {output or base}: {error.strerror}; choose another folder with "
-            "--output"
-        ) from error
     return run
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
-from kfp_ddp.core.errors import KfpDdpError, UnavailableError
+from kfp_ddp.core.errors import KfpDdpError, UnavailableError, writing
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.runs import checkpoints
-from kfp_ddp.runs.workspace import OUTGOING, RemoteFolder, enough_space
+from kfp_ddp.runs.workspace import MORE_STORAGE, OUTGOING, RemoteFolder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import MANIFEST, step_of
 
@@ -50,7 +50,7 @@ class TrainingFolder(RemoteFolder):
         self.every(every, lambda: self.download((RunFolder.HEARTBEAT, RunFolder.TRACE_REQUEST)))
 
     def __enter__(self) -> Self:
-        with enough_space(self.path, self.uri):
+        with writing(self.path, MORE_STORAGE):
             names = (name for name in self.names() if "/" not in name)
             self.download(name for name in names if not name.startswith("launcher."))
             self.resumed = checkpoints.fetch_newest(self.store, CHECKPOINTS, self.path)

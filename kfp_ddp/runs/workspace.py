@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.folders import SCRATCH_VARIABLE, is_remote, scratch_dir
 from kfp_ddp.core.run_folder import RUN_ID, check_run_id, open_run_dir
 from kfp_ddp.runs import checkpoints
@@ -19,6 +19,7 @@ from kfp_ddp.storage.store import Store
 
 OUTGOING = ".outgoing"
 _LARGEST = 1 << 40
+MORE_STORAGE = "give the pod more ephemeral storage"
 
 
 class RemoteFolder:
@@ -148,18 +149,6 @@ def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
             aside.unlink()
 
 
-@contextlib.contextmanager
-def enough_space(path: Path, uri: str) -> Iterator[None]:
-    """Raise StorageError for an OSError of the block, which writes files of `uri` to `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot hold the files of {uri}: {error.strerror or error}; give the pod "
-            "more ephemeral storage"
-        ) from None
-
-
 def is_plain(name: str) -> bool:
     """Return whether a listed name can be a file of a run: no hidden part, no `..`."""
     return all(part and not part.startswith(".") for part in name.split("/"))
@@ -168,14 +157,9 @@ def is_plain(name: str) -> bool:
 def local_folder(uri: str) -> Path:
     """Create an empty folder for the copy of a URI; its path is the same on each pod of a job."""
     folder = Path(scratch_dir(), "runs", *uri.split("/")[-2:])
-    try:
+    with writing(folder, f"mount an emptyDir there, or set {SCRATCH_VARIABLE} to another folder"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    except OSError as error:
-        raise StorageError(
-            f"{folder} cannot be written ({error.strerror}): mount an emptyDir there, or set "
-            f"{SCRATCH_VARIABLE} to another folder"
-        ) from None
     return folder
 
 
@@ -195,7 +179,7 @@ class RunWorkspace:
         if not f"{uri}/".startswith(f"{self._remote.uri}/"):
             raise InputError(f"{uri} is not of the run {self._remote.uri}: give both of one run")
         name = uri.rstrip("/")[len(self._remote.uri) + 1 :]
-        with enough_space(self.path, uri):
+        with writing(self.path, MORE_STORAGE):
             if checkpoints.contains(f"{name}/file"):
                 if not checkpoints.fetch(self._remote.store, name, self.path):
                     raise InputError(
@@ -226,7 +210,7 @@ class RunWorkspace:
     def upload(self) -> None:
         """Upload files that were written and delete those that were removed."""
         if self._remote is not None:
-            with enough_space(self.path, self._remote.uri):
+            with writing(self.path, MORE_STORAGE):
                 self._remote.delete_removed()
                 self._remote.upload()
 
@@ -256,7 +240,7 @@ def open_workspace(run_dir: str, holder: str) -> Iterator[RunWorkspace]:
     workspace = RunWorkspace(path, RemoteFolder(run_dir, path))
     try:
         with leases.bucket_lease(run_dir, holder):
-            with enough_space(path, run_dir):
+            with writing(path, MORE_STORAGE):
                 workspace.download_below("", deep=False)
             yield workspace
             workspace.upload()

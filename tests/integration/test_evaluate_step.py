@@ -157,7 +157,7 @@ def test_no_planted_file_or_link_is_followed(trained: Trained, tmp_path: Path) -
     (outside / "evaluation.json").write_text("private")
     folder.symlink_to(outside)
     for run_dir in (trained.run_dir, outside / "evaluation.json"):
-        with pytest.raises(StorageError, match="cannot be written to"):
+        with pytest.raises(StorageError, match="cannot write to"):
             trained._replace(run_dir=run_dir).evaluate()
     folder.unlink()
     folder.mkdir()

@@ -134,7 +134,7 @@ def test_train_writes_checkpoint_artifacts_and_progress(trained: Path) -> None:
             "job sets packages_to_install, which evaluate and export would lack: build an image",
         ),
         ({"run_id": "../up"}, "run_id '../up' cannot name a folder"),
-        ({"work_dir": "/proc/none"}, "work_dir /proc/none cannot be written"),
+        ({"work_dir": "/proc/none"}, "mount the work PVC at /proc/none"),
         ({"job": {"nodes": 2}}, "backend local has one node"),
     ],
 )
