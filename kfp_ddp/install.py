@@ -16,9 +16,8 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
-from kfp_ddp.k8s.objects import condition
+from kfp_ddp.k8s.objects import QUANTITY, condition
 from kfp_ddp.k8s.pods import waiting_reason
-from kfp_ddp.k8s.quantity import QUANTITY
 
 DEPLOY = Path(__file__).parent / "deploy"
 CLUSTER_KINDS = ("ClusterRole", "ClusterRoleBinding")

@@ -15,8 +15,7 @@ from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import gangs, kserve, operators, queues
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.text import printable
-from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.nodes import schedulable
+from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
 
 NEEDED = (2, 17)
 URL = re.compile(
@@ -38,7 +37,7 @@ def examine(run: Requirements) -> list[Finding]:
         return [unreachable, check_host(run.host)] if run.host else [unreachable]
     nodes: list[Object] | None = None
     with contextlib.suppress(ApiError):
-        nodes = schedulable(api)
+        nodes = schedulable_nodes(api)
     server = Finding("ok", "API server", f"Kubernetes {version['gitVersion']}")
     cluster = Cluster(api, run, nodes)
     findings = [finding for check in CHECKS for finding in check(cluster)]

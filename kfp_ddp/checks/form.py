@@ -17,7 +17,7 @@ from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
 from kfp_ddp.jobs.launch_spec import IN_WORDS, NAME, Backend, LaunchSpec, Supervision
-from kfp_ddp.k8s.quantity import AMOUNT, QUANTITY, amount
+from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, amount
 from kfp_ddp.models import release
 from kfp_ddp.runs.notify import Notification
 from kfp_ddp.training.config import TrainConfig

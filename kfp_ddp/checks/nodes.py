@@ -6,9 +6,9 @@ from kfp_ddp.checks.finding import Cluster, Finding
 from kfp_ddp.checks.form import StepResources
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import is_gpu
-from kfp_ddp.k8s import nodes as cluster_nodes
+from kfp_ddp.k8s import objects
 from kfp_ddp.k8s.api import ApiError, Object
-from kfp_ddp.k8s.quantity import amount
+from kfp_ddp.k8s.objects import amount
 
 CHOOSE = "give gpus_per_node, 0 to train on CPUs"
 
@@ -23,7 +23,7 @@ def gpus_per_node(nodes: Sequence[Object] | ApiError, resource: str, pods: int) 
             f"whether nodes have GPUs cannot be seen ({nodes.message}): {CHOOSE}, "
             "or apply deploy/rbac/nodes"
         )
-    by_resource = cluster_nodes.gpus(nodes)
+    by_resource = objects.gpus(nodes)
     counts = by_resource.get(resource, [])
     if counts:
         return counts[pods - 1] if pods <= len(counts) else counts[0]
@@ -42,7 +42,7 @@ def cpu_warning(nodes: Sequence[Object] | ApiError, resource: str) -> str:
     warning = "no GPU is requested (gpus_per_node=0): this trains on CPUs"
     if isinstance(nodes, ApiError):
         return warning
-    counts = cluster_nodes.gpus(nodes)
+    counts = objects.gpus(nodes)
     unused = [f"{sum(counts[n])} {n}" for n in sorted(counts) if n == resource or is_gpu(n)]
     return f"{warning}, though nodes have {' and '.join(unused)}" if unused else warning
 
@@ -77,7 +77,7 @@ def gpus(cluster: Cluster) -> list[Finding]:
     if cluster.nodes is None:
         remedy = "run it with an account that may list nodes"
         return [Finding("warn", "GPUs", "nodes may not be listed", remedy)]
-    by_resource = cluster_nodes.gpus(cluster.nodes)
+    by_resource = objects.gpus(cluster.nodes)
     totals = {key: sum(n) for key, n in by_resource.items() if key == name or is_gpu(key)}
     message = ", ".join(f"{totals[key]} {key}" for key in sorted(totals)) or "no node has one"
     counts = by_resource.get(name, [])

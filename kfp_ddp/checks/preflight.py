@@ -23,9 +23,8 @@ from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec
 from kfp_ddp.jobs.task import check_carried
-from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.nodes import schedulable
-from kfp_ddp.k8s.quantity import amount
+from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
+from kfp_ddp.k8s.objects import amount
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import initial_weights
 from kfp_ddp.models.registry import registry_of
@@ -199,7 +198,7 @@ def _check_cluster(run: Run) -> list[str]:
     api, mounts = Api.connect(), run.mounts
     nodes: list[Object] | ApiError
     try:
-        nodes = schedulable(api)
+        nodes = schedulable_nodes(api)
     except ApiError as error:
         nodes = error
     if run.inputs["gpus_per_node"] == -1 and not run.spec.gpus():

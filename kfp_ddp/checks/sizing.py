@@ -20,7 +20,7 @@ from kfp_ddp.core.settings import rename
 from kfp_ddp.datasets.images import sample
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.quantity import amount
+from kfp_ddp.k8s.objects import amount
 from kfp_ddp.models import initial_weights
 from kfp_ddp.models.initial_weights import RANDOM_START, Start
 from kfp_ddp.training.config import TrainConfig

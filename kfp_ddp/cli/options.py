@@ -50,6 +50,7 @@ _MODULES = {
     "predict": ("numpy", "PIL"),
     "serve": ("kserve", "numpy"),
     "local": _LOCAL,
+    "monitor": ("tensorboard",),
     "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, writing
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, require, writing
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
@@ -164,10 +164,10 @@ def tensorboard(runs: tuple[str, ...], port: int | None, connection: Connection)
 
     kfp-ddp tensorboard last ./photos-model
     """
+    require("monitor")
     from kfp_ddp.client import tensorboard
     from kfp_ddp.client.run_info import RunFinder
 
-    tensorboard.check_installed()
     with tempfile.TemporaryDirectory() as scratch, RunFinder(connection) as finder:
         log_dir = tensorboard.LogDir(Path(scratch, "shown"))
         folders = {_title(word, runs): Path(word) for word in runs if Path(word).is_dir()}

@@ -1,6 +1,5 @@
 """The metrics of runs in a local TensorBoard, updated while the runs go on."""
 
-import importlib.util
 import logging
 import signal
 import sys
@@ -86,12 +85,6 @@ def fetch_metrics(files: RunFiles, folder: Path) -> None:
         raise InputError(f"no training has written metrics to {files.where} yet: try again later")
     folder.mkdir(parents=True, exist_ok=True)
     files.fetch([*sorted(metrics), *own], folder)
-
-
-def check_installed() -> None:
-    """Raise InputError if TensorBoard is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise InputError("TensorBoard is not installed here: pip install 'kfp-ddp[monitor]'")
 
 
 def serve(folder: Path, port: int | None, update: Callable[[], None]) -> None:

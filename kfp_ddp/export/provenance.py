@@ -13,7 +13,7 @@ from typing import Any
 
 import kfp_ddp
 from kfp_ddp import __version__
-from kfp_ddp.k8s import images
+from kfp_ddp.k8s.pods import record_images
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.storage.store import sha256
 
@@ -42,7 +42,7 @@ def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
     ]
     step = [  # if a cluster reports it
         {"type": "container", "name": one["image"], "version": one["digest"]}
-        for one in images.record()["step"]
+        for one in record_images()["step"]
     ]
     return {
         "bomFormat": "CycloneDX",

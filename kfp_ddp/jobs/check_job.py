@@ -10,9 +10,8 @@ from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import by_volume
-from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core, custom
-from kfp_ddp.k8s.nodes import gpus, schedulable
-from kfp_ddp.k8s.objects import conditions
+from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core, custom, schedulable_nodes
+from kfp_ddp.k8s.objects import conditions, gpus
 
 GANG_SECONDS = 30.0
 
@@ -143,7 +142,7 @@ def _gpu_warnings(api: Api, spec: LaunchSpec) -> list[str]:
     if not any(requested.values()):
         return []
     try:
-        available = gpus(schedulable(api))
+        available = gpus(schedulable_nodes(api))
     except ApiError:
         return []
     return [

@@ -10,8 +10,8 @@ from kfp_ddp.jobs.payload import bring
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unpacked, unpacked_words
 from kfp_ddp.jobs.task import overlaid
-from kfp_ddp.k8s import images
 from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.pods import record_images
 
 
 @step
@@ -34,7 +34,7 @@ def run(
     run_dir = open_run_dir(work_dir, run_id, task) if work_dir else None
     spec = bring(spec, run_dir)
     finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)
-    ran = images.record(finished.pods, spec.job_kind.containers)
+    ran = record_images(finished.pods, spec.job_kind.containers)
     write_job(job_object, {**finished.job, "kfp_ddp": ran})
     return str(finished.job["metadata"]["name"])
 

@@ -291,6 +291,16 @@ def own_pod(api: Api) -> Object | None:
         return None
 
 
+def schedulable_nodes(api: Api) -> list[Object]:
+    """Return the nodes that accept pods; raises ApiError without the right to list them."""
+
+    def listed() -> list[Object]:
+        return [node for page in api.pages("/api/v1/nodes") for node in page["items"] or ()]
+
+    nodes = api.retry(listed, also=(410,))  # an expired list is read again
+    return [node for node in nodes if not node["spec"].get("unschedulable")]
+
+
 def core(namespace: str, plural: str, name: str = "") -> str:
     """Return the path of a resource of the core group."""
     return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")

@@ -1,4 +1,10 @@
-"""Fields of Kubernetes objects, any of which may be missing or null."""
+"""Fields of Kubernetes objects, any of which may be missing or null, and quantities of resources.
+
+Kubernetes writes quantities such as 500m, 4 or 16Gi.
+"""
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 from kfp_ddp.k8s.api import Object
 
@@ -42,3 +48,34 @@ def containers(pod: Object) -> list[Object]:
 def every_container(pod: Object) -> list[Object]:
     """Return the statuses of a pod's init containers, then of its containers."""
     return [*((pod.get("status") or {}).get("initContainerStatuses") or []), *containers(pod)]
+
+
+def select(item: Object, names: Iterable[str]) -> Object:
+    """Return the fields of these names that an object has."""
+    return {name: item[name] for name in names if name in item}
+
+
+def gpus(nodes: Sequence[Object]) -> dict[str, list[int]]:
+    """Return the counts of each GPU resource on the nodes that have any, the most first."""
+    counts: dict[str, list[int]] = {}
+    for node in nodes:
+        for name, count in (node["status"].get("allocatable") or {}).items():
+            if str(count).isdecimal() and int(count):
+                counts.setdefault(name, []).append(int(count))
+    return {name: sorted(counts[name], reverse=True) for name in counts}
+
+
+QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"
+AMOUNT = QUANTITY.removeprefix("^$|")
+_UNITS = {"m": Fraction(1, 1000)} | {
+    unit + suffix: Fraction(base**power)
+    for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)
+    for suffix, base in (("", 1000), ("i", 1024))
+}
+_UNITS["Ki"] = _UNITS.pop("ki")
+
+
+def amount(quantity: str) -> Fraction:
+    """Return a quantity as a number of CPUs, bytes or pieces."""
+    number = quantity.rstrip("mkKMGTPEi")
+    return Fraction(number) * _UNITS.get(quantity.removeprefix(number), 1)

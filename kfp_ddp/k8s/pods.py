@@ -1,14 +1,18 @@
-"""The state of a pod: why it waits, how long that may last, and why it failed. Makes no request."""
+"""The state of a pod: why it waits, how long that may last, why it failed, and its images."""
 
+import contextlib
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from kfp_ddp import __version__
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.api import Api, Object, own_pod
 from kfp_ddp.k8s.objects import condition, conditions, containers, every_container, phase
 
 # Seconds after which a reason to wait ends the job. Any other reason, such as a missing node, PVC
@@ -245,3 +249,31 @@ def was_restarted(pod: Object) -> bool:
 
 def _exit_codes(pod: Object) -> list[int]:
     return [int(ended.get("exitCode") or 0) for ended in terminations(pod)]
+
+
+def record_images(workers: Iterable[Object] = (), containers_of: Collection[str] = ()) -> Object:
+    """Return our version, and the images of the step and of containers of its workers."""
+    step: list[Object] = []
+    with contextlib.suppress(InputError):
+        if os.environ.get("KFP_POD_NAME") and (pod := own_pod(Api.connect())):
+            step = [pod]
+    return {
+        "version": __version__,
+        "step": used_images(step, ("main",)),
+        "workers": used_images(workers, containers_of),
+    }
+
+
+def used_images(pods: Iterable[Object], of: Collection[str]) -> list[dict[str, str]]:
+    """Return name and digest of each image that these containers ran, by the pods' nodes.
+
+    A tag may move.
+    """
+    images: dict[tuple[str, str], None] = {}
+    for pod in pods:
+        names = {item["name"]: item["image"] for item in pod["spec"]["containers"]}
+        for status in containers(pod):
+            digest = str(status.get("imageID") or "").rpartition("@")[2]
+            if digest and status["name"] in of:
+                images[names[status["name"]], digest] = None
+    return [{"image": image, "digest": digest} for image, digest in images]

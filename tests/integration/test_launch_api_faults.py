@@ -22,8 +22,7 @@ from kfp_ddp.jobs.jobs import REPORTED, Jobs
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s import watch_cache
-from kfp_ddp.k8s.api import PAGE, Api, ApiError
-from kfp_ddp.k8s.nodes import schedulable
+from kfp_ddp.k8s.api import PAGE, Api, ApiError, schedulable_nodes
 from kfp_ddp.k8s.watch_cache import WatchCache
 from tests.serving import Handler
 from tests.serving import serving as in_thread
@@ -178,7 +177,7 @@ def test_an_expired_list_of_nodes_is_read_again() -> None:
         yield page("", "second")
 
     with serving(script()) as api:
-        assert [node["metadata"]["name"] for node in schedulable(api)] == ["first", "second"]
+        assert [node["metadata"]["name"] for node in schedulable_nodes(api)] == ["first", "second"]
 
 
 def test_a_watch_cache_gives_up_where_it_has_no_right() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kfp_ddp import __version__
 from kfp_ddp.export import provenance
-from kfp_ddp.k8s import images
+from kfp_ddp.k8s.pods import record_images, used_images
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.storage.store import sha256
 from tests.exports import evaluated
@@ -55,7 +55,9 @@ def test_the_image_of_the_step_is_named_by_its_digest(
     """The record is from the API server of a cluster."""
     image = "ghcr.io/kfp-ddp/trainer:0.1.0"  # as in a pipeline
     digest = "sha256:" + "a" * 64
-    monkeypatch.setattr(images, "record", lambda: {"step": [{"image": image, "digest": digest}]})
+    monkeypatch.setattr(
+        provenance, "record_images", lambda: {"step": [{"image": image, "digest": digest}]}
+    )
     bill = provenance.record(tmp_path, "squares", result)
     assert {"type": "container", "name": image, "version": digest} in bill["components"]
 
@@ -98,11 +100,11 @@ def test_images_are_recorded_by_name_and_digest(
     pods: list[dict[str, Any]], digests: list[str]
 ) -> None:
     expected = [{"image": TRAINER, "digest": digest} for digest in digests]
-    assert images.used(pods, ("pytorch",)) == expected
+    assert used_images(pods, ("pytorch",)) == expected
 
 
 def test_record_outside_of_a_pod_has_the_version() -> None:
-    record = images.record([pod("w-0", NEW)], ("pytorch",))
+    record = record_images([pod("w-0", NEW)], ("pytorch",))
     assert record["version"] == __version__
     assert record["step"] == []
     assert record["workers"] == [{"image": TRAINER, "digest": NEW}]

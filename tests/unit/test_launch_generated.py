@@ -11,7 +11,7 @@ from kubernetes.utils import parse_quantity
 from kfp_ddp.jobs.identity import identify, metadata
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.quantity import amount
+from kfp_ddp.k8s.objects import amount
 from tests.launch_specs import QUANTITIES, specifications
 from tests.unit.test_launch_pods import templates
 

@@ -21,7 +21,7 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.kinds.training_operator import INDEX, TYPE
 from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.k8s.images import used
+from kfp_ddp.k8s.pods import used_images
 
 MAIN = ("pytorch",)
 RUNS: Object = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
@@ -136,7 +136,8 @@ def test_a_reduced_pod_has_the_same_cause(tmp_path: Path) -> None:
     few = following.reduced_pod(whole)
     assert len(json.dumps(few)) < len(json.dumps(whole)) / 2
     assert root_cause([few], "") == root_cause([whole], "")
-    assert used([few], MAIN) == used([whole], MAIN) == [{"image": "a:1", "digest": "sha256:1"}]
+    images = [{"image": "a:1", "digest": "sha256:1"}]
+    assert used_images([few], MAIN) == used_images([whole], MAIN) == images
     assert few["spec"]["volumes"] == whole["spec"]["volumes"][1:]
 
 

@@ -12,7 +12,7 @@ from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError
-from kfp_ddp.k8s.nodes import gpus
+from kfp_ddp.k8s.objects import gpus
 from kfp_ddp.storage.kinds import check_address
 
 NVIDIA, AMD, SLICE = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"

@@ -17,8 +17,7 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs import local
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.runs.teardown import engine
-from kfp_ddp.runs.teardown import outcome as outcomes
-from kfp_ddp.runs.teardown.outcome import outcome
+from kfp_ddp.runs.teardown.engine import outcome
 from kfp_ddp.storage import leases
 from tests.serving import serving
 
@@ -223,7 +222,7 @@ def pod(node: str, phase: str, ended: str = "", reason: str = "Error") -> dict[s
         "metadata": {
             "name": name,
             "creationTimestamp": ended,
-            "annotations": {outcomes.NODE: f"wf.root.{node}"},
+            "annotations": {engine.NODE: f"wf.root.{node}"},
         },
         "spec": {"containers": [{"name": "main"}, {"name": "wait"}]},
         "status": {"phase": phase, "containerStatuses": [{"state": {"terminated": end}}]},
@@ -311,7 +310,7 @@ def test_a_notification_never_fails_a_run(
     ):
         assert engine.run("run-1", "local", job, str(tmp_path)) == "nothing was left to end"
         assert message in capsys.readouterr().out
-    monkeypatch.setattr(outcomes, "open_store", lambda work: 1 / 0)
+    monkeypatch.setattr(engine, "open_store", lambda work: 1 / 0)
     job = {"notify_slack": "KEY"}
     assert engine.run("run-1", "local", job, str(tmp_path)) == "nothing was left to end"
     assert f"warning: {prefix} division" in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.k8s.api import Api, Object, core
+from kfp_ddp.k8s.objects import select
 from kfp_ddp.k8s.pods import has_failed, oldest, seconds_to_stop, writes_no_more
 from kfp_ddp.k8s.watch_cache import WatchCache
 
@@ -301,25 +302,21 @@ def reduced_pod(pod: Object) -> Object:
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     claims = [item for item in spec.get("volumes") or () if "persistentVolumeClaim" in item]
     containers = {
-        name: [_select(item, CONTAINER) for item in status[name]]
+        name: [select(item, CONTAINER) for item in status[name]]
         for name in ("containerStatuses", "initContainerStatuses")
         if status.get(name)
     }
     return {
-        "metadata": _select(pod["metadata"], METADATA),
+        "metadata": select(pod["metadata"], METADATA),
         "spec": {
-            **_select(spec, SPEC),
+            **select(spec, SPEC),
             "volumes": claims,
-            "containers": [_select(item, IMAGE) for item in spec.get("containers") or ()],
+            "containers": [select(item, IMAGE) for item in spec.get("containers") or ()],
         },
-        "status": {**_select(status, STATUS), **containers},
+        "status": {**select(status, STATUS), **containers},
     }
 
 
 def reduced_event(event: Object) -> Object:
     """Return the fields of an event that the launcher uses."""
-    return {"metadata": _select(event["metadata"], ("name", "uid")), **_select(event, EVENT)}
-
-
-def _select(item: Object, names: Sequence[str]) -> Object:
-    return {name: item[name] for name in names if name in item}
+    return {"metadata": select(event["metadata"], ("name", "uid")), **select(event, EVENT)}

@@ -18,6 +18,7 @@ from kfp_ddp.jobs.kinds.base import (
     Unsupported,
 )
 from kfp_ddp.k8s.api import Api, ApiError, Object, custom
+from kfp_ddp.k8s.objects import select
 
 if TYPE_CHECKING:
     from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -89,16 +90,16 @@ class TrainJob(Kind):
                 volumes.append({**claims[mount["name"]], "name": name})
                 mounts[number] = {**mount, "name": name}
             mounted.add(mount["name"])
-        container = {**_select(worker, ("name", "securityContext")), "volumeMounts": mounts}
+        container = {**select(worker, ("name", "securityContext")), "volumeMounts": mounts}
         pods = {"volumes": volumes, "containers": [container]}
-        patch = {**template, "spec": {**_select(template["spec"], PATCHED), **pods}}
+        patch = {**template, "spec": {**select(template["spec"], PATCHED), **pods}}
         replicated = {"name": worker["name"], "template": {"spec": {"template": patch}}}
         patches: Object = {
             "manager": MANAGER,
             "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [replicated]}}},
         }
         trainer = {
-            **_select(worker, ("image", "command", "args", "env")),
+            **select(worker, ("image", "command", "args", "env")),
             "numNodes": spec.nodes,
             "numProcPerNode": spec.processes(),
         }
@@ -175,10 +176,6 @@ class TrainJob(Kind):
             for container in job["template"]["spec"]["template"]["spec"]["containers"]
             if container["name"] == self.containers[0]
         )
-
-
-def _select(item: Object, names: tuple[str, ...]) -> Object:
-    return {name: item[name] for name in names if name in item}
 
 
 def _get(api: Api, path: str) -> Object | int:

@@ -19,8 +19,8 @@ from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.task import check_carried, claim_of, overlaid, with_folders
-from kfp_ddp.k8s import images
 from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.pods import record_images
 from kfp_ddp.runs.train.on_node import with_local_folders, with_local_weights
 from kfp_ddp.runs.train.outputs import newest_checkpoint, write_outputs
 from kfp_ddp.runs.training_folder import followed_folder, training_folder
@@ -117,7 +117,7 @@ def _train_here(
     print(f"{task_name}: {ranks} rank(s), output in {folder.path}", flush=True)
     ended = run_ranks(config.to_argv(), ranks, folder.path)
     if ended.code == 0 and ended.stopped_by is None:
-        ran = images.record()
+        ran = record_images()
         return {"backend": "local", "config": config.model_dump(), "kfp_ddp": ran}
     newest = newest_checkpoint(folder.path)
     checkpoint = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
@@ -148,7 +148,7 @@ def _train_on_cluster(
         require(least, fields, ids, api)
     stall = supervision.stall_minutes
     finished = launch(spec, *ids, api, run_dir, progress=True, stall_minutes=stall)
-    ran = images.record(finished.pods, spec.job_kind.containers)
+    ran = record_images(finished.pods, spec.job_kind.containers)
     return {**finished.job, "kfp_ddp": ran}, claim_of(fields, config.output_dir)
 
 
