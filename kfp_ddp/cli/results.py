@@ -230,19 +230,20 @@ def report(folder: Path, split: str, output: Path | None) -> None:
 
 def _newest_evaluation(folder: Path, split: str) -> Path:
     """Return the folder of the newest evaluation; raise InputError if there is none."""
+    from kfp_ddp.core.files import newest_file
     from kfp_ddp.core.run_folder import RunFolder
     from kfp_ddp.models.evaluation import FILE
 
     if (folder / FILE).is_file():
         return folder
     name = RunFolder.evaluation_name(split)
-    files = [file for one in PATTERNS for file in folder.glob(f"{one.format(name)}/{FILE}")]
-    if not files:
+    newest = newest_file(folder, (f"{one.format(name)}/{FILE}" for one in PATTERNS))
+    if newest is None:
         raise InputError(
             f"{folder} contains no evaluation of {split}: name the output of run --local or of "
             "download, or the folder of a run whose evaluate step has ended"
         )
-    return max(files, key=lambda path: path.stat().st_mtime).parent
+    return newest.parent
 
 
 @click.command("trace")

@@ -6,6 +6,7 @@ KFP accepts five fields and reads the first as seconds, so `0 3 * * *` runs each
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 from kfp_ddp.core.errors import InputError
@@ -95,9 +96,11 @@ def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[
 
 def often(six: str) -> str:
     """Return a warning about a schedule that runs more than each quarter of an hour; or ''."""
-    first, second = next_times(six, UTC, datetime.now(UTC), 2)
-    minutes = int((second - first).total_seconds()) // 60
-    return f"starts a run every {plural(minutes, 'minute')}" if minutes < 15 else ""
+    times = next_times(six, UTC, datetime.now(UTC), 61)  # more than an hour of each minute
+    minutes = int(min(two - one for one, two in pairwise(times)).total_seconds()) // 60
+    if minutes >= 15:
+        return ""
+    return f"starts runs {plural(minutes, 'minute')} apart"
 
 
 def zone(name: str) -> tzinfo:

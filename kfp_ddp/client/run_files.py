@@ -18,6 +18,7 @@ from typing import Any
 from kfp_ddp.client import pod_program
 from kfp_ddp.core.errors import JobError, StorageError, writing
 from kfp_ddp.core.run_folder import check_run_id
+from kfp_ddp.core.step import handling_signals
 from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.objects import conditions, has_ended, label, phase
@@ -132,21 +133,21 @@ def open_claim(
     """
     name = f"kfp-ddp-reads-{uuid.uuid4().hex[:8]}"
     path = core(api.namespace, "pods", name)
-    before = _exit_on_sigterm()
-    try:
-        pods = _call(api, "GET", core(api.namespace, "pods"))["items"]
-        for pod in pods:  # those of earlier calls that were left
-            if has_ended(pod) and label(pod, LABEL):
-                api.delete(core(api.namespace, "pods", pod["metadata"]["name"]))
-        body = _manifest(name, claim, image, account, user, _node_of(api, claim, pods))
-        _call(api, "POST", core(api.namespace, "pods"), body)
-        _wait_until_running(api, path)
-        yield functools.partial(ClaimFiles, api, name, claim)
-    finally:
-        with contextlib.suppress(ApiError):
-            api.call("DELETE", path, {"gracePeriodSeconds": 0}, retry=True)
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+    main = threading.current_thread() is threading.main_thread()
+    handling = handling_signals(_leave, signal.SIGTERM) if main else contextlib.nullcontext()
+    with handling:
+        try:
+            pods = _call(api, "GET", core(api.namespace, "pods"))["items"]
+            for pod in pods:  # those of earlier calls that were left
+                if has_ended(pod) and label(pod, LABEL):
+                    api.delete(core(api.namespace, "pods", pod["metadata"]["name"]))
+            body = _manifest(name, claim, image, account, user, _node_of(api, claim, pods))
+            _call(api, "POST", core(api.namespace, "pods"), body)
+            _wait_until_running(api, path)
+            yield functools.partial(ClaimFiles, api, name, claim)
+        finally:
+            with contextlib.suppress(ApiError):
+                api.call("DELETE", path, {"gracePeriodSeconds": 0}, retry=True)
 
 
 def execute(api: Api, pod: str, command: list[str], line: str) -> Iterator[bytes]:
@@ -232,14 +233,9 @@ class _Blocks:
         return content
 
 
-def _exit_on_sigterm() -> Any:
-    """Exit on SIGTERM through `finally` blocks; return the old handler, None in a thread."""
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(143)
-
-    main = threading.current_thread() is threading.main_thread()
-    return signal.signal(signal.SIGTERM, leave) if main else None
+def _leave(number: int, frame: object) -> None:
+    """Exit on a signal through `finally` blocks."""
+    raise SystemExit(128 + number)
 
 
 def _call(api: Api, method: str, path: str, body: Object | None = None) -> Object:

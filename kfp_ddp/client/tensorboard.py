@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from time import sleep
@@ -12,6 +13,7 @@ from typing import Any
 from kfp_ddp.client.run_files import RunFiles
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.step import handling_signals
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.progress import MetricsTail
 
@@ -107,8 +109,7 @@ def serve(folder: Path, port: int | None, update: Callable[[], None]) -> None:
         raise InputError(
             f"{one_line(error.msg)}: give another --port, or none for a free one"
         ) from None
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    with suppress(KeyboardInterrupt), handling_signals(signal.default_int_handler, signal.SIGTERM):
         print(f"{url.rstrip('/')} (Ctrl-C to stop)", flush=True)
         printed = ""
         while True:
@@ -119,7 +120,3 @@ def serve(folder: Path, port: int | None, update: Callable[[], None]) -> None:
                 if printed != str(error):
                     print(f"warning: {error}", file=sys.stderr, flush=True)
                 printed = str(error)
-    except KeyboardInterrupt:
-        return
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.files import newest_file
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from kfp_ddp.core.settings import mapping_in
@@ -57,13 +58,13 @@ def trace(
 
 
 def _run_folder(path: Path) -> Path:
-    files = [file for pattern in _PATTERNS for file in path.glob(pattern)]
-    if not files:
+    newest = newest_file(path, _PATTERNS)
+    if newest is None:
         raise InputError(
             f"{path} contains no training: name the folder with its metrics.jsonl, its URI such as "
             "gs://bucket/runs/RUN/train, or the output of run --local"
         )
-    return max(files, key=lambda file: file.stat().st_mtime).parent
+    return newest.parent
 
 
 def _check(where: Store, uri: str, rank: int) -> None:

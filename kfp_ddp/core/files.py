@@ -5,7 +5,7 @@ import errno
 import os
 import resource
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +17,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 _KEPT_OPEN = 2048 if _DESCRIPTORS < 0 else min(_DESCRIPTORS // 8, 2048)
 """Folders that stay open; connections and files need descriptors too."""
+
+
+def newest_file(folder: Path, patterns: Iterable[str]) -> Path | None:
+    """Return the file of these globs below a folder that was written last; None for none."""
+    files = [file for pattern in patterns for file in folder.glob(pattern)]
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def fsync(path: Path) -> None:

@@ -5,7 +5,8 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -42,6 +43,17 @@ def step(run: Callable[P, R]) -> Callable[P, R]:
             raise SystemExit(f"error: {error}") from error
 
     return wrapper
+
+
+@contextlib.contextmanager
+def handling_signals(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+    """Call `handler` for these signals during a `with` block of the main thread."""
+    before = [(number, signal.signal(number, handler)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, earlier in before:
+            signal.signal(number, earlier)
 
 
 def adopt_secrets() -> None:

@@ -20,6 +20,7 @@ from kfp_ddp.core.errors import PREEMPTED, RunCancelledError
 from kfp_ddp.core.failure import TERMINATION_LOG
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.step import handling_signals
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.identity import WORKFLOWS, Owner
 from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, core, custom
@@ -119,13 +120,10 @@ class Ending:
             watch.start()
         threading.Thread(target=self._wait, daemon=True, name="eviction").start()
         self.warm()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        previous = [signal.signal(number, self._on_signal) for number in numbers]
         try:
-            yield
+            with handling_signals(self._on_signal, signal.SIGTERM, signal.SIGINT):
+                yield
         finally:
-            for number, handler in zip(numbers, previous, strict=True):
-                signal.signal(number, handler)
             for watch in self.watches:
                 watch.stop()
             self.over.set()

@@ -21,6 +21,7 @@ from kfp_ddp.core import failure
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.step import handling_signals
 from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.training.watch import PARENT
 
@@ -227,10 +228,5 @@ def _forwarding(ended: Ended) -> Iterator[Callable[["subprocess.Popen[str]"], No
         if ended.stopped_by is not None:
             process.terminate()
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    previous = [signal.signal(number, forward) for number in numbers]
-    try:
+    with handling_signals(forward, signal.SIGTERM, signal.SIGINT):
         yield name
-    finally:
-        for number, handler in zip(numbers, previous, strict=True):
-            signal.signal(number, handler)

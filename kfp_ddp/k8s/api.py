@@ -118,15 +118,9 @@ class Api:
     ) -> Object:
         """Send one request and return the response; raises ApiError for any but 2xx, or none.
 
-        Args:
-            method: GET, POST, PATCH, DELETE, or APPLY for server-side apply.
-            path: Path of the resource.
-            body: JSON body.
-            query: Query parameters.
-            seconds: Time limit for the response.
-            raw: Return a response that is not JSON as {"value": text}.
-            retry: Retry while the server is unavailable; the request must be safe to repeat.
-            retry_seconds: How long to retry.
+        `method` is GET, POST, PATCH, DELETE, or APPLY for server-side apply. With `raw` a response
+        that is not JSON is {"value": text}. With `retry` the request, which must be safe to
+        repeat, is retried while the server is unavailable.
         """
         if retry:
             return self.retry(
