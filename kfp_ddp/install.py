@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from kfp_ddp.checks.claims import CLASSES, is_default
 from kfp_ddp.checks.finding import Requirements, items
+from kfp_ddp.core.config import setting
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
@@ -47,18 +48,19 @@ class Installation:
     """What to install into a namespace."""
 
     namespace: str
-    storage_class: str = ""
-    """Empty for the cluster's default."""
-    access_mode: str = "ReadWriteMany"
-    size: str = "1Ti"
+    storage_class: str = setting("", "Storage class of the PVCs; empty for the cluster's default.")
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = setting(
+        "ReadWriteMany", "Access mode of the PVCs; ReadWriteOnce requires all pods on one node."
+    )
+    size: str = setting("1Ti", "Size of each PVC.")
     data_claim: str = Requirements.data_claim
     """Empty for none, also for `work_claim`."""
     work_claim: str = Requirements.work_claim
-    see_nodes: bool = True
-    copies: bool = False
-    """Whether datasets are copied to PVCs: publish=clone, snapshot, populator."""
-    image: str = ""
-    """Image of the job for volumes; empty for the one in its file."""
+    see_nodes: bool = setting(True, "Permission to read the GPUs of nodes, for gpus_per_node=-1.")
+    copies: bool = setting(False, "Permissions for publish=clone, snapshot, populator and auto.")
+    image: str = setting(
+        "", "Image of the job for volumes, with sh and chown; empty for the launcher."
+    )
 
     @property
     def claims(self) -> dict[str, str]:

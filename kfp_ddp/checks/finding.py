@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from kfp_ddp.core.config import setting
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
 State = Literal["ok", "bad", "warn"]
@@ -28,21 +29,21 @@ class Requirements:
     """Namespace of the run; empty for that of the context."""
     context: str = ""
     """Context of the kubeconfig; empty for the current one."""
-    service_account: str = ""
-    """Account whose rights are checked; empty for the caller's."""
+    service_account: str = setting(
+        "", "Check the permissions of this account of the namespace instead of yours."
+    )
     host: str = ""
     """URL of the KFP API server; empty to skip it."""
     backend: str = "pytorchjob"
     nodes: int = 1
-    gpus_per_node: int = -1
+    gpus_per_node: int = setting(-1, "GPUs per node; -1 for all, 0 to train on CPUs.", ge=-1)
     gpu_resource: str = "nvidia.com/gpu"
     scheduler: str = ""
-    data_claim: str = "kfp-ddp-data"
+    data_claim: str = setting("kfp-ddp-data", "PVC of the datasets.")
     work_claim: str = "kfp-ddp-work"
     publish: str = "in-place"
     bucket_secret: str = "kfp-ddp-bucket"  # noqa: S105
-    service: str = ""
-    """InferenceService for the roll-out; empty for none."""
+    service: str = setting("", "InferenceService to roll models out to.")
 
 
 class Cluster(NamedTuple):

@@ -5,31 +5,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kfp_ddp.checks.finding import Requirements
 from kfp_ddp.checks.form import Dataset, Parameters
-from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, model_options, text_option
+from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, field_options, model_options
+from kfp_ddp.install import Installation
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 if TYPE_CHECKING:
-    from kfp_ddp.install import Done, Installation, Owner
+    from kfp_ddp.install import Done, Owner
     from kfp_ddp.k8s.api import Api
 
 
 OBJECT_MARKS = {"made": "✓", "changed": "✓", "unchanged": "✓", "left": "✓", "refused": "!"}
 WORDS = {"left": "exists, unchanged"}
-DATA_CLAIM = click.option("--data-claim", default="kfp-ddp-data", help="PVC of the datasets.")
 CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 
 
 @click.command("install")
 @configured("namespace", "context", "registry", "launcher_image")
-@text_option("--storage-class", help="Storage class of the PVCs.  [default: the cluster's]")
-@click.option(
-    "--access-mode",
-    type=click.Choice(["ReadWriteMany", "ReadWriteOnce"]),
-    default="ReadWriteMany",
-    help="Access mode of the PVCs; ReadWriteOnce requires all pods on one node.",
-)
-@click.option("--size", default="1Ti", help="Size of each PVC.")
+@field_options(Installation, "storage_class", "access_mode", "size", "image", "see_nodes", "copies")
 @click.option(
     "--claims",
     "which",
@@ -37,7 +31,7 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
     default="both",
     help="both for train_resnet, data for train_resnet_bucket, none for train_resnet_claimless.",
 )
-@DATA_CLAIM
+@field_options(Requirements, "data_claim")
 @model_options(Parameters, "work_claim", "bucket_secret")
 @click.option(
     "--chown",
@@ -46,15 +40,6 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
     help="Job that makes uid 1000 the owner of new volumes: auto for PVCs that are created now, or "
     "if an earlier job did not complete, as root, or by group if PodSecurity is restricted. "
     "--print includes it with root or group.",
-)
-@text_option("--image", help="Image of that job, with sh and chown.  [default: the launcher]")
-@click.option(
-    "--see-nodes/--no-see-nodes",
-    default=True,
-    help="Permission to read the GPUs of nodes, for gpus_per_node=-1.",
-)
-@click.option(
-    "--copies", is_flag=True, help="Permissions for publish=clone, snapshot, populator and auto."
 )
 @click.option(
     "--dry-run", is_flag=True, help="Server-side dry run: print the changes without making them."
@@ -85,7 +70,7 @@ def install(
     quota and no LimitRange also gets one.
     """
     from kfp_ddp import __version__
-    from kfp_ddp.install import Installation, manifests, owner
+    from kfp_ddp.install import manifests, owner
 
     launcher = launcher_image or f"{registry.rstrip('/')}/launcher:{__version__}"
     fields["image"] = fields["image"] or launcher
@@ -101,7 +86,7 @@ def install(
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
     from kfp_ddp.checks.access import secret
-    from kfp_ddp.checks.finding import Cluster, Requirements
+    from kfp_ddp.checks.finding import Cluster
     from kfp_ddp.k8s.api import Api
 
     api = Api.connect(fields["namespace"], context)
@@ -170,21 +155,10 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 
 @click.command("doctor")
 @configured("namespace", "context", "host")
-@text_option(
-    "--service-account",
-    help="Check the permissions of this account of the namespace instead of yours.",
-)
 @model_options(Parameters, "backend", "work_claim", "bucket_secret")
 @model_options(LaunchSpec, "nodes", "gpu_resource", "scheduler")
-@click.option(
-    "--gpus-per-node",
-    type=click.IntRange(-1),
-    default=-1,
-    help="GPUs per node; -1 for all, 0 to train on CPUs.",
-)
 @model_options(Dataset, "publish")
-@DATA_CLAIM
-@text_option("--service", help="InferenceService to roll models out to.")
+@field_options(Requirements, "service_account", "gpus_per_node", "data_claim", "service")
 @click.option(
     "--claims-file",
     hidden=True,
@@ -200,7 +174,6 @@ def doctor(as_json: bool, **requirements: Any) -> None:
     checked.
     """
     from kfp_ddp.checks.doctor import examine
-    from kfp_ddp.checks.finding import Requirements
 
     findings = examine(Requirements(**requirements))
     worst = any(finding.state == "bad" for finding in findings)

@@ -132,6 +132,18 @@ def field_option(
     return click.option(flag, *short, field.name, **option)
 
 
+def field_options(record: type[Any], *names: str) -> Callable[[Command], Command]:
+    """Add an option for each of these described fields of a dataclass."""
+    fields = {field.name: field for field in dataclasses.fields(record)}
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names):
+            command = field_option(fields[name])(command)
+        return command
+
+    return decorate
+
+
 def model_options(
     model: "type[Settings]", *names: str, **more: Any
 ) -> Callable[[Command], Command]:

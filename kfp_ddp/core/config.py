@@ -26,7 +26,7 @@ GUARDED = {
 
 
 def setting(default: T, description: str, **more: str | float) -> T:
-    """Return a field; `more` may have `variable`, another environment variable, and bounds."""
+    """Return a described field; `more` may have bounds, and `variable`, one of the environment."""
     return field(default=default, metadata={"description": description, **more})
 
 

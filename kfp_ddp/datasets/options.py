@@ -9,10 +9,11 @@ import itertools
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 from urllib.parse import unquote
 
+from kfp_ddp.core.config import setting
 from kfp_ddp.core.errors import InputError
 
 NAME = "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
@@ -27,79 +28,74 @@ _TABLE = re.compile(r"@.*\.csv", re.IGNORECASE)
 T = TypeVar("T")
 
 
-def _option(default: T, description: str, **bounds: float) -> T:
-    """Return a field with metadata for pydantic and the command line; bounds are ge and le."""
-    return field(default=default, metadata={"description": description, **bounds})
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of a sync; the component and the command line are made from it."""
 
-    dataset: str = _option(
+    dataset: str = setting(
         "",
         "Name of the dataset, at most 40 lower-case letters, digits and dashes; empty for the last "
         "part of the source with a hash of it.",
     )
-    mirror: bool = _option(
+    mirror: bool = setting(
         False,
         "Write the files themselves to the target, as people expect of a command line, and no "
         "versions.",
     )
-    include: tuple[str, ...] = _option(
+    include: tuple[str, ...] = setting(
         (),
         "Globs of the names to take, all without a value. * stops at a slash, ** does not; a "
         "pattern without a slash is matched with the last segment.",
     )
-    exclude: tuple[str, ...] = _option(
+    exclude: tuple[str, ...] = setting(
         (),
         "Globs of the names to leave out; @FILE.csv for the names in the column path of a table of "
         "this machine, such as @labels_to_check.csv.",
     )
-    hostile_names: Literal["error", "skip", "encode"] = _option(
+    hostile_names: Literal["error", "skip", "encode"] = setting(
         "error", "What to do with names that cannot be files."
     )
-    symlinks: Literal["error", "skip", "follow"] = _option(
+    symlinks: Literal["error", "skip", "follow"] = setting(
         "error", "What to do with symbolic links in a source folder."
     )
-    verify: Literal["list", "quick", "full"] = _option(
+    verify: Literal["list", "quick", "full"] = setting(
         "list",
         "How to check existing files: list trusts them, quick compares sizes and times, full reads "
         "every byte, also of files that a new version reuses. Damaged files are downloaded again.",
     )
-    pack: Literal["none", "tar"] = _option(
+    pack: Literal["none", "tar"] = setting(
         "none",
         "tar packs a version into archives of about 256 MB, members sorted by name, which training "
         "reads in large pieces: for storage that is slow with small files.",
     )
-    delete: bool = _option(True, "Whether what the source lost is lost in the target.")
-    max_delete: float = _option(
+    delete: bool = setting(True, "Whether what the source lost is lost in the target.")
+    max_delete: float = setting(
         0.5, "Refuse to lose more than this share of the files.", ge=0, le=1
     )
-    max_object_mb: float = _option(
+    max_object_mb: float = setting(
         0.0, "Refuse objects larger than this many megabytes; 0 for any size.", ge=0
     )
-    dry_run: bool = _option(
+    dry_run: bool = setting(
         False, "Only report what a run would do, or be refused for; write nothing."
     )
-    concurrency: int = _option(64, "Most connections at once.", ge=1, le=1024)
-    bandwidth_mb: float = _option(0.0, "The most megabytes a second; 0 for no limit.", ge=0)
-    keep_versions: int = _option(
+    concurrency: int = setting(64, "Most connections at once.", ge=1, le=1024)
+    bandwidth_mb: float = setting(0.0, "The most megabytes a second; 0 for no limit.", ge=0)
+    keep_versions: int = setting(
         3, "Versions of this dataset to keep, the new one included; 0 for all.", ge=0
     )
-    keep_hours: float = _option(
+    keep_hours: float = setting(
         168.0,
         "Also keep versions that a sync handed out within this number of hours, for readers "
         "without a lease: a run that is retried later, and readers of what the command line wrote.",
         ge=0,
     )
-    lock_wait: int = _option(
+    lock_wait: int = setting(
         86400,
         "Seconds to wait for another sync of the same folder, which may be the first of a large "
         "dataset. An existing version does not wait.",
         ge=0,
     )
-    timeout: float = _option(30.0, "Longest silence of a peer in seconds.", ge=0.01)
+    timeout: float = setting(30.0, "Longest silence of a peer in seconds.", ge=0.01)
 
     def __post_init__(self) -> None:
         if self.mirror and self.pack != "none":

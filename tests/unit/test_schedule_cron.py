@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.client.cron import as_read, describe, next_times, six_fields, zone
+from kfp_ddp.client.cron import as_read, describe, next_times, often, six_fields, zone
 from kfp_ddp.core.errors import InputError
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)  # a Sunday
@@ -117,3 +117,17 @@ def test_times_have_the_zone_of_the_server_and_unknown_ones_are_refused() -> Non
     for name in ("Europe/Wien", "../etc/passwd"):
         with pytest.raises(InputError, match="no time zone"):
             zone(name)
+
+
+@pytest.mark.parametrize(
+    ("six", "minutes"),
+    [
+        ("0 0 3 * * *", ""),
+        ("0 */15 * * * *", ""),
+        ("0 */5 3 * * *", "5 minutes"),
+        ("0 0,1 * * * *", "1 minute "),
+    ],
+)
+def test_runs_that_are_close_at_any_time_of_the_day_are_a_warning(six: str, minutes: str) -> None:
+    assert minutes in often(six)
+    assert bool(minutes) == bool(often(six))
