@@ -24,6 +24,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s import watch_cache
 from kfp_ddp.k8s.api import PAGE, Api, ApiError, schedulable_nodes
 from kfp_ddp.k8s.watch_cache import WatchCache
+from tests.cluster import ended, pod
 from tests.serving import Handler
 from tests.serving import serving as in_thread
 from tests.waiting import until
@@ -217,16 +218,9 @@ def test_every_line_of_a_log_is_printed_once_over_any_cut(
         while True:
             yield log
 
-    pod = {
-        "metadata": {"name": "worker", "uid": "u"},
-        "spec": {"restartPolicy": "Never"},
-        "status": {
-            "phase": "Succeeded",
-            "containerStatuses": [{"name": "main", "restartCount": 0, "state": {"terminated": {}}}],
-        },
-    }
+    over = pod("worker", ended(0), spec={"restartPolicy": "Never"}, phase="Succeeded")
     with serving(script()) as api:
-        reader = PodLog(api, pod, "main", Printer())
+        reader = PodLog(api, over, "pytorch", Printer())
         reader.start()
         reader.join(30)
         assert not reader.is_alive()

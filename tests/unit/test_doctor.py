@@ -18,26 +18,14 @@ from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import kserve, operators
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.models.serving.rollout import OURS
+from tests.cluster import FakeApi
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CLASS = {"metadata": {"name": "standard"}, "provisioner": "x", "volumeBindingMode": "Immediate"}
-PVCS = "/api/v1/namespaces/here/persistentvolumeclaims/"
+PVCS = "/api/v1/namespaces/space/persistentvolumeclaims/"
 NODES = [{"spec": {}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}] * 3
-
-
-class Answers(Api):
-    """A server that has these objects by path and nothing else."""
-
-    def __init__(self, objects: dict[str, Object]) -> None:
-        super().__init__(None, "here")
-        self.objects = objects
-
-    def call(self, method: str, path: str, *more: Any, **named: Any) -> Object:
-        if path not in self.objects:
-            raise ApiError(404, "Not Found", f"{path} not found")
-        return self.objects[path]
 
 
 def cluster(api: Api, existing: list[Object] | None = None, **fields: Any) -> Cluster:
@@ -55,7 +43,7 @@ def claim(name: str, phase: str = "Bound", mode: str = "ReadWriteMany", **spec: 
 def of_claims(data: Object, nodes: list[Object] | None = NODES, **fields: Any) -> Finding:
     """Return the finding about the data PVC, next to a correct work PVC."""
     objects = {PVCS + "kfp-ddp-data": data, PVCS + "kfp-ddp-work": claim("kfp-ddp-work")}
-    api = Answers({**objects, CLASSES: {"items": [CLASS]}})
+    api = FakeApi({**objects, CLASSES: {"items": [CLASS]}})
     finding, work = claims(cluster(api, nodes, **fields))
     assert work.state == "ok"
     return finding
@@ -96,8 +84,12 @@ def test_pvc_that_cannot_be_mounted_is_bad(phase: str, spec: Object, message: st
 @pytest.mark.parametrize(
     ("classes", "default", "remedy"),
     [
-        (["gold"], "gold", "kfp-ddp install -n here --work-claim mine"),
-        (["a", "b"], "", "kfp-ddp install -n here --work-claim mine --storage-class CLASS, one of"),
+        (["gold"], "gold", "kfp-ddp install -n space --work-claim mine"),
+        (
+            ["a", "b"],
+            "",
+            "kfp-ddp install -n space --work-claim mine --storage-class CLASS, one",
+        ),
         ([], "", "install a CSI driver whose volumes many nodes can mount, then kfp-ddp install"),
     ],
 )
@@ -109,7 +101,7 @@ def test_remedy_of_missing_pvcs_is_install(classes: list[str], default: str, rem
         }
         for name in classes
     ]
-    api = Answers({CLASSES: {"items": listed}})
+    api = FakeApi({CLASSES: {"items": listed}})
     findings = claims(cluster(api, NODES, work_claim="mine"))
     assert {finding.state for finding in findings} == {"bad"}
     assert all(finding.remedy.startswith(remedy) for finding in findings)
@@ -121,14 +113,14 @@ def test_volumes_whose_job_did_not_complete_are_bad(condition: str, bad: int) ->
     objects: dict[str, Object] = {PVCS + name: claim(name) for name in names}
     conditions = [{"type": condition, "status": "True"}] if condition else []
     job = {"status": {"conditions": conditions}}
-    objects["/apis/batch/v1/namespaces/here/jobs/kfp-ddp-chown"] = job
-    findings = claims(cluster(Answers(objects)))
+    objects["/apis/batch/v1/namespaces/space/jobs/kfp-ddp-chown"] = job
+    findings = claims(cluster(FakeApi(objects)))
     assert [finding.what for finding in findings if finding.state == "bad"] == (
         ["owner of volumes"] * bad
     )
 
 
-def served(**fields: Object) -> Answers:
+def served(**fields: Object) -> FakeApi:
     """All kinds of jobs, whose specifications have these fields by the kind's name."""
     objects: dict[str, Object] = {}
     for kind in KINDS.values():
@@ -141,7 +133,7 @@ def served(**fields: Object) -> Answers:
         )["components"]["schemas"]
         spec = {"properties": fields.get(kind.title, {})}
         schemas[f"org.kubeflow.{kind.title}"] = {"properties": {"spec": spec}}
-    return Answers(objects)
+    return FakeApi(objects)
 
 
 NEW: Object = {
@@ -173,7 +165,7 @@ def test_operator_without_pods_is_bad() -> None:
 
 INFERENCE = "/apis/serving.kserve.io/v1beta1"
 SERVICES = {"name": "inferenceservices"}
-SHOP = f"{INFERENCE}/namespaces/here/inferenceservices/shop"
+SHOP = f"{INFERENCE}/namespaces/space/inferenceservices/shop"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +180,7 @@ SHOP = f"{INFERENCE}/namespaces/here/inferenceservices/shop"
 def test_kserve_is_checked_for_a_service(
     objects: dict[str, Object], state: str, message: str, remedy: str
 ) -> None:
-    api = Answers({"/readyz": {}, **objects})
+    api = FakeApi({"/readyz": {}, **objects})
     assert kserve(cluster(api)) == []
     (finding,) = kserve(cluster(api, service="shop"))
     assert (finding.state, finding.remedy.startswith(remedy)) == (state, True)
@@ -233,8 +225,8 @@ def test_secret_needs_valid_keys(names: set[str], google: str | None) -> None:
     values = {name: VALUES[name] for name in names}
     values |= {} if google is None else {"key.json": google}
     data = {k: base64.b64encode(text.encode("latin-1")).decode() for k, text in values.items()}
-    path = "/api/v1/namespaces/here/secrets/kfp-ddp-bucket"
-    (finding,) = secret(cluster(Answers({path: {"data": data}})))
+    path = "/api/v1/namespaces/space/secrets/kfp-ddp-bucket"
+    (finding,) = secret(cluster(FakeApi({path: {"data": data}})))
     pair = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} & names
     valid = google in (None, json.dumps(KEY))
     assert (finding.state == "ok") == (bool(values) and len(pair) != 1 and valid), finding
@@ -244,13 +236,13 @@ def test_secret_needs_valid_keys(names: set[str], google: str | None) -> None:
 
 @pytest.mark.parametrize(("name", "state"), [("kfp-ddp-bucket", "warn"), ("mine", "bad")])
 def test_missing_secret_has_a_remedy(name: str, state: str) -> None:
-    (finding,) = secret(cluster(Answers({}), bucket_secret=name))
+    (finding,) = secret(cluster(FakeApi({}), bucket_secret=name))
     assert (finding.state, finding.message.partition(":")[0]) == (state, "does not exist")
     assert "kubectl create secret" in finding.remedy
 
 
 def test_step_that_fits_on_no_node_is_a_warning() -> None:
-    api = Answers({})
+    api = FakeApi({})
     small = [{"spec": {}, "status": {"allocatable": {"cpu": "90m", "memory": "7Gi"}}}]
     finding = room(cluster(api, small))
     assert [finding.what for finding in finding] == ["room for data-sync", "room for evaluate"]
@@ -266,7 +258,7 @@ def test_step_that_fits_on_no_node_is_a_warning() -> None:
 )
 def test_gpus_are_counted_by_name_and_node(minimum: int, resource: str, nodes: int) -> None:
     fields: dict[str, Any] = {"gpus_per_node": minimum, "gpu_resource": resource, "nodes": nodes}
-    (finding,) = gpus(cluster(Answers({}), NODES, **fields))
+    (finding,) = gpus(cluster(FakeApi({}), NODES, **fields))
     state = "ok" if nodes <= 3 and minimum <= 8 else "warn"
     if resource == "amd.com/gpu":
         state = "bad"

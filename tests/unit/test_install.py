@@ -11,25 +11,18 @@ from kfp_ddp.checks.claims import CLASSES, unfinished_owner
 from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.install import Installation, check, owner, replace, wait
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import Object, custom
+from tests.cluster import FakeApi, pod, waiting
 
 
-class Answers(Api):
-    """A server that has these storage classes, by name and driver, and one namespace."""
-
-    def __init__(self, **classes: str) -> None:
-        super().__init__(None, "here")
-        items = [{"metadata": {"name": name}, "provisioner": classes[name]} for name in classes]
-        self.objects: dict[str, Object] = {
-            CLASSES: {"items": items},
-            "/api/v1/namespaces": {"items": [{"metadata": {"name": "here"}}]},
-            "/api/v1/namespaces/here": {"metadata": {"name": "here"}},
-        }
-
-    def call(self, method: str, path: str, *more: Any, **named: Any) -> Object:
-        if path not in self.objects:
-            raise ApiError(404, "Not Found", f"{path} not found")
-        return self.objects[path]
+def existing(**classes: str) -> dict[str, Object]:
+    """Return storage classes, by name and driver, and one namespace, by path."""
+    items = [{"metadata": {"name": name}, "provisioner": classes[name]} for name in classes]
+    return {
+        CLASSES: {"items": items},
+        "/api/v1/namespaces": {"items": [{"metadata": {"name": "here"}}]},
+        "/api/v1/namespaces/here": {"metadata": {"name": "here"}},
+    }
 
 
 def printed(*options: str) -> list[Object]:
@@ -95,37 +88,34 @@ def test_pvcs_are_those_of_the_options(which: str, names: list[str]) -> None:
 )
 def test_invalid_installation_is_an_error(target: Installation, message: str) -> None:
     with pytest.raises(InputError) as error:
-        check(Answers(nfs="nfs.csi.k8s.io", disk="ebs.csi.aws.com"), target)
+        check(FakeApi(existing(nfs="nfs.csi.k8s.io", disk="ebs.csi.aws.com"), "here"), target)
     assert str(error.value).startswith(message)
 
 
-class Pulls(Answers):
+JOB = custom("batch/v1", "here", "jobs", "kfp-ddp-chown")
+
+
+class Pulls(FakeApi):
     """A server whose nodes cannot pull the image of an earlier job, but `image`."""
 
     def __init__(self, image: str) -> None:
-        super().__init__(nfs="nfs.csi.k8s.io")
+        super().__init__({**existing(nfs="nfs.csi.k8s.io"), JOB: OWNER}, "here")
         self.image, self.looks = image, 0
-        self.jobs: list[Object] = [OWNER]
 
-    def call(self, method: str, path: str, body: Any = None, *more: Any, **named: Any) -> Object:
-        if method == "DELETE":
-            self.jobs.clear()
-            return {}
-        if method == "POST":
-            if not more or more[0] != {"dryRun": "All"}:
-                self.jobs.append(body)
-            return dict(body)
+    def call(self, method: str, path: str, *more: Any, **named: Any) -> Object:
         if path.endswith("/pods"):
             self.looks += 1
             reason = "ImagePullBackOff" if self.looks % 2 == 0 else "ErrImagePull"
-            waiting = {"image": "busybox", "state": {"waiting": {"reason": reason}}}
-            return {"items": [{"status": {"phase": "Pending", "containerStatuses": [waiting]}}]}
-        if path.endswith("/jobs/kfp-ddp-chown") and self.jobs:
-            container = self.jobs[0]["spec"]["template"]["spec"]["containers"][0]
-            pulled = container["image"] == self.image
-            status = {"conditions": [{"type": "Complete", "status": "True"}] if pulled else []}
-            return {**self.jobs[0], "status": status}
-        return super().call(method, path)
+            return {"items": [pod("owner", waiting(reason))]}
+        found = super().call(method, path, *more, **named)
+        if (method, path) != ("GET", JOB):
+            return found
+        container = found["spec"]["template"]["spec"]["containers"][0]
+        pulled = container["image"] == self.image
+        return {
+            **found,
+            "status": {"conditions": [{"type": "Complete", "status": "True"}] if pulled else []},
+        }
 
 
 OWNER = owner(Installation("here", image="old:1"), "root")

@@ -12,32 +12,15 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.identity import Owner
-from kfp_ddp.k8s.api import ApiError, Object
+from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.watch_cache import WatchCache
+from tests.cluster import FakeApi
 
 JOB = "/apis/kubeflow.org/v1/namespaces/space/pytorchjobs/x"
 POD = "/api/v1/namespaces/space/pods/step"
 EVICTED: Object = {"metadata": {"uid": "p", "deletionTimestamp": "now"}, "spec": {"containers": []}}
 CANCELLED: Object = {"metadata": {"uid": "w"}, "spec": {"activeDeadlineSeconds": 0}}
 GOES_ON = "; job x keeps running for the retry, unless the run fails"
-
-
-class Cluster:
-    """Remembers what it is asked for, and knows no pod."""
-
-    namespace = "space"
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def another(self) -> "Cluster":
-        return self
-
-    def call(self, method: str, path: str, *fields: Any, **more: Any) -> Object:
-        self.asked.append(f"{method} {path}")
-        if method == "GET":
-            raise ApiError(0, "", "no answer")
-        return {}
 
 
 class Files:
@@ -72,7 +55,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ended(
-    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, seen: list[Object], step: int | None
+    monkeypatch: pytest.MonkeyPatch, cluster: FakeApi, seen: list[Object], step: int | None
 ) -> None:
     """Send the signal to a launcher that has seen these objects."""
     files = Files(step)
@@ -115,15 +98,15 @@ def test_the_reaction_to_a_signal(
     asks: list[str],
 ) -> None:
     """Argo makes the error of a step of its termination message."""
-    cluster = Cluster()
+    cluster = FakeApi({POD: 0})
     ended(monkeypatch, cluster, seen, step)
     assert told.read_text() == error
     assert capfd.readouterr().out.splitlines()[-1] == error + says
-    assert cluster.asked == asks
+    assert cluster.requests == asks
 
 
 def test_an_eviction_is_reported_once(told: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    ending = attending(Cluster(), Files(7, 8, 9))
+    ending = attending(FakeApi({POD: 0}), Files(7, 8, 9))
     ending.report_eviction()
     assert told.read_text() == ""
     ending.watches[1].objects = {"p": EVICTED}
@@ -135,7 +118,7 @@ def test_an_eviction_is_reported_once(told: Path, capfd: pytest.CaptureFixture[s
 
 def test_a_hanging_step_reports_an_eviction(told: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A sync of the claim may take longer than the step has."""
-    api: Any = Cluster()
+    api = FakeApi({POD: 0})
     ending = Ending(api, None)
     pods = WatchCache(api, POD, {}, ending.stirred)
     pods.objects = {"p": EVICTED}
@@ -149,7 +132,7 @@ def test_a_hanging_step_reports_an_eviction(told: Path, capfd: pytest.CaptureFix
 
 def test_no_termination_log_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(tmp_path / "none"))
-    ended(monkeypatch, Cluster(), [EVICTED], 1)
+    ended(monkeypatch, FakeApi({POD: 0}), [EVICTED], 1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,7 +142,7 @@ def test_a_reported_step_does_not_change(
     """The error of the step would otherwise name another one than its log."""
     monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(tmp_path / "none"))
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    ending = attending(Cluster(), Files(7, 8), EVICTED)
+    ending = attending(FakeApi({POD: 0}), Files(7, 8), EVICTED)
     ending.report_eviction()
     ending._on_signal(signal.SIGTERM, None)
     line = "launcher was evicted; Retry resumes from step 7 or later"
@@ -167,7 +150,7 @@ def test_a_reported_step_does_not_change(
 
 
 def test_a_hanging_pvc_delays_no_report(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended(monkeypatch, Cluster(), [EVICTED], None)
+    ended(monkeypatch, FakeApi({POD: 0}), [EVICTED], None)
     words = told.read_text()
     assert words == "launcher was evicted; Retry adopts its job, or creates a new one"
     released = threading.Event()
@@ -183,7 +166,7 @@ def test_a_hanging_pvc_delays_no_report(told: Path, monkeypatch: pytest.MonkeyPa
 
     for files in (Hangs(), Fails()):
         told.write_text("")
-        attending(Cluster(), files, EVICTED).report_eviction()
+        attending(FakeApi({POD: 0}), files, EVICTED).report_eviction()
         assert told.read_text() == words
     released.set()
 

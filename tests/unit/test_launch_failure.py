@@ -4,23 +4,11 @@ import json
 from typing import Any
 
 from kfp_ddp.jobs.failure import LogError, error_in_log, root_cause
+from tests.cluster import ended, worker
 
 
 def pod(index: int, code: int, message: str = "", at: int = 0, **more: Any) -> dict[str, Any]:
-    ended = {"exitCode": code, "message": message, "finishedAt": f"2026-11-21T10:00:{at:02}Z"}
-    ended |= {"reason": more.pop("reason", "Error")}
-    return {
-        "metadata": {
-            "name": f"job-worker-{index}",
-            "uid": f"uid-{index}",
-            "labels": {
-                "training.kubeflow.org/replica-type": "worker",
-                "training.kubeflow.org/replica-index": str(index),
-            },
-        },
-        "status": {"containerStatuses": [{"name": "pytorch", "state": {"terminated": ended}}]}
-        | more,
-    }
+    return worker(index, ended(code, message, at, more.pop("reason", "Error")), **more)
 
 
 def told(rank: int, error: str, retryable: bool = False) -> str:
@@ -34,7 +22,7 @@ def test_the_cause_comes_before_its_consequences() -> None:
     )
     assert result.error == "worker-1: rank 3: ValueError: no such layer"
     assert not result.retryable
-    assert result.pod == "job-worker-1"
+    assert result.pod == "x-worker-1"
 
 
 def test_a_timeout_of_nccl_is_no_cause_where_another_pod_has_one() -> None:
@@ -61,7 +49,7 @@ def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
 
 
 def test_the_last_line_of_the_log_replaces_a_missing_message() -> None:
-    result = root_cause([pod(0, 1)], "", {"uid-0": ["KeyError: 'x'"]})
+    result = root_cause([pod(0, 1)], "", {"worker-0": ["KeyError: 'x'"]})
     assert result.error == "worker-0: exit code 1: KeyError: 'x'"
 
 

@@ -23,8 +23,8 @@ from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.pods import Reason
+from tests.cluster import MADE, ended, pod
 
-MADE = "2026-01-01T00:00:00Z"
 JOB: Object = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": MADE}}
 
 
@@ -76,7 +76,7 @@ def test_a_job_that_its_operator_calls_failed_is_over_and_stays(ending: Ends) ->
 
 def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> None:
     one = follower(ending, with_condition("Failed"))
-    gone: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Failed"}}
+    gone = pod("a", ended(1))
     one.pods = Pods.of_new(JOB, KINDS["pytorchjob"]).look(JOB, {"a": gone}, {}, 1)
     assert one.run(Limits()).pods == [gone]
 
@@ -84,12 +84,9 @@ def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> N
 def test_a_stopping_pod_is_waited_for(ending: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may save for as long as its time of grace, and only then says that it was stopped."""
     one = follower(ending, with_condition("Failed"))
-    saves: Object = {
-        "metadata": {"name": "a", "uid": "a", "deletionTimestamp": MADE},
-        "spec": {"terminationGracePeriodSeconds": 120},
-        "status": {"phase": "Running"},
-    }
-    stopped: Object = {**saves, "status": {"phase": "Failed"}}
+    saves = pod("a", spec={"terminationGracePeriodSeconds": 120})
+    saves["metadata"]["deletionTimestamp"] = MADE
+    stopped = {**saves, "status": {"phase": "Failed"}}
     looks = iter([saves, saves, saves, stopped])
     monkeypatch.setattr(
         one.ending.changed, "wait", lambda timeout: one.watches.pods.objects.update(a=next(looks))
@@ -100,20 +97,14 @@ def test_a_stopping_pod_is_waited_for(ending: Ends, monkeypatch: pytest.MonkeyPa
 
 def test_nothing_is_waited_for_that_is_not_being_stopped(ending: Ends) -> None:
     one = follower(ending, with_condition("Failed"))
-    runs: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Running"}}
+    runs = pod("a")
     one.watches.pods.objects = {"a": runs}
     assert one.run(Limits()).pods == [runs]
 
 
 def test_a_job_that_was_given_up_is_marked_so(ending: Ends) -> None:
     one = follower(ending, with_condition("Running"))
-    crash: Object = {
-        "metadata": {"name": "worker", "uid": "a", "labels": {}, "creationTimestamp": MADE},
-        "status": {
-            "phase": "Failed",
-            "containerStatuses": [{"name": "pytorch", "state": {"terminated": {"exitCode": 1}}}],
-        },
-    }
+    crash = pod("a", ended(1))
     one.pods = Pods.of_new(JOB, KINDS["pytorchjob"]).look(JOB, {"a": crash}, {}, 1)
     outcome = one.run(Limits(crashes=1))
     assert outcome.given_up
@@ -135,7 +126,7 @@ def test_a_stall_is_the_cause_and_its_node_is_avoided(
 
 def test_the_end_of_preempted_pods_is_marked_so(ending: Ends) -> None:
     one = follower(ending, with_condition("Failed"))
-    worker: Object = {"metadata": {"name": "a", "uid": "a"}, "status": {"phase": "Failed"}}
+    worker = pod("a", ended(143))
     one.watches.pods.objects = {"a": worker}
     one.pods = replace(one.pods, present={"a": worker}, preempted=frozenset({"a"}))
     assert one.run(Limits()).preempted
@@ -195,7 +186,7 @@ def test_the_queue_is_requested_less_and_less_often(
 ) -> None:
     requests: list[float] = []
     queued = {**JOB, "spec": {"runPolicy": {"suspend": True}}}
-    narrator = Narrator(Printer(), nowhere())
+    narrator, kind = Narrator(Printer(), nowhere()), KINDS["pytorchjob"]
 
     def tell(clock: float, job: Object, reason: str) -> None:
         def explain(*fields: Any) -> dict[str, Reason]:
@@ -204,14 +195,7 @@ def test_the_queue_is_requested_less_and_less_often(
 
         monkeypatch.setattr("kfp_ddp.jobs.follow.narrator.explain", explain)
         narrator.report(
-            Look(
-                KINDS["pytorchjob"],
-                job,
-                Pods.of_new(job, KINDS["pytorchjob"]),
-                True,
-                now=0,
-                clock=clock,
-            ),
+            Look(kind, job, Pods.of_new(job, kind), True, now=0, clock=clock),
             [],
         )
 
@@ -255,11 +239,8 @@ def test_a_step_that_leaves_prints_no_line_that_its_successor_prints_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, printer = RunFolder(tmp_path), Printer()
-    files, over, printed = (
-        StepFiles(folder, "x", printer),
-        threading.Event(),
-        threading.Semaphore(0),
-    )
+    files, over = StepFiles(folder, "x", printer), threading.Event()
+    printed = threading.Semaphore(0)
 
     def lines() -> None:
         number = 0
@@ -268,14 +249,14 @@ def test_a_step_that_leaves_prints_no_line_that_its_successor_prints_again(
             number += 1
             printed.release()
 
-    pod = threading.Thread(target=lines)
-    pod.start()
+    writer = threading.Thread(target=lines)
+    writer.start()
     assert printed.acquire(timeout=10)
     files.leave()
     for _ in range(1000):
         assert printed.acquire(timeout=10)
     over.set()
-    pod.join()
+    writer.join()
     last = int(capfd.readouterr().out.splitlines()[-1])
     assert folder.log_positions("x").read_text() == f'{{"a/pytorch": [0, 1, 0, {last}]}}'
 

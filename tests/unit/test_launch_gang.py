@@ -10,7 +10,8 @@ from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.check_job import check_gang, gang_scheduling
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import Object
+from tests.cluster import FakeApi
 
 GROUPS = {
     "volcano": ("scheduling.volcano.sh", "v1beta1", "annotations", "scheduling.k8s.io/group-name"),
@@ -21,27 +22,6 @@ JOB_PATH = "/apis/kubeflow.org/v1/namespaces/space/pytorchjobs/job"
 PODS = "/api/v1/namespaces/space/pods"
 TAKEN_UP = {**JOB, "status": {"conditions": [{"type": "Created", "status": "True"}]}}
 OVER = {**JOB, "status": {"conditions": [{"type": "Succeeded", "status": "True"}]}}
-
-
-class Server(Api):
-    """Answers from a table: an object, or the status of a refusal; 404 for other paths."""
-
-    def __init__(self, answers: dict[str, Any]) -> None:
-        super().__init__(None, "space")
-        self.answers = answers
-        self.deleted: list[str] = []
-
-    def retry(self, request: Any, seconds: float = 300, also: tuple[int, ...] = ()) -> Any:
-        return request()
-
-    def call(self, method: str, path: str, *_: Any, **__: Any) -> Object:
-        if method == "DELETE":
-            self.deleted.append(path)
-        answer = self.answers.get(path, 404)
-        if isinstance(answer, int):
-            raise ApiError(answer, "", "no")
-        result: Object = answer
-        return result
 
 
 def spec(scheduler: str) -> LaunchSpec:
@@ -56,26 +36,26 @@ def group_of(scheduler: str) -> str:
 @pytest.mark.parametrize("scheduler", list(GROUPS))
 def test_a_cluster_without_pod_groups_is_refused(scheduler: str) -> None:
     group, version, _, _ = GROUPS[scheduler]
-    assert f"scheduler={scheduler}: " in gang_scheduling(Server({}), spec(scheduler))
-    served = Server({f"/apis/{group}/{version}": {}})
+    assert f"scheduler={scheduler}: " in gang_scheduling(FakeApi({}), spec(scheduler))
+    served = FakeApi({f"/apis/{group}/{version}": {}})
     assert gang_scheduling(served, spec(scheduler)) == ""
 
 
 @pytest.mark.parametrize("scheduler", ["", "kueue", "runai"])
 def test_another_scheduler_needs_no_pod_group(scheduler: str) -> None:
-    assert gang_scheduling(Server({}), spec(scheduler)) == ""
-    check_gang(Server({}), spec(scheduler), JOB)
+    assert gang_scheduling(FakeApi({}), spec(scheduler)) == ""
+    check_gang(FakeApi({}), spec(scheduler), JOB)
 
 
 @pytest.mark.parametrize("scheduler", list(GROUPS))
 @pytest.mark.parametrize("groups", [404, 403])
 def test_a_job_whose_pods_are_in_no_group_is_deleted(scheduler: str, groups: int) -> None:
-    api = Server({group_of(scheduler): groups, PODS: {"items": [{"metadata": {}}]}})
+    api = FakeApi({group_of(scheduler): groups, PODS: {"items": [{"metadata": {}}]}})
     with pytest.raises(
         InputError, match="created no PodGroup for PyTorchJob job, which was deleted"
     ):
         check_gang(api, spec(scheduler), JOB)
-    assert api.deleted == [JOB_PATH]
+    assert api.deleted() == [JOB_PATH]
 
 
 @pytest.mark.parametrize("scheduler", list(GROUPS))
@@ -85,9 +65,9 @@ def test_a_pod_group_or_pods_in_one_are_accepted(scheduler: str) -> None:
     group = group_of(scheduler)
     seen: list[dict[str, Any]] = [{group: {}}, {group: 403, PODS: marked}]
     for answers in seen:
-        api = Server(answers)
+        api = FakeApi(answers)
         check_gang(api, spec(scheduler), JOB)
-        assert api.deleted == []
+        assert api.deleted() == []
 
 
 @pytest.mark.parametrize(
@@ -107,20 +87,20 @@ def test_a_missing_pod_group_counts_once_the_operator_has_handled_the_job(
         JOB_PATH: job,
         reviews: review,
     }
-    api = Server(answers)
+    api = FakeApi(answers)
     if deleted:
         with pytest.raises(InputError, match="--gang-scheduler-name"):
             check_gang(api, spec("volcano"), JOB)
     else:
         check_gang(api, spec("volcano"), JOB)
-    assert bool(api.deleted) == deleted
+    assert bool(api.deleted()) == deleted
 
 
 def test_a_cancelled_run_waits_for_no_pod_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "sleep")
-    api = Server({PODS: {"items": []}})
+    api = FakeApi({PODS: {"items": []}})
     check_gang(api, spec("volcano"), JOB, stopped=lambda: True)
-    assert api.deleted == []
+    assert api.deleted() == []
 
 
 GROUP = "/apis/trainer.kubeflow.org/v1alpha1"
@@ -155,7 +135,7 @@ BARE, FULL = runtime({}), runtime({"requests": {"cpu": "1"}})
 )
 def test_own_runtimes_come_first(space: Any, whole: Any, kind: str, has_resources: bool) -> None:
     """Of one that may not be looked at, nobody knows what its nodes ask for: it is left alone."""
-    assert KINDS["trainjob"].find_runtime(Server({SPACE: space, WHOLE: whole}), SPEC) == (
+    assert KINDS["trainjob"].find_runtime(FakeApi({SPACE: space, WHOLE: whole}), SPEC) == (
         kind,
         has_resources,
     )
@@ -163,4 +143,4 @@ def test_own_runtimes_come_first(space: Any, whole: Any, kind: str, has_resource
 
 def test_a_missing_runtime_is_an_input_error() -> None:
     with pytest.raises(InputError, match="runtime 'mine' does not exist; use one of `kubectl get"):
-        KINDS["trainjob"].find_runtime(Server({}), SPEC)
+        KINDS["trainjob"].find_runtime(FakeApi({}), SPEC)

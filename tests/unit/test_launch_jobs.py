@@ -1,7 +1,6 @@
 """What a launch leaves for a later one, and which attempt a launch goes on with."""
 
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +16,13 @@ from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import Attempts
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import Api, Object
+from tests.cluster import FakeApi
+
+MAPS = "/api/v1/namespaces/space/configmaps"
 
 
-class Store:
-    """Keeps what is made, as an API server does."""
-
-    namespace = "space"
-
-    def __init__(self) -> None:
-        self.objects: dict[str, Object] = {}
-
-    def retry(self, request: Any) -> Any:
-        return request()
-
-    def call(self, method: str, path: str, body: Any = None, query: Any = None, **_: Any) -> Object:
-        if method == "POST":
-            path = f"{path}/{body['metadata']['name']}"
-            if path in self.objects:
-                raise ApiError(409, "AlreadyExists", "it is there")
-            self.objects[path] = body
-        if query is not None and "labelSelector" in query:
-            return {"items": list(self.chosen(path, query["labelSelector"]))}
-        return self.objects[path]
-
-    def chosen(self, path: str, selector: str) -> Iterator[Object]:
-        """What a LIST by labels finds."""
-        expected = set(selector.split(","))
-        for name, item in self.objects.items():
-            labels = {f"{key}={value}" for key, value in item["metadata"]["labels"].items()}
-            if name.startswith(f"{path}/") and expected <= labels:
-                yield item
-
-
-def make(store: Any, script: str) -> Object:
+def make(store: FakeApi, script: str) -> Object:
     """The job of a script."""
     spec = LaunchSpec.create(image="a:1", script=script)
     return Jobs(store, spec, identify("run-1", "a" * 63, "7", spec), None).ensure(0)
@@ -58,7 +30,7 @@ def make(store: Any, script: str) -> Object:
 
 def test_an_edited_script_is_not_run_as_it_was_before() -> None:
     """The map of the first one is immutable and stays when its job is deleted to start anew."""
-    store = Store()
+    store = FakeApi()
     make(store, "print('old')")
     with pytest.raises(InputError, match="created with other settings; delete it"):
         make(store, "print('new')")
@@ -67,33 +39,24 @@ def test_an_edited_script_is_not_run_as_it_was_before() -> None:
     job = make(store, "print('new')")
     volumes = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["volumes"]
     (name,) = (item["configMap"]["name"] for item in volumes if "configMap" in item)
-    kept = store.objects[f"/api/v1/namespaces/space/configmaps/{name}"]
+    kept = store.objects[f"{MAPS}/{name}"]
     assert kept["data"] == {"script.py": "print('new')"}
     assert len(name) <= 63
 
 
-class Closed(Store):
-    """A namespace in which no ConfigMap may be made."""
-
-    def call(self, method: str, path: str, body: Any = None, query: Any = None, **_: Any) -> Object:
-        if "configmaps" in path:
-            raise ApiError(403, "Forbidden", "pipeline-runner cannot create configmaps")
-        return super().call(method, path, body, query)
-
-
 @pytest.mark.parametrize("script", ["x" * 130_001, "∑" * 50_000])
 def test_a_script_too_large_for_a_variable_needs_a_config_map(script: str) -> None:
-    make(Store(), script)
+    make(FakeApi(), script)
     with pytest.raises(InputError, match="no right to create a ConfigMap") as error:
-        make(Closed(), script)
+        make(FakeApi({MAPS: 403}), script)
     assert "\n" not in str(error.value)
-    job = make(Closed(), "x" * 129_000)
+    job = make(FakeApi({MAPS: 403}), "x" * 129_000)
     assert "volumes" not in str(job) or "configMap" not in str(job)
 
 
 def test_a_script_too_large_for_a_config_map_is_refused() -> None:
     with pytest.raises(InputError, match=r"have 1,000,001 bytes, and a ConfigMap 1,000,000"):
-        make(Store(), "x" * 1_000_001)
+        make(FakeApi(), "x" * 1_000_001)
 
 
 LONG = "t" * 40
@@ -103,7 +66,7 @@ PAIRS = [(LONG, f"{LONG}-2"), (LONG, f"{LONG}.2"), ("a" * 63, "a" * 62 + "b"), (
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 @pytest.mark.parametrize("task_id", ["", "7", "x" * 30])
 def test_tasks_of_one_run_have_their_own_jobs(first: str, second: str, task_id: str) -> None:
-    store: Any = Store()
+    store = FakeApi()
     spec = LaunchSpec.create(image="a:1", command=["x"])
     one, other = (
         Jobs(store, spec, identify("run-1", name, task_id, spec), None) for name in (first, second)
@@ -116,7 +79,7 @@ def test_tasks_of_one_run_have_their_own_jobs(first: str, second: str, task_id: 
 
 
 def test_a_job_of_another_name_is_not_an_attempt() -> None:
-    store: Any = Store()
+    store = FakeApi()
     spec = LaunchSpec.create(image="a:1", command=["x"])
     jobs = Jobs(store, spec, identify("run-1", "train", "", spec), None)
     created = jobs.ensure(0)
@@ -136,7 +99,7 @@ def test_a_job_of_another_name_is_not_an_attempt() -> None:
     ],
 )
 def test_a_foreign_config_map_is_refused(change: dict[str, Any]) -> None:
-    store: Any = Store()
+    store = FakeApi()
     make(store, "print('ours')")
     make(store, "print('ours')")  # of its own, it takes up what it made
     (path,) = (item for item in store.objects if "configmaps" in item)

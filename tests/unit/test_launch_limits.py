@@ -31,6 +31,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import Reason, Wait
 from kfp_ddp.storage.leases import folder_holders
+from tests.cluster import FakeApi
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 SIX = Limits(pending=6)
@@ -201,32 +202,11 @@ PREEMPTED = (
 )
 
 
-class Cluster:
-    """Takes everything; the faults are what its controllers do."""
-
-    namespace = "space"
-
-    def __init__(self) -> None:
-        self.deleted: list[str] = []
-
-    def another(self) -> "Cluster":
-        return self
-
-    def retry(self, request: Any) -> Any:
-        return request()
-
-    def delete(self, path: str) -> None:
-        self.deleted.append(path)
-
-    def call(self, method: str, path: str, *options: Any, **more: Any) -> Object:
-        return {"items": [], "metadata": {}}
-
-
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     monkeypatch.setattr(check_job, "check", lambda *options: [])
     monkeypatch.delenv("KFP_POD_NAME", raising=False)
-    return Cluster()
+    return FakeApi()
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
@@ -248,14 +228,14 @@ def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
     return created
 
 
-def launch(api: Any, **fields: Any) -> str:
+def launch(api: FakeApi, **fields: Any) -> str:
     spec = LaunchSpec.create(kind="trainjob", image="a:1", command=["x"], **fields)
     with pytest.raises(JobError) as error:
         run.launch(spec, "run", "train", "", api)
     return str(error.value)
 
 
-def test_an_operators_deadline_is_final(api: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operators_deadline_is_final(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ranks left as if they were preempted, which would be worth another hour."""
     reason = {"reason": "DeadlineExceeded", "message": "TrainJob exceeded its active deadline"}
     created = ended(monkeypatch, {"type": "Failed", "status": "True", **reason})
@@ -267,7 +247,7 @@ def test_an_operators_deadline_is_final(api: Cluster, monkeypatch: pytest.Monkey
 
 
 def test_a_preemption_uses_no_retry_and_a_node_at_fault_is_avoided(
-    api: Any, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failure, failed = Failure(1, -1, "stalled", retryable=True), State("failed")
     outcomes = iter(
@@ -290,21 +270,21 @@ def test_a_preemption_uses_no_retry_and_a_node_at_fault_is_avoided(
 
 
 def test_a_terminated_run_loses_its_job_and_its_lease_without_an_exit_handler(
-    api: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Argo may end the pod of the exit handler, too."""
     monkeypatch.setattr(Ending, "cancelled", lambda self: True)
     spec = LaunchSpec.create(image="a:1", command=["x"])
     with pytest.raises(RunCancelledError), using("run", tmp_path):
         run.launch(spec, "run", "train", "", api)
-    assert [path.rpartition("/")[0] for path in api.deleted] == [spec.job_kind.path("space")]
+    assert [path.rpartition("/")[0] for path in api.deleted()] == [spec.job_kind.path("space")]
     assert folder_holders(RunFolder(tmp_path).leases) == []
 
 
-def test_a_deleted_job_leaves_no_pod_to_ask(api: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_job_leaves_no_pod_to_ask(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(monkeypatch)
     assert launch(api, retries=0).endswith("stopped by SIGTERM; log above")
-    assert len(api.deleted) == 1
+    assert len(api.deleted()) == 1
     ended(monkeypatch, {"type": "Failed", "status": "True"})
     assert launch(api, retries=0).endswith("log above, or kubectl logs -n space x-node-0")
-    assert len(api.deleted) == 1
+    assert len(api.deleted()) == 1

@@ -18,28 +18,19 @@ from kfp_ddp.jobs.follow.decisions import (
 )
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
+from tests import cluster
+from tests.cluster import MADE, RUNS, ended
 
-MADE = "2026-01-01T00:00:00Z"
 JOB: dict[str, Any] = {"metadata": {"name": "train-0", "uid": "job", "creationTimestamp": MADE}}
 QUEUED = {**JOB, "spec": {"suspend": True}}
 RESUMED = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-01-01T00:01:00Z"}
 LET_IN_AGAIN = {**JOB, "status": {"conditions": [RESUMED]}}
 
 
-def pod(
-    name: str, code: int | None = None, message: str = "", uid: str = "", **status: Any
-) -> dict[str, Any]:
-    """A pod, running or ended with an exit code."""
-    ended = {"exitCode": code, "message": message, "finishedAt": "2026-01-01T00:00:00Z"}
-    state = {"running": {}} if code is None else {"terminated": ended}
-    return {
-        "metadata": {"name": f"train-0-{name}", "uid": uid or name, "labels": {}},
-        "status": {
-            "phase": "Running",
-            "containerStatuses": [{"name": "pytorch", "state": state}],
-            **status,
-        },
-    }
+def pod(name: str, code: int | None = None, message: str = "", **more: Any) -> dict[str, Any]:
+    """Return a pod, running or ended with an exit code."""
+    state = RUNS if code is None else ended(code, message)
+    return cluster.pod(f"train-0-{name}", state, **{"uid": name, **more})
 
 
 CLOSED = "RuntimeError: Connection closed by peer [10.0.0.2]:4711"

@@ -7,7 +7,9 @@ from kfp_ddp.jobs.follow import narrator
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.jobs.kueue import check_queue
-from kfp_ddp.k8s.api import ApiError
+from kfp_ddp.k8s.api import Object, core
+from tests import cluster
+from tests.cluster import FakeApi
 
 JOB: dict[str, Any] = {"metadata": {"uid": "u", "name": "job", "labels": {}}}
 
@@ -16,36 +18,20 @@ def explain(*fields: Any) -> str:
     return narrator.summary(narrator.explain(*fields))
 
 
-class Answers:
-    """Stands where an API would be asked about claims and queues."""
-
-    namespace = "space"
-
-    def __init__(self, answer: dict[str, Any] | None = None) -> None:
-        self.answer = answer
-
-    def call(self, method: str, path: str, query: Any = None, **_: Any) -> dict[str, Any]:
-        if self.answer is None:
-            raise ApiError(404, "NotFound", "not there")
-        return self.answer
-
-
-def pending(status: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    return {
-        "metadata": {"name": "job-master-0", "labels": {}},
-        "spec": spec,
-        "status": {"phase": "Pending", **status},
-    }
-
-
-def unscheduled(message: str, **spec: Any) -> dict[str, Any]:
+def unscheduled(message: str, **spec: Any) -> Object:
     condition = {"type": "PodScheduled", "status": "False", "message": message}
-    return pending({"conditions": [condition]}, **spec)
+    return pending(cluster.waiting(), conditions=[condition], spec=spec, containerStatuses=[])
 
 
-def waiting(reason: str, message: str) -> dict[str, Any]:
-    state = {"waiting": {"reason": reason, "message": message}}
-    return pending({"containerStatuses": [{"name": "c", "image": "a:1", "state": state}]})
+def pending(state: Object, **more: Any) -> Object:
+    return cluster.pod("job-master-0", state, **more)
+
+
+def waiting(reason: str, message: str) -> Object:
+    return pending(cluster.waiting(reason, message))
+
+
+CLAIM = core("space", "persistentvolumeclaims", "images")
 
 
 @pytest.mark.parametrize(
@@ -72,15 +58,13 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
     ],
 )
 def test_a_pending_pod_is_explained(pod: dict[str, Any], says: str) -> None:
-    api: Any = Answers()
-    assert says in explain(JOB, State("created"), [pod], [], api)
+    assert says in explain(JOB, State("created"), [pod], [], FakeApi())
 
 
 def test_an_image_that_is_root_gets_its_remedy() -> None:
-    api: Any = Answers()
     line = "container has runAsNonRoot and image will run as root"
     pod = waiting("CreateContainerConfigError", line)
-    assert explain(JOB, State("created"), [pod], [], api).endswith("or non_root=false")
+    assert explain(JOB, State("created"), [pod], [], FakeApi()).endswith("or non_root=false")
 
 
 @pytest.mark.parametrize(
@@ -93,43 +77,30 @@ def test_an_unmounted_volume_is_explained_by_events(reason: str, remedy: str) ->
         "message": "Multi-Attach error\nfor volume",
         "involvedObject": {"name": "job-master-0"},
     }
-    api: Any = Answers({"items": [event, {**event, "reason": "Pulled", "message": "no"}]})
+    events = {"items": [event, {**event, "reason": "Pulled", "message": "no"}]}
+    api = FakeApi({core("space", "events"): events})
     line = explain(JOB, State("created"), [pod], [], api)
     assert "Multi-Attach error for volume" in line
     assert remedy in line
-    api.answer["items"].clear()
+    events["items"].clear()
     assert explain(JOB, State("created"), [pod], [], api) == "job-master-0: starting"
-    assert explain(JOB, State("created"), [pod], [], Answers()) == "job-master-0: starting"
+    assert explain(JOB, State("created"), [pod], [], FakeApi()) == "job-master-0: starting"
 
 
 def test_an_unbound_claim_is_named_with_its_class() -> None:
-    api: Any = Answers({"status": {"phase": "Pending"}, "spec": {"storageClassName": "late"}})
+    claimed = {"status": {"phase": "Pending"}, "spec": {"storageClassName": "late"}}
+    api = FakeApi({CLAIM: claimed})
     pod = unscheduled("x", volumes=[{"persistentVolumeClaim": {"claimName": "images"}}])
     line = explain(JOB, State("created"), [pod], [], api)
     assert line.endswith("claim images is not bound (StorageClass late)")
 
 
-class Kueue:
-    """Answers as an API server with Kueue: the group first, then what is asked for."""
-
-    namespace = "space"
-
-    def __init__(self, **objects: Any) -> None:
-        self.objects = objects
-
-    def retry(self, request: Any) -> Any:
-        return request()
-
-    def call(self, method: str, path: str, **_: Any) -> dict[str, Any]:
-        if path == "/apis/kueue.x-k8s.io":
-            return {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
-        base = "/apis/kueue.x-k8s.io/v1beta2/namespaces/space/"
-        assert path.startswith(base)
-        name = path.removeprefix(base)
-        if name not in self.objects:
-            raise ApiError(404, "NotFound", "not there")
-        result: dict[str, Any] = self.objects[name]
-        return result
+def kueue(**objects: Any) -> FakeApi:
+    """Return an API server with Kueue."""
+    group = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
+    base = "/apis/kueue.x-k8s.io/v1beta2/namespaces/space"
+    named = {f"{base}/{name}": item for name, item in objects.items()}
+    return FakeApi({"/apis/kueue.x-k8s.io": group, **named})
 
 
 def workload(
@@ -150,7 +121,7 @@ QUEUED = {"metadata": {**JOB["metadata"], "labels": {"kueue.x-k8s.io/queue-name"
 
 
 def queued(*workloads: dict[str, Any]) -> str:
-    api: Any = Kueue(workloads={"items": list(workloads)})
+    api = kueue(workloads={"items": list(workloads)})
     return explain(QUEUED, State("queued"), [], [], api)
 
 
@@ -193,13 +164,13 @@ def test_a_job_that_kueue_has_not_handled_yet() -> None:
 
 
 def test_a_suspended_job_without_a_queue() -> None:
-    api: Any = Kueue()
+    api = kueue()
     assert explain(JOB, State("queued"), [], [], api).startswith("suspended; ")
 
 
 def test_a_queue_is_looked_up_in_the_version_that_is_served() -> None:
     stopped = {"type": "Active", "status": "False", "message": "LocalQueue is stopped"}
-    api: Any = Kueue(
+    api = kueue(
         **{
             "localqueues/team": {"status": {"conditions": []}},
             "localqueues/held": {"status": {"conditions": [stopped]}},
@@ -209,10 +180,8 @@ def test_a_queue_is_looked_up_in_the_version_that_is_served() -> None:
     assert check_queue(api, "held") == ["queue held admits no jobs now: LocalQueue is stopped"]
     with pytest.raises(InputError, match="'nowhere' is not a LocalQueue of namespace space"):
         check_queue(api, "nowhere")
-    without: Any = Answers()
-    without.retry = api.retry
     with pytest.raises(InputError, match="this cluster has no Kueue"):
-        check_queue(without, "team")
+        check_queue(FakeApi(), "team")
 
 
 def test_a_deadline_counts_from_when_the_queue_let_the_job_go() -> None:

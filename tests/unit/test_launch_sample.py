@@ -20,29 +20,15 @@ from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.kinds.training_operator import INDEX, TYPE
-from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.api import Api, Object, core
 from kfp_ddp.k8s.pods import used_images
+from tests.cluster import RUNS, FakeApi, ended, worker
 
 MAIN = ("pytorch",)
-RUNS: Object = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
-
-
-def ended(second: int, code: int = 1, message: str = "") -> Object:
-    at = f"2026-01-01T00:{second // 60:02}:{second % 60:02}Z"
-    return {"terminated": {"exitCode": code, "finishedAt": at, "message": message}}
 
 
 def pod(number: int, node: int, state: Object = RUNS, role: str = "worker") -> Object:
-    phase = "Running" if "running" in state else "Failed" if "terminated" in state else "Pending"
-    return {
-        "metadata": {
-            "name": f"x-{role}-{number}",
-            "uid": f"{role}-{number}",
-            "labels": {TYPE: role, INDEX: str(number)},
-        },
-        "spec": {"nodeName": f"node-{node}", "containers": []},
-        "status": {"phase": phase, "containerStatuses": [{"name": "pytorch", "state": state}]},
-    }
+    return worker(number, state, role, spec={"nodeName": f"node-{node}"})
 
 
 def job(count: int, nodes: int, **states: Object) -> dict[str, Object]:
@@ -67,7 +53,7 @@ def test_nodes_are_followed_up_to_a_bound_that_leaves_room_for_failures() -> Non
     pods = job(1000, nodes=500)
     first = chosen(pods)
     assert len(first) == logs.STREAMS - logs.FOR_FAILED
-    pods["worker-700"] = pod(700, 200, ended(9))
+    pods["worker-700"] = pod(700, 200, ended(1, second=9))
     assert chosen(pods, dict.fromkeys(first, True)) == ["worker-700"]
 
 
@@ -81,7 +67,7 @@ def test_rank_0_is_followed_though_it_starts_last() -> None:
 
 def test_of_many_that_failed_the_first_are_read_a_few_at_once() -> None:
     """Whichever the watch tells of first, the one that failed first is among them."""
-    states = {f"w{i}": ended(1000 - i) for i in range(900, 950)}
+    states = {f"w{i}": ended(1, second=1000 - i) for i in range(900, 950)}
     pods = job(1000, nodes=20, **states)
     begun: dict[str, bool] = {}
     read: list[str] = []
@@ -90,12 +76,12 @@ def test_of_many_that_failed_the_first_are_read_a_few_at_once() -> None:
         read += result
         begun |= dict.fromkeys(result, False)
     assert read == [f"worker-{i}" for i in range(949, 949 - logs.FAILED, -1)]
-    pods["worker-5"] = pod(5, 5, ended(3))
+    pods["worker-5"] = pod(5, 5, ended(1, second=3))
     assert chosen(pods, begun)[0] == "worker-5"
 
 
 def test_another_pod_of_a_node_is_followed_after_a_removal() -> None:
-    pods = job(100, nodes=2, w1=ended(5, code=0))
+    pods = job(100, nodes=2, w1=ended(0, second=5))
     assert chosen(pods, {"worker-0": True, "worker-1": False}) == []
     del pods["worker-1"]
     assert chosen(pods, {"worker-0": True, "worker-1": False}) == ["worker-3"]
@@ -129,7 +115,7 @@ def test_a_reduced_pod_has_the_same_cause(tmp_path: Path) -> None:
             "phase": "Failed",
             "conditions": [{"type": "PodScheduled", "status": "True"}],
             "containerStatuses": [
-                {"name": "pytorch", "imageID": "a@sha256:1", "state": ended(4, message="no")}
+                {"name": "pytorch", "imageID": "a@sha256:1", "state": ended(1, "no")}
             ],
         },
     }
@@ -143,7 +129,7 @@ def test_a_reduced_pod_has_the_same_cause(tmp_path: Path) -> None:
 
 def test_a_stopped_pod_is_not_the_cause() -> None:
     """The operator stops the others as soon as one is gone, and these end with a signal's code."""
-    stopped = pod(0, 0, ended(1, code=143))
+    stopped = pod(0, 0, ended(143, second=1))
     stopped["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert "worker-7: its pod was removed" in root_cause([stopped], "", {}, [pod(7, 0)]).error
     alone = root_cause([stopped], "")
@@ -191,7 +177,7 @@ def test_failed_pods_are_counted_and_the_end_is_not_delayed(
 ) -> None:
     """No thread waits for one that runs on, as some of a thousand always do."""
     monkeypatch.setattr(PodLog, "run", lambda self: None)
-    pods = job(1000, nodes=20, **{f"w{i}": ended(i) for i in range(50)})
+    pods = job(1000, nodes=20, **{f"w{i}": ended(1, second=i) for i in range(50)})
     monkeypatch.setattr(following, "DRAIN_SECONDS", 3600)
     monkeypatch.setattr(following, "DRAIN_MANY_SECONDS", 0)
     of_many(pods)
@@ -202,7 +188,7 @@ def test_failed_pods_are_counted_and_the_end_is_not_delayed(
     ]
     assert "of 1,000 logs" in out
     monkeypatch.setattr(following, "DRAIN_SECONDS", 0)
-    of_many(job(16, nodes=2, w3=ended(3)))
+    of_many(job(16, nodes=2, w3=ended(1, second=3)))
     assert capsys.readouterr().out == ""
 
 
@@ -221,28 +207,12 @@ def test_logs_decide_the_first_of_many_failures_in_a_second(
     monkeypatch.setattr(PodLog, "run", write)
     monkeypatch.setattr(following, "DRAIN_SECONDS", 3600)
     monkeypatch.setattr(following, "DRAIN_MANY_SECONDS", 0)
-    pods = job(100, nodes=20, **{f"w{i}": ended(9) for i in range(100)})
+    pods = job(100, nodes=20, **{f"w{i}": ended(1, second=9) for i in range(100)})
     outcome = of_many(pods)
     assert outcome.failure is not None
     assert outcome.failure.error == "worker-77: exit code 1: ValueError: no 5"
     assert "[worker-77] ValueError: no 5" in capsys.readouterr().out
     assert len(outcome.last_lines) > logs.FAILED
-
-
-class Asked:
-    """Counts what an API is asked."""
-
-    namespace = "space"
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-
-    def call(self, method: str, path: str, query: Any = None, **_: Any) -> Object:
-        self.paths.append(path)
-        if path.endswith("/events"):
-            assert query["limit"] == "500"
-            return {"items": []}
-        return {"status": {"phase": "Pending"}, "spec": {"storageClassName": "slow"}}
 
 
 def test_a_pvc_of_many_pods_is_requested_once() -> None:
@@ -256,10 +226,11 @@ def test_a_pvc_of_many_pods_is_requested_once() -> None:
         item["spec"]["volumes"] = [claim]
         item["status"]["conditions"] = [condition]
         pods.append(item)
-    api: Any = Asked()
+    claimed = {"status": {"phase": "Pending"}, "spec": {"storageClassName": "slow"}}
+    api = FakeApi({core("space", "persistentvolumeclaims", "work"): claimed})
     about: Object = {"metadata": {"name": "x", "labels": {}}, "spec": {}}
     result = narrator.explain(about, State("created"), pods, [], api, 1000)
-    assert len(api.paths) == 1
+    assert len(api.requests) == 1
     assert narrator.summary(result) == (
         "worker-0, worker-1, worker-10 and 997 more: claim work is not bound (StorageClass slow)"
     )

@@ -14,24 +14,14 @@ from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import AVOIDS, Jobs, avoided
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
+from tests.cluster import worker
 
 LIMIT = 600.0
 
 
 def pods(count: int) -> dict[str, Object]:
-    return {
-        f"x-worker-{index}": {
-            "metadata": {
-                "name": f"x-worker-{index}",
-                "labels": {
-                    "training.kubeflow.org/replica-type": "worker",
-                    "training.kubeflow.org/replica-index": str(index),
-                },
-            },
-            "spec": {"nodeName": f"node-{index}"},
-        }
-        for index in range(count)
-    }
+    created = [worker(index, spec={"nodeName": f"node-{index}"}) for index in range(count)]
+    return {item["metadata"]["name"]: item for item in created}
 
 
 def report(

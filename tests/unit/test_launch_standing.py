@@ -7,7 +7,7 @@ import pytest
 from kfp_ddp.jobs.failure import root_cause
 from kfp_ddp.jobs.follow import narrator
 from kfp_ddp.jobs.kinds.base import State
-from kfp_ddp.k8s.api import ApiError
+from kfp_ddp.k8s.api import ApiError, Object, core
 from kfp_ddp.k8s.pods import (
     FINAL_AFTER,
     Reason,
@@ -17,20 +17,15 @@ from kfp_ddp.k8s.pods import (
     expired,
     track,
 )
+from tests.cluster import FakeApi, ended, pod, waiting
 
 UNKNOWN = 'failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found'
 NO_ANSWER = 'failed to do request: Head "https://ghcr.io/v2/": dial tcp: i/o timeout'
 LIMITED = "toomanyrequests: You have reached your pull rate limit"
 
 
-def waiting(reason: str, message: str, where: str = "containerStatuses") -> dict[str, Any]:
-    container = {"image": "ghcr.io/a/b:1", "name": "c"}
-    state = {"waiting": {"reason": reason, "message": message}}
-    meta = {"name": "worker-0", "labels": {}, "uid": "u"}
-    return {
-        "metadata": meta,
-        "status": {"phase": "Pending", where: [{**container, "state": state}]},
-    }
+def waits(reason: str, message: str, where: str = "containerStatuses") -> Object:
+    return pod("worker-0", waiting(reason, message), where=where)
 
 
 @pytest.mark.parametrize("where", ["containerStatuses", "initContainerStatuses"])
@@ -59,7 +54,7 @@ def waiting(reason: str, message: str, where: str = "containerStatuses") -> dict
 def test_limits_of_the_reasons_why_a_container_waits(
     where: str, reason: str, message: str, kind: str | None, seconds: float
 ) -> None:
-    result = container_reason(waiting(reason, message, where))
+    result = container_reason(waits(reason, message, where))
     if kind is None:
         assert result is None
         return
@@ -93,7 +88,7 @@ def test_the_newest_event_shows_why_pods_are_not_created(message: str, kind: str
     assert creation_reason(events) == Reason(kind, message)
     assert creation_reason(events[:1]) is None
     api: Any = None
-    present = waiting("ContainerCreating", "")
+    present = waits("ContainerCreating", "")
     present["status"]["phase"] = "Running"
     for pods, who in (([], "no pods yet"), ([present], "1 of 2 pods")):
         result = narrator.explain({}, State("created"), pods, events, api, 2)
@@ -107,20 +102,6 @@ JOB: dict[str, Any] = {
 }
 
 
-class Refusing:
-    """Takes no pod, and says why."""
-
-    namespace = "space"
-
-    def __init__(self, status: int, message: str) -> None:
-        self.error = ApiError(status, "", message)
-
-    def call(self, method: str, path: str, body: Any, query: dict[str, str], **_: Any) -> None:
-        assert (method, query) == ("POST", {"dryRun": "All"})
-        assert body["metadata"] == {"generateName": "x-"}
-        raise self.error
-
-
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
@@ -132,8 +113,9 @@ class Refusing:
     ],
 )
 def test_a_dry_run_shows_why_pods_are_refused(status: int, message: str, kind: str) -> None:
-    api: Any = Refusing(status, message)
+    api = FakeApi({core("space", "pods"): ApiError(status, "", message)})
     result = narrator.explain(JOB, State("created"), [], None, api, 2)
+    assert api.queries == [{"dryRun": "All"}]
     assert result["no pods yet"].kind == kind
 
 
@@ -180,18 +162,16 @@ def test_the_oldest_reason_is_reported() -> None:
     assert str(result) == "b: first"
 
 
-def ended(code: int, message: str, where: str = "containerStatuses") -> dict[str, Any]:
-    state = {"terminated": {"exitCode": code, "message": message}}
-    meta = {"name": "worker-1", "uid": "v", "labels": {}}
-    return {"metadata": meta, "status": {where: [{"name": "c", "state": state}]}}
+def failed(code: int, message: str, where: str = "containerStatuses") -> Object:
+    return pod("worker-1", ended(code, message), where=where)
 
 
 @pytest.mark.parametrize(
     ("pods", "error", "retryable"),
     [
         ([], "worker-0: no secret (it never started)", False),
-        ([ended(1, "timed out waiting 5ms")], "worker-0: no secret (it never started)", True),
-        ([ended(1, "key")], "worker-1: exit code 1: key; besides, worker-0: no secret", False),
+        ([failed(1, "timed out waiting 5ms")], "worker-0: no secret (it never started)", True),
+        ([failed(1, "key")], "worker-1: exit code 1: key; besides, worker-0: no secret", False),
     ],
 )
 def test_the_cause_names_the_pod_that_never_started(
@@ -203,5 +183,5 @@ def test_the_cause_names_the_pod_that_never_started(
 
 
 def test_an_init_container_that_fails_is_a_cause() -> None:
-    result = root_cause([ended(1, "no route", "initContainerStatuses")], "1 replica(s) failed")
+    result = root_cause([failed(1, "no route", "initContainerStatuses")], "1 replica(s) failed")
     assert result.error == "worker-1: exit code 1: no route"
