@@ -1,4 +1,7 @@
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,10 @@ from kfp_ddp.cli import COMMANDS, app, options
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.pipelines.compiled import Images
+from tests import run_output
+from tests.kfp_server import faults
+from tests.kfp_server.server import KfpServer
+from tests.waiting import until
 
 HEAVY = ("google", "kfp", "kubernetes", "pydantic", "torch", "yaml")
 RARE = ("ctypes", "email", "importlib.metadata", "shutil", "tarfile", "tempfile", "urllib.request")
@@ -126,3 +133,29 @@ def test_a_bucket_without_its_scheme_is_no_folder_to_sync(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, ["sync", "gs:/bucket/flowers", str(tmp_path / "target")])
     assert "is not an address: write gs://bucket/flowers" in str(result.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_command_ends_with_130_and_a_word(kfp_server: KfpServer) -> None:
+    kfp_server.fail("*", faults.silence)
+    words = ["upload", "train_resnet", "--host", kfp_server.url, "--registry", "example.com/ml"]
+    program = [sys.executable, "-m", "kfp_ddp", *words]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as command:
+        until(lambda: kfp_server.requests or command.poll() is not None)
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=30)
+    assert (command.returncode, said.strip()) == (130, "interrupted")
+
+
+@pytest.mark.parametrize("words", [["report", "{run}"], ["models", "{name}", "--destination", "."]])
+def test_a_name_does_not_move_the_cursor_of_a_terminal(words: list[str], tmp_path: Path) -> None:
+    name = "\x1b[2Jcleared"
+    run = run_output.make(tmp_path / name)
+    reader, terminal = pty.openpty()
+    arguments = [word.format(run=run, name=name) for word in words]
+    command = [sys.executable, "-m", "kfp_ddp", *arguments]
+    subprocess.run(command, stdout=terminal, stderr=terminal, cwd=tmp_path, check=False)
+    os.close(terminal)
+    with open(reader, "rb") as screen:
+        text = screen.read1(1 << 16)
+    assert b"\\x1b[2Jcleared" in text
+    assert b"\x1b" not in text
