@@ -39,6 +39,8 @@ _TURNS = dict(
 )
 """By EXIF orientation."""
 _ORIENTATION = 0x0112
+_BITS_PER_SAMPLE, _PLANES, _APART = 0x0102, 0x011C, 2
+"""Tags of TIFF, and the value for a plane of each colour."""
 _BITS = (8, 12, 14, 16)
 _OPAQUE_RGB = ("RGB", "RGBX", "P")
 
@@ -55,7 +57,11 @@ def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
     except ImportError:
         raise ValueError("HEIC needs pip install 'kfp-ddp[heif]'") from None
     except Exception as error:  # noqa: BLE001  the readers of Pillow raise many
-        raise ValueError(f"its header is damaged: {one_line(error)}") from None
+        raise ValueError(f"its header cannot be read: {one_line(error)}") from None
+    tags = getattr(image, "tag_v2", {})
+    if tags.get(_PLANES) == _APART and max(tags.get(_BITS_PER_SAMPLE, (8,))) > 8:
+        # Pillow reads these as 8 bits, without an error.
+        raise ValueError("its planes of 16 bits cannot be read: save it with interleaved pixels")
     if (pixels := image.width * image.height) > reading.max_pixels:
         raise ValueError(f"its {pixels} pixels are more than max_pixels={reading.max_pixels}")
     # Pillow has a limit of its own for TIFF.

@@ -11,10 +11,12 @@ from kfp_ddp.checks.choice import (
     Machine,
     Photographs,
     choose,
+    merged,
     statistics_of,
     this_machine,
 )
 from kfp_ddp.checks.settings import Run, parse
+from kfp_ddp.checks.sweep import Sweep, trials_of
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.settings import rename
 from kfp_ddp.datasets.images import sample
@@ -26,6 +28,7 @@ from kfp_ddp.models.initial_weights import RANDOM_START, Start
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.header import frame_of
 from kfp_ddp.training.layout import Rule
+from kfp_ddp.training.recipes import OPTIMIZER_FIELDS
 from kfp_ddp.training.torchvision_weights import TORCHVISION
 
 BOXES = ("model", "epochs", "pretrained")
@@ -57,9 +60,23 @@ def sized(run: Run) -> tuple[Run, list[str]]:
         inputs["pretrained"] = "true" if config.pretrained == "auto" else config.pretrained
     if not local:
         inputs["gpus_per_node"] = spec.gpus()
+    if {trial.optimizer for trial in run.trials} - {config.optimizer}:
+        own = []
+        trials = zip(run.trials, trials_of(Sweep.create(**inputs["sweep"])), strict=True)
+        for trial, settings in trials:  # each with the rates of its optimizer
+            other = merged(_in_one_place(requested), {"training": {"optimizer": trial.optimizer}})
+            theirs = choose(photographs, machine, other, ranks, weights=bool(start))
+            own.append({**_rates(theirs.arguments["training"]), **settings})
+        inputs["sweep"] = {**inputs["sweep"], "space": {}, "samples": 0, "trials": own}
+        chosen = _rates(inputs["training"]).keys() - config.given().keys()
+        inputs["training"] = {n: v for n, v in inputs["training"].items() if n not in chosen}
     seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)
     lines = [f"chosen for {seen} and {machine}: {choice.why}"]
     return parse(inputs), lines if start or not start.origin else [*lines, start.origin]
+
+
+def _rates(training: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: training[name] for name in OPTIMIZER_FIELDS if name in training}
 
 
 def choose_weights(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kfp_ddp.cli.options import echo, field_option
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import Options, expanded
 
 SHORT = {"dry_run": ["-n"], "concurrency": ["-j"]}
 FOLDER_DEFAULTS: dict[str, Any] = {"verify": "quick", "delete": False}
@@ -44,6 +44,7 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
     from kfp_ddp.storage.kinds import check_address
 
     check_address("source", source)
+    options["exclude"] = expanded(options["exclude"])
     changes = {name: value for name, value in options.items() if value is not None}
     defaults = {} if versions else FOLDER_DEFAULTS
     checked = Options(mirror=not versions, **(defaults | changes))

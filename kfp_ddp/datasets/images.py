@@ -105,7 +105,8 @@ def sample(source_url: str, options: Options, rule: Rule) -> tuple[Layout, list[
     limits = SourceOptions(options.timeout, options.symlinks, select=select)
     context = Context(open_source(source_url, limits), options, Retry(), lambda *_: None)
     listed, _ = without_markers(context.source.listing())
-    listing = apply(select.select(listed), options.hostile_names).listing
+    listed = select.select(listed)
+    listing = apply(listed, options.hostile_names, exclude=options.exclude).listing
     layout = check(context, rule, listing, None).layout
     names = layout.train.names[:: -(-len(layout.train) // _SAMPLED)]
     indices = (bisect_left(listing.names, name) for name in names)

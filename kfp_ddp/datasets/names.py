@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from urllib.parse import quote
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import folder_below
 from kfp_ddp.storage import manifest
-from kfp_ddp.storage.listing import Listing, folders_of
+from kfp_ddp.storage.listing import Filter, Listing, folders_of
 
 MARKERS = (manifest.SUCCESS, manifest.NAME)
 """Files of Spark, Beam and our own versions beside the data; every version has its own."""
@@ -40,11 +40,12 @@ class Names:
     """Whether the target's file system folds names; see `folds_names`."""
 
 
-def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
+def apply(listing: Listing, policy: str, folds: bool = False, exclude: Sequence[str] = ()) -> Names:
     """Check every name, and skip or encode invalid ones by the policy: "error", "skip" or "encode".
 
     `folds`: the target's file system treats names as one that differ by case or by Unicode
-    normalisation. Raises InputError under the policy "error", when any name cannot be a file.
+    normalisation. `exclude`: globs of encoded names to leave out, as later steps know no others.
+    Raises InputError under the policy "error", when any name cannot be a file.
     """
     listing = listing.sorted()  # encoded names must not depend on the source's order
     sized = enumerate(zip(listing.names, listing.sizes, strict=True))
@@ -69,7 +70,9 @@ def apply(listing: Listing, policy: str, folds: bool = False) -> Names:
     if policy == "skip":
         selected = listing.take([i for i in range(len(listing)) if i not in bad])
         return Names(selected, [(listing.names[i], bad[i]) for i in sorted(bad)], folds=folds)
-    return _encode(listing, bad, folds)
+    encoded = _encode(listing, bad, folds)
+    encoded.listing = Filter((), exclude).select(encoded.listing)
+    return encoded
 
 
 def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:

@@ -100,7 +100,6 @@ class Options:
     def __post_init__(self) -> None:
         if self.mirror and self.pack != "none":
             raise InputError("pack=tar makes versions; leave mirroring off to use it")
-        object.__setattr__(self, "exclude", expanded(self.exclude))
 
 
 def expanded(globs: Iterable[str]) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ def _list(context: Context, target: Path) -> names.Names:
         raise InputError(f"{source.url}: include and exclude leave nothing to sync; check them")
     checks.check_sizes(listing, options, source.url)
     folds = names.folds_names(target, probe=not options.dry_run)
-    judged = names.apply(listing, options.hostile_names, folds)
+    judged = names.apply(listing, options.hostile_names, folds, options.exclude)
     if context.only:
         indices = [i for i, name in enumerate(judged.listing.names) if name in context.only]
         judged.listing = judged.listing.take(indices)

@@ -14,7 +14,7 @@ from torch import nn
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.evaluation import results, slices
-from kfp_ddp.evaluation.predict import Predictions, merged, predict_share
+from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import initial_weights, weights
@@ -77,16 +77,29 @@ class Evaluator:
             return None
         return self._measure(self.subject, self.others[TEST], TEST, time.monotonic())
 
-    def training(self) -> Predictions | None:
-        """Read the training images to compare them with others, unless there are too many."""
+    def training(self) -> Predictions | str:
+        """Read the training images to compare them with others, or return why they are not."""
         index = self.others.get(TRAIN)
-        if index is None or len(index) > MOST_TRAINED:
-            return None
+        if index is None:
+            return ""
+        if len(index) > MOST_TRAINED:
+            return f"they are more than {MOST_TRAINED:,}"
         network, size = self.subject.network, self.request.batch_size
         reading = self.info.reading._replace(on_bad_image="skip")
-        share = predict_share(network, self.info, index, size, self.world, reading)
-        shares = self.world.to_first(share)
-        return merged(index, shares, "skip") if shares else None
+        share: Share | str
+        try:
+            share = predict_share(network, self.info, index, size, self.world, reading)
+        except InputError as error:
+            share = str(error)  # the other ranks wait for this one
+        good: list[Share] = []
+        for one in self.world.to_first(share) or ():
+            if isinstance(one, str):
+                return one
+            good.append(one)
+        try:
+            return merged(index, good, "skip") if good else ""
+        except InputError as error:
+            return str(error)
 
     def champion_again(self, champion: Champion, first: Measured | None) -> Evaluation | None:
         """Evaluate the champion on the samples of `first` if its own evaluation is of others.

@@ -19,7 +19,7 @@ from kfp_ddp.models import champion as champions
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, PREDICTIONS, Compared, Evaluation
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.runs.workspace import RunWorkspace
-from kfp_ddp.training.sides import TEST, TRAIN
+from kfp_ddp.training.sides import TEST
 
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.roc import Roc
@@ -83,7 +83,7 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     evaluator = Evaluator(request, checkpoint, world)
     first, on_test = evaluator.split(started), evaluator.test()
     again = evaluator.champion_again(champion, first) if champion is not None else None
-    training = evaluator.training()
+    compared = evaluator.training()
     if first is None:
         return None
     predictions, result = first
@@ -91,8 +91,8 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     if champion is not None:
         if again is not None:
             print(f"champion {champion.uri} on this split: accuracy {again.accuracy:.4f}")
-        compared = _compared(result, rows, champion, again, target / CHAMPION_FOLDER)
-        result = result.model_copy(update={"compared": compared})
+        gain = _compared(result, rows, champion, again, target / CHAMPION_FOLDER)
+        result = result.model_copy(update={"compared": gain})
     if on_test is not None:
         folder = RunFolder(run_dir).evaluation(TEST)
         results.prepare(folder, run_dir)
@@ -100,6 +100,8 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
         results.write(folder, run_dir, on_test.result, {PREDICTIONS: test_rows})
     test = on_test and on_test.result
     splits = [predictions, *([on_test.predictions] if on_test else [])]
+    uncompared = compared if isinstance(compared, str) else ""
+    training = None if isinstance(compared, str) else compared
     doubts = label_check.find_doubts(splits, training, evaluator.dataset)
     if doubts:
         print(f"{plural(len(doubts), 'label')} to check: {target / LABELS_TO_CHECK}")
@@ -112,7 +114,7 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
         worst=request.worst,
         test=test,
         doubts=doubts,
-        compared=training is not None or TRAIN not in evaluator.others,
+        uncompared=uncompared,
     )
     roc = predictions.tally.areas().roc
     texts = {

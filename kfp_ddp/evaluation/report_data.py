@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from kfp_ddp.training.checkpoint import ModelInfo
     from kfp_ddp.training.splits import Index
 
+NOTES_VARIABLE = "KFP_DDP_DATASET_NOTES"
+"""Lines about files of the source that a local run does not copy."""
 THUMBNAIL_SIDE = 112
 _PER_CONFIDENT = 3
 """Mistakes with the highest loss for each one with the highest confidence."""
@@ -39,12 +42,12 @@ def report_data(
     worst: int,
     test: Evaluation | None,
     doubts: Sequence["Doubt"],
-    compared: bool,
+    uncompared: str,
 ) -> ReportData:
     """Return the content of `report.json`, with the `worst` mistakes and doubtful labels.
 
     `run_dir` is that of the training, `dataset` the folder of the version, `test` the evaluation of
-    the same checkpoint on the test split. `compared` is whether training images were searched, too.
+    the same checkpoint on the test split. `uncompared` is why training images were not searched.
     """
     by_loss = predictions.worst(worst, predictions.loss)
     by_confidence = predictions.worst(2 * worst, predictions.confidence)
@@ -64,7 +67,7 @@ def report_data(
             for one in [one for one in doubts if one.reason == reason][: worst // 2]
         ],
         doubts=len(doubts),
-        compared_with_training=compared,
+        uncompared=uncompared,
         test=test,
     )
 
@@ -109,6 +112,7 @@ def dataset_facts(
     counts = layout.train.counts(len(index.classes)) if layout else []
     sizes = (head.get("files"), head.get("bytes"))
     number, size = (value if isinstance(value, int) else 0 for value in sizes)
+    notes = [*(layout.notes if layout else ()), *os.environ.get(NOTES_VARIABLE, "").splitlines()]
     return Dataset(
         name=str(head.get("dataset", "")),
         source=str(head.get("source", "")),
@@ -119,7 +123,7 @@ def dataset_facts(
         training=dict(zip(index.classes, counts, strict=True)) if layout else {},
         problems=[
             *_problems(version, evaluated, layout if split != TRAIN else None),
-            *(layout.notes if layout else ()),
+            *dict.fromkeys(notes),
         ],
     )
 

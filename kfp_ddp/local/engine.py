@@ -30,6 +30,8 @@ from kfp_ddp.local.screen import Phase, say
 from kfp_ddp.training.watch import PARENT
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+LOOP = re.compile("parameterIterator|artifactIterator")
+"""In a pipeline that cannot be resumed: ids of iterations, which run at once, vary."""
 Detail = Callable[[Path, str], str]
 REFRESH_SECONDS = 0.2
 CACHE = "cache"
@@ -65,7 +67,12 @@ def execute(
     about a successful step, from the folder and the step's name. `meanwhile` is called while the
     pipeline starts; `known` are notes on the images that were printed before.
     """
-    output = run.folder
+    output, loop = run.folder, LOOP.search(compiled.read_text(encoding="utf-8"))
+
+    def again() -> str:
+        progress = run.progress() or "no checkpoint yet"
+        return "starts over, as the pipeline has a loop" if loop else f"resumes ({progress})"
+
     folders = {DATA_VARIABLE: str(run.data), WORK_VARIABLE: str(output / "work")}
     inputs = [json.dumps(run.arguments), str(output / "artifacts"), str(compiled), run.seed]
     with ExitStack() as stack:
@@ -85,7 +92,7 @@ def execute(
                 pass_fds=(lock,),
                 process_group=0,  # Ctrl-C reaches this process alone, which ends the others
             ),
-            run,
+            again,
         ) as child:
             meanwhile()
             assert child.stdout is not None
@@ -94,7 +101,8 @@ def execute(
     if failed or child.returncode != 0:
         reason = last_error((output / LOG).read_text()) or f"exit code {child.returncode}"
         reason = reason.removeprefix("training failed: ")  # the step is train
-        resumes = f"; the same command resumes at {at}" if (at := run.progress()) else ""
+        at = "" if loop else run.progress()
+        resumes = f"; the same command resumes at {at}" if at else ""
         raise JobError(
             f"{failed or 'the pipeline'} failed: {reason}; the log is {output / LOG}{resumes}"
         )
@@ -149,9 +157,12 @@ def _lines(stream: IO[str]) -> Iterator[str]:
 
 @contextmanager
 def _stopped_at_the_end(
-    child: subprocess.Popen[str], run: LocalRun
+    child: subprocess.Popen[str], again: Callable[[], str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """End the child and its descendants after the block; an interrupt exits with 130."""
+    """End the child and its descendants after the block; an interrupt exits with 130.
+
+    `again` returns what the same command does then.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -171,7 +182,5 @@ def _stopped_at_the_end(
             child.stdout.close()
         signal.signal(signal.SIGTERM, before)
     if interrupted:
-        at = run.progress() or "no checkpoint yet"
-        line = f"stopped, all processes have ended; the same command resumes ({at})"
-        click.echo(line, err=True)
+        click.echo(f"stopped, all processes have ended; the same command {again()}", err=True)
         raise SystemExit(130)

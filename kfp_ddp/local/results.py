@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import click
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.text import plural
 from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress
-from kfp_ddp.local.screen import bar
+from kfp_ddp.local.screen import bar, say
 from kfp_ddp.training.metrics import read_events
 
 LOG = "pipeline.log"
@@ -113,6 +114,7 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
     shutil.copytree(outputs(output, "export")["Output"], output / "bundle")
     summary["bundle"] = str(output / "bundle")
     table = Path(evaluated["evaluation"]).with_name(LABELS_TO_CHECK)
+    _keep_earlier(output / table.name, table.read_bytes())
     shutil.copyfile(table, output / table.name)
     with table.open(encoding="utf-8", newline="") as file:
         summary["labels_to_check"] = sum(1 for _ in csv.DictReader(file))
@@ -120,6 +122,16 @@ def gather(output: Path, seconds: float) -> dict[str, Any]:
         summary["uploaded_to"] = outputs(output, "publish")["destination"]
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def _keep_earlier(table: Path, content: bytes) -> None:
+    """Rename another table of an earlier run, which the user may have edited."""
+    if not table.exists() or table.read_bytes() == content:
+        return
+    names = (table.with_stem(f"{table.stem}-{number}") for number in itertools.count(1))
+    kept = next(name for name in names if not name.exists())
+    table.rename(kept)
+    say(f"note: {table.name} of the earlier run is now {shown(kept)}")
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:

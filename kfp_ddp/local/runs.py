@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.sync import sync
+from kfp_ddp.evaluation.report_data import NOTES_VARIABLE
 from kfp_ddp.local import engine, folder, results, survey
 from kfp_ddp.local.results import shown
 from kfp_ddp.local.screen import say
@@ -25,7 +25,6 @@ from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
 from kfp_ddp.training.sides import is_image
 
-_LOOP = re.compile("parameterIterator|artifactIterator")
 _FIXED = {
     "source": "is the argument SOURCE",
     "backend": "is local with --local",
@@ -96,9 +95,12 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     everything = {"model_name": name, **choice.arguments, "source": source, "backend": "local"}
     check_arguments(form.pipeline, form.completed(everything))
     everything["sync"] = _images_only(surveyed, everything)
-    threads = {"OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks))}
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks)),
+        NOTES_VARIABLE: "\n".join(photographs.notes),
+    }
     if not command.check:
-        new = folder.LocalRun(identity, everything, threads)
+        new = folder.LocalRun(identity, everything, environment)
         run = folder.begin(new, output, name, replace)
     say(f"{photographs}; {computer}: {_title(choice)}")
     if choice.why:
@@ -131,15 +133,16 @@ def _is_resumable(run: folder.LocalRun) -> bool:
 def _images_only(surveyed: survey.Survey, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of the sync; of a local folder, files that are not images are left out.
 
-    A setting of the user takes precedence, and a script of the user may read any file.
+    `include` of the user takes precedence, and a script of the user may read any file.
     """
     options, training = dict(arguments.get("sync", {})), arguments.get("training", {})
     remote = "://" in arguments["source"]
-    if remote or {"include", "exclude"} & options.keys() or training.get("script"):
+    if remote or options.get("include") or training.get("script"):
         return options
     suffixes = surveyed.suffixes - {"", Path(training.get("labels", "")).suffix}
     others = sorted(one for one in suffixes if not is_image(f"x{one}") and not set(one) & set("*?"))
-    return {**options, "exclude": [f"*{suffix}" for suffix in others]} if others else options
+    exclude = [*options.get("exclude", ()), *(f"*{suffix}" for suffix in others)]
+    return {**options, "exclude": exclude} if exclude else options
 
 
 def _title(choice: Choice) -> str:
@@ -178,8 +181,7 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
     text, output = compiled.read_text(encoding="utf-8"), command.output and command.output.resolve()
     identity = folder.identity_of(pipeline=text, arguments=arguments)
     one = folder.unfinished(output, identity)
-    # The ids of iterations, which run at once, differ from attempt to attempt.
-    if one is not None and not command.fresh and not _LOOP.search(text):
+    if one is not None and not command.fresh and not engine.LOOP.search(text):
         say(f"resuming at {one.progress() or 'the start'}; --fresh starts over")
     else:
         new, name = folder.LocalRun(identity, arguments), command.source or pipeline.name

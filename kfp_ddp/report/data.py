@@ -20,7 +20,6 @@ from kfp_ddp.models.evaluation import (
     Compared,
     Evaluation,
     prediction_rows,
-    wilson,
 )
 from kfp_ddp.storage.store import sha256
 from kfp_ddp.training.metrics import read_events
@@ -90,8 +89,8 @@ class ReportData(Stored):
     """The first ones of each reason."""
     doubts: int = 0
     """Rows of `labels_to_check.csv`."""
-    compared_with_training: bool = True
-    """Whether training images were also searched for near duplicates."""
+    uncompared: str = ""
+    """Why training images were not searched for near duplicates; '' if they were, or are none."""
     test: Evaluation | None = None
     """Of the same checkpoint on the test split."""
 
@@ -155,7 +154,7 @@ class Material:
 
     @cached_property
     def confusions(self) -> list[Confusion]:
-        """Pairs of classes by descending count, then lower bound of the share."""
+        """Pairs of classes by descending count, then share."""
         if self.result.confusion is not None:
             return confusions(self.result)
         return _ranked(_count_pairs(self.folder / self.result.predictions), self.result)
@@ -203,11 +202,7 @@ def _ranked(counts: Mapping[tuple[str, str], int], result: Evaluation) -> list[C
         if count <= samples.get(target, 0) and predicted in samples
     )
 
-    def rank(pair: Confusion) -> tuple[float, float, str, str]:
-        low, _ = wilson(pair.count, pair.samples)  # which is low for few samples
-        return -pair.count, -low, pair.target, pair.predicted
-
-    return sorted(pairs, key=rank)
+    return sorted(pairs, key=lambda pair: (-pair.count, -pair.share, pair.target, pair.predicted))
 
 
 def _document(folder: Path, name: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from kfp_ddp.evaluation.engine import log_metrics
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.pipelines.form import form_of
+from kfp_ddp.report.data import ReportData
 from kfp_ddp.report.summary import markdown
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.sides import SIDES
@@ -191,3 +192,44 @@ def test_changed_labels_and_copies_are_listed_and_can_be_excluded(
     trained._replace(dataset=version).evaluate()
     again = {row["path"] for row in table(folder / "labels_to_check.csv")}
     assert not again & {row["path"] for row in rows}
+
+
+def test_label_that_is_corrected_in_the_table_is_no_longer_listed(
+    trained: Trained, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(trained.dataset, source, ignore=shutil.ignore_patterns("_*"))
+    known = checkpoint.verify(trained.checkpoint).manifest["config"]
+    config = {**known, "labels": "labels.csv"}
+    trained = trained.rewritten(tmp_path / "checkpoints", config=config)
+    folder = trained.evaluation.parent
+
+    def to_check(wrong: dict[str, str]) -> dict[str, str]:
+        images = [path.relative_to(source) for path in source.glob("*/*/*.png")]
+        labels = {image.as_posix(): image.parts[1] for image in images} | wrong
+        lines = [f"{name},{label},{name.split('/')[0]}" for name, label in labels.items()]
+        (source / "labels.csv").write_text("\n".join(["path,label,split", *lines]))
+        version = sync(str(source), tmp_path / "data", options_of("", {})).path
+        trained._replace(dataset=Path(version)).evaluate()
+        return {row["path"]: row["suggested"] for row in table(folder / "labels_to_check.csv")}
+
+    before = to_check({})
+    rows = [row for row in table(folder / "predictions.csv") if row["target"] == row["predicted"]]
+    surest = max(rows, key=lambda row: float(row["confidence"]))
+    name = f"val/{surest['target']}/{Path(surest['path']).name}"
+    assert name not in before
+    wrong = "blue" if surest["target"] != "blue" else "red"
+    assert to_check({name: wrong})[name] == surest["target"]
+    assert to_check({}) == before
+
+
+def test_training_images_that_cannot_be_searched_are_one_line(
+    trained: Trained, tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(trained.dataset, tmp_path / "source"))
+    for image in source.glob("train/*/*"):
+        image.write_bytes(b"no image")
+    document = trained._replace(dataset=source).evaluate().document
+    why = ReportData.read(trained.evaluation.parent).uncompared
+    assert why.startswith("none of the ")
+    assert why in document

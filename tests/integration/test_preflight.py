@@ -83,6 +83,15 @@ def test_recipe_auto_fits_images_and_hardware(
     space = {"pretrained": ["true", "false"]}
     swept, _ = sized(parse({**inputs, "sweep": {"space": space}}))
     assert [trial.starts_from_weights for trial in swept.trials] == [True, False]
+    rates = {"pretrained": "false", "sweep": {"space": {"optimizer": ["sgd", "adamw"]}}}
+    for base in ("sgd", "adamw"):
+        swept, _ = sized(parse({**inputs, **rates, "training": {"optimizer": base}}))
+        sgd, adamw = swept.trials
+        assert (sgd.optimizer, sgd.is_set("learning_rate")) == ("sgd", True)
+        assert (adamw.optimizer, adamw.is_set("learning_rate")) == ("adamw", False)
+        assert adamw.batch_size == sgd.batch_size
+    swept, _ = sized(parse({**inputs, **rates, "training": {"learning_rate": 0.01}}))
+    assert [trial.learning_rate for trial in swept.trials] == [0.01, 0.01]
     unknown, _ = sized(parse({**inputs, "pretrained": "gs://b/exports"}))
     assert not unknown.config.is_set("model")  # the ranks read it from the weights
 

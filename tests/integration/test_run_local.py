@@ -21,12 +21,15 @@ from kfp_ddp.training.checkpoint import load_model
 from kfp_ddp.training.model import normalise
 from tests import photographs
 
-SMALL = ("model=cifar_resnet8", "image_size=16", "epochs=1", "cache_gb=0")
+SMALL = ("model=cifar_resnet8", "image_size=16", "epochs=1", "cache_gb=0", "exclude=*.mp4")
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photographs.write(tmp_path_factory.mktemp("home") / "my photos", each=24)
+    folder = photographs.write(tmp_path_factory.mktemp("home") / "my photos", each=24)
+    for name in ("notes.txt", "walk.mp4"):
+        (folder / name).write_text("not an image")
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,9 @@ def ran(photos: Path) -> "subprocess.CompletedProcess[str]":
     """The command, given a folder relative to where it was called, on one rank."""
     program = [sys.executable, "-m", "kfp_ddp", "run", photos.name, "--local"]
     options = ["--ranks", "1", "--output", "result", "--json"]
+    (photos.parent / "result").mkdir()
+    for name in ("pipeline.log", "labels_to_check.csv", "labels_to_check-1.csv"):
+        (photos.parent / "result" / name).write_text(f"{name} of an earlier run")
     settings = [word for one in SMALL for word in ("--set", one)]
     return subprocess.run(
         [*program, *options, *settings], cwd=photos.parent, capture_output=True, text=True
@@ -54,8 +60,13 @@ def test_folder_becomes_a_report_and_a_bundle(
     assert json.loads((photos.parent / "result" / "summary.json").read_text()) == summary
     assert (summary["files"], summary["files_copied"], summary["ranks"]) == (72, 72, 1)
     assert 0 <= summary["accuracy"] <= 1
-    assert "<svg" in Path(summary["report"]).read_text()
+    report = Path(summary["report"]).read_text()
+    assert "<svg" in report
+    assert "1 file not read: 1 .txt" in report
+    assert "note: 1 file not read: 1 .txt" in ran.stderr
     assert (Path(summary["bundle"]) / "_SUCCESS").is_file()
+    kept = photos.parent / "result" / "labels_to_check-2.csv"
+    assert kept.read_text() == "labels_to_check.csv of an earlier run"
     assert "72 images in 3 classes; " in ran.stderr
     assert "cifar_resnet8 at 16 px, 1 epoch" in ran.stderr
 

@@ -21,6 +21,19 @@ def add(a: int, b: int) -> int:
         raise ValueError("a is odd")
     return a + b
 
+@dsl.component(base_image="python:3.12")
+def save(number: int):
+    import os, pathlib
+    step = pathlib.Path(os.environ["KFP_DDP_WORK_DIR"]) / "run/task/checkpoints/step-00000001"
+    step.mkdir(parents=True)
+    (step / "manifest.json").write_text('{"step": 1, "files": {"state.pt": {"sha256": ""}}}')
+    raise ValueError("no disk")
+
+@dsl.pipeline(name="rounds")
+def rounds():
+    with dsl.ParallelFor([1]) as number:
+        save(number=number)
+
 @dsl.pipeline(name="sums")
 def sums(rounds: int, more: int = 2):
     add(a=rounds, b=more)
@@ -51,6 +64,13 @@ def test_failed_step_is_one_line_with_its_reason(call: Call) -> None:
     failed = call("sums.yaml", "--set", "rounds=3", "--output", "mine")
     assert "add failed: ValueError: a is odd; the log is" in str(failed.exception)
     assert Path("mine/pipeline.log").is_file()
+
+
+def test_pipeline_with_a_loop_does_not_promise_to_resume(call: Call) -> None:
+    failed = call("rounds.yaml")
+    assert "ValueError: no disk" in str(failed.exception)
+    assert list(Path("run-output/rounds").glob("work/run/task/checkpoints/step-*"))
+    assert "resume" not in f"{failed.exception}{failed.output}"
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,6 @@ def test_hostile_names_follow_their_policy(bucket: Bucket, target: Path, mirror:
     files |= {new: f"content of {name}".encode() for name, new in result.names.encoded.items()}
     assert content(result.path) == files
     assert run(target, mirror=mirror, hostile_names="encode").unchanged
+    without = run(target, mirror=mirror, hostile_names="encode", exclude=("/new%0Aline", "/nul\0x"))
+    left_out = {result.names.encoded[name] for name in ("new\nline", "nul\0x")}
+    assert {*result.names.listing.names} - {*without.names.listing.names} == left_out

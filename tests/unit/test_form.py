@@ -2,7 +2,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines.document import parsed
 from kfp_ddp.pipelines.form import Form, form_of
@@ -59,6 +61,12 @@ def test_names_of_a_table_are_excluded(tmp_path: Path) -> None:
     table.write_text("path,label\nval/cat/1.jpg,cat\n,,\n*[2]?.jpg,dog\n")
     arguments = form_of("train_resnet").read(None, [f"exclude=['@eaDir/**', '@{table}']"])
     assert arguments == {"sync": {"exclude": ["@eaDir/**", "/val/cat/1.jpg", r"/\*[2]\?.jpg"]}}
+    (tmp_path / "source" / "val" / "cat").mkdir(parents=True)
+    for name in ("val/cat/1.jpg", "val/cat/2.jpg"):
+        (tmp_path / "source" / name).write_text(name)
+    words = ["sync", str(tmp_path / "source"), str(tmp_path / "copy"), "--exclude", f"@{table}"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert [path.name for path in (tmp_path / "copy").glob("val/cat/*")] == ["2.jpg"]
     rows = "".join(f"{number}.jpg\n" for number in range(1001))
     for content in ("", "name\n1.jpg\n", f"path\n{rows}"):
         table.write_text(content)

@@ -149,6 +149,12 @@ def test_deep_values_are_scaled_as_held(tmp_path: Path, monkeypatch: pytest.Monk
     assert read(str(tmp_path / "full.tif")).shape == (3, 64, 64)
     Image.fromarray(ramp).save(tmp_path / "dark.png")
     assert read(str(tmp_path / "dark.png")).max() == 16, "a PNG uses all its bits"
+    planes = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(planes, "TIFF", tiffinfo={284: 2})  # PlanarConfiguration
+    deep = planes.getvalue().replace(struct.pack("<3H", 8, 8, 8), struct.pack("<3H", 16, 16, 16))
+    (tmp_path / "planes.tif").write_bytes(deep)
+    with pytest.raises(InputError, match="planes of 16 bits"):
+        read(str(tmp_path / "planes.tif"))
 
 
 def test_phone_picture_needs_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
