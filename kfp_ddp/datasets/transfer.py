@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import google_crc32c
 
-from kfp_ddp.datasets.disk import write_all
+from kfp_ddp.datasets.disk import write_all, writing
 from kfp_ddp.datasets.report import Meter, Throttle
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage import event_loop
@@ -175,20 +175,21 @@ class Transfer:
         descriptor, start = await self._in_thread(self._stage.begin, index)
         target = _Target(descriptor, start)
         try:
-            await self._stream(reader, entry, target)
+            await self._stream(reader, index, entry, target)
             self._check(index, target.crc)
         except BaseException:
             self._stage.drop(index, descriptor)
             raise
         await self._in_thread(self._stage.finish, index, descriptor, target.crc)
 
-    async def _stream(self, reader: Reader, entry: Entry, target: "_Target") -> None:
+    async def _stream(self, reader: Reader, index: int, entry: Entry, target: "_Target") -> None:
         def take(block: bytes) -> None:
             if target.size + len(block) > entry.size:
                 raise Transient(f"more than {entry.size} bytes")
             if self._stop.wait(self._pause(len(block))):
                 raise Transient("stopped")
-            target.write(block)
+            with writing(self._stage.path(index)):  # a reader would retry an OSError
+                target.write(block)
 
         breaks = 0
         while target.size < entry.size:

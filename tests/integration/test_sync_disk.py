@@ -28,7 +28,7 @@ def test_archive_needs_no_inodes_but_room_for_all_of_it(bucket: Bucket, tmp_path
 
 @pytest.mark.parametrize(
     ("options", "count", "large"),
-    [("size=64k", 40, 0), ("size=8m,nr_inodes=30", 40, 0), ("size=64k", 4, SMALL + 1)],
+    [("size=64k", 40, 0), ("size=8m,nr_inodes=30", 40, 0), ("size=64k", 0, SMALL + 1)],
 )
 def test_disk_that_fills_up_meanwhile_is_one_line_and_can_be_resumed(
     bucket: Bucket,
