@@ -213,7 +213,8 @@ def test_an_endless_download_is_cut_off(
     assert served.sent < 1 << 24
 
 
-def test_a_damaged_transfer_is_refused(served: Bucket) -> None:
+def test_a_damaged_transfer_is_refused(served: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "TRIES", 1)
     spoil(served, "CHAMPION", "corrupt")
     with pytest.raises(StorageError, match="damaged"):
         find("gs://bucket/exports")

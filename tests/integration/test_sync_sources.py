@@ -17,7 +17,7 @@ from kfp_ddp.datasets import report
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync as sync_stubbornly
 from kfp_ddp.datasets.transfer import SMALL
-from kfp_ddp.storage import event_loop
+from kfp_ddp.storage import event_loop, store
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.s3_objects import as_anonymous, s3_client
@@ -272,7 +272,10 @@ def test_s3_may_be_anonymous(s3: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     assert as_anonymous(s3_client("s3://bucket").sdk)
 
 
-def test_s3_checks_what_a_destination_left_beside_an_object(s3: Any, tmp_path: Path) -> None:
+def test_s3_checks_what_a_destination_left_beside_an_object(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "TRIES", 1)
     file = tmp_path / "given"
     file.write_bytes(b"x" * 3000)
     open_store("s3://bucket/ds").put(file, "x")
