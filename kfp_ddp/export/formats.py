@@ -1,5 +1,6 @@
 """A checkpoint's model in the formats of a bundle: safetensors, torch.export and ONNX."""
 
+import io
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -68,7 +69,7 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]
         raise _unsupported(info, f"torch.export does not trace it: {reason(error)}") from error
     left_out: dict[str, str] = {}
     writers: dict[str, Callable[[Path], None]] = {
-        PROGRAM: lambda path: torch.export.save(program, path),
+        PROGRAM: lambda path: write_program(program, path),
         ONNX: lambda path: write_onnx(program, info, path),
     }
     for name, write in writers.items():
@@ -110,6 +111,13 @@ def trace(servable: Servable, image_size: int) -> Any:
     shapes = {INPUT: {0: torch.export.Dim("batch", min=1, max=MAX_BATCH)}}
     with torch.no_grad():
         return torch.export.export(servable, (example,), dynamic_shapes=shapes, strict=False)
+
+
+def write_program(program: Any, path: Path) -> None:
+    """Write a program; on a full disk `torch.export.save` itself would abort the process."""
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    path.write_bytes(buffer.getbuffer())
 
 
 def write_onnx(program: Any, info: ModelInfo, path: Path) -> None:

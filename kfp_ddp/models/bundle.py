@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.files import fsync
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import first_fault, mapping_in
@@ -250,9 +250,9 @@ def replacing(run_dir: Path) -> Iterator[Path]:
     """Yield a new folder that becomes `<run_dir>/bundle` when the block succeeds.
 
     Manifest and `_SUCCESS` are written last, after all files are synced to disk. It is locked, so
-    that `clean_up` by another step does not remove it. Raise InputError if it cannot be written.
+    that `clean_up` by another step does not remove it. Raise StorageError if it cannot be written.
     """
-    try:
+    with writing(run_dir, "make it writable and give it room for three times the weights"):
         run_dir.mkdir(parents=True, exist_ok=True)
         clean_up(run_dir)
         aside, lock = _locked_folder(run_dir)
@@ -267,11 +267,6 @@ def replacing(run_dir: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(aside, ignore_errors=True)
             os.close(lock)
-    except OSError as error:
-        raise InputError(
-            f"the bundle cannot be written to {run_dir}: {error.strerror or error}; "
-            "make run_dir writable and give it room for three times the weights"
-        ) from None
 
 
 def _locked_folder(run_dir: Path) -> tuple[Path, int]:

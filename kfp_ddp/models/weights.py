@@ -15,7 +15,8 @@ from kfp_ddp.training.config import TrainConfig
 
 
 def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
-    """Write the network's state dict, with its description as metadata."""
+    """Write the network's state dict, with its description as metadata; raises OSError."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     # Copies: the format holds no tensor under two names.
@@ -34,7 +35,10 @@ def write(model: nn.Module, info: ModelInfo, path: Path) -> None:
         "mean": json.dumps(list(info.mean)),
         "std": json.dumps(list(info.std)),
     }
-    save_file(state, path, metadata=metadata)
+    try:
+        save_file(state, path, metadata=metadata)
+    except SafetensorError as error:  # of the disk, as the tensors are plain
+        raise OSError(str(error)) from None
     _sort_metadata(path)
 
 

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from kfp_ddp.components.export.component import export
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.export import formats
+from kfp_ddp.export.engine import make
 from kfp_ddp.export.formats import from_bundle, from_checkpoint
 from kfp_ddp.models import bundle
 from tests.evaluations import Trained
 from tests.exports import arguments
+from tests.sync_runs import small_disk
 
 FILES = [
     "MANIFEST.sha256",
@@ -194,6 +196,22 @@ def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
     with pytest.raises(SystemExit, match=r"error: model\.onnx differs from the checkpoint"):
         export.python_func(**given)
     assert {p.name for p in own.run_dir.iterdir()} <= {"evaluation", ".leases"}
+
+
+@pytest.mark.parametrize(
+    "fitting",
+    [[], ["model.safetensors"], ["model.safetensors", "model.pt2"]],
+    ids=["weights", "program", "onnx"],
+)
+def test_a_full_disk_is_one_line_whichever_file_does_not_fit(
+    made: Trained, tmp_path: Path, fitting: list[str]
+) -> None:
+    size = 20_000 + sum((made.bundle / name).stat().st_size for name in fitting)
+    with (
+        small_disk(tmp_path / "disk", f"size={size}") as disk,
+        pytest.raises(StorageError, match=r"^cannot write to .*No space left on device"),
+    ):
+        make(made.checkpoint, disk, made.dataset / "val", made.evaluation, "squares")
 
 
 @pytest.mark.parametrize(
