@@ -66,6 +66,12 @@ def config(data: Path, output: Path, **fields: Any) -> TrainConfig:
     return TrainConfig.create(**{**settings, **fields})
 
 
+def run(root: Path | str = "/d", **fields: Any) -> TrainConfig:
+    """Settings of a run whose data and output are in one folder."""
+    small = {"model": "cifar_resnet8", "image_size": 16, "workers": 0, **fields}
+    return TrainConfig.create(**{"data": str(root), "output_dir": str(root), **small})
+
+
 def trainer(run: TrainConfig) -> Trainer:
     """The loop of a single rank in this process."""
     resolved, train, val = prepare(run, ALONE)

@@ -1,10 +1,11 @@
 """The step deploy without a rollout, and the test of a service with the sample of its bundle."""
 
-import http.server
+import contextlib
 import json
 import math
 import threading
 from collections.abc import Callable, Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.serving import canary
 from kfp_ddp.models.serving.canary import Sample, address, ask, try_out
-from tests.serving import serving
+from tests.serving import Handler, serving
 
 
 def run(tmp_path: Path, address: str, **release: Any) -> tuple[tuple[str, str], str]:
@@ -74,29 +75,18 @@ def answer(*logits: float, name: str = "logits") -> bytes:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Answer]], str]]:
     """Start a server with these answers, the last of which repeats; return its URL."""
     monkeypatch.setattr(canary, "_PAUSE", 0.0)
-    running: list[http.server.ThreadingHTTPServer] = []
+    with contextlib.ExitStack() as running:
 
-    def start(answers: list[Answer]) -> str:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                status, body = answers.pop(0) if len(answers) > 1 else answers[0]
-                self.send_response(status if self.path == "/v2/models/flowers/infer" else 404)
-                self.end_headers()
-                self.wfile.write(body)
+        def start(answers: list[Answer]) -> str:
+            class Model(Handler):
+                def do_POST(self) -> None:
+                    self.rfile.read(int(self.headers["Content-Length"]))
+                    status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+                    self.answer(status if self.path == "/v2/models/flowers/infer" else 404, body)
 
-            def log_message(self, *_: Any) -> None:
-                pass
+            return running.enter_context(serving(ThreadingHTTPServer(("127.0.0.1", 0), Model)))
 
-        started = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=started.serve_forever, args=(0.01,), daemon=True).start()
-        running.append(started)
-        return f"http://127.0.0.1:{started.server_port}"
-
-    yield start
-    for one in running:
-        one.shutdown()
-        one.server_close()
+        yield start
 
 
 @pytest.mark.parametrize(
@@ -155,7 +145,7 @@ def test_a_cancelled_run_sends_no_requests(server: Callable[[list[Answer]], str]
 def test_a_slow_server_times_out(drips: bool) -> None:
     over = threading.Event()
 
-    class Slow(http.server.BaseHTTPRequestHandler):
+    class Slow(Handler):
         def do_POST(self) -> None:
             if drips:
                 self.send_response(200)
@@ -164,10 +154,7 @@ def test_a_slow_server_times_out(drips: bool) -> None:
                 if drips:
                     self.wfile.write(b" ")
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow)) as url:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Slow)) as url:
         try:
             problem, _ = ask(url, "flowers", SAMPLE, 0.3)
         finally:

@@ -105,6 +105,15 @@ def test_the_reaction_to_a_signal(
     assert cluster.requests == asks
 
 
+@pytest.mark.parametrize(
+    ("own", "evicted"),
+    [(EVICTED, True), ({"metadata": {"uid": "p"}, "spec": {"containers": []}}, False)],
+)
+def test_an_eviction_is_known_before_its_event(told: Path, own: Object, evicted: bool) -> None:
+    """The watch may be late, so the signal is explained by the pod itself."""
+    assert attending(FakeApi({POD: own}))._evicted_now() is evicted
+
+
 def test_an_eviction_is_reported_once(told: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ending = attending(FakeApi({POD: 0}), Files(7, 8, 9))
     ending.report_eviction()

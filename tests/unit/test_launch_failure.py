@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from kfp_ddp.jobs.failure import LogError, error_in_log, root_cause
 from tests.cluster import ended, worker
 
@@ -95,12 +97,7 @@ Root Cause (first observed failure):
 SEE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
-def words(before: str, told: str = SEE, code: int = 1) -> LogError:
-    return error_in_log((before + REPORT.format(told=told, code=code)).splitlines())
-
-
-def test_the_exception_of_the_rank_that_torchrun_names() -> None:
-    log = """\
+RANKS = """\
 [rank1]: Traceback (most recent call last):
 [rank0]: Traceback (most recent call last):
 [rank1]:   File "script.py", line 9, in <module>
@@ -109,16 +106,7 @@ def test_the_exception_of_the_rank_that_torchrun_names() -> None:
 [rank1]: which has a second line
 [rank0]: RuntimeError: Connection closed by peer [10.244.0.53]:62375.
 """
-    assert words(log) == LogError("ValueError: no such layer", 1)
-
-
-def test_a_rank_that_joined_no_group_has_no_prefix() -> None:
-    log = "epoch 1\nTraceback (most recent call last):\n  File x\nKeyError: 'x'\n"
-    assert words(log) == LogError("KeyError: 'x'", 1)
-
-
-def test_the_last_of_a_chain_of_exceptions() -> None:
-    log = """\
+CHAIN = """\
 [rank1]: Traceback (most recent call last):
 [rank1]:   File x
 [rank1]: KeyError: 'x'
@@ -129,22 +117,29 @@ def test_the_last_of_a_chain_of_exceptions() -> None:
 [rank1]:   File y
 [rank1]: ValueError: no such layer
 """
-    assert words(log) == LogError("ValueError: no such layer", 1)
+RECORDED = 'Traceback (most recent call last):\n    File "x", line 1, in main\n  KeyError: 1\n'
+SIGNAL = "Signal 11 (SIGSEGV) received by PID 8"
 
 
-def test_a_signal() -> None:
-    told = "Signal 11 (SIGSEGV) received by PID 8"
-    assert words("epoch 1\n", told, -11) == LogError(told, 1)
-
-
-def test_a_recorded_traceback() -> None:
-    told = 'Traceback (most recent call last):\n    File "x", line 1, in main\n  KeyError: 1\n'
-    assert words("epoch 1\n", told) == LogError("KeyError: 1", 1)
-
-
-def test_a_program_that_only_prints_before_it_leaves() -> None:
-    assert words("cannot read /data\n", code=3) == LogError("cannot read /data", 1)
-    assert words("", code=3) == LogError("exit code 3", 1)
+@pytest.mark.parametrize(
+    ("log", "recorded", "code", "error"),
+    [
+        (RANKS, SEE, 1, "ValueError: no such layer"),
+        # A rank that joined no group has no prefix.
+        ("epoch 1\nTraceback (most recent call last):\nKeyError: 'x'\n", SEE, 1, "KeyError: 'x'"),
+        (CHAIN, SEE, 1, "ValueError: no such layer"),
+        ("epoch 1\n", SIGNAL, -11, SIGNAL),
+        ("epoch 1\n", RECORDED, 1, "KeyError: 1"),
+        # A program that only prints before it ends.
+        ("cannot read /data\n", SEE, 3, "cannot read /data"),
+        ("", SEE, 3, "exit code 3"),
+    ],
+)
+def test_the_error_of_the_rank_that_torchrun_names(
+    log: str, recorded: str, code: int, error: str
+) -> None:
+    report = REPORT.format(told=recorded, code=code)
+    assert error_in_log((log + report).splitlines()) == LogError(error, 1)
 
 
 def test_another_program_s_last_line_that_is_no_rule() -> None:

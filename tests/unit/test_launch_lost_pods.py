@@ -83,6 +83,13 @@ def test_a_pod_that_is_gone_was_lost_where_it_ran_and_ended_where_it_had() -> No
         assert (len(pods.lost), len(pods.ended)) == (lost, 1 - lost)
 
 
+def seen(*looks: Any, clock: float = 9999, heard_at: float = 0) -> Look:
+    """The last of these looks at the pods of a job."""
+    return Look(KINDS["trainjob"], JOB, looked(*looks), True, now=0, clock=clock, heard_at=heard_at)
+
+
+AGAIN = pod("node-0")
+AGAIN["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1}}
 REPLACED = ([pod("worker-0"), pod("master-0")], [pod("worker-0", uid="another"), pod("master-0")])
 
 
@@ -100,22 +107,14 @@ REPLACED = ([pod("worker-0"), pod("master-0")], [pod("worker-0", uid="another"),
 def test_a_job_with_a_replaced_pod_is_over_after_some_silence(
     clock: float, heard_at: float, silence: float, split: bool
 ) -> None:
-    pods = looked(*REPLACED)
-    assert pods.replaced_at == 2
-    look = Look(
-        KINDS["trainjob"], JOB, pods, pods_listed=True, now=0, clock=clock, heard_at=heard_at
-    )
+    look = seen(*REPLACED, clock=clock, heard_at=heard_at)
+    assert look.pods.replaced_at == 2
     assert bool(split_by_a_replacement(look, Limits(silence=silence))) is split
 
 
 def test_a_job_that_cannot_recover_is_given_up() -> None:
     """Neither an answer nor an end would come from its ranks for a quarter of an hour."""
-    again = pod("node-0")
-    again["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1}}
-    restarted = Look(
-        KINDS["trainjob"], JOB, looked([pod("node-0")], [again]), True, now=0, clock=9999
-    )
-    split = Look(KINDS["trainjob"], JOB, looked(*REPLACED), True, now=0, clock=9999)
+    restarted, split = seen([pod("node-0")], [AGAIN]), seen(*REPLACED)
     limits = Limits(silence=60)
     why = "a container was restarted in its pod"
     assert verdict(restarted, limits) == Verdict(State("failed", why), True)
@@ -126,9 +125,7 @@ def test_a_job_that_cannot_recover_is_given_up() -> None:
 
 
 def test_a_job_waits_for_the_replacement_of_a_lost_pod() -> None:
-    look = Look(
-        KINDS["trainjob"], JOB, looked(REPLACED[0], [pod("master-0")]), True, now=0, clock=9999
-    )
+    look = seen(REPLACED[0], [pod("master-0")])
     assert not split_by_a_replacement(look, Limits(silence=60))
 
 
@@ -148,11 +145,8 @@ def test_a_replacement_counts_for_a_pod_that_failed_and_for_none_that_succeeded(
 )
 def test_a_container_restarted_ends_the_job(kind: str, after: float, restarted: bool) -> None:
     """The pods that failed with it are waited for a moment."""
-    again = pod("node-0")
-    again["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1}}
-    pods = looked([pod("node-0")], [again], [again])
-    assert pods.restarted_at == 2
-    look = Look(KINDS["trainjob"], JOB, pods, pods_listed=True, now=0, clock=2 + after)
+    look = seen([pod("node-0")], [AGAIN], [AGAIN], clock=2 + after)
+    assert look.pods.restarted_at == 2
     assert bool(restarted_in_place(replace(look, kind=KINDS[kind]))) is restarted
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -19,7 +19,7 @@ from kfp_ddp.k8s.api import Api
 from kfp_ddp.runs.teardown import engine
 from kfp_ddp.runs.teardown.engine import outcome
 from kfp_ddp.storage import leases
-from tests.serving import serving
+from tests.serving import Handler, serving
 
 DAY = 86400.0
 NOTHING = "nothing was left to end"
@@ -236,7 +236,7 @@ def cluster(
     """Serve pods, their logs and a Workflow; yield the requested paths."""
     paths = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Cluster(Handler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             paths.append(url.path)
@@ -248,15 +248,9 @@ def cluster(
                 assert parse_qs(url.query)["labelSelector"] == ["pipeline/runid=run-1"]
                 items = [{"spec": workflow}] if "workflows" in kind else pods
                 body = json.dumps({"items": items})
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body.encode())))
-            self.end_headers()
-            self.wfile.write(body.encode())
+            self.answer(200, body.encode())
 
-        def log_message(self, *args: object) -> None:
-            """Log nothing."""
-
-    with serving(HTTPServer(("127.0.0.1", 0), Handler)) as address:
+    with serving(HTTPServer(("127.0.0.1", 0), Cluster)) as address:
         api = Api(client.ApiClient(client.Configuration(host=address)), "ns")
         monkeypatch.setattr(Api, "connect", lambda: api)
         yield paths

@@ -15,13 +15,9 @@ from kfp_ddp.training.flags import parse
 from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.recipes import RECIPES, RecipeName, configured
 from kfp_ddp.training.recipes import main as recipes_main
+from tests.training_ranks import run
 
 FOLDERS = {"data": "/d", "output_dir": "/o"}
-
-
-def run(output: Path, **fields: Any) -> TrainConfig:
-    settings = {"data": "/d", "output_dir": str(output), "model": "cifar_resnet8"}
-    return TrainConfig.create(**{**settings, **fields})
 
 
 def world(size: int) -> World:

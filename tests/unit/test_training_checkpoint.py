@@ -38,11 +38,7 @@ from kfp_ddp.training.model import MEAN, STD, build
 from kfp_ddp.training.model_file import pack
 from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import Ddp
-
-
-def run(output: Path, **fields: Any) -> TrainConfig:
-    given = {"data": "/d", "output_dir": str(output), "image_size": 16, "model": "cifar_resnet8"}
-    return TrainConfig.create(**{**given, **fields})
+from tests.training_ranks import run
 
 
 def about(config: TrainConfig) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,15 +14,10 @@ from PIL import Image
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training import transforms
 from kfp_ddp.training.cache import Cache, folder_for
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Images
 from kfp_ddp.training.images import examine
 from kfp_ddp.training.splits import scan
-
-
-def run(root: Path, **fields: Any) -> TrainConfig:
-    settings = {"data": str(root), "output_dir": str(root / "out"), "model": "cifar_resnet8"}
-    return TrainConfig.create(**{**settings, "image_size": 16, "workers": 0, **fields})
+from tests.training_ranks import run
 
 
 @pytest.fixture

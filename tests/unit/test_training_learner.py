@@ -13,17 +13,11 @@ from torchvision.models import get_model
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import learner, model
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.convolutions import Conv2d, use_products
 from kfp_ddp.training.splits import Index
 from kfp_ddp.training.trainer import Loss, weights_of
 from kfp_ddp.training.transforms import mixed
-from tests.training_ranks import ALONE
-
-
-def run(**fields: Any) -> TrainConfig:
-    settings: dict[str, Any] = {"data": "/d", "output_dir": "/o", "model": "cifar_resnet8"}
-    return TrainConfig.create(**{**settings, **fields})
+from tests.training_ranks import ALONE, run
 
 
 @pytest.mark.parametrize(
@@ -81,8 +75,8 @@ def test_images_are_normalised_as_by_torchvision() -> None:
 
 def test_parameter_groups_have_the_settings_of_the_configuration() -> None:
     network = model.build("cifar_resnet8", 3)
-    fields = {"weight_decay": 0.25, "momentum": 0.5, "learning_rate": 0.75}
-    optimizer = learner.optimizer_of(network, run(**fields))
+    config = run(weight_decay=0.25, momentum=0.5, learning_rate=0.75)
+    optimizer = learner.optimizer_of(network, config)
     decayed, plain = optimizer.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
     for group in (decayed, plain):

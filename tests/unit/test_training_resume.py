@@ -20,6 +20,7 @@ from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.shards import Slices
 from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import Ddp, Fsdp
+from tests.training_ranks import run
 
 CLASSES = ("a", "b")
 SEPARATE = "a separate classifier group (freeze_epochs, body_lr_factor)"
@@ -29,11 +30,6 @@ ADDED = {
 }
 """Settings that checkpoints of early versions lack."""
 RECORDED = Path(__file__).parent / "recorded"
-
-
-def run(output: Path, **fields: Any) -> TrainConfig:
-    settings: dict[str, Any] = {"data": "/d", "output_dir": str(output), "image_size": 16}
-    return TrainConfig.create(**{**settings, "model": "cifar_resnet8", **fields})
 
 
 def save(output: Path, step: int, by: TrainConfig | None = None, **changed: Any) -> Path:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,14 +17,14 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage import manifest
 from kfp_ddp.training import shards
 from kfp_ddp.training.cache import Cache, folder_for
-from kfp_ddp.training.config import Reading, TrainConfig
+from kfp_ddp.training.config import Reading
 from kfp_ddp.training.data import Images, evaluation_batches, evaluation_keys, loader
 from kfp_ddp.training.images import examine
 from kfp_ddp.training.prepare import digest_of
 from kfp_ddp.training.sampler import ResumableSampler, windows_of
 from kfp_ddp.training.shards import Members, content, members
 from kfp_ddp.training.splits import Index, splits_of
-from tests.training_ranks import ALONE, dataset
+from tests.training_ranks import ALONE, dataset, run
 
 SHARD = "shard-00000.tar"
 DAMAGED = r"line 3 of .*_MANIFEST\.jsonl is damaged"
@@ -179,11 +178,6 @@ def test_threads_open_an_archive_at_the_same_time(version: Path) -> None:
         with ThreadPoolExecutor(6) as pool:
             found = [pool.submit(read_first) for _ in range(6)]
         assert [one.result() for one in found] == [expected] * 6
-
-
-def run(data: Path, **fields: Any) -> TrainConfig:
-    settings = {"data": str(data), "output_dir": str(data / "out"), "model": "cifar_resnet8"}
-    return TrainConfig.create(**{**settings, "image_size": 8, "workers": 0, **fields})
 
 
 @pytest.fixture
