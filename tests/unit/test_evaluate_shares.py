@@ -20,6 +20,7 @@ from kfp_ddp.training.config import Reading
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model import MEAN, STD, build
 from kfp_ddp.training.splits import Index, scan
+from tests.files import write
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,7 @@ def test_the_error_is_the_first_failure_of_a_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_dir, target = tmp_path / "run", tmp_path / "run" / "evaluation"
-    target.mkdir(parents=True)
-    (target / "evaluation.json").write_text("of an earlier attempt")
+    write(target / "evaluation.json", "of an earlier attempt")
 
     def run_ranks(flags: list[str], ranks: int, folder: Path, program: str) -> Ended:
         """Write the record of the launcher, without processes."""
@@ -169,8 +169,7 @@ def test_any_number_of_ranks_skips_unreadable(network: Any, index: Index, tmp_pa
     assert figures(parts) == figures(single)
     with pytest.raises(InputError, match=r"bad\.png"):
         shares(network, damaged, 3, 4)
-    (tmp_path / "class0").mkdir()
-    (tmp_path / "class0" / "1.png").write_bytes(b"no image")
+    write(tmp_path / "class0" / "1.png", b"no image")
     unreadable = scan(tmp_path, CLASSES)
     with pytest.raises(InputError, match="none of the 1 images"):
         merged(unreadable, shares(network, unreadable, 2, 4, "skip"), "skip")

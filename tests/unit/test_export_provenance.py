@@ -11,6 +11,7 @@ from kfp_ddp.export import provenance
 from kfp_ddp.k8s.pods import record_images, used_images
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.storage.store import sha256
+from tests import cluster
 from tests.exports import evaluated
 
 
@@ -71,16 +72,13 @@ TRAINER = "registry.example/team/trainer:1.0"
 OLD, NEW = "sha256:" + "0" * 64, "sha256:" + "1" * 64
 
 
-def pod(name: str, image_id: str, container: str = "pytorch") -> dict[str, Any]:
+def pod(name: str, image_id: str) -> dict[str, Any]:
     """A pod with a container of ours and a sidecar."""
-    ids = {container: image_id, "istio-proxy": "istio@" + "sha256:" + "2" * 64}
-    return {
-        "metadata": {"name": name},
-        "spec": {"containers": [{"name": each, "image": TRAINER} for each in ids]},
-        "status": {
-            "containerStatuses": [{"name": each, "imageID": found} for each, found in ids.items()]
-        },
-    }
+    containers = [{"name": one, "image": TRAINER} for one in ("pytorch", "istio-proxy")]
+    ids = (image_id, "istio@" + "sha256:" + "2" * 64)
+    statuses = [{**one, "imageID": own} for one, own in zip(containers, ids, strict=True)]
+    spec = {"containers": containers}
+    return cluster.pod(name, spec=spec, containerStatuses=statuses)
 
 
 WAITING = {**pod("w-0", OLD), "status": {"phase": "Pending"}}

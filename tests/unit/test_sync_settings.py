@@ -75,9 +75,8 @@ def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
     ],
 )
 def test_what_the_sync_cannot_use_is_named(given: dict[str, Any], why: str) -> None:
-    with pytest.raises(InputError, match=why) as caught:
+    with pytest.raises(InputError, match=why):
         options_of("", given)
-    assert "\n" not in str(caught.value)
 
 
 def test_what_a_plain_folder_cannot_be_is_named() -> None:

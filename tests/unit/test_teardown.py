@@ -19,6 +19,7 @@ from kfp_ddp.k8s.api import Api
 from kfp_ddp.runs.teardown import engine
 from kfp_ddp.runs.teardown.engine import outcome
 from kfp_ddp.storage import leases
+from tests.files import write
 from tests.serving import Handler, serving
 
 DAY = 86400.0
@@ -117,9 +118,7 @@ def bucket_run(work: Path, name: str, days: float, lease: str = "") -> None:
     files = [f".begun/{time.time() - days * DAY:.0f}", "checkpoints/step-00000001/state.pt"]
     files += [f".leases/{lease}"] if lease else []
     for file in files:
-        path = work / name / "train" / file
-        path.parent.mkdir(parents=True)
-        path.touch()
+        write(work / name / "train" / file)
 
 
 def test_old_runs_in_a_bucket_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +130,7 @@ def test_old_runs_in_a_bucket_are_deleted(tmp_path: Path, monkeypatch: pytest.Mo
     bucket_run(tmp_path, "older", 3.0, expired)
     bucket_run(tmp_path, "used", 400.0, valid)
     bucket_run(tmp_path, "oldest", 500.0)
-    foreign = tmp_path / "models/x/model.onnx"
-    foreign.parent.mkdir(parents=True)
-    foreign.touch()
+    write(tmp_path / "models/x/model.onnx")
     work = f"file://{tmp_path}"
     assert run(work, keep_runs=2) == "deleted 2 older run(s)"
     left = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()}
@@ -171,10 +168,8 @@ VERDICT = {
 EXPORTED = {"name": "digits", "uri": "gs://models/digits/ab", "champion": True}
 
 
-def write(work: Path, name: str, content: object) -> None:
-    path = work / "run-1" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content))
+def note(work: Path, name: str, content: object) -> None:
+    write(work / "run-1" / name, json.dumps(content))
 
 
 def state(work: Path) -> tuple[str, str]:
@@ -189,20 +184,20 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_folder_has_the_last_state(tmp_path: Path) -> None:
     assert state(tmp_path) == ("unchanged", "")
-    write(tmp_path, "train/metrics.jsonl", {})
-    write(tmp_path, "train/evaluation/verdict.json", ["no", "object"])  # damaged records
+    note(tmp_path, "train/metrics.jsonl", {})
+    note(tmp_path, "train/evaluation/verdict.json", ["no", "object"])  # damaged records
     (tmp_path / "run-1/train/exported.json").write_text("{")
     assert state(tmp_path) == ("trained", "")
-    write(tmp_path, "train/logs/failure.json", {"rank": 1, "error": "Boom: x", "exit_code": 1})
+    note(tmp_path, "train/logs/failure.json", {"rank": 1, "error": "Boom: x", "exit_code": 1})
     assert state(tmp_path) == ("failed", "rank 1: Boom: x")
-    write(tmp_path, "train/evaluation/verdict.json", VERDICT | {"blessed": False, "reason": "not"})
+    note(tmp_path, "train/evaluation/verdict.json", VERDICT | {"blessed": False, "reason": "not"})
     assert state(tmp_path) == ("not blessed", "not")
-    write(tmp_path, "train/evaluation/verdict.json", VERDICT)
+    note(tmp_path, "train/evaluation/verdict.json", VERDICT)
     assert state(tmp_path) == ("blessed", "accuracy 0.9918 >= 0.97")
     reason = "another came first"
-    write(tmp_path, "train/exported.json", EXPORTED | {"champion": False, "champion_stays": reason})
+    note(tmp_path, "train/exported.json", EXPORTED | {"champion": False, "champion_stays": reason})
     assert state(tmp_path) == ("exported", reason)
-    write(tmp_path, "train/exported.json", EXPORTED)
+    note(tmp_path, "train/exported.json", EXPORTED)
     result = outcome("run-1", str(tmp_path), "https://ui/#/runs/details/run-1")
     assert (result.state, result.model, result.bundle) == ("promoted", "digits", EXPORTED["uri"])
     assert result.gain == pytest.approx(0.0118)
@@ -210,8 +205,8 @@ def test_the_folder_has_the_last_state(tmp_path: Path) -> None:
 
     # The most advanced of several trainings counts.
     for name in ("train-2", "train-3"):
-        write(tmp_path, f"{name}/metrics.jsonl", {})
-    write(tmp_path, "train-3/evaluation/verdict.json", VERDICT | {"blessed": False})
+        note(tmp_path, f"{name}/metrics.jsonl", {})
+    note(tmp_path, "train-3/evaluation/verdict.json", VERDICT | {"blessed": False})
     assert state(tmp_path) == ("promoted", "")
 
 

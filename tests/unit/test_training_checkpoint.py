@@ -38,6 +38,7 @@ from kfp_ddp.training.model import MEAN, STD, build
 from kfp_ddp.training.model_file import pack
 from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import Ddp
+from tests.files import write
 from tests.training_ranks import run
 
 
@@ -103,8 +104,7 @@ def test_invalid_newer_steps_are_set_aside(tmp_path: Path) -> None:
     save(tmp_path, 10)
     for step in (20, 100_000_000):
         (save(tmp_path, step) / STATE).write_bytes(b"torn")
-    (directory / "corrupt-step-00000020").mkdir()
-    (directory / "corrupt-step-00000020" / "of before").touch()
+    write(directory / "corrupt-step-00000020" / "of before")
     (directory / ".step-00000030.tmp").mkdir()
     moved = checkpoint.set_aside(directory, newest(directory))
     assert [path.name for path in moved] == ["step-100000000", "step-00000020"]
@@ -401,8 +401,7 @@ def test_folder_is_durable_after_a_save(tmp_path: Path, monkeypatch: pytest.Monk
 def test_same_step_can_be_saved_again_after_a_kill(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     save(tmp_path, 10, value=1)
-    (directory / ".step-00000010.tmp").mkdir()
-    (directory / ".step-00000010.tmp" / "left").touch()
+    write(directory / ".step-00000010.tmp" / "left")
     path = save(tmp_path, 10, value=2)
     assert newest(directory).state()["model"]["w"][0] == 2
     assert [entry.name for entry in directory.iterdir()] == ["step-00000010"]

@@ -24,6 +24,7 @@ from kfp_ddp.training.prepare import digest_of
 from kfp_ddp.training.sampler import ResumableSampler, windows_of
 from kfp_ddp.training.shards import Members, content, members
 from kfp_ddp.training.splits import Index, splits_of
+from tests.files import write
 from tests.training_ranks import ALONE, dataset, run
 
 SHARD = "shard-00000.tar"
@@ -44,8 +45,7 @@ def version(tmp_path: Path) -> Path:
     """A sync of `FILES` with pack=tar."""
     for name, data in FILES.items():
         path = tmp_path / "bucket" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write(path, data)
     done = sync(str(tmp_path / "bucket"), tmp_path / "data", Options(pack="tar"))
     return done.path
 
@@ -142,8 +142,7 @@ def test_damage_is_one_line(version: Path, damage: Callable[[Path], None], messa
 def test_damaged_archive_alone_is_refused(version: Path, tmp_path: Path, kind: str) -> None:
     data = (version / SHARD).read_bytes()
     home = tmp_path / "others"
-    home.mkdir()
-    (home / "a.tar").write_bytes(data[:5000] if kind == "cut" else b"no archive" * 100)
+    write(home / "a.tar", data[:5000] if kind == "cut" else b"no archive" * 100)
     with pytest.raises(InputError, match=r"a\.tar"):
         members(home)
 

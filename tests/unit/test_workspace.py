@@ -18,6 +18,7 @@ from kfp_ddp.training import saving
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import MANIFEST, STATE, step_dir
 from tests.checkpoints import save
+from tests.files import write
 from tests.waiting import until
 
 KEEP = 2
@@ -119,8 +120,7 @@ def test_a_training_resumes_in_another_pod(uri: str, remote: Path) -> None:
         for step in (10, 20, 30):
             save(first.path, step)
         (first.path / "launcher.heartbeat").touch()
-        (first.path / "logs").mkdir()
-        (first.path / "logs/failure.json").write_text("{}")
+        write(first.path / "logs/failure.json", "{}")
         first.finish()
     assert names(remote) == [
         *("checkpoints/step-00000030/manifest.json", "checkpoints/step-00000030/state.pt"),
@@ -170,14 +170,12 @@ def test_a_new_start_moves_earlier_checkpoints_aside(
 def test_a_pod_uploads_only_files_that_it_wrote(
     uri: str, remote: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote.mkdir(parents=True)
-    (remote / "metrics.jsonl").write_text("1\n")
+    write(remote / "metrics.jsonl", "1\n")
     first = TrainingFolder(uri, KEEP, every=60.0)
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-another-pod")
     with first, TrainingFolder(uri, KEEP, every=60.0) as second:
         (first.path / "metrics.jsonl").write_text("1\n2\n")
-        (second.path / "ranks").mkdir()
-        (second.path / "ranks/1.json").write_text("{}")
+        write(second.path / "ranks/1.json", "{}")
         first.finish()
         second.finish()
     assert (remote / "metrics.jsonl").read_text() == "1\n2\n"
@@ -204,11 +202,9 @@ def test_a_step_follows_the_ranks_and_they_see_its_heartbeat(
     step = FollowedFolder(uri, every=0.1)
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-the-ranks")
     with step, TrainingFolder(uri, KEEP, every=0.1) as ranks:
-        (ranks.path / "logs").mkdir()
-        (ranks.path / "logs/rank0.log").touch()  # uploaded at the end only
+        write(ranks.path / "logs/rank0.log")  # uploaded at the end only
         (ranks.path / "metrics.jsonl").write_text("1\n")
-        (ranks.path / "ranks").mkdir()
-        (ranks.path / "ranks/0.json").write_text('{"step": 1}')
+        write(ranks.path / "ranks/0.json", '{"step": 1}')
         save(ranks.path, 10)
         wait_for(step.path / "metrics.jsonl", step.path / "ranks/0.json")
         wait_for(step.path / "checkpoints/step-00000010" / MANIFEST)
@@ -239,8 +235,7 @@ def test_uploads_continue_when_the_bucket_can_be_reached_again(
 
 def test_an_unreachable_bucket_is_a_retryable_error(uri: str, remote: Path) -> None:
     with TrainingFolder(uri, KEEP, every=60.0) as folder:
-        remote.parent.mkdir(parents=True)
-        remote.write_text("no folder")
+        write(remote, "no folder")
         save(folder.path, 10)
         with pytest.raises(StorageError, match=r"cannot be uploaded") as raised:
             folder.finish(seconds=0)
@@ -252,8 +247,7 @@ def test_a_step_downloads_its_inputs_and_uploads_its_outputs(
 ) -> None:
     put(store, tmp_path / "a", 10, 20)
     (remote / "metrics.jsonl").write_text("1\n")
-    (remote / "evaluation").mkdir()
-    (remote / "evaluation/evaluation.json").write_text("{}")
+    write(remote / "evaluation/evaluation.json", "{}")
     (remote / "evaluation/predictions.csv").write_text("a")
     before = {name: (remote / name).stat().st_mtime_ns for name in names(remote)}
     with open_workspace(f"{uri}/", "export") as task:
@@ -262,8 +256,7 @@ def test_a_step_downloads_its_inputs_and_uploads_its_outputs(
         assert sorted(path.name for path in checkpoint.iterdir()) == [MANIFEST, STATE]
         evaluation = task.download_file(f"{uri}/evaluation/evaluation.json")
         assert evaluation.with_name("predictions.csv").read_text() == "a"
-        (task.path / "bundle").mkdir()
-        (task.path / "bundle/model.onnx").write_text("weights")
+        write(task.path / "bundle/model.onnx", "weights")
         (task.path / "bundle/_SUCCESS").write_text("digest")
         assert task.to_uri(task.path / "bundle") == f"{uri}/bundle"
     assert set(names(remote)) - before.keys() == {"bundle/model.onnx", "bundle/_SUCCESS"}
