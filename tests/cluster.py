@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kubernetes import client
+
+from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.kinds.training_operator import INDEX, TYPE
 from kfp_ddp.k8s.api import Api, ApiError, Object
 
@@ -46,6 +49,28 @@ def worker(number: int, state: Object = RUNS, role: str = "worker", **more: Any)
     """Return a pod of the job x as the Training Operator labels it."""
     labels = {TYPE: role, INDEX: str(number)}
     return pod(f"x-{role}-{number}", state, uid=f"{role}-{number}", labels=labels, **more)
+
+
+def job(kind: str = "Created", **more: str) -> Object:
+    """Return the job x with a condition."""
+    meta = {"name": "x", "uid": "job", "creationTimestamp": MADE}
+    return {"metadata": meta, "status": {"conditions": [{"type": kind, "status": "True", **more}]}}
+
+
+def nowhere() -> Api:
+    """Return an API server that cannot be reached."""
+    return Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
+
+
+def hold(follower: Follower, pods: Mapping[str, Object], *jobs: Object) -> Follower:
+    """Return a follower whose watches hold these objects, and are not started."""
+    watches = follower.watches
+    watches.pods.objects = dict(pods)
+    watches.jobs.objects = {item["metadata"]["uid"]: item for item in jobs}
+    for watch in watches.all:
+        watch.synced.set()
+    watches.start = lambda: None  # type: ignore[method-assign]
+    return follower
 
 
 class FakeApi(Api):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client
 
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.failure import Failure
@@ -21,15 +20,11 @@ from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.ranks import Stall, StallWatch
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import Reason
-from tests.cluster import MADE, ended, pod
+from tests.cluster import MADE, ended, hold, job, nowhere, pod
 
-JOB: Object = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": MADE}}
-
-
-def nowhere() -> Api:
-    return Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
+JOB = job()
 
 
 class Ends(Ending):
@@ -55,27 +50,18 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ends:
 
 def follower(ending: Ending, *jobs: Object, kind: str = "pytorchjob") -> Follower:
     """One whose watches hold these jobs and no pods; none of them is started."""
-    created = Follower(nowhere(), KINDS[kind], JOB, ending, None)
-    created.watches.jobs.objects = {job["metadata"]["uid"]: job for job in jobs}
-    for watch in created.watches.all:
-        watch.synced.set()
-    created.watches.start = lambda: None  # type: ignore[method-assign]
-    return created
-
-
-def with_condition(kind: str, **more: str) -> Object:
-    return {**JOB, "status": {"conditions": [{"type": kind, "status": "True", **more}]}}
+    return hold(Follower(nowhere(), KINDS[kind], JOB, ending, None), {}, *jobs)
 
 
 def test_a_job_that_its_operator_calls_failed_is_over_and_stays(ending: Ends) -> None:
-    outcome = follower(ending, with_condition("Failed", message="why")).run(Limits())
+    outcome = follower(ending, job("Failed", message="why")).run(Limits())
     assert (outcome.state.phase, outcome.state.message) == ("failed", "why")
     assert not outcome.given_up
     assert ending.deleted == 0
 
 
 def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> None:
-    one = follower(ending, with_condition("Failed"))
+    one = follower(ending, job("Failed"))
     gone = pod("a", ended(1))
     one.pods = Pods.of_new(JOB, KINDS["pytorchjob"]).look(JOB, {"a": gone}, {}, 1)
     assert one.run(Limits()).pods == [gone]
@@ -83,7 +69,7 @@ def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> N
 
 def test_a_stopping_pod_is_waited_for(ending: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may save for as long as its time of grace, and only then says that it was stopped."""
-    one = follower(ending, with_condition("Failed"))
+    one = follower(ending, job("Failed"))
     saves = pod("a", spec={"terminationGracePeriodSeconds": 120})
     saves["metadata"]["deletionTimestamp"] = MADE
     stopped = {**saves, "status": {"phase": "Failed"}}
@@ -96,14 +82,14 @@ def test_a_stopping_pod_is_waited_for(ending: Ends, monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_is_waited_for_that_is_not_being_stopped(ending: Ends) -> None:
-    one = follower(ending, with_condition("Failed"))
+    one = follower(ending, job("Failed"))
     runs = pod("a")
     one.watches.pods.objects = {"a": runs}
     assert one.run(Limits()).pods == [runs]
 
 
 def test_a_job_that_was_given_up_is_marked_so(ending: Ends) -> None:
-    one = follower(ending, with_condition("Running"))
+    one = follower(ending, job("Running"))
     crash = pod("a", ended(1))
     one.pods = Pods.of_new(JOB, KINDS["pytorchjob"]).look(JOB, {"a": crash}, {}, 1)
     outcome = one.run(Limits(crashes=1))
@@ -116,16 +102,15 @@ def test_a_stall_is_the_cause_and_its_node_is_avoided(
 ) -> None:
     stall = Stall(Failure(1, -1, "rank 1 is silent", retryable=True), "node-1")
     monkeypatch.setattr(StallWatch, "look", lambda self, look, limit: stall)
-    job = with_condition("Running")
     following_ranks = Follower(nowhere(), KINDS["pytorchjob"], JOB, ending, tmp_path, progress=True)
-    following_ranks.watches = follower(ending, job).watches
+    following_ranks.watches = follower(ending, job("Running")).watches
     outcome = following_ranks.run(Limits(stall=1))
     assert (outcome.failure, outcome.avoid) == (stall.failure, "node-1")
     assert outcome.given_up
 
 
 def test_the_end_of_preempted_pods_is_marked_so(ending: Ends) -> None:
-    one = follower(ending, with_condition("Failed"))
+    one = follower(ending, job("Failed"))
     worker = pod("a", ended(143))
     one.watches.pods.objects = {"a": worker}
     one.pods = replace(one.pods, present={"a": worker}, preempted=frozenset({"a"}))
@@ -134,7 +119,7 @@ def test_the_end_of_preempted_pods_is_marked_so(ending: Ends) -> None:
 
 def test_a_job_that_takes_too_long_is_deleted(ending: Ends) -> None:
     with pytest.raises(JobError, match="x took longer than deadline_minutes=1 and was deleted"):
-        follower(ending, with_condition("Running")).run(Limits(deadline=60))
+        follower(ending, job("Running")).run(Limits(deadline=60))
     assert ending.deleted == 1
 
 
@@ -154,14 +139,14 @@ def test_a_job_deleted_by_another_user_is_a_job_error(ending: Ends) -> None:
 
 def test_a_job_removed_at_its_end_keeps_its_state(ending: Ends) -> None:
     """Its operator removes it at once where ttl_seconds is 0."""
-    ended = with_condition("Succeeded")
+    ended = job("Succeeded")
     leaving = {**ended, "metadata": {**JOB["metadata"], "deletionTimestamp": MADE}}
     assert follower(ending, leaving).run(Limits()).state.phase == "succeeded"
-    for last, phase in ((leaving, "succeeded"), (with_condition("Failed"), "failed")):
+    for last, phase in ((leaving, "succeeded"), (job("Failed"), "failed")):
         one = follower(ending)
         one.watches.jobs.removed = {JOB["metadata"]["uid"]: last}
         assert one.run(Limits()).state.phase == phase
-    one.watches.jobs.removed = {JOB["metadata"]["uid"]: with_condition("Running")}
+    one.watches.jobs.removed = {JOB["metadata"]["uid"]: job("Running")}
     with pytest.raises(JobError, match="PyTorchJob x was deleted by another user"):
         one.run(Limits())
 
@@ -177,7 +162,7 @@ def test_a_cancelled_run_deletes_its_job_and_is_an_error_of_its_own(ending: Ends
     workflow = {"metadata": {"uid": "w"}, "spec": {"activeDeadlineSeconds": 0}}
     ending.watches[0].objects = {"w": workflow}
     with pytest.raises(RunCancelledError, match="the run was terminated; PyTorchJob x is deleted"):
-        follower(ending, with_condition("Running")).run(Limits(deadline=1))
+        follower(ending, job("Running")).run(Limits(deadline=1))
     assert ending.deleted == 1
 
 
@@ -212,7 +197,7 @@ def test_the_queue_is_requested_less_and_less_often(
         "x is queued: second in line",
         "x is created: worker: no node",
     ]
-    tell(300, with_condition("Failed"), "")
+    tell(300, job("Failed"), "")
     assert requests == [222, 224, 226]
 
 

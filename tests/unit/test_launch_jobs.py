@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.ending import Ending
@@ -16,8 +15,8 @@ from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import Attempts
-from kfp_ddp.k8s.api import Api, Object
-from tests.cluster import FakeApi
+from kfp_ddp.k8s.api import Object
+from tests.cluster import MADE, FakeApi, nowhere
 
 MAPS = "/api/v1/namespaces/space/configmaps"
 
@@ -132,12 +131,10 @@ def test_cursors_and_lines_are_read_during_changes() -> None:
 
 
 def test_two_steps_with_one_folder_keep_cursors_apart(tmp_path: Path) -> None:
-    api = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
-
     def following(name: str, progress: bool = False) -> Follower:
-        created = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
-        job = {"metadata": created}
-        return Follower(api, KINDS["pytorchjob"], job, Ending(api, None), tmp_path, progress)
+        job = {"metadata": {"name": name, "uid": name, "creationTimestamp": MADE}}
+        ending = Ending(nowhere(), None)
+        return Follower(nowhere(), KINDS["pytorchjob"], job, ending, tmp_path, progress)
 
     for name in ("first", "second"):
         follower = following(name)

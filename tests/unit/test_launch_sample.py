@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client
 
 from kfp_ddp.core.files import read_below
 from kfp_ddp.jobs.ending import Ending
@@ -19,10 +18,10 @@ from kfp_ddp.jobs.follow.logs import LogCursor, PodLog, Stamp
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
-from kfp_ddp.jobs.kinds.training_operator import INDEX, TYPE
-from kfp_ddp.k8s.api import Api, Object, core
+from kfp_ddp.k8s.api import Object, core
 from kfp_ddp.k8s.pods import used_images
-from tests.cluster import RUNS, FakeApi, ended, worker
+from tests import cluster
+from tests.cluster import RUNS, FakeApi, ended, hold, nowhere, worker
 
 MAIN = ("pytorch",)
 
@@ -93,32 +92,15 @@ def test_the_launcher_of_an_mpijob_is_followed_first() -> None:
 
 
 def test_a_reduced_pod_has_the_same_cause(tmp_path: Path) -> None:
-    whole: Object = {
-        "metadata": {
-            "name": "x-worker-3",
-            "uid": "u",
-            "labels": {TYPE: "worker", INDEX: "3"},
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-            "managedFields": [{"fieldsV1": {"f:metadata": {}}}] * 20,
-        },
-        "spec": {
-            "nodeName": "a",
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 30,
-            "containers": [{"name": "pytorch", "image": "a:1", "env": [{"name": "A"}] * 50}],
-            "volumes": [
-                {"name": "m", "emptyDir": {}},
-                {"name": "c", "persistentVolumeClaim": {"claimName": "work"}},
-            ],
-        },
-        "status": {
-            "phase": "Failed",
-            "conditions": [{"type": "PodScheduled", "status": "True"}],
-            "containerStatuses": [
-                {"name": "pytorch", "imageID": "a@sha256:1", "state": ended(1, "no")}
-            ],
-        },
-    }
+    volumes: list[Object] = [
+        {"name": "m", "emptyDir": {}},
+        {"name": "c", "persistentVolumeClaim": {"claimName": "work"}},
+    ]
+    container = {"name": "pytorch", "image": "a:1", "env": [{"name": "A"}] * 50}
+    spec = {"nodeName": "a", "containers": [container], "volumes": volumes}
+    status = {"name": "pytorch", "imageID": "a@sha256:1", "state": ended(1, "no")}
+    whole = worker(3, ended(1, "no"), spec=spec, containerStatuses=[status])
+    whole["metadata"]["managedFields"] = [{"fieldsV1": {"f:metadata": {}}}] * 20
     few = following.reduced_pod(whole)
     assert len(json.dumps(few)) < len(json.dumps(whole)) / 2
     assert root_cause([few], "") == root_cause([whole], "")
@@ -142,21 +124,11 @@ def of_many(pods: dict[str, Object]) -> Outcome:
 
 
 def follower(pods: dict[str, Object]) -> Follower:
-    """One of a failed job, whose watches hold these pods and are not started."""
-    owner = Owner("step", "workflow", "uid")
-    nowhere = Api(client.ApiClient(client.Configuration(host="http://127.0.0.1:1")), "space")
-    job: Object = {
-        "metadata": {"name": "x", "uid": "job", "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "status": {"conditions": [{"type": "Failed", "status": "True"}]},
-    }
-    ending = Ending(nowhere, owner)
+    """One of a failed job with these pods."""
+    failed = cluster.job("Failed")
+    ending = Ending(nowhere(), Owner("step", "workflow", "uid"))
     ending.warm = lambda: None  # type: ignore[method-assign]
-    created = Follower(nowhere, KINDS["pytorchjob"], job, ending, None)
-    created.watches.jobs.objects, created.watches.pods.objects = {"job": job}, pods
-    for watch in created.watches.all:
-        watch.synced.set()
-    created.watches.start = lambda: None  # type: ignore[method-assign]
-    return created
+    return hold(Follower(nowhere(), KINDS["pytorchjob"], failed, ending, None), pods, failed)
 
 
 def test_the_sample_note_is_printed_once(
@@ -216,16 +188,10 @@ def test_logs_decide_the_first_of_many_failures_in_a_second(
 
 
 def test_a_pvc_of_many_pods_is_requested_once() -> None:
-    waits = pod(0, 0, {"waiting": {}})
     condition = {"type": "PodScheduled", "status": "False", "message": "unbound claims"}
-    claim = {"persistentVolumeClaim": {"claimName": "work"}}
-    pods = []
-    for number in range(1000):
-        item = json.loads(json.dumps(waits))
-        item["metadata"] = pod(number, 0)["metadata"]
-        item["spec"]["volumes"] = [claim]
-        item["status"]["conditions"] = [condition]
-        pods.append(item)
+    spec = {"volumes": [{"persistentVolumeClaim": {"claimName": "work"}}]}
+    waiting: Object = {"waiting": {}}
+    pods = [worker(n, waiting, spec=spec, conditions=[condition]) for n in range(1000)]
     claimed = {"status": {"phase": "Pending"}, "spec": {"storageClassName": "slow"}}
     api = FakeApi({core("space", "persistentvolumeclaims", "work"): claimed})
     about: Object = {"metadata": {"name": "x", "labels": {}}, "spec": {}}
@@ -253,10 +219,7 @@ def test_a_stall_of_many_is_seen_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
     for rank in range(130):
         line = {"rank": rank, "pod": f"x-worker-{rank}", "node": "", "phase": "step", "time": 0}
         (tmp_path / f"{rank}.json").write_text(json.dumps({**line, "step": 7}))
-    runs: Object = {
-        "metadata": {"name": "x", "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "status": {"conditions": [{"type": "Running", "status": "True"}]},
-    }
+    runs = cluster.job("Running")
     seen = Pods.of_new(runs, KINDS["pytorchjob"]).look(runs, pods, {}, 0)
     still, opened = ranks.StallWatch(tmp_path), 0
 

@@ -46,46 +46,29 @@ def played(
     return seen.stall(pods(count), since, seconds, LIMIT)
 
 
+ALIVE, SILENT = (7, "step", True), (7, "step", False)
+
+
 @pytest.mark.parametrize(
     ("ranks", "per_pod", "says", "node"),
     [
         # One that was stopped writes no more.
-        (
-            [(7, "step", True), (7, "step", False)],
-            1,
-            "rank 1 (worker-1 on node node-1) is s",
-            "node-1",
-        ),
+        ([ALIVE, SILENT], 1, "rank 1 (worker-1 on node node-1) is s", "node-1"),
         # One that lives and is behind, by a step or by the data that it waits for.
-        (
-            [(7, "step", True), (6, "step", True)],
-            1,
-            "rank 1 (worker-1 on node node-1) is b",
-            "node-1",
-        ),
-        (
-            [(7, "data", True), (7, "step", True)],
-            1,
-            "rank 0 (worker-0 on node node-0) is b",
-            "node-0",
-        ),
+        ([ALIVE, (6, "step", True)], 1, "rank 1 (worker-1 on node node-1) is b", "node-1"),
+        ([(7, "data", True), ALIVE], 1, "rank 0 (worker-0 on node node-0) is b", "node-0"),
         # All ranks of one pod of two.
         (
-            [(7, "step", True), (7, "step", True), (7, "step", False), (7, "step", False)],
+            [ALIVE, ALIVE, SILENT, SILENT],
             2,
             "rank 2 (worker-1 on node node-1) and 1 more is silent at step 7 (step)",
             "node-1",
         ),
         # Ranks on several nodes: none of these is at fault alone.
-        (
-            [(7, "step", True), (7, "step", False), (7, "step", False)],
-            1,
-            "rank 1 (worker-1 on node node-1) and 1 more is silent",
-            "",
-        ),
-        ([(7, "step", True), (7, "step", True)], 1, "all 2 ranks are at step 7", ""),
-        ([(7, "step", False), (7, "step", False)], 1, "all 2 ranks are at step 7", ""),
-        ([(7, "step", True)], 1, "all 1 ranks are at step 7", ""),
+        ([ALIVE, SILENT, SILENT], 1, "rank 1 (worker-1 on node node-1) and 1 more is silent", ""),
+        ([ALIVE, ALIVE], 1, "all 2 ranks are at step 7", ""),
+        ([SILENT, SILENT], 1, "all 2 ranks are at step 7", ""),
+        ([ALIVE], 1, "all 1 ranks are at step 7", ""),
     ],
 )
 def test_the_rank_that_others_wait_for_is_named(

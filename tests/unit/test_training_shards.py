@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,8 @@ from tests.files import write
 from tests.training_ranks import ALONE, dataset, run
 
 SHARD = "shard-00000.tar"
+ENDS = r"should end at byte \d+ of .*shard-00000\.tar"
+NO_ARCHIVE = r"cannot read the archive .*shard-00000\.tar"
 DAMAGED = r"line 3 of .*_MANIFEST\.jsonl is damaged"
 VICTIM = "train/class1/0004.png"
 LONG = f"train/a/{'x' * 150}.png"
@@ -98,38 +101,26 @@ def test_plain_folders_are_not_packed(tmp_path: Path, version: Path) -> None:
     assert members(tmp_path / "bucket") is None
 
 
-def _cut(version: Path) -> None:
-    os.truncate(version / SHARD, 2048)
-
-
-def _gone(version: Path) -> None:
-    (version / SHARD).unlink()
-
-
 def _linked(version: Path) -> None:
     (version / SHARD).rename(version / "elsewhere")
     (version / SHARD).symlink_to(version / "elsewhere")
 
 
-def _column(number: int, value: object) -> Callable[[Path], None]:
+def _column(number: Any, value: Any) -> Callable[[Path], None]:
     return lambda version: rewritten(version, 2, lambda row: row.__setitem__(number, value))
-
-
-def _few_columns(version: Path) -> None:
-    rewritten(version, 2, lambda row: row.__delitem__(slice(5, None)))
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_cut, r"should end at byte \d+ of .*shard-00000\.tar, which has 2048: .*verify=full"),
-        (_gone, r"cannot read the archive .*shard-00000\.tar \(No such file"),
-        (_linked, r"cannot read the archive .*shard-00000\.tar"),
-        (_column(7, 1 << 40), r"^train/a/.*png should end at byte \d+ of .*shard-00000\.tar"),
+        (lambda version: os.truncate(version / SHARD, 2048), rf"{ENDS}, which has 2048: .*full"),
+        (lambda version: (version / SHARD).unlink(), rf"{NO_ARCHIVE} \(No such file"),
+        (_linked, NO_ARCHIVE),
+        (_column(7, 1 << 40), rf"^train/a/.*png {ENDS}"),
         (_column(7, -1), DAMAGED),
         (_column(7, 0), r"^train/a/.*png should .*shard-00000\.tar"),
         (_column(6, "../../secret.tar"), DAMAGED),
-        (_few_columns, DAMAGED),
+        (_column(slice(5, None), []), DAMAGED),
     ],
 )
 def test_damage_is_one_line(version: Path, damage: Callable[[Path], None], message: str) -> None:
@@ -215,28 +206,21 @@ def test_each_image_is_evaluated_once_on_any_ranks(packed: Path, world: int) -> 
     assert sorted(torch.cat([positions for _, _, positions in batches]).tolist()) == list(range(9))
 
 
-def _another_header(file: Path, offset: int) -> None:
-    with file.open("r+b") as archive:
-        archive.seek(offset - 512)
-        archive.write(b"another")
+def _overwritten(at: int, data: bytes) -> Callable[[Path, int], None]:
+    def damage(file: Path, offset: int) -> None:
+        with file.open("r+b") as archive:
+            archive.seek(offset + at)
+            archive.write(data)
 
-
-def _no_image(file: Path, offset: int) -> None:
-    with file.open("r+b") as archive:
-        archive.seek(offset)
-        archive.write(b"no image")
-
-
-def _truncated(file: Path, offset: int) -> None:
-    os.truncate(file, offset + 20)
+    return damage
 
 
 @pytest.mark.parametrize(
     ("damage", "why", "spoilt"),
     [
-        (_another_header, "its header in the archive differs", 1),
-        (_no_image, "", 1),
-        (_truncated, "the archive is truncated", 9),
+        (_overwritten(-512, b"another"), "its header in the archive differs", 1),
+        (_overwritten(0, b"no image"), "", 1),
+        (lambda file, offset: os.truncate(file, offset + 20), "the archive is truncated", 9),
     ],
 )
 def test_member_damaged_later_is_named_or_skipped(
