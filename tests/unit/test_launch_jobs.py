@@ -21,10 +21,14 @@ from tests.cluster import MADE, FakeApi, nowhere
 MAPS = "/api/v1/namespaces/space/configmaps"
 
 
+def jobs_of(store: FakeApi, task: str = "train", task_id: str = "7", **program: Any) -> Jobs:
+    spec = LaunchSpec.create(image="a:1", **program or {"command": ["x"]})
+    return Jobs(store, spec, identify("run-1", task, task_id, spec), None)
+
+
 def make(store: FakeApi, script: str) -> Object:
     """The job of a script."""
-    spec = LaunchSpec.create(image="a:1", script=script)
-    return Jobs(store, spec, identify("run-1", "a" * 63, "7", spec), None).ensure(0)
+    return jobs_of(store, "a" * 63, script=script).ensure(0)
 
 
 def test_an_edited_script_is_not_run_as_it_was_before() -> None:
@@ -65,10 +69,7 @@ PAIRS = [(LONG, f"{LONG}-2"), (LONG, f"{LONG}.2"), ("a" * 63, "a" * 62 + "b"), (
 @pytest.mark.parametrize("task_id", ["", "7", "x" * 30])
 def test_tasks_of_one_run_have_their_own_jobs(first: str, second: str, task_id: str) -> None:
     store = FakeApi()
-    spec = LaunchSpec.create(image="a:1", command=["x"])
-    one, other = (
-        Jobs(store, spec, identify("run-1", name, task_id, spec), None) for name in (first, second)
-    )
+    one, other = (jobs_of(store, name, task_id) for name in (first, second))
     one.ensure(0)
     other.ensure(0)
     other.ensure(1)
@@ -78,8 +79,7 @@ def test_tasks_of_one_run_have_their_own_jobs(first: str, second: str, task_id: 
 
 def test_a_job_of_another_name_is_not_an_attempt() -> None:
     store = FakeApi()
-    spec = LaunchSpec.create(image="a:1", command=["x"])
-    jobs = Jobs(store, spec, identify("run-1", "train", "", spec), None)
+    jobs = jobs_of(store)
     created = jobs.ensure(0)
     meta = {**created["metadata"], "name": "theirs", "labels": jobs.identity.labels(1)}
     store.objects[f"{jobs.path(0).rpartition('/')[0]}/theirs"] = {**created, "metadata": meta}
@@ -152,25 +152,24 @@ def job(ended: str = "", *notes: str) -> dict[str, Any]:
     return {"metadata": {"annotations": annotations}, "status": {"conditions": conditions}}
 
 
-def where_to_start(jobs: dict[int, Any]) -> tuple[int, int]:
-    attempts = Attempts.resume(jobs, KINDS["pytorchjob"])
-    return attempts.current, attempts.first
-
-
-def test_a_running_job_is_adopted() -> None:
-    assert where_to_start({}) == (0, 0)
-    assert where_to_start({0: job()}) == (0, 0)
-    assert where_to_start({0: job("Failed"), 1: job()}) == (1, 0)
-
-
-def test_a_reported_failure_begins_a_new_series() -> None:
-    assert where_to_start({0: job("Failed", REPORTED)}) == (1, 1)
-    assert where_to_start({0: job("Failed", REPORTED), 1: job()}) == (1, 1)
-
-
-def test_a_preempted_job_is_replaced_in_its_series() -> None:
-    assert where_to_start({0: job("Failed", PREEMPTED)}) == (1, 0)
-    assert where_to_start({0: job("Failed"), 1: job("Failed", PREEMPTED)}) == (2, 0)
+@pytest.mark.parametrize(
+    ("jobs", "current", "first"),
+    [
+        # A running job is adopted.
+        ([], 0, 0),
+        ([job()], 0, 0),
+        ([job("Failed"), job()], 1, 0),
+        # A reported failure begins a new series.
+        ([job("Failed", REPORTED)], 1, 1),
+        ([job("Failed", REPORTED), job()], 1, 1),
+        # A preempted job is replaced in its series.
+        ([job("Failed", PREEMPTED)], 1, 0),
+        ([job("Failed"), job("Failed", PREEMPTED)], 2, 0),
+    ],
+)
+def test_the_attempt_that_a_launch_goes_on_with(jobs: list[Any], current: int, first: int) -> None:
+    attempts = Attempts.resume(dict(enumerate(jobs)), KINDS["pytorchjob"])
+    assert (attempts.current, attempts.first) == (current, first)
 
 
 def test_a_preemption_uses_up_no_retry() -> None:
