@@ -34,12 +34,18 @@ for path in /etc/pip.conf /etc/ssl/certs; do
 done
 
 if [ -z "${BASE:-}" ]; then
-    [ -e "$out/base.tar" ] || mmdebstrap --quiet --variant=minbase \
-        --include=python3,python3-pip,python3-venv,ca-certificates bookworm "$out/base.tar"
+    # As in Debian's slim images, which the Dockerfiles name: merged /usr without usrmerge, which needs
+    # all of perl, and no manuals or translations.
+    [ -e "$out/slim.tar" ] || mmdebstrap --variant=minbase \
+        --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
+        --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+        --include=python3,python3-pip,python3-venv,ca-certificates bookworm "$out/slim.tar" \
+        > "$out/slim.log" 2>&1 || { tail -n 20 "$out/slim.log" >&2; rm -f "$out/slim.tar"; exit 1; }
     BASE=localhost/base
     buildah bud --quiet --tag "$BASE" --file - "$out" > /dev/null << 'DOCKERFILE'
 FROM scratch
-ADD base.tar /
+ADD slim.tar /
 RUN rm -f /usr/lib/python3*/EXTERNALLY-MANAGED && ln -s python3 /usr/bin/python
 DOCKERFILE
 fi

@@ -15,7 +15,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 BUILT = REPOSITORY / "build" / "images"
 NAMES = sorted(path.parent.name for path in BUILT.glob("*/root") if path.is_dir())
-MEGABYTES = {"launcher": 480, "server": 800, "trainer": 7000, "trainer-cpu": 2400}
+MEGABYTES = {"launcher": 420, "server": 720, "trainer": 7000, "trainer-cpu": 2200}
 """The most that the files of an image, its base among them, may take."""
 COMPILERS = ("as", "c++", "cc", "g++", "gcc", "ld", "make")
 LEFTOVERS = (
