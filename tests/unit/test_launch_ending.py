@@ -20,6 +20,7 @@ JOB = "/apis/kubeflow.org/v1/namespaces/space/pytorchjobs/x"
 POD = "/api/v1/namespaces/space/pods/step"
 EVICTED: Object = {"metadata": {"uid": "p", "deletionTimestamp": "now"}, "spec": {"containers": []}}
 CANCELLED: Object = {"metadata": {"uid": "w"}, "spec": {"activeDeadlineSeconds": 0}}
+ADOPTED = "launcher was evicted; Retry adopts its job, or creates a new one"
 GOES_ON = "; job x keeps running for the retry, unless the run fails"
 
 
@@ -73,13 +74,7 @@ def ended(
     [
         ([EVICTED], 40, "launcher was evicted; Retry resumes from step 40 or later", GOES_ON, []),
         ([EVICTED], 0, "launcher was evicted; Retry resumes from step 0 or later", GOES_ON, []),
-        (
-            [EVICTED],
-            None,
-            "launcher was evicted; Retry adopts its job, or creates a new one",
-            GOES_ON,
-            [],
-        ),
+        ([EVICTED], None, ADOPTED, GOES_ON, []),
         # A run that was terminated ends its pods, too.
         ([EVICTED, CANCELLED], 40, "stopped; job x is deleted", "", [f"DELETE {JOB}"]),
         ([CANCELLED], 40, "stopped; job x is deleted", "", [f"DELETE {JOB}"]),
@@ -135,7 +130,7 @@ def test_a_hanging_step_reports_an_eviction(told: Path, capfd: pytest.CaptureFix
         ending.watches.append(pods)
         pods.changed.set()
         assert ending.changed.wait(60)
-    assert told.read_text() == "launcher was evicted; Retry adopts its job, or creates a new one"
+    assert told.read_text() == ADOPTED
     assert capfd.readouterr().out == told.read_text() + "\n"
 
 
@@ -160,8 +155,7 @@ def test_a_reported_step_does_not_change(
 
 def test_a_hanging_pvc_delays_no_report(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(monkeypatch, FakeApi({POD: 0}), [EVICTED], None)
-    words = told.read_text()
-    assert words == "launcher was evicted; Retry adopts its job, or creates a new one"
+    assert told.read_text() == ADOPTED
     released = threading.Event()
 
     class Hangs(Files):
@@ -176,7 +170,7 @@ def test_a_hanging_pvc_delays_no_report(told: Path, monkeypatch: pytest.MonkeyPa
     for files in (Hangs(), Fails()):
         told.write_text("")
         attending(FakeApi({POD: 0}), files, EVICTED).report_eviction()
-        assert told.read_text() == words
+        assert told.read_text() == ADOPTED
     released.set()
 
 

@@ -51,9 +51,7 @@ def test_another_scheduler_needs_no_pod_group(scheduler: str) -> None:
 @pytest.mark.parametrize("groups", [404, 403])
 def test_a_job_whose_pods_are_in_no_group_is_deleted(scheduler: str, groups: int) -> None:
     api = FakeApi({group_of(scheduler): groups, PODS: {"items": [{"metadata": {}}]}})
-    with pytest.raises(
-        InputError, match="created no PodGroup for PyTorchJob job, which was deleted"
-    ):
+    with pytest.raises(InputError, match="no PodGroup for PyTorchJob job, which was deleted"):
         check_gang(api, spec(scheduler), JOB)
     assert api.deleted() == [JOB_PATH]
 
@@ -63,9 +61,7 @@ def test_a_pod_group_or_pods_in_one_are_accepted(scheduler: str) -> None:
     _, _, part, mark = GROUPS[scheduler]
     marked = {"items": [{"metadata": {"labels": {}, part: {mark: "job"}}}]}
     group = group_of(scheduler)
-    seen: list[dict[str, Any]] = [{group: {}}, {group: 403, PODS: marked}]
-    for answers in seen:
-        api = FakeApi(answers)
+    for api in (FakeApi({group: {}}), FakeApi({group: 403, PODS: marked})):
         check_gang(api, spec(scheduler), JOB)
         assert api.deleted() == []
 
@@ -81,13 +77,8 @@ def test_a_missing_pod_group_counts_once_the_operator_has_handled_the_job(
     monkeypatch.setattr(check_job, "GANG_SECONDS", 0.0)
     review = {"status": {"allowed": groups == 404}}
     reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    answers: dict[str, Any] = {
-        group_of("volcano"): groups,
-        PODS: {"items": []},
-        JOB_PATH: job,
-        reviews: review,
-    }
-    api = FakeApi(answers)
+    known = {PODS: {"items": []}, JOB_PATH: job, reviews: review}
+    api = FakeApi({group_of("volcano"): groups, **known})
     if deleted:
         with pytest.raises(InputError, match="--gang-scheduler-name"):
             check_gang(api, spec("volcano"), JOB)

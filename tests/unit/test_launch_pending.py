@@ -207,18 +207,19 @@ def test_states_of_both_kinds_of_jobs() -> None:
         conditions = [{"type": kind, "status": "True"} for kind in kinds]
         return {"status": {"conditions": conditions, **more.get("status", {})}, "spec": more}
 
-    assert KINDS["pytorchjob"].state({}).phase == "created"
-    assert KINDS["pytorchjob"].state(job("Created", "Running")).phase == "running"
-    assert KINDS["pytorchjob"].state(job("Created", "Running", "Succeeded")).phase == "succeeded"
-    assert KINDS["trainjob"].state(job("Complete")).phase == "succeeded"
-    assert KINDS["pytorchjob"].state(job("Failed")).phase == "failed"
-    assert KINDS["trainjob"].state(job("Created", suspend=True)).phase == "queued"
-    assert KINDS["pytorchjob"].state(job("Created", runPolicy={"suspend": True})).phase == "queued"
-    assert (
-        KINDS["trainjob"].state(trainjob(active=2)).phase == "created"
-    )  # its pods may well wait for a node
-    assert KINDS["trainjob"].state(trainjob(active=2, ready=1)).phase == "running"
-    assert KINDS["trainjob"].state(trainjob(succeeded=1)).phase == "running"
+    def phase(kind: str, item: dict[str, Any]) -> str:
+        return KINDS[kind].state(item).phase
+
+    assert phase("pytorchjob", {}) == "created"
+    assert phase("pytorchjob", job("Created", "Running")) == "running"
+    assert phase("pytorchjob", job("Created", "Running", "Succeeded")) == "succeeded"
+    assert phase("trainjob", job("Complete")) == "succeeded"
+    assert phase("pytorchjob", job("Failed")) == "failed"
+    assert phase("trainjob", job("Created", suspend=True)) == "queued"
+    assert phase("pytorchjob", job("Created", runPolicy={"suspend": True})) == "queued"
+    assert phase("trainjob", trainjob(active=2)) == "created"  # its pods may wait for a node
+    assert phase("trainjob", trainjob(active=2, ready=1)) == "running"
+    assert phase("trainjob", trainjob(succeeded=1)) == "running"
 
 
 def trainjob(**counts: int) -> dict[str, Any]:
@@ -226,20 +227,12 @@ def trainjob(**counts: int) -> dict[str, Any]:
 
 
 def test_a_deadline_that_an_operator_enforced_is_known_in_both_kinds() -> None:
-    def failed(reason: str, message: str) -> dict[str, Any]:
+    def past(kind: str, reason: str, message: str) -> bool:
         condition = {"type": "Failed", "status": "True", "reason": reason, "message": message}
-        return {"status": {"conditions": [condition]}}
+        return KINDS[kind].state({"status": {"conditions": [condition]}}).past_deadline
 
     v1 = "Job x has failed because it was active longer than specified deadline"
-    assert KINDS["pytorchjob"].state(failed("PyTorchJobFailed", v1)).past_deadline
-    assert (
-        KINDS["trainjob"]
-        .state(failed("DeadlineExceeded", "TrainJob exceeded its active deadline"))
-        .past_deadline
-    )
-    assert (
-        not KINDS["pytorchjob"]
-        .state(failed("PyTorchJobFailed", "1 Worker replica(s) failed."))
-        .past_deadline
-    )
+    assert past("pytorchjob", "PyTorchJobFailed", v1)
+    assert past("trainjob", "DeadlineExceeded", "TrainJob exceeded its active deadline")
+    assert not past("pytorchjob", "PyTorchJobFailed", "1 Worker replica(s) failed.")
     assert not KINDS["pytorchjob"].state({}).past_deadline

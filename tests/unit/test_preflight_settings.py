@@ -12,8 +12,9 @@ from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, trials_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import job_fields
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.models.serving.rollout import OURS
+from tests.cluster import FakeApi
 
 
 def training(**fields: Any) -> LaunchSpec:
@@ -86,20 +87,18 @@ SERVED = {KSERVE: {"resources": [{"name": "inferenceservices"}]}}
 OF_OURS = {"metadata": {"labels": OURS}}
 
 
-class Cluster(Api):
+class Cluster(FakeApi):
     """A cluster with these objects by path, whose account has the rights `may`."""
 
     def __init__(self, objects: dict[str, Object], may: tuple[str, ...] = SERVICE_VERBS) -> None:
-        super().__init__(None, "here")
-        self.objects, self.may = {"/readyz": {}, **objects}, may
+        super().__init__({"/readyz": {}, **objects}, "here")
+        self.may = may
 
     def call(self, method: str, path: str, body: Any = None, *_: Any, **named: Any) -> Object:
         if method == "POST":
             verb = body["spec"]["resourceAttributes"]["verb"]
             return {"status": {"allowed": verb in self.may}}
-        if path not in self.objects:
-            raise ApiError(404, "Not Found", f"{path} not found")
-        return self.objects[path]
+        return super().call(method, path, body)
 
 
 def test_without_a_service_the_cluster_is_not_accessed(monkeypatch: pytest.MonkeyPatch) -> None:
