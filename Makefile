@@ -13,7 +13,7 @@ ifdef CPU
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $(VENV)/requirements.lock
 	$(VENV)/bin/python images/without_cuda.py
 else
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement requirements.lock
 endif
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	# The checkout is also found relative to the environment: a pod may see both at another path.
