@@ -49,12 +49,12 @@ soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cl
 check: $(INSTALLED) ## lint, format, types, and that nothing made from elsewhere is stale
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy kfp_ddp tests examples benchmarks
-	$(VENV)/bin/python -m kfp_ddp.reference --check
+	$(VENV)/bin/mypy kfp_ddp docs tests examples benchmarks
+	$(VENV)/bin/python -m docs.reference --check
 	$(VENV)/bin/kfp-ddp compile --check
 
 reference: $(INSTALLED) ## write anew what is made from elsewhere: preflight's inputs, tables, compiled YAML
-	$(VENV)/bin/python -m kfp_ddp.reference
+	$(VENV)/bin/python -m docs.reference
 	$(VENV)/bin/kfp-ddp compile
 
 format: $(INSTALLED) ## mend lint and format

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp import __version__, reference
+from docs import reference
+from kfp_ddp import __version__
 from kfp_ddp.checks.form import SUBJECTS
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.pipelines.train_resnet import train_resnet

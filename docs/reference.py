@@ -1,4 +1,4 @@
-"""`python -m kfp_ddp.reference [--check]`: write the generated parts of files.
+"""`python -m docs.reference [--check]`: write the generated parts of files.
 
 Tables in READMEs are generated from models of settings, components and commands: text between
 
