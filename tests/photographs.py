@@ -1,4 +1,4 @@
-"""Photographs made up for tests: textured JPEGs of several sizes and orientations, no split."""
+"""Images made up for tests: textured JPEGs of several sizes and orientations, and plain ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,4 +21,14 @@ def write(folder: Path, each: int, classes: Sequence[str] = CLASSES) -> Path:
             image = Image.fromarray(coarse).resize((width, height), Image.Resampling.NEAREST)
             image.getexif()[0x112] = 6 if number % 2 else 1  # turned, as a phone's are
             image.save(folder / name / f"img {number}.jpg", quality=85, exif=image.getexif())
+    return folder
+
+
+def plain(folder: Path, each: int, side: int = 16) -> Path:
+    """Write so many images of one colour to `<folder>/dark/` and `<folder>/light/`."""
+    for name, shade in (("dark", 40), ("light", 200)):
+        (folder / name).mkdir(parents=True)
+        for number in range(each):
+            image = Image.new("RGB", (side, side), (shade + number, shade, shade))
+            image.save(folder / name / f"{number}.png")
     return folder

@@ -1,13 +1,14 @@
 """Servers that run for the length of a block, and ports for those of others."""
 
 import contextlib
+import json
 import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, HTTPServer, SimpleHTTPRequestHandler
 from socketserver import StreamRequestHandler, TCPServer, ThreadingTCPServer
 
 _FIRST = 12_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -22,10 +23,13 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         """Log nothing."""
 
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """Send a whole answer; `_` in the name of a header is a hyphen."""
+    def answer(self, status: int, content: object = b"", **headers: str) -> None:
+        """Send a whole answer, as JSON if it is not bytes; `_` in a header's name is a hyphen."""
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        if body is not content:
+            headers = {"Content_Type": "application/json", **headers}
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        for name, value in {"Content_Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command != "HEAD":
@@ -37,6 +41,28 @@ class Files(SimpleHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Log nothing."""
+
+
+class Recorder(HTTPServer):
+    """Records requests; answers with the next of `answers`, a status and a location, then 200."""
+
+    def __init__(self, *answers: tuple[int, str]) -> None:
+        self.answers = list(answers)
+        self.seen: list[tuple[str, str, bytes]] = []
+        """Path, header Authorization and body of each."""
+        super().__init__(("127.0.0.1", 0), _RecorderHandler)
+
+
+class _RecorderHandler(Handler):
+    server: Recorder
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.seen.append((self.path, self.headers["Authorization"], body))
+        status, location = self.server.answers.pop(0) if self.server.answers else (200, "")
+        self.answer(status, Location=location)
+
+    do_GET = do_POST
 
 
 def head(body: bytes, status: str = "200 OK", *headers: str) -> bytes:

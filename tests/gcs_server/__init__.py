@@ -167,12 +167,12 @@ class Handler(serving.Handler):
                 self.error(HTTPStatus(int(fault)))
             return
         if self.bucket.deny_tokens:
-            self.answer_json(HTTPStatus.BAD_REQUEST, {"error": "invalid_grant"})
+            self.answer(HTTPStatus.BAD_REQUEST, {"error": "invalid_grant"})
             return
         self.bucket.tokens_given += 1
         self.bucket.token = f"token-{self.bucket.tokens_given}"
         tokens = dict.fromkeys(("access_token", "id_token"), self.bucket.token)
-        self.answer_json(HTTPStatus.OK, tokens | {"expires_in": 3600})
+        self.answer(HTTPStatus.OK, tokens | {"expires_in": 3600})
 
     def upload(self, body: bytes) -> None:
         """Store what comes with its name in one body of parts, or begin an upload by do_PUT."""
@@ -189,18 +189,18 @@ class Handler(serving.Handler):
             _, about, content, _ = body.split(body.partition(b"\r\n")[0])
             name = json.loads(about.partition(b"\r\n\r\n")[2])["name"]
             data = content.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
-            self.answer_json(*self.bucket.write(name, match, data))
+            self.answer(*self.bucket.write(name, match, data))
 
     def do_PUT(self) -> None:
         """Take the content of an upload."""
         name, match = self.sessions[int(self.path.rpartition("/")[2])]
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.answer_json(*self.bucket.write(name, match, body))
+        self.answer(*self.bucket.write(name, match, body))
 
     def do_DELETE(self) -> None:
         """Drop an object."""
         self.bucket.objects.pop(unquote(urlsplit(self.path).path.partition("/o/")[2]), None)
-        self.answer_json(HTTPStatus.OK, {})
+        self.answer(HTTPStatus.OK, {})
 
     def do_GET(self) -> None:
         """List or download."""
@@ -245,7 +245,7 @@ class Handler(serving.Handler):
         }
         if len(names) > size:
             page["nextPageToken"] = names[size - 1]
-        self.answer_json(HTTPStatus.OK, page)
+        self.answer(HTTPStatus.OK, page)
 
     def media(self, name: str, query: dict[str, str]) -> None:
         """An object's bytes, or the fault that is next for it."""
@@ -263,7 +263,7 @@ class Handler(serving.Handler):
         elif fault.isdigit():
             self.error(HTTPStatus(int(fault)))
         elif query.get("alt") != "media":
-            self.answer_json(HTTPStatus.OK, properties(name, stored))
+            self.answer(HTTPStatus.OK, properties(name, stored))
         else:
             self.body(stored, fault)
 
@@ -340,12 +340,8 @@ class Handler(serving.Handler):
 
     def error(self, status: HTTPStatus) -> None:
         """An error in the form of the JSON API."""
-        usual = json.dumps({"error": {"code": status, "message": status.phrase}}).encode()
+        usual = {"error": {"code": status, "message": status.phrase}}
         self.answer(status, self.bucket.refusal or usual)
-
-    def answer_json(self, status: int, document: object) -> None:
-        """A JSON answer."""
-        self.answer(status, json.dumps(document).encode(), Content_Type="application/json")
 
 
 def properties(name: str, stored: Stored) -> dict[str, str]:

@@ -177,6 +177,6 @@ def registry_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[registry.Regist
     monkeypatch.setattr(client, "LOOK", 0.0)
     # Its client reads all certificate authorities for each connection, those of HTTP too.
     monkeypatch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
-    with registry.serving() as found:
+    with registry.serve() as found:
         yield found
     assert not found.violations

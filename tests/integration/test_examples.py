@@ -18,6 +18,7 @@ from kfp_ddp.training import images, rank, transforms
 from kfp_ddp.training.checkpoint import load_model, newest_valid
 from kfp_ddp.training.flags import parse
 from tests.local_pipeline import pipeline
+from tests.photographs import plain
 
 if TYPE_CHECKING:
     from tests.kfp_server.server import KfpServer
@@ -28,13 +29,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photographs")
-    for split, count in (("train", 8), ("val", 2)):
-        for label, shade in (("dark", 40), ("light", 200)):
-            (folder / split / label).mkdir(parents=True)
-            for number in range(count):
-                picture = Image.new("RGB", (16, 16), (shade + number, shade, shade))
-                picture.save(folder / split / label / f"{number}.png")
-    return folder
+    return plain(plain(folder / "train", 8).with_name("val"), 2).parent
 
 
 def test_readme_lists_every_file() -> None:

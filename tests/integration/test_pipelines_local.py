@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from kfp_ddp.local import results
 from tests.local_pipeline import pipeline
+from tests.photographs import plain
 
 pytestmark = pytest.mark.slow
 COMPILED = Path(__file__).parents[2] / "compiled"
@@ -21,13 +21,8 @@ class Place:
     """Photographs, a destination and runs below one folder."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.source = root, root / "photographs"
+        self.root, self.source = root, plain(root / "photographs", 16)
         self.models = root / "models" / "shades"
-        for label, colour in (("dark", 40), ("light", 200)):
-            (self.source / label).mkdir(parents=True)
-            for number in range(16):
-                shade = (colour + number, colour, colour)
-                Image.new("RGB", (16, 16), shade).save(self.source / label / f"{number}.png")
 
     def run(self, name: str, **arguments: Any) -> "subprocess.CompletedProcess[str]":
         """Run a pipeline; `artifacts` is that of the last run."""

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from kfp_ddp.local.results import outputs
 from kfp_ddp.training import model_file
 from tests.local_pipeline import pipeline
+from tests.photographs import plain
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
@@ -18,13 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("photographs")
-    for label, shade in (("dark", 40), ("light", 200)):
-        (folder / label).mkdir()
-        for number in range(16):
-            picture = Image.new("RGB", (16, 16), (shade + number, shade, shade))
-            picture.save(folder / label / f"{number}.png")
-    return folder
+    return plain(tmp_path_factory.mktemp("photographs"), 16)
 
 
 def run(name: str, source: Path, folder: Path, **more: Any) -> "subprocess.CompletedProcess[str]":

@@ -65,15 +65,14 @@ def handler(hub: Hub, stored_at: list[str]) -> type[BaseHTTPRequestHandler]:
             elif hub.gated:
                 self.answer(403, b"{}", X_Error_Code="GatedRepo")
             elif kind == "/api/datasets" and rest in ("", "/revision/main"):
-                self.answer(200, json.dumps({"id": "owner/pets", "sha": COMMIT}).encode())
+                self.answer(200, {"id": "owner/pets", "sha": COMMIT})
             elif rest.startswith("/revision/"):
                 self.answer(404, b"{}", X_Error_Code="RevisionNotFound")
             elif rest.startswith(f"/tree/{COMMIT}"):
                 folder = rest.removeprefix(f"/tree/{COMMIT}").strip("/")
                 rows = [hub.described(name) for name in hub.files if name.startswith(folder)]
                 rows.append({"type": "directory", "path": "train", "oid": "0" * 40})
-                body = hub.page or json.dumps(rows).encode()
-                self.answer(200, body, Content_Type="application/json")
+                self.answer(200, hub.page or rows, Content_Type="application/json")
             else:
                 self.send_file(rest.removeprefix(f"/resolve/{COMMIT}/").removeprefix("/stored/"))
 

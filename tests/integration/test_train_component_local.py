@@ -10,9 +10,9 @@ from typing import Any
 
 import psutil
 import pytest
-from PIL import Image
 
 from kfp_ddp import __version__
+from tests.photographs import plain
 from tests.waiting import until
 
 CHILD = """
@@ -30,13 +30,7 @@ print("OUTPUTS", json.dumps({k: getattr(v, "metadata", v) for k, v in task.outpu
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two classes of plain images."""
     root = tmp_path_factory.mktemp("dataset")
-    for split, count in (("train", 24), ("val", 8)):
-        for name, shade in (("dark", 30), ("light", 220)):
-            (root / split / name).mkdir(parents=True)
-            for index in range(count):
-                image = Image.new("RGB", (8, 8), (shade + index % 20,) * 3)
-                image.save(root / split / name / f"{index}.png")
-    return root
+    return plain(plain(root / "train", 24, 8).with_name("val"), 8, 8).parent
 
 
 def arguments(dataset: Path, work_dir: Path, **training: Any) -> dict[str, Any]:

@@ -5,16 +5,17 @@ passes on goes to the contract server below `/pipeline`.
 """
 
 import contextlib
+import json
 import threading
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
 
-from tests.serving import serving
+from tests.serving import Handler, serving
 
 FORM = """<html><form method="post" action="{}">
 <input type="text" name="login"/><input type="password" name="password"/></form></html>"""
@@ -53,31 +54,29 @@ def guarding(behind: str, **more: Any) -> Iterator[Dex]:
         yield dex
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     dex: Dex
     lock = threading.Lock()
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if path == "/dex/auth":
-            self._page(200, CHOICE if self.dex.several else FORM.format(self.dex.action))
+            self._page(CHOICE if self.dex.several else FORM.format(self.dex.action))
         elif path == "/dex/auth/local":
-            self._page(200, FORM.format(self.dex.action))
+            self._page(FORM.format(self.dex.action))
         elif path == "/dex/approval":
             hidden = '<form method="post"><input type="hidden" name="req" value="abc"/></form>'
-            self._page(200, f"<html>{hidden}</html>")
+            self._page(f"<html>{hidden}</html>")
         elif path == "/oauth2/callback":
-            self._to("/", f"oauth2_proxy_kubeflow={self.dex.session}; Path=/; HttpOnly")
+            cookie = f"oauth2_proxy_kubeflow={self.dex.session}; Path=/; HttpOnly"
+            self.answer(303, Location="/", Set_Cookie=cookie)
         elif f"oauth2_proxy_kubeflow={self.dex.session}" not in self.headers.get("Cookie", ""):
-            self._to("/dex/auth?client_id=x&state=abc")
+            self.answer(303, Location="/dex/auth?client_id=x&state=abc")
         elif path.startswith("/pipeline/apis"):
             self.dex.cookies.append(self.headers["Cookie"])
             self._pass_on()
         else:
-            self._page(200, "<html>Kubeflow</html>")
+            self._page("<html>Kubeflow</html>")
 
     def do_POST(self) -> None:
         form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
@@ -85,34 +84,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.dex.posted.append(form)
         if urlsplit(self.path).path == "/dex/approval":
             assert form == {"req": ["abc"], "approval": ["approve"]}, form
-            self._to("/oauth2/callback")
+            self.answer(303, Location="/oauth2/callback")
         elif self.dex.resent:
-            self._to("http://127.0.0.1:1/elsewhere", status=307)
+            self.answer(307, Location="http://127.0.0.1:1/elsewhere")
         elif form.get("password") != [self.dex.password]:
-            self._page(200, FORM.format(self.dex.action))
+            self._page(FORM.format(self.dex.action))
         else:
             target = "/dex/approval" if self.dex.approval else "/oauth2/callback"
-            self._to(target, "dex=of-the-provider; Path=/dex")
+            self.answer(303, Location=target, Set_Cookie="dex=of-the-provider; Path=/dex")
 
     def _pass_on(self) -> None:
         try:
             with urllib.request.urlopen(self.dex.behind + self.path[len("/pipeline") :]) as answer:
-                self._page(200, answer.read().decode(), "application/json")
+                self.answer(200, json.load(answer))
         except HTTPError as error:
-            self._page(error.code, error.read().decode(), "application/json")
+            self.answer(error.code, json.load(error))
 
-    def _to(self, target: str, cookie: str = "", status: int = 303) -> None:
-        self.send_response(status)
-        self.send_header("Location", target)
-        if cookie:
-            self.send_header("Set-Cookie", cookie)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def _page(self, status: int, text: str, kind: str = "text/html") -> None:
-        data = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+    def _page(self, text: str) -> None:
+        self.answer(200, text.encode(), Content_Type="text/html")

@@ -28,25 +28,18 @@ def lost(handler: Any, _: Any) -> None:
 
 def cut(handler: Any, _: Any) -> None:
     """An answer that ends early."""
-    handler.send_response(200)
-    handler.send_header("Content-Type", "application/json")
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    handler.wfile.write(b'{"runs": [')
+    handler.answer(200, b'{"runs": [', Content_Type="application/json", Content_Length="1000")
     handler.close_connection = True
 
 
 def login_page(handler: Any, _: Any) -> None:
     """What stands before KFP and knows nobody."""
-    handler.send_response(302)
-    handler.send_header("Location", "/dex/auth?client_id=kubeflow-oidc-authservice&state=abc")
-    handler.send_header("Content-Length", "0")
-    handler.end_headers()
+    handler.answer(302, Location="/dex/auth?client_id=kubeflow-oidc-authservice&state=abc")
 
 
 def answer(text: str, code: int = 200, kind: str = "application/json") -> Fault:
     """An answer of something else."""
-    return lambda handler, _: _send(handler, code, text, kind)
+    return lambda handler, _: handler.answer(code, text.encode(), Content_Type=kind)
 
 
 def status(code: int, why: str = "injected") -> Fault:
@@ -75,12 +68,3 @@ page = answer("<!DOCTYPE html><html><body>Log in</body></html>", kind="text/html
 def endless(field: str, rows: list[Any]) -> Fault:
     """A page whose token leads to itself."""
     return answer(json.dumps({field: rows, "next_page_token": "c2FtZQ=="}))
-
-
-def _send(handler: Any, code: int, text: str, kind: str = "application/json") -> None:
-    data = text.encode()
-    handler.send_response(code)
-    handler.send_header("Content-Type", kind)
-    handler.send_header("Content-Length", str(len(data)))
-    handler.end_headers()
-    handler.wfile.write(data)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.parser import BytesParser
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -21,6 +21,7 @@ from tests.kfp_server.catalog import Row
 from tests.kfp_server.refusal import RefusalError, gateway
 from tests.kfp_server.runs import OVER, Store
 from tests.kfp_server.specs import NotYamlError
+from tests.serving import Handler
 from tests.serving import serving as in_thread
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -116,19 +117,11 @@ class _NoSessionError(Exception):
     """A request without the cookie."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     kfp: KfpServer
     lock = threading.Lock()
 
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
     def do_GET(self) -> None:
-        self._answer()
-
-    do_POST = do_DELETE = do_PATCH = do_PUT = do_GET
-
-    def _answer(self) -> None:
         parts = urlsplit(self.path)
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         query = dict(parse_qsl(parts.query))
@@ -148,14 +141,15 @@ class _Handler(BaseHTTPRequestHandler):
                     self._called(called, request)
                 fault(self, self.kfp)
                 return
-            self._send(200, self._called(called, request))
+            self.answer(200, self._called(called, request))
         except RefusalError as refusal:
-            self._send(refusal.status, refusal.body)
+            self.answer(refusal.status, refusal.body)
         except _NoSessionError:
             faults.login_page(self, self.kfp)
         except NotYamlError:
-            self.kfp.closing.wait()  # as the real one, which never answered
-            self.close_connection = True
+            faults.silence(self, self.kfp)  # as the real one, which never answered
+
+    do_POST = do_DELETE = do_PATCH = do_PUT = do_GET
 
     def _called(self, called: Any, request: Request) -> Row:
         self._check_login(request)
@@ -196,14 +190,6 @@ class _Handler(BaseHTTPRequestHandler):
             )
         if self.kfp.cookie and self.kfp.cookie not in cookies.split("; "):
             raise _NoSessionError
-
-    def _send(self, status: int, body: Any) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
 
 def _find(method: str, path: str) -> tuple[contract.Operation, dict[str, str]] | None:

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from tests import serving
 from tests.registry_server.contract import Operation, mismatch, operations
 from tests.registry_server.store import RefusedError, Store
-from tests.serving import serving as in_thread
 
 Fault = Callable[["Handler"], bool]
 """Called before the operation; returns True if it has answered instead."""
@@ -61,26 +61,23 @@ class RegistryServer:
 
 
 @contextmanager
-def serving() -> Iterator[RegistryServer]:
+def serve() -> Iterator[RegistryServer]:
     """Run a server on its own port during the block."""
     server = RegistryServer()
     http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"registry": server}))
     http.block_on_close = False
-    with in_thread(http) as server.url:
+    with serving.serving(http) as server.url:
         try:
             yield server
         finally:
             server.closing.set()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(serving.Handler):
     """One connection."""
 
     registry: RegistryServer
     lock = threading.Lock()
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
@@ -89,15 +86,15 @@ class Handler(BaseHTTPRequestHandler):
         for operation in operations():
             parameters = operation.match(self.command, path)
             if parameters is not None and f"/{self.registry.api}/" in parts.path:
-                self._answer(operation, parameters, dict(parse_qsl(parts.query)), text)
+                self._operate(operation, parameters, dict(parse_qsl(parts.query)), text)
                 return
         if self.registry.api == "v1":
             self.registry.violations.append(f"no operation {self.command} {parts.path}")
-        self.send(404, b"404 page not found\n", "text/plain; charset=utf-8")
+        self.answer(404, b"404 page not found\n", Content_Type="text/plain; charset=utf-8")
 
     do_POST = do_PATCH = do_GET
 
-    def _answer(
+    def _operate(
         self, operation: Operation, parameters: dict[str, str], query: dict[str, str], text: bytes
     ) -> None:
         registry = self.registry
@@ -107,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None and fault(self):
             return
         if registry.token and self.headers.get("Authorization") != f"Bearer {registry.token}":
-            self.send(401, {"code": "401", "message": "Unauthorized"})
+            self.answer(401, {"code": "401", "message": "Unauthorized"})
             return
         unknown = sorted(query.keys() - operation.query)
         problem = mismatch(operation.body, body) if operation.body else ""
@@ -115,36 +112,27 @@ class Handler(BaseHTTPRequestHandler):
         if unknown or problem or call is None:
             why = problem or f"unknown in the query: {unknown}" if call else "not implemented"
             registry.violations.append(f"{operation.name}: {why}")
-            self.send(400, {"code": "400", "message": why})
+            self.answer(400, {"code": "400", "message": why})
             return
         arguments = (query, body) if operation.body else (query,)
         try:
             with self.lock:
                 answer = call(*arguments, **parameters)
         except RefusedError as error:
-            self.send(error.status, {"code": str(error.status), "message": str(error)})
+            self.answer(error.status, {"code": str(error.status), "message": str(error)})
             return
         created = operation.name.startswith(("create", "upsert")) and 201 in operation.answers
         status = 201 if created else 200
         if problem := mismatch(operation.answers[status], answer):
             registry.violations.append(f"our own answer to {operation.name}: {problem}")
-        self.send(status, answer)
-
-    def send(self, status: int, content: Any, kind: str = "application/json") -> None:
-        """Send an answer."""
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer(status, answer)
 
 
 def status(code: int, message: str = "injected") -> Fault:
     """Answer with this status."""
 
     def fault(handler: Handler) -> bool:
-        handler.send(code, {"code": str(code), "message": message})
+        handler.answer(code, {"code": str(code), "message": message})
         return True
 
     return fault
@@ -154,7 +142,7 @@ def page(code: int = 200) -> Fault:
     """Answer with a web page."""
 
     def fault(handler: Handler) -> bool:
-        handler.send(code, b"<html><body>Log in</body></html>", "text/html")
+        handler.answer(code, b"<html><body>Log in</body></html>", Content_Type="text/html")
         return True
 
     return fault
@@ -162,7 +150,7 @@ def page(code: int = 200) -> Fault:
 
 def other_json(handler: Handler) -> bool:
     """Answer with JSON of another API."""
-    handler.send(200, {"items": [{"kind": "Pod"}]})
+    handler.answer(200, {"items": [{"kind": "Pod"}]})
     return True
 
 

@@ -54,17 +54,6 @@ def test_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> N
     assert loops.fitting("", "resnet50", 224, {"batch_size": 256}) == 64
 
 
-def test_figures_of_the_measured_loops() -> None:
-    rates = {gpu.JPEG: 900.0, gpu.CACHED: 1200.0, gpu.SAME: 1600.0, gpu.THEIRS: 450.0}
-    assert gpu.compared(rates) == {
-        "images_per_s": 900.0,
-        "images_per_s_cached": 1200.0,
-        "real_vs_synthetic": 0.75,
-        "vs_torchvision": 2.0,
-    }
-    assert gpu.compared({gpu.JPEG: 900.0}) == {"images_per_s": 900.0}
-
-
 @pytest.mark.soak
 def test_all_parts_run(capfd: pytest.CaptureFixture[str]) -> None:
     measurement = gpu.Measurement("resnet18", 32, 1.0, time.perf_counter() + 600)

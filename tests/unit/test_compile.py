@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from kfp_ddp import __version__
-from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS, StepResources
+from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.pipelines import NAMES, compiled
-from kfp_ddp.pipelines.compiled import Images, built_in, write
+from kfp_ddp.pipelines.compiled import Images
 from kfp_ddp.training.recipes import RECIPES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -245,16 +245,6 @@ def test_resources_of_the_launcher_are_not_passed_to_workers() -> None:
     assert len(passed) == 5
 
 
-def test_no_step_runs_as_root_if_compiled_as_restricted(tmp_path: Path) -> None:
-    pipelines = built_in(["train_resnet"])
-    for restricted in (True, False):
-        (path,) = write(pipelines, tmp_path, restricted=restricted)
-        _, platform = yaml.safe_load_all(path.read_text())
-        executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-        contexts = [executors.get(name, {}).get("securityContext") for name in EXECUTORS]
-        assert contexts == [{"runAsNonRoot": True} if restricted else None] * len(EXECUTORS)
-
-
 @every
 def test_long_steps_are_not_evicted(name: str) -> None:
     metadata = PLATFORMS.get(name, {}).get("podMetadata", {})
@@ -267,8 +257,3 @@ def test_long_steps_are_not_evicted(name: str) -> None:
     }
     budget = yaml.safe_load((REPOSITORY / "deploy/eviction/poddisruptionbudget.yaml").read_text())
     assert metadata["labels"] == budget["spec"]["selector"]["matchLabels"]
-
-
-def test_default_resources_are_not_empty() -> None:
-    """KFP's driver fails a run for an empty quantity."""
-    assert "" not in {field.default for field in StepResources.model_fields.values()}

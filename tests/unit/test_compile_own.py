@@ -98,7 +98,9 @@ def test_check_lists_missing_and_stale_files(own: Path) -> None:
     assert not (own.parent / "birds.yaml").exists()
 
 
-def test_restricted_applies_to_steps_of_the_file(own: Path) -> None:
+def test_steps_of_a_file_run_as_root_unless_restricted(own: Path) -> None:
+    compiled(own)
+    assert "runAsNonRoot" not in (own.parent / "flowers.yaml").read_text()
     compiled(own, "--restricted")
     _, platform = yaml.safe_load_all((own.parent / "flowers.yaml").read_text())
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]

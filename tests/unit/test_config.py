@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kfp_ddp.cli import app
-from kfp_ddp.core.config import FIELDS, Config, config
+from kfp_ddp.core.config import FIELDS, config
 from kfp_ddp.core.errors import InputError, ServerError
 
 
@@ -25,10 +25,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 def show(*words: str) -> Result:
     return CliRunner().invoke(app, ["config", "show", *words])
-
-
-def test_without_anything_all_are_defaults() -> None:
-    assert config() == Config()
 
 
 def test_init_writes_settings_once(files: dict[str, Path]) -> None:

@@ -63,11 +63,6 @@ def test_the_image_of_the_step_is_named_by_its_digest(
     assert {"type": "container", "name": image, "version": digest} in bill["components"]
 
 
-def test_the_revision_is_read_from_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KFP_DDP_REVISION", raising=False)
-    assert re.fullmatch(r"([0-9a-f]{40}(-dirty)?)?", provenance.revision())
-
-
 TRAINER = "registry.example/team/trainer:1.0"
 OLD, NEW = "sha256:" + "0" * 64, "sha256:" + "1" * 64
 

@@ -13,7 +13,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from google.protobuf import text_format
 from onnx import TensorProto, helper
 
 from kfp_ddp.export import contents, formats, onnx_forms
@@ -45,20 +44,12 @@ def test_files_are_in_the_layout_of_the_servers(repository: Path) -> None:
     assert labels == ["daisy", "two lines", "Löwen zahn"]
 
 
-def test_triton_can_parse_the_configuration(repository: Path, tmp_path: Path) -> None:
-    text = (repository / "flowers" / "config.pbtxt").read_text()
-    config = triton.parsed(text, tmp_path)
-    assert config.name == "flowers"
-    assert config.backend == "onnxruntime"
-    assert config.HasField("dynamic_batching")
-    with pytest.raises(text_format.ParseError):
-        triton.parsed(text + "batching { }", tmp_path)
-
-
 def test_the_configuration_fits_the_model(repository: Path, tmp_path: Path) -> None:
     config = triton.parsed((repository / "flowers" / "config.pbtxt").read_text(), tmp_path)
     graph = onnx.load(repository / "flowers" / "1" / "model.onnx").graph
     types: dict[int, int] = {TensorProto.UINT8: 2, TensorProto.FLOAT: 11}  # of its enum DataType
+    assert config.backend == "onnxruntime"
+    assert config.HasField("dynamic_batching")
     assert config.max_batch_size > 1
     for configured, values in ((config.input, graph.input), (config.output, graph.output)):
         (one,), (tensor,) = configured, values

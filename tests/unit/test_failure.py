@@ -9,7 +9,6 @@ from kfp_ddp.core.failure import (
     RECORD,
     Failure,
     final_failure,
-    first_cause,
     lost_peer,
     write_record,
 )
@@ -64,14 +63,6 @@ def test_message_of_a_lost_peer_is_recognized(text: str) -> None:
 )
 def test_other_error_is_not_a_lost_peer(text: str) -> None:
     assert not lost_peer(text)
-
-
-def test_first_cause_comes_before_consequences() -> None:
-    lost = Failure(1, 0, "lost", True, 1.0, consequence=True)
-    late, cause = Failure(1, 2, "late", False, 3.0), Failure(1, 1, "cause", False, 2.0)
-    assert first_cause([lost, late, cause]) is cause
-    assert first_cause([lost]) is lost
-    assert first_cause([]) is None
 
 
 def test_final_record_is_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,12 +43,6 @@ def program() -> bytes:
     return content.getvalue()
 
 
-def test_a_program_computes_batches_of_any_size(program: bytes) -> None:
-    logits = programs.load(program)
-    for images in (IMAGES, IMAGES[:1]):
-        np.testing.assert_array_equal(logits(images), images.sum((2, 3)).astype(np.float32))
-
-
 class Payload:
     """Creates a file when it is unpickled."""
 
@@ -224,12 +218,3 @@ def test_damage_is_one_line(data: st.DataObject, tmp_path_factory: pytest.TempPa
         except InputError as error:
             line = str(error)
         assert not line or "is damaged" in line
-
-
-def test_correct_documents_are_read(tmp_path: Path) -> None:
-    texts = {name: json.dumps(document) for name, document in DOCUMENTS.items()}
-    opened = sealed(tmp_path, texts)
-    assert read_interface(opened) == (("cat", "dog"), 2, 2, "")
-    sample = read_sample(opened)
-    assert sample is not None
-    assert (sample.output.data, sample.allowed) == ((1.0, 2.0), 0.1)

@@ -1,13 +1,12 @@
 """Kinds of jobs: the settings that each does not support, and how it starts a script."""
 
-import typing
 from typing import Any
 
 import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import payload
-from kfp_ddp.jobs.kinds import KINDS, KindName, pod
+from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
@@ -45,10 +44,6 @@ def test_an_unsupported_setting_is_refused(kind: str) -> None:
             assert LaunchSpec.create(**fields).kind == kind
     assert unsupported <= OTHER.keys()
     assert LaunchSpec.create(**SPEC, kind=kind, scheduler="kueue").kind == kind
-
-
-def test_every_name_has_a_kind() -> None:
-    assert {kind.name for kind in KINDS.values()} == set(typing.get_args(KindName))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def waiting(reason: str, message: str) -> Object:
     return pending(cluster.waiting(reason, message))
 
 
-CLAIM = core("space", "persistentvolumeclaims", "images")
+ROOT = "container has runAsNonRoot and image will run as root"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,7 @@ CLAIM = core("space", "persistentvolumeclaims", "images")
         ),
         (waiting("ImagePullBackOff", "not found"), "cannot pull a:1 (ImagePullBackOff: not found)"),
         (waiting("CreateContainerConfigError", 'secret "s" not found'), "cannot start"),
+        (waiting("CreateContainerConfigError", ROOT), "or non_root=false"),
         (
             unscheduled("x", volumes=[{"persistentVolumeClaim": {"claimName": "images"}}]),
             "claim images does not exist",
@@ -59,12 +60,6 @@ CLAIM = core("space", "persistentvolumeclaims", "images")
 )
 def test_a_pending_pod_is_explained(pod: dict[str, Any], says: str) -> None:
     assert says in explain(JOB, State("created"), [pod], [], FakeApi())
-
-
-def test_an_image_that_is_root_gets_its_remedy() -> None:
-    line = "container has runAsNonRoot and image will run as root"
-    pod = waiting("CreateContainerConfigError", line)
-    assert explain(JOB, State("created"), [pod], [], FakeApi()).endswith("or non_root=false")
 
 
 @pytest.mark.parametrize(
@@ -85,14 +80,6 @@ def test_an_unmounted_volume_is_explained_by_events(reason: str, remedy: str) ->
     events["items"].clear()
     assert explain(JOB, State("created"), [pod], [], api) == "job-master-0: starting"
     assert explain(JOB, State("created"), [pod], [], FakeApi()) == "job-master-0: starting"
-
-
-def test_an_unbound_claim_is_named_with_its_class() -> None:
-    claimed = {"status": {"phase": "Pending"}, "spec": {"storageClassName": "late"}}
-    api = FakeApi({CLAIM: claimed})
-    pod = unscheduled("x", volumes=[{"persistentVolumeClaim": {"claimName": "images"}}])
-    line = explain(JOB, State("created"), [pod], [], api)
-    assert line.endswith("claim images is not bound (StorageClass late)")
 
 
 def kueue(**objects: Any) -> FakeApi:
@@ -161,11 +148,7 @@ def test_a_preempted_job_names_the_preempting_one() -> None:
 def test_a_job_that_kueue_has_not_handled_yet() -> None:
     assert queued() == "waiting for Kueue to add it to queue team"
     assert queued(workload("u", 1)) == "waiting for Kueue to add it to queue team"
-
-
-def test_a_suspended_job_without_a_queue() -> None:
-    api = kueue()
-    assert explain(JOB, State("queued"), [], [], api).startswith("suspended; ")
+    assert explain(JOB, State("queued"), [], [], kueue()).startswith("suspended; ")
 
 
 def test_a_queue_is_looked_up_in_the_version_that_is_served() -> None:

@@ -10,17 +10,22 @@ from kfp import dsl
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.identity import Owner, identify, metadata
-from kfp_ddp.jobs.kinds import KINDS, pod
+from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claim_of, overlaid, read_only, with_claims
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 
 
+def manifest(**fields: Any) -> dict[str, Any]:
+    """The `spec` of the job of a specification."""
+    spec = LaunchSpec.create(**{**SPEC, **fields})
+    return dict(spec.job_kind.manifest(spec, {"name": "job", "labels": {}})["spec"])
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"nods": 2}, "there is no setting 'nods'; did you mean 'nodes'?"),
         ({"image": ""}, "image='' cannot be used"),
         ({"cpu": "four"}, "cpu='four' cannot be used"),
         ({"elastic": "4:2"}, "elastic=4:2: the minimum is above the maximum"),
@@ -35,7 +40,6 @@ SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3
             "its command runs only in the launcher",
         ),
         ({"pip_index_urls": ["https://e.com"]}, "pip_index_urls without packages_to_install"),
-        ({"packages_to_install": ["a"]}, "packages_to_install.0='a' cannot be used: it should be"),
         ({"packages_to_install": ["a==1.*"]}, "it should be a pin such as name==1.0"),
         ({"code": "src"}, "code cannot be used: it should be what as_folder makes, or /path/"),
         ({"code": "gs://b/train.tar.gz"}, "code cannot be used: it should be what as_folder"),
@@ -146,10 +150,7 @@ def test_a_dataset_is_mounted_read_only_unless_the_run_writes_beside_it() -> Non
 def test_gpus_set_on_the_task_give_a_process_each_and_an_mpijobs_launcher_none(gpu: str) -> None:
     options = {"limits": {gpu: "8", "cpu": "64"}, "requests": {"cpu": "64"}}
     jobs = {
-        kind: KINDS[kind].manifest(
-            LaunchSpec.create(**SPEC, args=["--x"], kind=kind, nodes=2, resources=options),
-            {"name": "job", "labels": {}},
-        )["spec"]
+        kind: manifest(args=["--x"], kind=kind, nodes=2, resources=options)
         for kind in ("pytorchjob", "trainjob", "mpijob")
     }
     assert jobs["pytorchjob"]["nprocPerNode"] == "8"
@@ -210,12 +211,6 @@ def test_a_claim_with_a_name_that_no_volume_may_have_is_mounted_all_the_same() -
     assert set(names.values()) == {"images.v1", "x" * 200, "work"}
     assert all(len(name) <= 63 and "." not in name for name in names)
     assert [mount["name"] for mount in pod.mounts(spec, "")[:3]] == list(names)
-
-
-def manifest(**fields: Any) -> dict[str, Any]:
-    """The `spec` of the job of a specification."""
-    spec = LaunchSpec.create(**{**SPEC, **fields})
-    return dict(spec.job_kind.manifest(spec, {"name": "job", "labels": {}})["spec"])
 
 
 def test_parts_of_a_gpu_count_and_its_memory_and_cores_do_not() -> None:

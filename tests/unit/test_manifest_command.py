@@ -54,9 +54,6 @@ COMMAND = ["image=a:1", "command=[python3, train.py]", "nodes=2"]
     ("arguments", "says"),
     [
         (["pytorchjob", "nodes=2"], "image is missing"),
-        (["mpijob", *COMMAND, "elastic=1:2"], "a mpijob cannot be elastic"),
-        (["tfjob", *COMMAND, "claims={data: images}"], "it should be an absolute path"),
-        (["trainjob", *COMMAND, "host_network=true"], "cannot be set on a TrainJob"),
         (["trainjob", *COMMAND, "--task-name", "no such name"], "cannot be a label"),
         (["trainjob", *COMMAND, "env={A: ["], "is not a YAML value"),
         (["trainjob", *COMMAND, "nodes"], "is not a setting; write SETTING=VALUE"),

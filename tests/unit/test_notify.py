@@ -5,7 +5,6 @@ import re
 import socketserver
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import HTTPServer
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.runs import notify as channels
 from kfp_ddp.runs.notify import Notification, Outcome, send
-from tests.serving import Handler, free_port, serving
+from tests.serving import Recorder, free_port, serving
 
 PROMOTED = Outcome(
     "1f0c",
@@ -29,25 +28,11 @@ PROMOTED = Outcome(
 FAILED = Outcome("1f0c", "failed", "rank 1: <class 'X'> & more", step="train")
 
 
-class Hook(Handler):
-    """Records requests; responds with the next of `answers`, then 200."""
-
-    posted: list[tuple[str, Any]]
-    answers: list[int]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.posted.append((self.path, json.loads(body)))
-        status = self.answers.pop(0) if self.answers else 200
-        self.answer(status, Location="http://elsewhere.invalid/")
-
-
 @contextmanager
-def hook(*answers: int) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    handler = type("Kept", (Hook,), {"posted": [], "answers": list(answers)})
-    server = HTTPServer(("127.0.0.1", 0), handler)
+def hook(*answers: int) -> Iterator[tuple[str, list[tuple[str, str, bytes]]]]:
+    server = Recorder(*((status, "http://elsewhere.invalid/") for status in answers))
     with serving(server) as address:
-        yield address, handler.posted  # type: ignore[attr-defined]
+        yield address, server.seen
 
 
 def sent(monkeypatch: pytest.MonkeyPatch, outcome: Outcome, **values: str) -> list[str]:
@@ -64,7 +49,8 @@ def test_a_webhook_receives_json(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch, PROMOTED, notify_webhook="HOOK", HOOK=f"{address}/in?token=s3cr3t"
         )
     assert lines == ["notify_webhook: sent"]
-    ((path, body),) = posted
+    ((path, _, content),) = posted
+    body = json.loads(content)
     assert path == "/in?token=s3cr3t"
     assert (body["format"], body["state"], body["accuracy"]) == (1, "promoted", 0.992)
     assert body["gain"] == pytest.approx(0.005)
@@ -86,7 +72,7 @@ def test_slack_receives_escaped_text_after_retries(monkeypatch: pytest.MonkeyPat
     body = {
         "text": "*run failed in train*\nreason: rank 1: &lt;class 'X'&gt; &amp; more\nrun: 1f0c"
     }
-    assert [body for _, body in posted] == [body] * 3
+    assert [json.loads(content) for *_, content in posted] == [body] * 3
 
 
 @pytest.mark.parametrize(

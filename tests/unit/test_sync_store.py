@@ -8,6 +8,7 @@ import pytest
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets.versions import Store, success
 from kfp_ddp.storage import manifest
+from tests.files import write
 
 ONE, OTHER = "1" * 64, "2" * 64
 
@@ -21,8 +22,7 @@ def store(tmp_path: Path) -> Store:
 
 def published(store: Store, digest: str = ONE) -> Path:
     tree = store.build_folder(digest) / "tree"
-    tree.mkdir(parents=True)
-    (tree / "file").write_text("data")
+    write(tree / "file", "data")
     store.publish(tree.parent, digest)
     return store.version(digest)
 
@@ -40,8 +40,7 @@ def test_a_published_version_is_complete_for_its_digest(store: Store) -> None:
 def test_a_version_is_marked_by_a_file_beside_its_tree(store: Store, tmp_path: Path) -> None:
     """Where that is a link it is replaced, not followed, and a build that is a link is refused."""
     build, outside = store.build_folder(ONE), tmp_path / "outside"
-    outside.mkdir()
-    (outside / "file").write_text("theirs")
+    write(outside / "file", "theirs")
     (build / "tree").mkdir(parents=True)
     (build / "_SUCCESS").symlink_to(outside / "file")
     store.publish(build, ONE)

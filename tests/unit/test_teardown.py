@@ -4,23 +4,21 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from kubernetes import client
 
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs import local
-from kfp_ddp.k8s.api import Api
+from kfp_ddp.jobs.identity import WORKFLOWS
+from kfp_ddp.k8s.api import Api, core, custom
 from kfp_ddp.runs.teardown import engine
 from kfp_ddp.runs.teardown.engine import outcome
 from kfp_ddp.storage import leases
+from tests import cluster
+from tests.cluster import FakeApi
 from tests.files import write
-from tests.serving import Handler, serving
 
 DAY = 86400.0
 NOTHING = "nothing was left to end"
@@ -210,60 +208,46 @@ def test_the_folder_has_the_last_state(tmp_path: Path) -> None:
     assert state(tmp_path) == ("promoted", "")
 
 
-def pod(node: str, phase: str, ended: str = "", reason: str = "Error") -> dict[str, Any]:
+def pod(node: str, phase: str, second: int = 0, reason: str = "Error") -> dict[str, Any]:
     name = node.replace("(", "-").replace(")", "")
-    end = {"exitCode": int(phase == "Failed"), "reason": reason, "finishedAt": ended}
-    return {
-        "metadata": {
-            "name": name,
-            "creationTimestamp": ended,
-            "annotations": {engine.NODE: f"wf.root.{node}"},
-        },
-        "spec": {"containers": [{"name": "main"}, {"name": "wait"}]},
-        "status": {"phase": phase, "containerStatuses": [{"state": {"terminated": end}}]},
+    end = cluster.ended(int(phase == "Failed"), second=second, reason=reason)
+    result = cluster.pod(
+        name, end, spec={"containers": [{"name": "wait"}, {"name": "main"}]}, phase=phase
+    )
+    result["metadata"] |= {
+        "creationTimestamp": end["terminated"]["finishedAt"],
+        "annotations": {engine.NODE: f"wf.root.{node}"},
     }
+    return result
 
 
-@contextmanager
-def cluster(
+def serve(
     monkeypatch: pytest.MonkeyPatch, pods: list[Any], logs: dict[str, str], **workflow: object
-) -> Iterator[list[str]]:
-    """Serve pods, their logs and a Workflow; yield the requested paths."""
-    paths = []
-
-    class Cluster(Handler):
-        def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            paths.append(url.path)
-            kind, _, name = url.path.removesuffix("/log").partition("/pods/")
-            if url.path.endswith("/log"):
-                assert parse_qs(url.query)["container"] == ["main"]
-                body = logs.get(name, "")
-            else:
-                assert parse_qs(url.query)["labelSelector"] == ["pipeline/runid=run-1"]
-                items = [{"spec": workflow}] if "workflows" in kind else pods
-                body = json.dumps({"items": items})
-            self.answer(200, body.encode())
-
-    with serving(HTTPServer(("127.0.0.1", 0), Cluster)) as address:
-        api = Api(client.ApiClient(client.Configuration(host=address)), "ns")
-        monkeypatch.setattr(Api, "connect", lambda: api)
-        yield paths
-        api.client.close()
+) -> FakeApi:
+    """Let a cluster have pods, their logs and a Workflow."""
+    path = core("space", "pods")
+    workflows = custom(WORKFLOWS, "space", "workflows")
+    objects: dict[str, Any] = {path: {"items": pods}, workflows: {"items": [{"spec": workflow}]}}
+    objects |= {f"{path}/{name}/log": {"value": log} for name, log in logs.items()}
+    api = FakeApi(objects)
+    monkeypatch.setattr(Api, "connect", lambda: api)
+    return api
 
 
 def test_the_first_failed_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pods = [
-        pod("preflight.executor", "Succeeded", "2026-11-22T12:00:00Z"),
-        pod("training.sync.executor(0)", "Failed", "2026-11-22T12:01:00Z"),
-        pod("training.sync.executor(1)", "Succeeded", "2026-11-22T12:02:00Z"),
-        pod("training.train.executor(0)", "Failed", "2026-11-22T12:03:00Z"),
-        pod("training.other-driver", "Failed", "2026-11-22T12:04:00Z"),
-        pod("teardown.executor", "Running", "2026-11-22T12:05:00Z"),
+        pod("preflight.executor", "Succeeded", 0),
+        pod("training.sync.executor(0)", "Failed", 1),
+        pod("training.sync.executor(1)", "Succeeded", 2),
+        pod("training.train.executor(0)", "Failed", 3),
+        pod("training.other-driver", "Failed", 4),
+        pod("teardown.executor", "Running", 5),
     ]
     log = "I1122 launching\nstep 3\nerror: training failed: rank 1: Boom: x\nexit status 1\n"
-    with cluster(monkeypatch, pods, {"training.train.executor-0": log}):
-        result = outcome("run-1", str(tmp_path), "")
+    api = serve(monkeypatch, pods, {"training.train.executor-0": log})
+    result = outcome("run-1", str(tmp_path), "")
+    assert {"labelSelector": "pipeline/runid=run-1"} in api.queries
+    assert api.queries[-1]["container"] == "main"
     assert (result.state, result.step) == ("failed", "train")
     assert result.reason == "training failed: rank 1: Boom: x"
     assert result.title() == "run failed in train"
@@ -283,9 +267,9 @@ def test_a_step_without_a_log_has_the_reason_of_kubernetes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A cancelled run has not failed."""
-    pods = [pod("training.evaluate.executor", "Failed", "2026-11-22T12:01:00Z", "OOMKilled")]
-    with cluster(monkeypatch, pods, {}, **workflow):
-        assert state(tmp_path) == expected
+    pods = [pod("training.evaluate.executor", "Failed", 1, "OOMKilled")]
+    serve(monkeypatch, pods, {}, **workflow)
+    assert state(tmp_path) == expected
 
 
 def test_a_notification_never_fails_a_run(
@@ -306,6 +290,6 @@ def test_a_notification_never_fails_a_run(
 
 
 def test_no_notification_requests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with cluster(monkeypatch, [], {}) as paths:
-        engine.run("run-1", "local", {}, str(tmp_path))
-    assert paths == []
+    api = serve(monkeypatch, [], {})
+    engine.run("run-1", "local", {}, str(tmp_path))
+    assert api.requests == []

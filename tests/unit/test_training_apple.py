@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch.overrides import TorchFunctionMode
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import distributed, rank
 from kfp_ddp.training.checkpoint import load_model
-from kfp_ddp.training.config import TrainConfig
+from tests.training_ranks import config, dataset, run
 
 APPLE = torch.device("mps")
 
@@ -49,45 +48,27 @@ def apple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.mps, "manual_seed", lambda seed: None)
 
 
-def config(root: Path, **fields: Any) -> TrainConfig:
-    given: dict[str, Any] = {
-        "data": str(root / "data"),
-        "output_dir": str(root / "run"),
-        "model": "cifar_resnet8",
-        "image_size": 16,
-        "epochs": 2,
-        "batch_size": 8,
-        "workers": 0,
-    }
-    return TrainConfig.create(**{**given, **fields})
-
-
 @pytest.mark.parametrize("device", ["auto", "mps"])
 def test_one_rank_uses_the_apple_gpu(apple: None, tmp_path: Path, device: str) -> None:
-    assert distributed._device(config(tmp_path, device=device), 0, 1, 1) == APPLE
+    assert distributed._device(run(tmp_path, device=device), 0, 1, 1) == APPLE
 
 
 def test_several_ranks_use_the_cpu_by_default(apple: None, tmp_path: Path) -> None:
-    assert distributed._device(config(tmp_path), 0, 2, 2).type == "cpu"
+    assert distributed._device(run(tmp_path), 0, 2, 2).type == "cpu"
     with pytest.raises(InputError, match="an Apple GPU trains with one rank, not 2: start one"):
-        distributed._device(config(tmp_path, device="mps"), 0, 2, 2)
+        distributed._device(run(tmp_path, device="mps"), 0, 2, 2)
 
 
 def test_missing_apple_gpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this machine has no Apple GPU: set device=cpu"):
-        distributed._device(config(tmp_path, device="mps"), 0, 1, 1)
+        distributed._device(run(tmp_path, device="mps"), 0, 1, 1)
 
 
 def test_training_avoids_float64_on_an_apple_gpu(apple: None, tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        for number, name in enumerate(("cat", "dog")):
-            folder = tmp_path / "data" / split / name
-            folder.mkdir(parents=True)
-            for shade in range(8):
-                image = Image.new("RGB", (20, 16), (30 * shade, 100 * number, 0))
-                image.save(folder / f"{shade}.png")
+    data = dataset(tmp_path / "data", train=16, val=4, classes=2)
+    fields = {"device": "mps", "strategy": "single", "deterministic": False}
     with Apple() as gpu:
-        assert rank.run(config(tmp_path, device="mps", strategy="single", ema_decay=0.9))
+        assert rank.run(config(data, tmp_path / "run", **fields))
     assert gpu.moved > 8, "batches, network and sums went to the device"
     _, info = load_model(next((tmp_path / "run" / "checkpoints").glob("step-*")))
-    assert info.classes == ("cat", "dog")
+    assert info.classes == ("class0", "class1")

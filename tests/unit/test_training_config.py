@@ -33,11 +33,6 @@ def test_invalid_value_is_one_line(fields: dict[str, Any], words: tuple[str, ...
         assert word in str(caught.value)
 
 
-def test_missing_field_is_named() -> None:
-    with pytest.raises(InputError, match=r"^output_dir is missing: Folder for checkpoints"):
-        TrainConfig.create(data="/d")
-
-
 def test_json_and_flags_restore_the_configuration() -> None:
     run = TrainConfig.create(
         **REQUIRED, model="resnet18", deterministic=True, blur_pool=False, learning_rate=1e-5
@@ -103,11 +98,6 @@ def test_odd_names_of_weights_are_accepted(address: str) -> None:
 def test_invalid_json_is_one_line(text: str) -> None:
     with pytest.raises(InputError):
         TrainConfig.from_json(text)
-
-
-def test_unknown_flag_has_a_hint() -> None:
-    with pytest.raises(InputError, match=r"--epocs; did you mean 'epochs'"):
-        parse(["--data", "/d", "--output-dir", "/o", "--epocs", "3"])
 
 
 def test_launcher_does_not_import_torch() -> None:

@@ -1,6 +1,7 @@
 """Pictures of all formats are decoded alike; too large ones before a pixel is decoded."""
 
 import base64
+import functools
 import io
 import random
 import struct
@@ -17,11 +18,12 @@ from PIL import Image
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import decoder
 from kfp_ddp.training.cache import Cache
-from kfp_ddp.training.config import Reading, TrainConfig
+from kfp_ddp.training.config import Reading
 from kfp_ddp.training.data import Images, evaluation_batches
 from kfp_ddp.training.header import plain_pixels
 from kfp_ddp.training.images import examine, read
 from kfp_ddp.training.splits import scan
+from tests import training_ranks
 
 FORMS = {
     "jpg": ("RGB", "L", "CMYK"),
@@ -33,6 +35,7 @@ FORMS = {
     "avif": ("RGB", "RGBA"),
 }
 WHITE = Reading(background="#ffffff")
+run = functools.partial(training_ranks.run, max_pixels=1_000_000)
 HEIC = (
     "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAX1tZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAAAAAAAA"
     "AAAAAAAAACJpbG9jAAAAAERAAAEAAQAAAAABoQABAAAAAAAAABgAAAAjaWluZgAAAAAAAQAAABVpbmZlAgAAAAABAABo"
@@ -192,12 +195,6 @@ def split(tmp_path: Path) -> Path:
         Image.new("RGB", (20, 20), (number, 0, 0)).save(folder / f"{number}.png")
     (tmp_path / "train" / "class0" / "2.png").write_bytes(bomb(1500))
     return tmp_path / "train"
-
-
-def run(root: Path, **fields: Any) -> TrainConfig:
-    settings = {"data": str(root), "output_dir": str(root / "out"), "model": "cifar_resnet8"}
-    more = {"image_size": 16, "workers": 0, "max_pixels": 1_000_000, **fields}
-    return TrainConfig.create(**{**settings, **more})
 
 
 def test_image_of_too_many_pixels_counts_as_unreadable(split: Path) -> None:

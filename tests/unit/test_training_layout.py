@@ -243,28 +243,14 @@ def test_class_folders_are_split_by_name(tmp_path: Path) -> None:
     assert again == (found.val, {"train": found.train})
 
 
-def test_existing_split_has_its_folder_as_root(tmp_path: Path) -> None:
-    touch(tmp_path, "train/dog/a/z.png", "train/dog/b.png", "train/cat/1.jpg", "val/cat/2.jpg")
-    touch(tmp_path, "test/dog/3.webp", "test/dog/.hidden.png", "train/.cache/x.png")
-    found = splits_of(tmp_path)
-    assert found.train.root == tmp_path / "train"
-    assert [path.removeprefix(f"{tmp_path}/train/") for path in found.train.paths] == [
-        "cat/1.jpg",
-        "dog/a/z.png",
-        "dog/b.png",
-    ]
-    assert found.train.targets == (0, 1, 1)
-    assert found.test is not None
-    assert found.test.paths == (f"{tmp_path}/test/dog/3.webp",)
-    assert not found.by_name
-
-
 def test_class_folders_may_be_links(tmp_path: Path) -> None:
     elsewhere = touch(tmp_path / "elsewhere", "1.jpg", "2.jpg")
     for split in ("train", "val"):
         touch(tmp_path / "data", f"{split}/dog/1.jpg")
         (tmp_path / "data" / split / "cat").symlink_to(elsewhere)
-    assert len(splits_of(tmp_path / "data").train) == 3
+    found = splits_of(tmp_path / "data")
+    assert (found.train.root, len(found.train)) == (tmp_path / "data" / "train", 3)
+    assert not found.by_name
 
 
 def test_archive_has_the_same_splits_as_the_folder(tmp_path: Path) -> None:

@@ -74,12 +74,6 @@ def rewritten(version: Path, number: int, change: Callable[[list[object]], None]
     path.write_text("\n".join(lines) + "\n")
 
 
-def test_members_are_found_by_name(version: Path) -> None:
-    found = listed(version)
-    assert set(found.names) == set(FILES)
-    assert {name: read(found, name) for name in FILES} == FILES
-
-
 def test_archives_without_a_manifest_are_listed(version: Path, tmp_path: Path) -> None:
     (version / manifest.NAME).unlink()
     (version / "_SUCCESS").unlink()

@@ -4,7 +4,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from kfp_ddp.training import trackers
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.trackers import BackgroundSink, Event, MlflowRun, Tracker, TrainJobStatus
 from tests import training_ranks
-from tests.serving import Handler, free_port, serving
+from tests.serving import Recorder, free_port, serving
 
 
 @pytest.fixture
@@ -211,26 +210,6 @@ def test_an_address_that_cannot_be_used_is_refused(uri: str, why: str) -> None:
     assert "s3cr3t" not in str(caught.value)
 
 
-class Asked(Handler):
-    """Notes who asks, and redirects where `server.onward` says."""
-
-    def do_GET(self) -> None:
-        self.do_POST()
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.heard.append((self.headers["Authorization"], body))  # type: ignore[attr-defined]
-        code, location = getattr(self.server, "onward", (200, ""))
-        self.answer(code, Location=location)
-
-
-def server(**fields: Any) -> Any:
-    made = HTTPServer(("127.0.0.1", 0), Asked)
-    for name, value in {"heard": [], **fields}.items():
-        setattr(made, name, value)
-    return made
-
-
 def at(name: str, **fields: Any) -> Event:
     return Event(name, fields, 0.0)
 
@@ -238,16 +217,16 @@ def at(name: str, **fields: Any) -> Event:
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_redirects_get_no_token(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("secret")
-    other = server()
+    other = Recorder()
     with serving(other) as target:
-        first = server(onward=(code, f"{target}/status"))
+        first = Recorder((code, f"{target}/status"))
         with serving(first) as url:
             monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"{url}/status")
             monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
             with pytest.raises(OSError, match=str(code)):
                 TrainJobStatus().log([at("start", steps_total=10, resumed_from_step=0)])
-    assert [authorization for authorization, _ in first.heard] == ["Bearer secret"]
-    assert other.heard == []
+    assert [authorization for _, authorization, _ in first.seen] == ["Bearer secret"]
+    assert other.seen == []
 
 
 def test_trainjob_gets_progress_and_the_remaining_seconds() -> None:
@@ -271,7 +250,7 @@ def test_loop_sends_to_its_trackers_and_continues_its_run(
 ) -> None:
     """The protocol of Kubeflow Trainer 2.2: an authorised POST with progress and metrics."""
     (tmp_path / "token").write_text("secret\n")
-    data, status = training_ranks.dataset(tmp_path / "data", train=16, val=4), server()
+    data, status = training_ranks.dataset(tmp_path / "data", train=16, val=4), Recorder()
     uri = {"mlflow_uri": config.mlflow_uri, "mlflow_experiment": "flowers", "log_steps": 1}
     run = training_ranks.config(data, tmp_path / "run", epochs=2, run_id="1f0c/train", **uri)
     with serving(status) as url:
@@ -281,8 +260,8 @@ def test_loop_sends_to_its_trackers_and_continues_its_run(
         stopped.stop.ask("a test")
         assert not stopped.fit()
         assert training_ranks.trainer(run).fit()
-    assert {authorization for authorization, _ in status.heard} == {"Bearer secret"}
-    last = json.loads(status.heard[-1][1])["trainerStatus"]
+    assert {authorization for _, authorization, _ in status.seen} == {"Bearer secret"}
+    last = json.loads(status.seen[-1][2])["trainerStatus"]
     assert last["progressPercentage"] == 100
     metrics = {metric["name"]: metric["value"] for metric in last["metrics"]}
     assert {"eval_accuracy", "step_loss"} <= metrics.keys()

@@ -57,21 +57,12 @@ def names(folder: Path) -> list[str]:
     return sorted(files)
 
 
-def test_the_newest_complete_one_is_downloaded(store: Store, remote: Path, tmp_path: Path) -> None:
-    put(store, tmp_path / "a", 9, 10, 20)
-    (remote / "checkpoints/step-00000030").mkdir()
-    (remote / "checkpoints/step-00000030" / STATE).write_text("without a manifest")
-    name = checkpoints.fetch_newest(store, "checkpoints", tmp_path / "b")
-    assert name == "checkpoints/step-00000020"
-    assert names(tmp_path / "b") == [f"{name}/{MANIFEST}", f"{name}/{STATE}"]
-    assert (tmp_path / "b" / name / STATE).read_text() == "state 20"
-
-
 @pytest.mark.parametrize("damaged", [STATE, MANIFEST])
 def test_a_damaged_checkpoint_is_ignored_and_can_be_written_again(
     store: Store, remote: Path, tmp_path: Path, damaged: str
 ) -> None:
-    put(store, tmp_path / "a", 10, 20)
+    put(store, tmp_path / "a", 9, 10, 20)
+    write(remote / "checkpoints/step-00000030" / STATE, "without a manifest")
     file = remote / "checkpoints/step-00000020" / damaged
     file.write_bytes(file.read_bytes().replace(b"2", b"3"))
     assert checkpoints.fetch_newest(store, "checkpoints", tmp_path / "b").endswith("10")
@@ -104,8 +95,7 @@ def test_an_interrupted_upload_leaves_the_earlier_checkpoint(store: Store, tmp_p
 
 def test_old_and_incomplete_ones_are_removed(store: Store, remote: Path, tmp_path: Path) -> None:
     put(store, tmp_path / "a", 9, 10, 100, 20)
-    (remote / "checkpoints/step-00000015").mkdir()
-    (remote / "checkpoints/step-00000015" / STATE).write_text("incomplete")
+    write(remote / "checkpoints/step-00000015" / STATE, "incomplete")
     (remote / "checkpoints/notes.txt").write_text("of a user")
     checkpoints.prune(store, "checkpoints", KEEP)
     assert {name.partition("/")[0] for name in names(remote / "checkpoints")} == {
@@ -142,8 +132,7 @@ def test_a_new_start_moves_earlier_checkpoints_aside(
     uri: str, store: Store, remote: Path, tmp_path: Path, saved: bool
 ) -> None:
     put(store, tmp_path / "a", 900, 1000)
-    (remote / "checkpoints.old-0/step-00000007").mkdir(parents=True)
-    (remote / "checkpoints.old-0/step-00000007" / STATE).write_text("of an earlier start")
+    write(remote / "checkpoints.old-0/step-00000007" / STATE, "of an earlier start")
     with TrainingFolder(uri, KEEP, every=60.0) as first:
         new_start = {"output_dir": str(first.path), "resume": "never", "run_id": "17"}
         saving.begin(TrainConfig.create(data="/d", **new_start), [])
@@ -292,17 +281,9 @@ def test_a_failed_step_uploads_nothing(uri: str, remote: Path) -> None:
 def test_a_checkpoint_of_another_run_or_an_incomplete_one_is_an_error(
     uri: str, remote: Path, checkpoint: str, message: str
 ) -> None:
-    (remote / "checkpoints/step-00000010").mkdir(parents=True)
-    (remote / "checkpoints/step-00000010" / STATE).write_text("incomplete")
+    write(remote / "checkpoints/step-00000010" / STATE, "incomplete")
     with pytest.raises(InputError, match=message), open_workspace(uri, "evaluate") as task:
         task.download(checkpoint.format(uri=uri))
-
-
-def test_a_local_folder_is_used_as_it_is(tmp_path: Path) -> None:
-    with open_workspace(str(tmp_path), "evaluate") as task:
-        assert task.path == tmp_path
-        assert task.download(f"{tmp_path}/checkpoints") == tmp_path / "checkpoints"
-        assert task.to_uri(tmp_path / "bundle") == f"{tmp_path}/bundle"
 
 
 def test_leases_are_read_from_names_alone(uri: str, store: Store) -> None:
