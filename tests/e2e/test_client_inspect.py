@@ -136,7 +136,8 @@ def test_a_pod_that_does_not_start_is_explained(grounds: Grounds, server: KfpSer
 
         document = until(shown, "a warning, and why the pod waits")
     finally:
-        grounds.core.delete_namespaced_pod(name, grounds.namespace)
+        # The next test makes a pod of the same name.
+        grounds.core.delete_namespaced_pod(name, grounds.namespace, grace_period_seconds=0)
     assert document["waiting"][0]["pod"] == name
     assert "cannot pull No/Such:1" in document["waiting"][0]["reason"]
     assert document["events"][0]["object"] == name
@@ -151,8 +152,10 @@ def test_following_ends_with_the_run_and_all_lines(grounds: Grounds, server: Kfp
 
     def later() -> None:
         time.sleep(1)
-        ended(grounds, pod(grounds, "teardown", program))
-        run["state"] = "FAILED"
+        try:
+            ended(grounds, pod(grounds, "teardown", program))
+        finally:  # without an end, the followed run would wait for ever
+            run["state"] = "FAILED"
 
     thread = Thread(target=later)
     thread.start()
