@@ -35,12 +35,12 @@ import time
 import uuid
 from pathlib import Path
 
+from benchmarks.launch_parts import kubelets, load
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness import many, stand_in
 
 IMAGE = os.environ.get("KFP_DDP_BENCHMARK_IMAGE", "ghcr.io/kfp-ddp/trainer:0.1.0")
 # Spread over the SDK's interval, so that none of its phases is favoured.
@@ -66,7 +66,7 @@ def run() -> dict[str, float]:
 def _curve(api: Api) -> dict[str, float]:
     """Measure one job of each size, in a new namespace."""
     figures: dict[str, float] = {}
-    if why := stand_in.impossible(api):
+    if why := kubelets.find_obstacle(api):
         print(f"no curve over pods: {why}")
         return figures
     print(f"\n{'pods':>6} {'decision':>10} {'CPU':>6} {'busiest':>8} {'RSS':>8} sockets requests")
@@ -77,22 +77,22 @@ def _curve(api: Api) -> dict[str, float]:
             with tempfile.TemporaryDirectory() as folder:
                 space = Api(api.client, name)
                 failing, replaced = max(1, count // 20), count // 50
-                played = many.play(space, Path(folder), count, failing, replaced, RUN_SECONDS)
+                failed = load.run_job(space, Path(folder), count, failing, replaced, RUN_SECONDS)
         finally:
             api.delete(f"/api/v1/namespaces/{name}")
-        decision, used = played.ended_at - played.failed_at, played.launch.used
+        decision, usage = failed.ended_at - failed.failed_at, failed.launch.usage
         print(
-            f"{count:6d} {decision:8.2f} s {used.cpu_share:6.3f} {used.busiest_share:8.3f} "
-            f"{used.rss_mb:5.0f} MB {used.sockets:7d} {used.requests:8d}",
+            f"{count:6d} {decision:8.2f} s {usage.cpu_share:6.3f} {usage.busiest_share:8.3f} "
+            f"{usage.rss_mb:5.0f} MB {usage.sockets:7d} {usage.requests:8d}",
             flush=True,
         )
         figures |= {
             f"decision_{count}_s": decision,
-            f"cpu_{count}": used.cpu_share,
-            f"busiest_cpu_{count}": used.busiest_share,
-            f"rss_{count}_mb": used.rss_mb,
-            f"sockets_{count}": used.sockets,
-            f"requests_{count}": used.requests,
+            f"cpu_{count}": usage.cpu_share,
+            f"busiest_cpu_{count}": usage.busiest_share,
+            f"rss_{count}_mb": usage.rss_mb,
+            f"sockets_{count}": usage.sockets,
+            f"requests_{count}": usage.requests,
         }
     return figures
 

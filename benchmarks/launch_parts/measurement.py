@@ -1,4 +1,4 @@
-"""A launch in a process of its own that tells in its last line what it used."""
+"""A launch in a separate process, whose last line is its use of resources."""
 
 import json
 import logging
@@ -12,33 +12,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MARK = "USED "
-LOOK_SECONDS = 0.25
+MARK = "USAGE "
+SAMPLE_SECONDS = 0.25
 WINDOW = 20
-"""Looks over which the busiest time is found: 5 s."""
+"""Samples in the window of the busiest time: 5 s."""
 
 
 @dataclass
-class Used:
-    """What a launch used from its first request on, in seconds, MB, and numbers."""
+class Usage:
+    """Resources that a launch used since its first request."""
 
     seconds: float = 0
     cpu_share: float = 0
-    """Of one core, over all of it."""
+    """Part of one core, over the whole launch."""
     busiest_share: float = 0
-    """Of one core, in its busiest 5 s after the first."""
+    """Part of one core, in the busiest 5 s after the first 5 s."""
     rss_mb: float = 0
     sockets: int = 0
-    """The most that were open at once."""
+    """Largest number of open sockets."""
     connections: int = 0
-    """Those that were opened."""
+    """Number of opened connections."""
     requests: int = 0
     threads: int = 0
     by_request: dict[str, int] = field(default_factory=dict)
 
 
 class Launch:
-    """A launch that was begun; `wait` for it."""
+    """A running launch."""
 
     def __init__(self, spec: dict[str, Any], run_id: str, namespace: str, run_dir: Path) -> None:
         fields = {"spec": spec, "run_id": run_id, "namespace": namespace, "run_dir": str(run_dir)}
@@ -52,76 +52,77 @@ class Launch:
         self.output = self.process.stdout
         self.lines: list[str] = []
         self.times: list[float] = []
-        """When each line came, in seconds since 1970."""
-        self.used = Used()
+        """When the lines arrived, in seconds since 1970."""
+        self.usage = Usage()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self) -> None:
         for line in self.output:
             if line.startswith(MARK):
-                self.used = Used(**json.loads(line.removeprefix(MARK)))
+                self.usage = Usage(**json.loads(line.removeprefix(MARK)))
                 continue
             self.times.append(time.time())
             self.lines.append(line.rstrip("\n"))
 
     def wait(self, seconds: float) -> int:
-        """The exit code; raises TimeoutExpired where it goes on after so long."""
+        """Return the exit code. Raise TimeoutExpired if the launch runs longer."""
         code = self.process.wait(seconds)
         self.reader.join()
         self.output.close()
         return code
 
     def stop(self) -> None:
-        """End it, if it has not ended."""
+        """Terminate the launch if it still runs."""
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(30)
 
 
 class Meter(logging.Handler):
-    """Counts requests by what urllib3 tells of them, and looks now and then at this process."""
+    """Count requests by the log messages of urllib3, and sample the usage of this process."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.connections = self.sockets = self.threads = 0
-        self.began, self.cpu_began = time.monotonic(), time.process_time()
-        self.cpu = [self.cpu_began]
+        self.start, self.cpu_start = time.monotonic(), time.process_time()
+        self.cpu = [self.cpu_start]
         pool = logging.getLogger("urllib3.connectionpool")
         pool.setLevel(logging.DEBUG)
         pool.propagate = False
         pool.addHandler(self)
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._sample, daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Count a connection or a request."""
         if record.msg.startswith("Starting new"):
             self.connections += 1
         elif isinstance(record.args, tuple) and len(record.args) > 6:
             method, path = record.args[3:5]
-            self.asked[f"{method} {'/'.join(str(path).split('?')[0].split('/')[:6])}"] += 1
+            self.requests[f"{method} {'/'.join(str(path).split('?')[0].split('/')[:6])}"] += 1
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while True:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(SAMPLE_SECONDS)
             self.cpu.append(time.process_time())
             self.threads = max(self.threads, threading.active_count())
             self.sockets = max(self.sockets, _sockets())
 
-    def used(self) -> Used:
-        """What was used so far."""
-        seconds = time.monotonic() - self.began
+    def usage(self) -> Usage:
+        """Return the usage since the start."""
+        seconds = time.monotonic() - self.start
         windows = zip(self.cpu[WINDOW:], self.cpu[2 * WINDOW :], strict=False)
-        return Used(
+        return Usage(
             seconds=seconds,
-            cpu_share=(time.process_time() - self.cpu_began) / seconds,
-            busiest_share=max((b - a for a, b in windows), default=0) / (WINDOW * LOOK_SECONDS),
+            cpu_share=(time.process_time() - self.cpu_start) / seconds,
+            busiest_share=max((b - a for a, b in windows), default=0) / (WINDOW * SAMPLE_SECONDS),
             rss_mb=_peak_memory_mb(),
             sockets=self.sockets,
             connections=self.connections,
-            requests=self.asked.total(),
+            requests=self.requests.total(),
             threads=self.threads,
-            by_request=dict(self.asked),
+            by_request=dict(self.requests),
         )
 
 
@@ -142,7 +143,7 @@ def _sockets() -> int:
 
 
 def main(spec: dict[str, Any], run_id: str, namespace: str, run_dir: str) -> None:
-    """Launch, and tell what it used however it ends."""
+    """Launch, and print the usage also after an error."""
     from kfp_ddp.core.errors import KfpDdpError
     from kfp_ddp.jobs.launch_spec import LaunchSpec
     from kfp_ddp.jobs.run import launch
@@ -150,14 +151,14 @@ def main(spec: dict[str, Any], run_id: str, namespace: str, run_dir: str) -> Non
 
     meter, code = Meter(), 0
     try:
-        done = launch(
+        result = launch(
             LaunchSpec.create(**spec), run_id, "train", "", Api.connect(namespace), Path(run_dir)
         )
-        print("DONE", done.job["metadata"]["name"], flush=True)
+        print("DONE", result.job["metadata"]["name"], flush=True)
     except KfpDdpError as error:
         print(f"error: {error}", flush=True)
         code = error.exit_code
-    print(MARK + json.dumps(meter.used().__dict__), flush=True)
+    print(MARK + json.dumps(meter.usage().__dict__), flush=True)
     os._exit(code)
 
 

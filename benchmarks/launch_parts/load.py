@@ -1,4 +1,4 @@
-"""A job of many workers from its creation to its end: some are replaced, and then some fail."""
+"""A job of many workers: some are replaced, then some fail."""
 
 import threading
 import time
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.launch_parts.kubelets import Kubelets, run_kubelets, specification
+from benchmarks.launch_parts.measurement import Launch
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import DELETE, Api
 from kfp_ddp.k8s.watch_cache import WatchCache
-from tests.e2e.harness.measured_launch import Launch
-from tests.e2e.harness.stand_in import Kubelets, asks_for, standing_in
 
 IMAGE = "ghcr.io/kfp-ddp/trainer:0.1.0"
 PODS_A_NODE = 50
@@ -23,48 +23,48 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Played:
-    """What became of a job of many workers."""
+class FailedJob:
+    """A job of many workers after its failure."""
 
     launch: Launch
     kubelets: Kubelets
     pods: list[str]
-    """Their names, by number."""
+    """Names, by number."""
     first: str
-    """The one that failed first."""
+    """The pod that failed first."""
     failed_at: float
-    """When a watch showed the job to have failed, in seconds since 1970."""
+    """When a watch first showed the job failed, in seconds since 1970."""
     ended_at: float
-    """When the launch had ended."""
+    """When the launch ended, in seconds since 1970."""
 
 
-def play(
+def run_job(
     api: Api, folder: Path, count: int, failing: int, replaced: int, seconds: float = 0
-) -> Played:
-    """Launch a job of so many workers, let them run for some seconds, and fail.
+) -> FailedJob:
+    """Launch a job, let its workers run, replace some of them, and let some fail.
 
     Args:
-        api: The cluster, as its administrator, in the namespace of the job.
-        folder: For the run and the stand-in's certificate.
-        count: Workers.
-        failing: How many of them fail, one of the middle before the others.
-        replaced: How many are replaced before, by new pods of their names.
-        seconds: How long all run.
+        api: An administrator of the cluster, in the namespace of the job.
+        folder: For the run and the certificate of the kubelets.
+        count: Number of workers.
+        failing: Number of workers that fail. One in the middle fails first.
+        replaced: Number of workers that are first replaced by new pods of the same names.
+        seconds: How long all workers run.
     """
     spec = {"image": IMAGE, "command": ["true"], "nodes": count, "nproc_per_node": 1}
-    spec |= {"retries": 0, "restart_policy": "ExitCode", **asks_for(api.namespace)}
+    spec |= {"retries": 0, "restart_policy": "ExitCode", **specification(api.namespace)}
     changed = threading.Event()
     kind = KINDS["pytorchjob"]
     jobs = WatchCache(api, kind.path(api.namespace), {}, changed)
     jobs.start()
-    with standing_in(api, -(-count // PODS_A_NODE), folder) as kubelets:
+    with run_kubelets(api, -(-count // PODS_A_NODE), folder) as kubelets:
         launch = Launch(spec, str(uuid.uuid4()), api.namespace, folder)
         try:
-            pods = _running(kubelets, launch, count, set())
-            present = kubelets.running()
-            gone = {present[pod] for pod in pods[count - replaced :]}
+            pods = _wait_for_pods(kubelets, launch, count, set())
+            uids = kubelets.running()
+            gone = {uids[pod] for pod in pods[count - replaced :]}
             kubelets.end(pods[count - replaced :], 137)
-            _running(kubelets, launch, count, gone)
+            _wait_for_pods(kubelets, launch, count, gone)
             _work(kubelets, pods, seconds)
             first = pods[count // 2]
             kubelets.end([first], 1, "", *TRACEBACK)
@@ -73,7 +73,7 @@ def play(
                 target=kubelets.end, args=(others[len(others) + 1 - failing :], 1, "", LOST_PEER)
             )
             ends.start()
-            _until(lambda: any(kind.state(job).over for job in jobs.objects.values()), launch)
+            _wait_until(lambda: any(kind.state(job).over for job in jobs.objects.values()), launch)
             failed_at = time.time()
             launch.wait(LONGEST_SECONDS)
             ended_at = launch.times[-1]
@@ -82,11 +82,11 @@ def play(
             launch.stop()
             jobs.stop()
             api.call("DELETE", jobs.path, DELETE, retry=True)
-    return Played(launch, kubelets, pods, first, failed_at, ended_at)
+    return FailedJob(launch, kubelets, pods, first, failed_at, ended_at)
 
 
 def _work(kubelets: Kubelets, pods: list[str], seconds: float) -> None:
-    """Let every pod write a line each second, and one at least."""
+    """Let every pod write a line each second, at least one."""
     until, step = time.monotonic() + seconds, 0
     while not step or time.monotonic() < until:
         for pod in pods:
@@ -95,18 +95,18 @@ def _work(kubelets: Kubelets, pods: list[str], seconds: float) -> None:
         time.sleep(1 if seconds else 0)
 
 
-def _running(kubelets: Kubelets, launch: Launch, count: int, besides: set[str]) -> list[str]:
-    """The names of so many pods that run and have other uids than these, by number."""
+def _wait_for_pods(kubelets: Kubelets, launch: Launch, count: int, excluded: set[str]) -> list[str]:
+    """Return the names of `count` running pods with other uids than `excluded`, by number."""
 
     def all_run() -> list[str]:
         assert launch.process.poll() is None, "\n".join(launch.lines)
-        result = [name for name, uid in kubelets.running().items() if uid not in besides]
+        result = [name for name, uid in kubelets.running().items() if uid not in excluded]
         return result if len(result) == count else []
 
-    return sorted(_until(all_run, launch), key=number)
+    return sorted(_wait_until(all_run, launch), key=number)
 
 
-def _until(condition: Callable[[], T], launch: Launch) -> T:
+def _wait_until(condition: Callable[[], T], launch: Launch) -> T:
     deadline = time.monotonic() + LONGEST_SECONDS
     while not (answer := condition()):
         assert time.monotonic() < deadline, "\n".join(launch.lines)
@@ -115,5 +115,5 @@ def _until(condition: Callable[[], T], launch: Launch) -> T:
 
 
 def number(pod: str) -> int:
-    """The number of a worker, by its name."""
+    """Return the number in the name of a worker's pod."""
     return int(pod.rpartition("-")[2])

@@ -1,7 +1,7 @@
-"""A stand-in for kubelets: nodes that are none, whose pods run nothing and end as a test says.
+"""A stand-in for kubelets: nodes whose pods run nothing and end on command.
 
-API server, scheduler and operator are real; only what a kubelet writes is written here: nodes with
-their leases, the phases of pods and the states of their containers, and logs over TLS.
+API server, scheduler and operator are real. Only what kubelets write is written here: nodes with
+their leases, phases of pods, states of containers, and logs over TLS.
 """
 
 import socket
@@ -14,96 +14,93 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.launch_parts import kubelet_logs
+from benchmarks.launch_parts.kubelet_logs import Logs
 from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core
 from kfp_ddp.k8s.watch_cache import WatchCache
-from tests.e2e.harness import stand_in_logs
-from tests.e2e.harness.stand_in_logs import Logs
 
 LABEL = "kfp-ddp.test/stand-in"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 LEASE_SECONDS = 10.0
 PODS_A_NODE = 64
-AT_ONCE = 8
+THREADS = 8
 
 
 class Kubelets:
-    """Kubelets of one namespace: every pod that the scheduler gives them runs at once."""
+    """Kubelets of one namespace. Every pod on their nodes runs immediately."""
 
     def __init__(self, api: Api, nodes: list[str], logs: Logs) -> None:
         self.api, self.nodes, self.logs = api, nodes, logs
         self.changed = threading.Event()
         self.watch = WatchCache(api, core(api.namespace, "pods"), {}, self.changed)
-        self.begun: set[str] = set()
-        """The uids of pods that run or ran."""
-        self.left: set[str] = set()
-        """The uids of pods that were told to go, and went."""
-        self.over = threading.Event()
-        self.workers = ThreadPoolExecutor(AT_ONCE)
+        self.started: set[str] = set()
+        """Uids of pods that run or ran."""
+        self.stopped: set[str] = set()
+        """Uids of deleted pods."""
+        self.finished = threading.Event()
+        self.workers = ThreadPoolExecutor(THREADS)
 
-    def placed(self) -> dict[str, Object]:
-        """Where the scheduler put pods: those of these nodes, by name."""
-        every = self.watch.objects.values()
+    def pods(self) -> dict[str, Object]:
+        """Return the pods on these nodes, by name."""
         return {
             pod["metadata"]["name"]: pod
-            for pod in every
+            for pod in self.watch.objects.values()
             if pod["spec"].get("nodeName") in self.nodes
         }
 
     def running(self) -> dict[str, str]:
-        """The pods that the API server knows to run, uid by name."""
+        """Return the uids of running pods, by name."""
         return {
             name: str(pod["metadata"]["uid"])
-            for name, pod in self.placed().items()
+            for name, pod in self.pods().items()
             if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
         }
 
-    def end(self, pods: Iterable[str], code: int = 0, message: str = "", *lines: str) -> None:
-        """Let pods write these lines and end with that code, each as it is named."""
-        there = self.placed()
+    def end(self, names: Iterable[str], code: int = 0, message: str = "", *lines: str) -> None:
+        """Let pods write lines and end with an exit code, in this order."""
+        pods = self.pods()
 
-        def one(name: str) -> None:
-            self.logs.write(name, *lines, over=True)
-            self._patch(there[name], _status(there[name], code, message))
+        def end_one(name: str) -> None:
+            self.logs.write(name, *lines, end=True)
+            self._patch(pods[name], _status(pods[name], code, message))
 
-        for _ in self.workers.map(one, list(pods)):
-            pass
+        list(self.workers.map(end_one, list(names)))
 
     def lose(self, pods: Iterable[str]) -> None:
-        """Remove pods as with their node: by force, and without a word."""
+        """Remove pods by force, as after the loss of a node."""
         for name in pods:
-            self.logs.write(name, over=True)
+            self.logs.write(name, end=True)
             self._remove(name)
 
-    def leave(self) -> None:
-        """Remove all pods, which nobody would end once their kubelets are gone."""
+    def remove_all(self) -> None:
+        """Remove all pods: without kubelets they would never end."""
         path, now = core(self.api.namespace, "pods"), {"gracePeriodSeconds": 0}
         self.api.call("DELETE", path, now, seconds=120, retry=True)
 
     def work(self) -> None:
-        """Do what a kubelet does, until it is over."""
-        while not self.over.is_set():
+        """Run and stop pods until the end."""
+        while not self.finished.is_set():
             self.changed.wait(1)
             self.changed.clear()
-            told = [self._look(pod) for pod in self.placed().values()]
-            for each in told:
-                if each is not None:
-                    each.result()
+            for future in [self._handle(pod) for pod in self.pods().values()]:
+                if future is not None:
+                    future.result()
 
-    def _look(self, pod: Object) -> Any:
+    def _handle(self, pod: Object) -> Any:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        if "deletionTimestamp" in pod["metadata"] and uid not in self.left:
-            self.left.add(uid)
+        if "deletionTimestamp" in pod["metadata"] and uid not in self.stopped:
+            self.stopped.add(uid)
             return self.workers.submit(self._stop, pod)
-        if pod["status"]["phase"] == "Pending" and uid not in self.begun:
-            self.begun.add(uid)
+        if pod["status"]["phase"] == "Pending" and uid not in self.started:
+            self.started.add(uid)
             self.logs.forget(name)
-            self.logs.write(name, f"{name} begins")
+            self.logs.write(name, f"{name} starts")
             return self.workers.submit(self._patch, pod, _status(pod))
         return None
 
     def _stop(self, pod: Object) -> None:
         name = pod["metadata"]["name"]
-        self.logs.write(name, over=True)
+        self.logs.write(name, end=True)
         if pod["status"]["phase"] == "Running":
             self._patch(pod, _status(pod, 143))
         self._remove(name)
@@ -124,22 +121,23 @@ class Kubelets:
             if error.status != 404:
                 raise
 
-    def beat(self) -> None:
-        """Renew the leases of the nodes, until it is over."""
-        while not self.over.wait(LEASE_SECONDS):
+    def renew_leases(self) -> None:
+        """Renew the leases of the nodes until the end."""
+        while not self.finished.wait(LEASE_SECONDS):
             for node in self.nodes:
                 renewed = {"spec": {"renewTime": _now(6)}}
                 self.api.call("PATCH", f"{LEASES}/{node}", renewed, retry=True)
 
 
 @contextmanager
-def standing_in(api: Api, nodes: int, folder: Path) -> Iterator[Kubelets]:
-    """So many nodes for the pods of a namespace that ask for them; see `asks_for`."""
+def run_kubelets(api: Api, nodes: int, folder: Path) -> Iterator[Kubelets]:
+    """Yield kubelets of new nodes for the pods of a namespace, see `specification`."""
     address, mark = _address(api), uuid.uuid4().hex[:6]
     names = [f"stand-in-{mark}-{i}" for i in range(nodes)]
-    with stand_in_logs.serving(api, address, folder) as (logs, port):
+    with kubelet_logs.serve_logs(api, address, folder) as (logs, port):
         kubelets = Kubelets(api, names, logs)
-        threads = [threading.Thread(target=each) for each in (kubelets.work, kubelets.beat)]
+        targets = kubelets.work, kubelets.renew_leases
+        threads = [threading.Thread(target=target) for target in targets]
         try:
             for name in names:
                 _make_node(api, name, address, port)
@@ -148,9 +146,9 @@ def standing_in(api: Api, nodes: int, folder: Path) -> Iterator[Kubelets]:
                 thread.start()
             yield kubelets
         finally:
-            kubelets.over.set()
+            kubelets.finished.set()
             kubelets.watch.stop()
-            kubelets.leave()
+            kubelets.remove_all()
             for thread in filter(threading.Thread.is_alive, threads):
                 thread.join()
             kubelets.workers.shutdown()
@@ -159,31 +157,31 @@ def standing_in(api: Api, nodes: int, folder: Path) -> Iterator[Kubelets]:
                 api.delete(f"{LEASES}/{name}")
 
 
-def impossible(api: Api) -> str:
-    """Why nothing can stand in for kubelets here, in one line; '' where it can."""
+def find_obstacle(api: Api) -> str:
+    """Return in one line why stand-in kubelets cannot run here, or ''."""
     if not allowed(api, "create", "", "nodes"):
-        return "this account may not make nodes, on which a stand-in's pods would be"
+        return "this account may not create nodes, which stand-in kubelets need"
     address = _address(api)
     try:
         with socket.create_server((address, 0)):
             return ""
     except OSError as error:
-        return f"no server of ours is where the cluster's nodes are, at {address}: {error}"
+        return f"no server can listen on the address of the nodes, {address}: {error}"
 
 
 def _address(api: Api) -> str:
-    """The address of a real node, which is this machine's where commands run beside the cluster."""
+    """Return the address of a real node: that of this machine, beside the cluster."""
     (real, *_) = api.call("GET", "/api/v1/nodes", query={"limit": "1"})["items"]
-    addresses = {each["type"]: str(each["address"]) for each in real["status"]["addresses"]}
+    addresses = {item["type"]: str(item["address"]) for item in real["status"]["addresses"]}
     return addresses["InternalIP"]
 
 
-def asks_for(namespace: str) -> dict[str, Any]:
-    """The part of a specification that brings a job's pods to the stand-in's nodes."""
-    tolerated = {"key": LABEL, "operator": "Exists"}
+def specification(namespace: str) -> dict[str, Any]:
+    """Return the settings of a job whose pods run on the nodes of the kubelets."""
+    toleration = {"key": LABEL, "operator": "Exists"}
     return {
         "node_selector": {LABEL: namespace},
-        "tolerations": [tolerated],
+        "tolerations": [toleration],
         "cpu_request": "20m",
         "memory_request": "16Mi",
         "shm_size": "",
@@ -210,13 +208,13 @@ def _make_node(api: Api, name: str, address: str, port: int) -> None:
 
 
 def _status(pod: Object, code: int | None = None, message: str = "") -> Object:
-    """The status of a pod whose containers run, or all ended with a code."""
-    began = pod["status"].get("startTime") or _now()
-    state: Object = {"running": {"startedAt": began}}
+    """Return the status of a pod whose containers run, or ended with a code."""
+    start = pod["status"].get("startTime") or _now()
+    state: Object = {"running": {"startedAt": start}}
     if code is not None:
-        ended = {"startedAt": began, "finishedAt": _now(), "containerID": "stand-in://0"}
-        why = "Error" if code else "Completed"
-        state = {"terminated": {**ended, "exitCode": code, "reason": why, "message": message}}
+        ended = {"startedAt": start, "finishedAt": _now(), "containerID": "stand-in://0"}
+        reason = "Error" if code else "Completed"
+        state = {"terminated": {**ended, "exitCode": code, "reason": reason, "message": message}}
     phase = "Running" if code is None else "Failed" if code else "Succeeded"
     statuses = [
         {
@@ -230,10 +228,10 @@ def _status(pod: Object, code: int | None = None, message: str = "") -> Object:
         for container in pod["spec"]["containers"]
     ]
     ready = {"type": "Ready", "status": str(code is None), "lastTransitionTime": _now()}
-    # A merge replaces lists, and the scheduler's condition is one.
-    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": began}
-    found = {"phase": phase, "conditions": [placed, ready], "startTime": began}
-    return {**found, "containerStatuses": statuses}
+    # A merge replaces lists, and the condition of the scheduler is in one.
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": start}
+    status = {"phase": phase, "conditions": [scheduled, ready], "startTime": start}
+    return {**status, "containerStatuses": statuses}
 
 
 def _now(digits: int = 0) -> str:

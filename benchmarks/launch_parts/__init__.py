@@ -1,0 +1,1 @@
+"""Parts of `benchmarks launch`: a job of many workers, and what its launch uses."""
