@@ -15,7 +15,7 @@ from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import step_pod
 from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until
-from tests.e2e.harness.rights import acting
+from tests.e2e.harness.rights import act_as
 from tests.e2e.harness.scene import WORK, namespace
 
 pytestmark = pytest.mark.smoke
@@ -45,11 +45,11 @@ def phase(grounds: Grounds, pod: str) -> str:
 
 def readers(grounds: Grounds) -> list[str]:
     """Pods that read for somebody."""
-    found = grounds.core.list_namespaced_pod(grounds.namespace, label_selector="kfp-ddp/reads")
-    return [each.metadata.name for each in found.items]
+    pods = grounds.core.list_namespaced_pod(grounds.namespace, label_selector="kfp-ddp/reads")
+    return [item.metadata.name for item in pods.items]
 
 
-def test_a_runs_files_come_whole_and_their_reader_goes(grounds: Grounds, tmp_path: Path) -> None:
+def test_download_is_complete_and_its_pod_is_deleted(grounds: Grounds, tmp_path: Path) -> None:
     with open_claim(Api.connect(grounds.namespace), WORK, IMAGE) as read:
         files = read(RUN)
         assert files.sizes() == {"train/metrics.jsonl": 3, "train/bundle/model": SIZE}
@@ -59,7 +59,7 @@ def test_a_runs_files_come_whole_and_their_reader_goes(grounds: Grounds, tmp_pat
     assert readers(grounds) == []
 
 
-def test_a_reader_goes_when_its_client_is_told_to_end(grounds: Grounds) -> None:
+def test_pod_of_a_download_is_deleted_after_sigterm(grounds: Grounds) -> None:
     program = (
         "import time; from kfp_ddp.client.run_files import open_claim\n"
         "from kfp_ddp.k8s.api import Api\n"
@@ -75,7 +75,7 @@ def test_a_reader_goes_when_its_client_is_told_to_end(grounds: Grounds) -> None:
     assert readers(grounds) == []
 
 
-def test_a_claim_that_is_not_there_is_told_at_once(grounds: Grounds) -> None:
+def test_download_from_a_missing_pvc_fails_immediately(grounds: Grounds) -> None:
     began = time.monotonic()
     with (
         pytest.raises(KfpDdpError, match='"nowhere" not found'),
@@ -86,7 +86,7 @@ def test_a_claim_that_is_not_there_is_told_at_once(grounds: Grounds) -> None:
     assert readers(grounds) == []
 
 
-def test_an_image_that_cannot_be_had_is_told_and_its_reader_goes(grounds: Grounds) -> None:
+def test_download_with_an_image_that_cannot_be_pulled(grounds: Grounds) -> None:
     with (
         pytest.raises(KfpDdpError, match="does not start: cannot pull No/Such:1"),
         open_claim(Api.connect(grounds.namespace), WORK, "No/Such:1"),
@@ -95,7 +95,7 @@ def test_an_image_that_cannot_be_had_is_told_and_its_reader_goes(grounds: Ground
     assert readers(grounds) == []
 
 
-def test_a_claim_of_one_node_is_read_on_the_node_that_mounts_it(grounds: Grounds) -> None:
+def test_read_write_once_pvc_is_read_on_its_node(grounds: Grounds) -> None:
     claim(grounds, "one-node", mode="ReadWriteOnce")
     program = f"mkdir -p /work/{RUN}/train && touch /work/{RUN}/train/metrics.jsonl && sleep 600"
     trains = step_pod.bare("trains", ["sh", "-c", program], work="one-node")
@@ -112,9 +112,9 @@ def test_a_claim_of_one_node_is_read_on_the_node_that_mounts_it(grounds: Grounds
     assert events.items == []
 
 
-def test_who_may_not_start_pods_is_told_so_in_one_line(grounds: Grounds) -> None:
+def test_download_without_the_right_to_create_pods(grounds: Grounds) -> None:
     with (
-        acting(grounds.api, grounds.namespace, "default") as nobody,
+        act_as(grounds.api, grounds.namespace, "default") as nobody,
         pytest.raises(KfpDdpError) as caught,
         open_claim(Api(nobody, grounds.namespace), WORK, IMAGE),
     ):

@@ -21,7 +21,7 @@ from kfp_ddp.core.config import Connection
 from kfp_ddp.models import bundle
 from tests.conftest import CHECKOUT
 from tests.e2e.harness import step_pod
-from tests.e2e.harness.grounds import IMAGE, Grounds, claim, ended, until
+from tests.e2e.harness.grounds import IMAGE, Grounds, claim, until, wait_for_end
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import WORK, Scene, namespace
 from tests.kfp_server.server import KfpServer, serving
@@ -55,12 +55,12 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     with namespace(cluster) as ground:
         claim(ground, WORK)
         synced = pod(ground, "data-sync", "print('600 files')")
-        said = "print('step 1'); print('error: master-0: rank 1: no room'); raise SystemExit(1)"
-        trained = pod(ground, "train", said)
+        script = "print('step 1'); print('error: master-0: rank 1: no room'); raise SystemExit(1)"
+        trained = pod(ground, "train", script)
         program = LEAVE.replace("/checkout", str(CHECKOUT))
         step_pod.run(ground, "left", ["python3", "-c", program], work=WORK)
         for name in (synced, trained):
-            ended(ground, name)
+            wait_for_end(ground, name)
         yield ground
 
 
@@ -73,16 +73,16 @@ def server() -> Iterator[KfpServer]:
     assert not kfp.violations
 
 
-def called(grounds: Grounds, server: KfpServer, *words: str) -> Result:
-    """What a command answers."""
+def call(grounds: Grounds, server: KfpServer, *words: str) -> Result:
+    """Return the result of a command."""
     where = ["--host", server.url, "--namespace", grounds.namespace]
     answer = CliRunner().invoke(app, [*words, *where])
     assert answer.exit_code == 0, (answer.output, answer.exception)
     return answer
 
 
-def goes_on(server: KfpServer) -> Any:
-    """Let the run be one whose teardown runs; the run."""
+def set_teardown_running(server: KfpServer) -> Any:
+    """Return the run, changed to one whose teardown runs."""
     run = server.store.runs[RUN]
     run["state"] = "RUNNING"
     for task in run["run_details"]["task_details"]:
@@ -92,13 +92,13 @@ def goes_on(server: KfpServer) -> Any:
 
 
 def readers(grounds: Grounds) -> list[str]:
-    """Pods that read for somebody."""
+    """Return the names of pods that serve downloads."""
     document = grounds.core.list_namespaced_pod(grounds.namespace, label_selector="kfp-ddp/reads")
     return [one.metadata.name for one in document.items]
 
 
 def test_a_failed_run_is_described_with_its_cause(grounds: Grounds, server: KfpServer) -> None:
-    document = json.loads(called(grounds, server, "describe", "shapes-1", "--json").stdout)
+    document = json.loads(call(grounds, server, "describe", "shapes-1", "--json").stdout)
     assert document["step"] == "train"
     assert document["cause"] == "master-0: rank 1: no room"
     assert [one["checkpoint"] for one in document["trainings"]] == [40]
@@ -107,16 +107,18 @@ def test_a_failed_run_is_described_with_its_cause(grounds: Grounds, server: KfpS
     assert readers(grounds) == []
 
 
-def test_logs_are_those_of_a_step_or_of_all_by_name(grounds: Grounds, server: KfpServer) -> None:
-    assert called(grounds, server, "logs", RUN, "data-sync").stdout == "600 files\n"
-    every = called(grounds, server, "logs", RUN)
+def test_logs_of_one_step_or_of_all(grounds: Grounds, server: KfpServer) -> None:
+    assert call(grounds, server, "logs", RUN, "data-sync").stdout == "600 files\n"
+    every = call(grounds, server, "logs", RUN)
     assert "[data-sync] 600 files\n[train] step 1\n[train] error:" in every.stdout
     assert "the pod of preflight was deleted" in every.stderr
 
 
-def test_a_bundle_comes_from_the_claim(grounds: Grounds, server: KfpServer, tmp_path: Any) -> None:
+def test_bundle_is_downloaded_from_the_pvc(
+    grounds: Grounds, server: KfpServer, tmp_path: Any
+) -> None:
     to = str(tmp_path / "model")
-    answer = called(grounds, server, "download", RUN, "--output", to, "--json")
+    answer = call(grounds, server, "download", RUN, "--output", to, "--json")
     (task,) = json.loads(answer.stdout)["tasks"]
     assert (tmp_path / "model" / "bundle" / "model.onnx").stat().st_size == 100_000
     assert task["report"] == f"{to}/evaluation/report.html"
@@ -124,13 +126,13 @@ def test_a_bundle_comes_from_the_claim(grounds: Grounds, server: KfpServer, tmp_
 
 
 def test_a_pod_that_does_not_start_is_explained(grounds: Grounds, server: KfpServer) -> None:
-    goes_on(server)
+    set_teardown_running(server)
     name = pod(grounds, "teardown", "", image="No/Such:1")
     try:
 
         def shown() -> Any:
             document = json.loads(
-                called(grounds, server, "describe", RUN, "--no-files", "--json").stdout
+                call(grounds, server, "describe", RUN, "--no-files", "--json").stdout
             )
             return document if document["events"] and "pull" in str(document["waiting"]) else None
 
@@ -144,29 +146,29 @@ def test_a_pod_that_does_not_start_is_explained(grounds: Grounds, server: KfpSer
     assert "kfp-ddp doctor" in document["next"]
 
 
-def test_following_ends_with_the_run_and_all_lines(grounds: Grounds, server: KfpServer) -> None:
+def test_follow_prints_all_lines_and_ends_with_the_run(grounds: Grounds, server: KfpServer) -> None:
     """The step is there before its pod is, and the pod before it writes."""
-    run = goes_on(server)
+    run = set_teardown_running(server)
     executor = "print('[KFP Executor now INFO]: Got executor_input:'); print('{'); print('}')\n"
     program = f"{executor}import time\nfor n in range(20): print('line', n); time.sleep(0.3)"
 
-    def later() -> None:
+    def end_later() -> None:
         time.sleep(1)
         try:
-            ended(grounds, pod(grounds, "teardown", program))
+            wait_for_end(grounds, pod(grounds, "teardown", program))
         finally:  # without an end, the followed run would wait for ever
             run["state"] = "FAILED"
 
-    thread = Thread(target=later)
+    thread = Thread(target=end_later)
     thread.start()
     try:
-        answer = called(grounds, server, "logs", RUN, "teardown", "-f")
+        answer = call(grounds, server, "logs", RUN, "teardown", "-f")
     finally:
         thread.join()
     assert answer.stdout.splitlines() == [f"line {n}" for n in range(20)]
 
 
-def test_a_running_step_has_the_newest_line_of_progress_or_what_its_pod_waits_for(
+def test_progress_is_the_newest_line_or_why_the_pod_waits(
     grounds: Grounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = "step 5/90 · loss 2.103 · 500 images/s · ETA 0:17"
@@ -187,23 +189,23 @@ def test_a_running_step_has_the_newest_line_of_progress_or_what_its_pod_waits_fo
         grounds.core.delete_namespaced_pod(name, grounds.namespace)
 
 
-def test_a_run_that_was_played_is_described_compared_and_brought(
+def test_run_is_described_compared_and_downloaded(
     scene: Scene, local_run: Run, server: KfpServer, tmp_path: Path
 ) -> None:
     assert local_run.succeeded, local_run.explain()
     given = {"parameters": {"work_claim": WORK}}
     server.record("run_get_succeeded", run_id=local_run.id, runtime_config=given)
 
-    described = json.loads(called(scene.grounds, server, "describe", local_run.id, "--json").stdout)
+    described = json.loads(call(scene.grounds, server, "describe", local_run.id, "--json").stdout)
     (trained,) = described["trainings"]
     assert trained["verdict"].startswith("blessed")
     assert trained["checkpoint"] > 0
 
-    compared = json.loads(called(scene.grounds, server, "compare", local_run.id, "--json").stdout)
+    compared = json.loads(call(scene.grounds, server, "compare", local_run.id, "--json").stdout)
     (figure,) = compared["metrics"]["accuracy"]
     assert figure["value"] == pytest.approx(local_run.steps["evaluate"].outputs["accuracy"])
 
     words = ("download", local_run.id, "--output", str(tmp_path / "model"), "--checkpoint")
-    called(scene.grounds, server, *words)
+    call(scene.grounds, server, *words)
     assert bundle.intact(tmp_path / "model" / "bundle")
     assert readers(scene.grounds) == []

@@ -85,9 +85,9 @@ def test_a_command_ends_its_forward(grounds: Grounds, monkeypatch: pytest.Monkey
 
 
 def test_a_namespace_without_kfp(grounds: Grounds) -> None:
-    told = "ml-pipeline of namespace elsewhere not found"
+    message = "ml-pipeline of namespace elsewhere not found"
     with (
-        pytest.raises(InputError, match=told),
+        pytest.raises(InputError, match=message),
         open_client(Connection(kfp_namespace="elsewhere")),
     ):
         pass

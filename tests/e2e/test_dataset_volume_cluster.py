@@ -15,7 +15,7 @@ from kfp_ddp.datasets.volume.request import DOMAIN, Published
 from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.grounds import ended, until
+from tests.e2e.harness.grounds import until, wait_for_end
 from tests.e2e.harness.volumes import SIZE, Ground, ground, request
 
 pytestmark = pytest.mark.smoke
@@ -57,13 +57,13 @@ print(run(volume_report=Report(), options=dict(), **{request}).claim)
 
 @pytest.mark.parametrize("storage_class", ["standard", "late", "small"])
 @pytest.mark.parametrize("strategy", ["clone", "snapshot"])
-def test_copy_is_read_only_and_made_once(ground: Ground, strategy: str, storage_class: str) -> None:
+def test_copy_is_read_only_and_reused(ground: Ground, strategy: str, storage_class: str) -> None:
     staging = ground.staging(storage_class)
     digest = ground.run(SYNC, staging)
-    wanted = request(staging, digest, publish=strategy, dataset=f"{strategy}-{storage_class}")
-    done = publish(ground.stock, wanted)
-    assert (done.claim, done.path) == (wanted.name, wanted.path)
-    claim = ground.claim(done.claim)
+    demand = request(staging, digest, publish=strategy, dataset=f"{strategy}-{storage_class}")
+    result = publish(ground.stock, demand)
+    assert (result.claim, result.path) == (demand.name, demand.path)
+    claim = ground.claim(result.claim)
     assert claim.spec.access_modes == ["ReadOnlyMany"]
     assert claim.spec.resources.requests == {"storage": SIZE}
     assert claim.spec.storage_class_name == storage_class
@@ -76,8 +76,8 @@ def test_copy_is_read_only_and_made_once(ground: Ground, strategy: str, storage_
     else:
         assert claim.status.phase == "Bound"
     read = READ.format(short=digest[:12], digest=digest)
-    assert ground.run(read, done.claim, read_only=True) == "refused: Read-only file system"
-    again = publish(ground.stock, wanted)
+    assert ground.run(read, result.claim, read_only=True) == "refused: Read-only file system"
+    again = publish(ground.stock, demand)
     assert any("used again" in note for note in again.notes)
     assert ground.claim(again.claim).metadata.uid == claim.metadata.uid
 
@@ -85,11 +85,11 @@ def test_copy_is_read_only_and_made_once(ground: Ground, strategy: str, storage_
 def test_step_in_a_pod_finds_its_cluster(ground: Ground) -> None:
     staging = ground.staging("standard", "ReadWriteMany")
     digest = "5" * 64
-    wanted = {
+    demand = {
         "dataset": "digits", "digest": digest, "path": "/data/versions/555555555555",
         "claim": staging, "publish": "auto",
     }  # fmt: skip
-    log = ground.run(STEP.format(request=wanted))
+    log = ground.run(STEP.format(request=demand))
     assert "auto: in-place, as the claim can be mounted by many" in log
     assert log.endswith(staging)
     assert ground.claim(staging).metadata.annotations["kfp-ddp.dev/digest"] == digest
@@ -97,21 +97,21 @@ def test_step_in_a_pod_finds_its_cluster(ground: Ground) -> None:
 
 def test_notebook_in_a_pod_uses_its_own_folder(ground: Ground) -> None:
     """As kfp.local does in a Kubeflow notebook: a pod, a folder, and no claim."""
-    wanted = {"dataset": "digits", "claim": "none", "publish": "auto"}
-    step = STEP.replace("**{request}", f"**{wanted}, digest=done.digest, path=str(done.path)")
+    demand = {"dataset": "digits", "claim": "none", "publish": "auto"}
+    step = STEP.replace("**{request}", f"**{demand}, digest=done.digest, path=str(done.path)")
     sync = SYNC.replace("print(", "done = (").replace("/data", "/tmp/data").replace(".digest)", ")")
     log = ground.run(sync + step)
     assert "no claim none here" in log
-    with ground.pod(STEP.format(request=wanted | {"digest": "5" * 64, "path": "/nope"})) as name:
-        ended(ground.grounds, name)
+    with ground.pod(STEP.format(request=demand | {"digest": "5" * 64, "path": "/nope"})) as name:
+        wait_for_end(ground.grounds, name)
         log = ground.core.read_namespaced_pod_log(name, ground.namespace)
     assert log.strip().endswith("create it, and sync")
 
 
 def test_step_in_a_pod_without_a_token_says_what_to_set(ground: Ground) -> None:
-    wanted = {"dataset": "digits", "digest": "5" * 64, "path": "/nope", "claim": "none"}
-    with ground.pod(STEP.format(request=wanted), token=False) as name:
-        assert ended(ground.grounds, name) == "Failed"
+    demand = {"dataset": "digits", "digest": "5" * 64, "path": "/nope", "claim": "none"}
+    with ground.pod(STEP.format(request=demand), token=False) as name:
+        assert wait_for_end(ground.grounds, name) == "Failed"
         log = ground.core.read_namespaced_pod_log(name, ground.namespace)
     assert (
         log.strip()
@@ -120,20 +120,20 @@ def test_step_in_a_pod_without_a_token_says_what_to_set(ground: Ground) -> None:
     )
 
 
-def test_auto_without_a_view_of_classes_is_in_place_and_says_so(ground: Ground) -> None:
+def test_auto_without_right_to_storage_classes_reads_in_place(ground: Ground) -> None:
     staging = ground.staging("standard")
-    done = publish(ground.stock, request(staging, "1" * 64, publish="auto"))
-    assert (done.claim, done.strategy) == (staging, "in-place")
-    assert "auto: in-place, as the storage class standard is not visible" in done.notes[0]
-    assert any("only one node" in note for note in done.notes)
+    result = publish(ground.stock, request(staging, "1" * 64, publish="auto"))
+    assert (result.claim, result.strategy) == (staging, "in-place")
+    assert "auto: in-place, as the storage class standard is not visible" in result.notes[0]
+    assert any("only one node" in note for note in result.notes)
 
 
-def test_in_place_needs_no_right_but_to_see_the_claim(ground: Ground) -> None:
+def test_in_place_needs_only_the_right_to_get_the_pvc(ground: Ground) -> None:
     staging = ground.staging("standard")
     claims = {"apiGroups": [""], "resources": ["persistentvolumeclaims"]}
-    done = publish(ground.account_with({**claims, "verbs": ["get"]}), request(staging, "c" * 64))
-    assert (done.claim, done.strategy) == (staging, "in-place")
-    assert "not labelled with the dataset and digest (patch claim" in "".join(done.notes)
+    result = publish(ground.account_with({**claims, "verbs": ["get"]}), request(staging, "c" * 64))
+    assert (result.claim, result.strategy) == (staging, "in-place")
+    assert "not labelled with the dataset and digest (patch claim" in "".join(result.notes)
     for strategy, advice in (("in-place", "none"), ("clone", "in-place")):
         with pytest.raises(StorageError, match=f"cannot get claim .* or use publish={advice}$"):
             publish(ground.account_with(), request(staging, "c" * 64, publish=strategy))
@@ -141,12 +141,12 @@ def test_in_place_needs_no_right_but_to_see_the_claim(ground: Ground) -> None:
 
 def test_copy_waits_for_the_writer_and_names_it(ground: Ground) -> None:
     staging = ground.staging("standard")
-    wanted = request(staging, "3" * 64, publish="clone", wait_seconds=1.0)
+    demand = request(staging, "3" * 64, publish="clone", wait_seconds=1.0)
     with (
         ground.pod("import time; time.sleep(60)", staging) as writer,
         pytest.raises(StorageError, match=f"{staging} is still mounted by {writer}"),
     ):
-        publish(ground.stock, wanted)
+        publish(ground.stock, demand)
     until(lambda: not ground.stock.users(staging), "the end of the writer")
     assert publish(ground.stock, request(staging, "3" * 64, publish="clone")).notes[-1] == (
         "it is bound"
@@ -156,7 +156,7 @@ def test_copy_waits_for_the_writer_and_names_it(ground: Ground) -> None:
 def test_copy_waits_until_the_volume_is_detached(ground: Ground) -> None:
     """This cluster's driver attaches nothing, so the attachment is made by hand."""
     staging = ground.staging("standard")
-    wanted = request(staging, "d" * 64, publish="clone", wait_seconds=2.0)
+    demand = request(staging, "d" * 64, publish="clone", wait_seconds=2.0)
     until(lambda: ground.claim(staging).status.phase == "Bound", "a volume")
     storage = client.StorageV1Api(ground.api)
     (node,) = [item.metadata.name for item in ground.core.list_node().items]
@@ -167,17 +167,17 @@ def test_copy_waits_until_the_volume_is_detached(ground: Ground) -> None:
     remove = threading.Timer(3, storage.delete_volume_attachment, [name])
     try:
         with pytest.raises(StorageError, match=rf"claim {staging} is still attached to {node}"):
-            publish(ground.admin, wanted)
+            publish(ground.admin, demand)
     finally:
         remove.start()
-    wanted = wanted.model_copy(update={"wait_seconds": 60.0})
-    assert publish(ground.admin, wanted).notes[-1] == "it is bound"
+    demand = demand.model_copy(update={"wait_seconds": 60.0})
+    assert publish(ground.admin, demand).notes[-1] == "it is bound"
     remove.join()
     unseen = request(staging, "d" * 64, publish="clone", dataset="unseen")
     assert "cannot be seen (list volumeattachments" in publish(ground.stock, unseen).notes[0]
 
 
-def test_claim_that_is_not_ours_is_left_alone(ground: Ground) -> None:
+def test_foreign_pvc_is_not_changed(ground: Ground) -> None:
     staging = ground.staging("standard")
     body = {
         "metadata": {"name": "ds-digits-444444444444"},
@@ -195,14 +195,14 @@ def test_creating_an_existing_claim_changes_nothing(ground: Ground) -> None:
     assert ground.stock.create(CLAIMS, body) is None
 
 
-def test_what_the_server_finds_wrong_is_told_in_its_own_words(ground: Ground) -> None:
-    wanted = request(ground.staging("standard"), "e" * 64, publish="clone", storage_class="No!")
-    says = rf'^cannot create claim {wanted.name}: .* "{wanted.name}" is invalid: .*storageClassName'
+def test_message_of_the_server_is_in_the_error(ground: Ground) -> None:
+    demand = request(ground.staging("standard"), "e" * 64, publish="clone", storage_class="No!")
+    says = rf'^cannot create claim {demand.name}: .* "{demand.name}" is invalid: .*storageClassName'
     with pytest.raises(StorageError, match=says):
-        publish(ground.stock, wanted)
+        publish(ground.stock, demand)
 
 
-def test_server_that_is_away_for_long_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     retry = Api.retry
     monkeypatch.setattr(Api, "retry", lambda self, request, seconds: retry(self, request, 1.0))
     nowhere = client.ApiClient(client.Configuration(host="http://127.0.0.1:1"))
@@ -212,26 +212,26 @@ def test_server_that_is_away_for_long_is_one_line(monkeypatch: pytest.MonkeyPatc
         Cluster(Api(nowhere, "space")).get(CLAIMS, "a")
 
 
-def test_missing_claim_is_one_line(ground: Ground) -> None:
+def test_missing_pvc_is_an_error_of_one_line(ground: Ground) -> None:
     with pytest.raises(InputError, match=r"claim none is not in namespace .*create it"):
         publish(ground.stock, request("none", "6" * 64))
 
 
-def test_old_claims_that_no_pod_uses_are_deleted(ground: Ground) -> None:
+def test_old_unused_pvcs_are_deleted(ground: Ground) -> None:
     staging = ground.staging("standard")
-    made: list[Published] = []
+    copies: list[Published] = []
     for letter in "abcd":
-        wanted = request(staging, letter * 64, publish="snapshot", dataset="many")
-        made.append(publish(ground.stock, wanted))
+        demand = request(staging, letter * 64, publish="snapshot", dataset="many")
+        copies.append(publish(ground.stock, demand))
         time.sleep(1.1)  # creation times have seconds
-    names = [published.claim for published in made]
-    wanted = wanted.model_copy(update={"keep_claims": 2})
+    names = [published.claim for published in copies]
+    demand = demand.model_copy(update={"keep_claims": 2})
     with ground.pod("import time; time.sleep(60)", names[0], read_only=True):
-        assert collect(ground.stock, wanted, names[3]) == [names[1]]
+        assert collect(ground.stock, demand, names[3]) == [names[1]]
     assert [ground.gone(name) for name in names] == [False, True, False, False]
     until(lambda: ground.stock.get(SNAPSHOTS, names[1]) is None, "the end of the old snapshot")
     until(lambda: not ground.stock.users(names[0]), "the end of the reader")
-    assert collect(ground.stock, wanted, names[3]) == [names[0]]
+    assert collect(ground.stock, demand, names[3]) == [names[0]]
 
 
 def _suspended_job(ground: Ground, run_id: str) -> dict[str, Any]:
@@ -248,50 +248,50 @@ def _suspended_job(ground: Ground, run_id: str) -> dict[str, Any]:
     }
 
 
-def test_a_claim_is_kept_for_a_run_that_lives_though_no_pod_mounts_it(ground: Ground) -> None:
+def test_pvc_of_a_live_run_is_not_deleted(ground: Ground) -> None:
     staging = ground.staging("standard")
     run, kind = uuid.uuid4().hex, KINDS["pytorchjob"]
     admin = Api(ground.api, ground.namespace)
     job = admin.call("POST", kind.path(ground.namespace), _suspended_job(ground, run))
-    made = []
+    copies = []
     for letter, run_id in (("a", run), ("b", ""), ("c", "")):
-        wanted = request(staging, letter * 64, publish="clone", dataset="held", run_id=run_id)
-        made.append(publish(ground.stock, wanted).claim)
+        demand = request(staging, letter * 64, publish="clone", dataset="held", run_id=run_id)
+        copies.append(publish(ground.stock, demand).claim)
         time.sleep(1.1)  # creation times have seconds
-    wanted = wanted.model_copy(update={"keep_claims": 1})
-    assert collect(ground.stock, wanted, made[2]) == [made[1]]
+    demand = demand.model_copy(update={"keep_claims": 1})
+    assert collect(ground.stock, demand, copies[2]) == [copies[1]]
     again = request(staging, "a" * 64, publish="clone", dataset="held", run_id="another")
-    assert publish(ground.stock, again).claim == made[0]
-    assert collect(ground.stock, wanted, made[2]) == []
+    assert publish(ground.stock, again).claim == copies[0]
+    assert collect(ground.stock, demand, copies[2]) == []
     admin.delete(kind.path(ground.namespace, job["metadata"]["name"]))
-    assert collect(ground.stock, wanted, made[2]) == [made[0]]
+    assert collect(ground.stock, demand, copies[2]) == [copies[0]]
 
 
-def test_a_claim_that_was_handed_out_meanwhile_is_not_deleted(ground: Ground) -> None:
+def test_pvc_leased_meanwhile_is_not_deleted(ground: Ground) -> None:
     staging = ground.staging("standard")
     signed = "https://data.example/m.jsonl?signature=secret"
     first = {"dataset": "raced", "run_id": "first", "source": signed}
-    wanted = request(staging, "d" * 64, publish="clone", **first)
-    name = publish(ground.stock, wanted).claim
-    seen = ground.stock.get(CLAIMS, name)
-    assert seen is not None
-    assert seen["metadata"]["annotations"][f"{DOMAIN}/source"] == "https://data.example/m.jsonl"
-    publish(ground.stock, wanted.model_copy(update={"run_id": "second"}))
-    assert not ground.stock.delete_unchanged(seen)
+    demand = request(staging, "d" * 64, publish="clone", **first)
+    name = publish(ground.stock, demand).claim
+    existing = ground.stock.get(CLAIMS, name)
+    assert existing is not None
+    assert existing["metadata"]["annotations"][f"{DOMAIN}/source"] == "https://data.example/m.jsonl"
+    publish(ground.stock, demand.model_copy(update={"run_id": "second"}))
+    assert not ground.stock.delete_unchanged(existing)
     assert not ground.gone(name)
     now = ground.stock.get(CLAIMS, name)
     assert now is not None
     assert ground.stock.delete_unchanged(now)
 
 
-def test_where_live_runs_cannot_be_seen_no_claim_is_deleted(ground: Ground) -> None:
+def test_no_pvc_is_deleted_without_the_right_to_list_runs(ground: Ground) -> None:
     staging = ground.staging("standard")
     blind = ground.account_with(
         {"apiGroups": [""], "resources": ["persistentvolumeclaims", "pods"], "verbs": ["*"]}
     )
     for letter in "ef":
-        wanted = request(staging, letter * 64, publish="clone", dataset="unseen", keep_claims=1)
-        name = publish(blind, wanted).claim
+        demand = request(staging, letter * 64, publish="clone", dataset="unseen", keep_claims=1)
+        name = publish(blind, demand).claim
         time.sleep(1.1)
     with pytest.raises(StorageError, match="which runs live cannot be seen"):
-        collect(blind, wanted, name)
+        collect(blind, demand, name)

@@ -13,7 +13,7 @@ from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, Cluster, Refused
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.grounds import ended, until
+from tests.e2e.harness.grounds import until, wait_for_end
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.volumes import Ground, ground, request
 from tests.e2e.harness.workflow import define_kind
@@ -64,21 +64,21 @@ def test_account_of_a_profile_can_do_all_with_deploy(ground: Ground, tmp_path: P
     with pytest.raises(StorageError, match="cannot get claim"):
         publish(editor, request(staging, "2" * 64, publish="auto"))
     with applied(ground, tmp_path):
-        done = publish(editor, request(staging, "2" * 64, publish="auto"))
-        assert (done.strategy, done.claim) == ("snapshot", "ds-digits-222222222222")
-        assert "has a snapshot class" in done.notes[0]
-        assert not any("cannot be seen" in note for note in done.notes)
+        result = publish(editor, request(staging, "2" * 64, publish="auto"))
+        assert (result.strategy, result.claim) == ("snapshot", "ds-digits-222222222222")
+        assert "has a snapshot class" in result.notes[0]
+        assert not any("cannot be seen" in note for note in result.notes)
         for digit in "34":
-            wanted = request(staging, digit * 64, publish="clone", keep_claims=1)
-            done = publish(editor, wanted)
-        assert set(collect(editor, wanted, done.claim)) == {
+            demand = request(staging, digit * 64, publish="clone", keep_claims=1)
+            result = publish(editor, demand)
+        assert set(collect(editor, demand, result.claim)) == {
             "ds-digits-222222222222", "ds-digits-333333333333",
         }  # fmt: skip
     with pytest.raises(StorageError, match="cannot get claim"):
         publish(editor, request(staging, "2" * 64, publish="auto"))
 
 
-def test_populator_makes_the_objects_that_gke_documents(ground: Ground, tmp_path: Path) -> None:
+def test_populator_creates_the_objects_of_the_gke_docs(ground: Ground, tmp_path: Path) -> None:
     """From the component's own inputs, in a pod, as a step of a pipeline."""
     source = "gs://bucket/ds"
     inputs = {
@@ -86,15 +86,15 @@ def test_populator_makes_the_objects_that_gke_documents(ground: Ground, tmp_path
         "claim": ground.staging("late"), "publish": "populator", "source": source,
         "options": {"populator_account": "reader"},
     }  # fmt: skip
-    wanted = request(str(inputs["claim"]), "7" * 64, publish="populator", source=source)
+    demand = request(str(inputs["claim"]), "7" * 64, publish="populator", source=source)
     with pytest.raises(StorageError, match=r"cannot create gcpdatasources .*deploy/storage"):
-        publish(ground.stock, wanted)
+        publish(ground.stock, demand)
     with populator_api(ground.api), applied(ground, tmp_path):
         name = "ds-digits-777777777777"
         assert ground.run(COMPONENT.format(inputs=inputs)).endswith(f"{name} /data")
-        made = ground.admin.get(GCP_SOURCES, name)
-        assert made is not None
-        assert made["spec"]["cloudStorage"] == {
+        source_object = ground.admin.get(GCP_SOURCES, name)
+        assert source_object is not None
+        assert source_object["spec"]["cloudStorage"] == {
             "uri": "gs://bucket/ds/", "serviceAccountName": "reader",
         }  # fmt: skip
         claim = ground.claim(name)
@@ -114,7 +114,7 @@ def test_init_container_example_runs(ground: Ground) -> None:
     command.insert(3, "--symlinks=follow")
     ground.core.create_namespaced_pod(ground.namespace, pod)
     name = pod["metadata"]["name"]
-    assert ended(ground.grounds, name) == "Succeeded"
+    assert wait_for_end(ground.grounds, name) == "Succeeded"
     log = ground.core.read_namespaced_pod_log(name, ground.namespace, container="main")
     assert "Vienna" in log
     assert len(log.splitlines()[-1]) == 64

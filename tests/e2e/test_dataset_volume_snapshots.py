@@ -21,18 +21,18 @@ __all__ = ["ground"]
 
 def test_failing_snapshot_is_removed(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = ground.staging("standard")
-    wanted = request(staging, "6" * 64, publish="snapshot", snapshot_class="nope")
+    demand = request(staging, "6" * 64, publish="snapshot", snapshot_class="nope")
     monkeypatch.setattr(publishing, "_LASTING", 3.0)
     with pytest.raises(StorageError, match=rf"the snapshot of claim {staging} failed"):
-        publish(ground.stock, wanted)
-    assert ground.stock.get(SNAPSHOTS, wanted.name) is None
+        publish(ground.stock, demand)
+    assert ground.stock.get(SNAPSHOTS, demand.name) is None
 
 
-def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
+def test_slow_snapshot_is_not_removed(ground: Ground) -> None:
     """A class of a driver that is not there yet: its snapshot stays pending, without an error."""
     staging = ground.staging("standard")
     slow: dict[str, Any] = {"snapshot_class": ground.namespace, "wait_seconds": 3.0}
-    wanted = request(staging, "8" * 64, publish="snapshot", **slow)
+    demand = request(staging, "8" * 64, publish="snapshot", **slow)
     classes = client.CustomObjectsApi(ground.api)
     body = {
         "apiVersion": "snapshot.storage.k8s.io/v1",
@@ -45,55 +45,55 @@ def test_slow_snapshot_is_left_to_go_on(ground: Ground) -> None:
     try:
         uids = []
         for _ in range(2):
-            with pytest.raises(StorageError, match=rf"{wanted.name} of .* not ready after 3 s"):
-                publish(ground.stock, wanted)
-            found = ground.stock.get(SNAPSHOTS, wanted.name)
-            assert found is not None
-            assert "deletionTimestamp" not in found["metadata"]
-            uids.append(found["metadata"]["uid"])
+            with pytest.raises(StorageError, match=rf"{demand.name} of .* not ready after 3 s"):
+                publish(ground.stock, demand)
+            snapshot_object = ground.stock.get(SNAPSHOTS, demand.name)
+            assert snapshot_object is not None
+            assert "deletionTimestamp" not in snapshot_object["metadata"]
+            uids.append(snapshot_object["metadata"]["uid"])
         assert uids[0] == uids[1]
     finally:
-        ground.stock.delete(SNAPSHOTS, wanted.name)
+        ground.stock.delete(SNAPSHOTS, demand.name)
         classes.delete_cluster_custom_object(
             *SNAPSHOTS[:2], "volumesnapshotclasses", ground.namespace
         )
-        _forget(ground, wanted.name)
+        _forget(ground, demand.name)
 
 
-def test_snapshot_that_is_being_deleted_is_made_again(ground: Ground) -> None:
+def test_snapshot_under_deletion_is_replaced(ground: Ground) -> None:
     staging = ground.staging("standard")
-    wanted = request(staging, "9" * 64, publish="snapshot", wait_seconds=3.0)
+    demand = request(staging, "9" * 64, publish="snapshot", wait_seconds=3.0)
     ground.admin.create(
         SNAPSHOTS,
         {
             "apiVersion": "snapshot.storage.k8s.io/v1",
             "kind": "VolumeSnapshot",
-            "metadata": {"name": wanted.name, "finalizers": ["kfp-ddp.dev/test"]},
+            "metadata": {"name": demand.name, "finalizers": ["kfp-ddp.dev/test"]},
             "spec": {"source": {"persistentVolumeClaimName": staging}},
         },
     )
     try:
-        until(lambda: _ready(ground.admin, wanted.name), "the first snapshot")
-        ground.admin.delete(SNAPSHOTS, wanted.name)
+        until(lambda: _ready(ground.admin, demand.name), "the first snapshot")
+        ground.admin.delete(SNAPSHOTS, demand.name)
         with pytest.raises(StorageError, match="is still being deleted after 3 s"):
-            publish(ground.stock, wanted)
-        wanted = wanted.model_copy(update={"wait_seconds": 60.0})
-        release = threading.Timer(3, _release, [ground, wanted.name])
+            publish(ground.stock, demand)
+        demand = demand.model_copy(update={"wait_seconds": 60.0})
+        release = threading.Timer(3, _release, [ground, demand.name])
         release.start()
-        done = publish(ground.stock, wanted)
+        result = publish(ground.stock, demand)
         release.join()
     finally:
-        _release(ground, wanted.name)
-    assert done.strategy == "snapshot"
-    assert _ready(ground.admin, wanted.name)
-    assert ground.claim(wanted.name).status.phase == "Bound"
+        _release(ground, demand.name)
+    assert result.strategy == "snapshot"
+    assert _ready(ground.admin, demand.name)
+    assert ground.claim(demand.name).status.phase == "Bound"
 
 
 def _ready(cluster: Cluster, name: str) -> bool:
-    found = cluster.get(SNAPSHOTS, name)
-    assert found is not None
-    leaving = "deletionTimestamp" in found["metadata"]
-    return not leaving and bool(found.get("status", {}).get("readyToUse"))
+    snapshot_object = cluster.get(SNAPSHOTS, name)
+    assert snapshot_object is not None
+    leaving = "deletionTimestamp" in snapshot_object["metadata"]
+    return not leaving and bool(snapshot_object.get("status", {}).get("readyToUse"))
 
 
 def _forget(ground: Ground, snapshot: str) -> None:
@@ -114,6 +114,10 @@ def _release(ground: Ground, name: str) -> None:
     """Take the test's own finalizer away, and no other."""
     api = client.CustomObjectsApi(ground.api)
     where = (*SNAPSHOTS[:2], ground.namespace, SNAPSHOTS[2], name)
-    found = api.get_namespaced_custom_object(*where)
-    left = [item for item in found["metadata"].get("finalizers", []) if item != "kfp-ddp.dev/test"]
-    api.patch_namespaced_custom_object(*where, {"metadata": {"finalizers": left}})
+    snapshot_object = api.get_namespaced_custom_object(*where)
+    finalizers = [
+        item
+        for item in snapshot_object["metadata"].get("finalizers", [])
+        if item != "kfp-ddp.dev/test"
+    ]
+    api.patch_namespaced_custom_object(*where, {"metadata": {"finalizers": finalizers}})

@@ -1,5 +1,6 @@
 """The manifests in deploy/: the API server takes each, and the metrics Services find the jobs."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 from kubernetes import client
 
 from tests.e2e.harness import workflow
-from tests.e2e.harness.grounds import Grounds, patiently, until
+from tests.e2e.harness.grounds import Grounds, until, with_retries
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY
@@ -32,7 +33,7 @@ SERVICES = {"pytorchjob": "kfp-ddp-metrics", "trainjob": "kfp-ddp-metrics-trainj
 
 
 @pytest.mark.parametrize("path", [*FOLDERS, *LOOSE], ids=lambda path: str(path.relative_to(DEPLOY)))
-def test_every_manifest_is_one_that_the_server_takes(cluster: client.ApiClient, path: Path) -> None:
+def test_every_manifest_is_accepted_by_the_server(cluster: client.ApiClient, path: Path) -> None:
     documents = _built(path)
     assert documents
     with namespace(cluster) as grounds:
@@ -45,28 +46,28 @@ def test_every_manifest_is_one_that_the_server_takes(cluster: client.ApiClient, 
             kubectl("apply", "-n", grounds.namespace, "--dry-run=server", "-f", "-", text=text)
 
 
-def test_the_monitors_look_where_the_services_and_pods_are() -> None:
+def test_monitors_select_the_services_and_pods() -> None:
     """What ties the objects together is only text: labels and the name of a port."""
     built = _built(DEPLOY / "monitoring" / "service")
-    (monitor,) = (each for each in built if each["kind"] == "ServiceMonitor")
-    services = [each for each in built if each["kind"] == "Service"]
-    assert {each["metadata"]["name"] for each in services} == set(SERVICES.values())
-    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    (monitor,) = (item for item in built if item["kind"] == "ServiceMonitor")
+    services = [item for item in built if item["kind"] == "Service"]
+    assert {item["metadata"]["name"] for item in services} == set(SERVICES.values())
+    expected = monitor["spec"]["selector"]["matchLabels"].items()
     (endpoint,) = monitor["spec"]["endpoints"]
     for service in services:
-        assert wanted <= service["metadata"]["labels"].items()
+        assert expected <= service["metadata"]["labels"].items()
         assert [port["name"] for port in service["spec"]["ports"]] == [endpoint["port"]]
 
 
 @pytest.mark.parametrize("backend", list(SERVICES))
-def test_a_metrics_service_leads_to_rank_0(scene: Scene, begin: Begin, backend: str) -> None:
+def test_metrics_service_selects_rank_0(scene: Scene, begin: Begin, backend: str) -> None:
     grounds = scene.grounds
     for service in _built(DEPLOY / "monitoring" / "service"):
         if service["kind"] == "Service":
             kubectl("apply", "-n", grounds.namespace, "-f", "-", text=yaml.safe_dump(service))
     run = begin(backend=backend, epochs=1000, prometheus_port=8000)
     try:
-        found = until(lambda: _figures(grounds, SERVICES[backend]), "figures of a step", 180)
+        result = until(lambda: _figures(grounds, SERVICES[backend]), "figures of a step", 180)
         known = {
             (event["step"], round(event["loss"], 9))
             for event in scene.events(run)
@@ -76,8 +77,8 @@ def test_a_metrics_service_leads_to_rank_0(scene: Scene, begin: Begin, backend: 
         others = [_endpoints(grounds, name) for name in SERVICES.values()]
     finally:
         _end(scene, run)
-    assert (found["kfp_ddp_step_step"], round(found["kfp_ddp_step_loss"], 9)) in known
-    assert found["kfp_ddp_start_world_size"] == 2
+    assert (result["kfp_ddp_step_step"], round(result["kfp_ddp_step_loss"], 9)) in known
+    assert result["kfp_ddp_start_world_size"] == 2
     assert re.search(r"-worker-0$|-node-0-0-\w+$", pod), pod
     assert sum(map(len, others)) == 1  # of two pods, and of two Services
 
@@ -87,7 +88,8 @@ def _end(scene: Scene, run: Run) -> None:
     run.wait()
     grounds = scene.grounds
     for name in SERVICES.values():
-        patiently(lambda name=name: grounds.core.delete_namespaced_service(name, grounds.namespace))  # type: ignore[misc]
+        delete = functools.partial(grounds.core.delete_namespaced_service, name, grounds.namespace)
+        with_retries(delete)
 
 
 def _figures(grounds: Grounds, service: str) -> dict[str, float] | None:
@@ -115,8 +117,8 @@ def _endpoints(grounds: Grounds, service: str) -> list[str]:
         "endpointslices",
         label_selector=f"kubernetes.io/service-name={service}",
     )
-    found = [each for part in slices["items"] for each in part["endpoints"] or []]
-    return [each["targetRef"]["name"] for each in found if each["conditions"]["ready"]]
+    result = [item for part in slices["items"] for item in part["endpoints"] or []]
+    return [item["targetRef"]["name"] for item in result if item["conditions"]["ready"]]
 
 
 def _served(grounds: Grounds) -> bool:
@@ -127,4 +129,4 @@ def _served(grounds: Grounds) -> bool:
 def _built(path: Path) -> list[dict[str, Any]]:
     """The documents of a file, or of a folder as kustomize builds it."""
     text = kubectl("kustomize", str(path)) if path.is_dir() else path.read_text()
-    return [json.loads(json.dumps(each)) for each in yaml.safe_load_all(text) if each]
+    return [json.loads(json.dumps(item)) for item in yaml.safe_load_all(text) if item]

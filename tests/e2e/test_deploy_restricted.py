@@ -63,8 +63,8 @@ def _apply(ground: Grounds, file: str) -> None:
 def _events(ground: Grounds, name: str) -> list[str]:
     """Return the reasons of the events of an object."""
     selector = f"involvedObject.name={name}"
-    found = ground.core.list_namespaced_event(ground.namespace, field_selector=selector).items
-    return [each.reason for each in found]
+    events = ground.core.list_namespaced_event(ground.namespace, field_selector=selector).items
+    return [event.reason for event in events]
 
 
 def _run(
@@ -75,4 +75,4 @@ def _run(
     body["spec"]["securityContext"] = pod
     body["spec"]["containers"][0]["securityContext"] = container
     ground.core.create_namespaced_pod(ground.namespace, body)
-    return grounds.ended(ground, name, 60)
+    return grounds.wait_for_end(ground, name, 60)

@@ -72,21 +72,21 @@ def deploy(controller: Kserve, url: str, fault: str = "", **release: Any) -> Dep
 
 
 def shop(controller: Kserve) -> dict[str, Any]:
-    found = controller.service("shop")
-    assert found is not None
-    return found
+    actual = controller.service("shop")
+    assert actual is not None
+    return actual
 
 
 def predictor(controller: Kserve) -> dict[str, Any]:
     return predictor_of(shop(controller))
 
 
-def settled(controller: Kserve, version: str) -> None:
+def assert_rolled_out(controller: Kserve, version: str) -> None:
     """Check that only this version is left of all rollouts."""
-    found = shop(controller)["spec"]
-    assert found["predictor"]["labels"]["kfp-ddp/version"] == version
-    assert "canaryTrafficPercent" not in found["predictor"]
-    assert "canary" not in found
+    actual = shop(controller)["spec"]
+    assert actual["predictor"]["labels"]["kfp-ddp/version"] == version
+    assert "canaryTrafficPercent" not in actual["predictor"]
+    assert "canary" not in actual
     if controller.mode == STANDARD:
         space = controller.grounds.namespace
         until(lambda: len(controller.apps.list_namespaced_deployment(space).items) == 1, "one", 20)
@@ -105,7 +105,7 @@ def test_a_model_is_rolled_out_twice(controller: Kserve, first: str, models_url:
     assert done["url"] == f"http://{host}"
     tried = "latest-shop" if controller.mode == KNATIVE else "shop-trial"
     assert f"testing http://{tried}-predictor." in step.log()
-    settled(controller, done["version"])
+    assert_rolled_out(controller, done["version"])
     if controller.mode == KNATIVE:
         assert len(traffic(controller)) == 1
 
@@ -117,8 +117,8 @@ def test_a_model_is_rolled_out_twice(controller: Kserve, first: str, models_url:
 
 
 def traffic(controller: Kserve) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = shop(controller)["status"]["components"]["predictor"]["traffic"]
-    return found
+    actual: list[dict[str, Any]] = shop(controller)["status"]["components"]["predictor"]["traffic"]
+    return actual
 
 
 @BOTH
@@ -136,16 +136,16 @@ def test_a_failed_model_is_rolled_back(
     error = deploy(controller, models_url, fault).start().error()
     assert text in error
     assert error.endswith(f"shop answers with {first} as before")
-    settled(controller, first)
+    assert_rolled_out(controller, first)
     if controller.mode == STANDARD:
         assert controller.pods("shop-predictor") == answering
 
 
 @IN_KNATIVE
-def test_a_trial_gets_its_share(controller: Kserve, first: str, models_url: str) -> None:
+def test_canary_gets_its_traffic(controller: Kserve, first: str, models_url: str) -> None:
     step = deploy(controller, models_url, "slow", canary_percent=7, canary_seconds=2)
     step.start().saw("testing http://latest-shop")
-    assert {(each["tag"], each["percent"]) for each in traffic(controller)} == {
+    assert {(item["tag"], item["percent"]) for item in traffic(controller)} == {
         ("latest", 7),
         ("prev", 93),
     }
@@ -167,7 +167,7 @@ def test_a_trial_gets_its_share(controller: Kserve, first: str, models_url: str)
         ),
     ],
 )
-def test_a_first_model_that_does_not_become_ready_is_deleted(
+def test_first_model_that_is_not_ready_is_deleted(
     controller: Kserve, models_url: str, fault: str, release: dict[str, Any], text: str
 ) -> None:
     error = deploy(controller, models_url, fault, **release).start().error()
@@ -177,12 +177,12 @@ def test_a_first_model_that_does_not_become_ready_is_deleted(
 
 
 @IN_STANDARD
-def test_a_trial_without_pods_ends(controller: Kserve, first: str, models_url: str) -> None:
+def test_canary_without_pods_ends(controller: Kserve, first: str, models_url: str) -> None:
     step = deploy(controller, models_url, service_account="nobody")
     error = step.start().error()
     assert 'serviceaccount "nobody" not found' in error
     assert error.endswith(f"shop answers with {first} as before")
-    settled(controller, first)
+    assert_rolled_out(controller, first)
 
 
 @IN_STANDARD
@@ -195,7 +195,7 @@ def test_a_killed_rollout_converges(controller: Kserve, first: str, models_url: 
         assert step.wait() == "Lost"
         now = controller.pods("shop-predictor")
         assert (now == answering) == (point != "testing http://shop-predictor")
-    settled(controller, step.start().done()["version"])
+    assert_rolled_out(controller, step.start().done()["version"])
 
 
 @IN_STANDARD
@@ -208,7 +208,7 @@ def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
     step.signal()
     assert step.wait() == "Failed"
     grounds = controller.grounds
-    with rights.acting(grounds.api, grounds.namespace, grounds.service_account) as account:
+    with rights.act_as(grounds.api, grounds.namespace, grounds.service_account) as account:
         api = Api(account, grounds.namespace)
         assert take_back_of(api, "another run") == []
         assert take_back_of(api, step.run_id) == [f"shop answers with {first} as before"]
@@ -218,7 +218,7 @@ def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
 
 
 @IN_STANDARD
-def test_another_run_takes_a_rollout_over(controller: Kserve, first: str, models_url: str) -> None:
+def test_another_run_continues_a_rollout(controller: Kserve, first: str, models_url: str) -> None:
     fine = publish(models_url, next(SEEDS))
     earlier = deploy(controller, models_url, "unready").start()
     earlier.saw("shop waits for")
@@ -228,7 +228,7 @@ def test_another_run_takes_a_rollout_over(controller: Kserve, first: str, models
     error = earlier.error()
     assert f"InferenceService shop was given another model by {later.run_id} meanwhile" in error
     assert first != fine[-12:]
-    settled(controller, fine[-12:])
+    assert_rolled_out(controller, fine[-12:])
 
 
 @pytest.mark.slow
@@ -257,10 +257,10 @@ def test_a_rollout_loses_no_request(controller: Kserve, models_url: str, runtime
 @contextlib.contextmanager
 def clients(controller: Kserve, number: int) -> Iterator[list[str]]:
     """Send requests, each on its own connection, until the block ends; yields the answers."""
-    found = controller.grounds.core.read_namespaced_service(
+    actual = controller.grounds.core.read_namespaced_service(
         "shop-predictor", controller.grounds.namespace
     )
-    url = f"http://{found.spec.cluster_ip}/v2/models/{NAME}/infer"
+    url = f"http://{actual.spec.cluster_ip}/v2/models/{NAME}/infer"
     image = {"name": "images", "datatype": "UINT8", "shape": [1, 3, 2, 2], "data": [1] * 12}
     body, over, answers = json.dumps({"inputs": [image]}), threading.Event(), list[str]()
 
@@ -295,12 +295,12 @@ def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -
     bare = {"containers": containers, "serviceAccountName": kserve.READER, "minReplicas": 2}
 
     def deployments() -> dict[str, int]:
-        found = controller.apps.list_namespaced_deployment(grounds.namespace).items
-        return {each.metadata.name: each.spec.replicas for each in found}
+        actual = controller.apps.list_namespaced_deployment(grounds.namespace).items
+        return {item.metadata.name: item.spec.replicas for item in actual}
 
     def limits() -> list[tuple[int, int]]:
-        found = scaled.list_namespaced_horizontal_pod_autoscaler(grounds.namespace).items
-        return [(each.spec.min_replicas, each.spec.max_replicas) for each in found]
+        actual = scaled.list_namespaced_horizontal_pod_autoscaler(grounds.namespace).items
+        return [(item.spec.min_replicas, item.spec.max_replicas) for item in actual]
 
     def comes(seen: Callable[[], Any], expected: Any) -> None:
         until(lambda: seen() == expected, str(expected), 20)
@@ -323,7 +323,7 @@ def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -
 @pytest.mark.smoke
 @IN_STANDARD
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_kserve_takes_each_runtime_also_on_trial(controller: Kserve, runtime: str) -> None:
+def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime: str) -> None:
     """A dry run with KServe's webhooks."""
     grounds = controller.grounds
     api = Api(grounds.api, grounds.namespace)
@@ -336,10 +336,10 @@ def test_kserve_takes_each_runtime_also_on_trial(controller: Kserve, runtime: st
         "predictor": answering,
         "canary": [{"trafficPercent": 0, "predictor": beside(desired)}],
     }
-    taken = api.call("APPLY", service.path, body, MANAGER | {"dryRun": "All"})
+    applied = api.call("APPLY", service.path, body, MANAGER | {"dryRun": "All"})
     wait = {"preStop": {"exec": {"command": ["sleep", "10"]}}}
     if runtime in (TRITON, OPENVINO):
-        assert predictor_of(taken)["model"]["lifecycle"] == wait
+        assert predictor_of(applied)["model"]["lifecycle"] == wait
 
 
 @pytest.mark.smoke
@@ -348,7 +348,7 @@ def test_invalid_input_fails_with_one_line_error(controller: Kserve, models_url:
     grounds = controller.grounds
     api = Api(grounds.api, grounds.namespace)
     with (
-        rights.acting(grounds.api, grounds.namespace, "default") as nobody,
+        rights.act_as(grounds.api, grounds.namespace, "default") as nobody,
         pytest.raises(InputError, match=r"no right to get inferenceservices .* apply deploy/rbac"),
     ):
         Service(Api(nobody, grounds.namespace), "shop").find()

@@ -77,7 +77,7 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
 
 @pytest.fixture(scope="module")
 def work(grounds: Grounds) -> Iterator[Folder]:
-    with lands.opened(grounds, "work") as folder:
+    with lands.serve_files(grounds, "work") as folder:
         yield folder
 
 

@@ -26,7 +26,7 @@ def test_dry_run_creates_and_a_repeat_changes_nothing(cluster: client.ApiClient)
         assert code == 0
         assert _claims(ground) == {}
         try:
-            code, made = _install(ground, "--image", IMAGE)
+            code, created = _install(ground, "--image", IMAGE)
             assert code == 0
             code, again = _install(ground)
         finally:
@@ -37,7 +37,7 @@ def test_dry_run_creates_and_a_repeat_changes_nothing(cluster: client.ApiClient)
         states = {item["kind"]: item["state"] for item in rehearsed["objects"]}
         assert states.pop("ClusterRole") in ("made", "unchanged")
         assert set(states.values()) == {"made"}
-        jobs = [item["name"] for item in made["objects"] if item["kind"] == "Job"]
+        jobs = [item["name"] for item in created["objects"] if item["kind"] == "Job"]
         assert jobs == ["kfp-ddp-chown"]
         touched = ["touch", f"/{DATA}/x", f"/{WORK}/x"]
         step_pod.run(ground, "writes", touched, **{DATA: DATA, WORK: WORK})
@@ -80,11 +80,11 @@ def test_restricted_namespace_gets_a_job_and_limits(cluster: client.ApiClient) -
         quota = {"metadata": {"name": "all"}, "spec": {"hard": {"limits.memory": "64Gi"}}}
         ground.core.create_namespaced_resource_quota(ground.namespace, quota)
         code, findings = _install(ground, "--no-see-nodes", "--image", IMAGE)
-        made = {
+        created = {
             item["name"] for item in findings["objects"] if item["kind"] in ("Job", "LimitRange")
         }
     assert code == 0
-    assert made == {"kfp-ddp-fsgroup", "kfp-ddp"}
+    assert created == {"kfp-ddp-fsgroup", "kfp-ddp"}
 
 
 def test_installed_objects_are_those_of_deploy(cluster: client.ApiClient) -> None:
@@ -108,8 +108,8 @@ def _key(document: dict[str, Any]) -> tuple[str, str]:
 
 
 def _install(ground: Grounds, *options: str) -> tuple[int, dict[str, Any]]:
-    given = options if "--size" in options else (*WITH, *options)
-    done = kfp_ddp("install", "-n", ground.namespace, "--json", *WITH[:2], *given)
+    arguments = options if "--size" in options else (*WITH, *options)
+    done = kfp_ddp("install", "-n", ground.namespace, "--json", *WITH[:2], *arguments)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -18,7 +18,7 @@ from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.leftovers import leftovers
 from tests.e2e.harness.programs import kfp_ddp, kubectl
-from tests.e2e.harness.rights import acting
+from tests.e2e.harness.rights import act_as
 from tests.e2e.harness.scene import namespace
 
 pytestmark = pytest.mark.smoke
@@ -43,7 +43,7 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
         ({"scheduler": "kueue", "queue": "nowhere"}, "nowhere"),  # no such queue, or no Kueue
     ],
 )
-def test_a_missing_claim_or_queue_fails_before_a_job_is_created(
+def test_missing_pvc_or_queue_fails_before_a_job_is_created(
     grounds: Grounds, kind: str, fields: dict[str, Any], says: str
 ) -> None:
     assert says in refused(Api(grounds.api, grounds.namespace), {**fields, "kind": kind})
@@ -52,7 +52,7 @@ def test_a_missing_claim_or_queue_fails_before_a_job_is_created(
 
 @pytest.mark.parametrize("kind", ALL)
 def test_missing_rights_fail_before_a_job_is_created(grounds: Grounds, kind: str) -> None:
-    with acting(grounds.api, grounds.namespace, "default") as nobody:
+    with act_as(grounds.api, grounds.namespace, "default") as nobody:
         line = refused(Api(nobody, grounds.namespace), {"kind": kind})
     assert f"no right to list {KINDS[kind].plural} in namespace {grounds.namespace}" in line
     assert "apply deploy/rbac" in line

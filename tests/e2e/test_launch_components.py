@@ -18,11 +18,11 @@ from kfp_ddp.components.job.component import job
 from kfp_ddp.jobs.authoring import as_folder, as_function
 from kfp_ddp.jobs.script import packed
 from tests.e2e.harness import rights
-from tests.e2e.harness.admission import delivered, skip_without_mpi
-from tests.e2e.harness.gpus import GPU, advertised
+from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
+from tests.e2e.harness.gpus import GPU, advertise_gpus
 from tests.e2e.harness.grounds import IMAGE, UID
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import WORK, Scene, staged
+from tests.e2e.harness.scene import WORK, Scene, make_scene
 from tests.e2e.harness.trainings import compiled
 from tests.package_index import index
 from tests.serving import Files, serving
@@ -70,10 +70,10 @@ print("FILE", hashlib.sha256(whole).hexdigest(), os.environ["HOSTNAME"], __name_
 def stock(cluster: client.ApiClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A namespace with KFP's stock rights, which may not create ConfigMaps, and TrainJobs."""
     folder = tmp_path_factory.mktemp("stock")
-    with staged(cluster, folder, {}, ours=False) as staging:
+    with make_scene(cluster, folder, {}, ours=False) as staging:
         jobs = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["*"]}
         rights.bind(cluster, staging.grounds.namespace, "trainjobs", [jobs])
-        with delivered(staging.grounds):
+        with provide_kubectl(staging.grounds):
             yield staging
 
 
@@ -81,8 +81,8 @@ def stock(cluster: client.ApiClient, tmp_path_factory: pytest.TempPathFactory) -
 def full(cluster: client.ApiClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """A namespace with the rights in deploy/."""
     with (
-        staged(cluster, tmp_path_factory.mktemp("full"), {}) as staging,
-        delivered(staging.grounds),
+        make_scene(cluster, tmp_path_factory.mktemp("full"), {}) as staging,
+        provide_kubectl(staging.grounds),
     ):
         yield staging
 
@@ -116,7 +116,7 @@ def test_settings_of_the_task_reach_the_workers(
             task, secret_name=f"token-{kind}", secret_key_to_env={"key": "TOKEN"}
         )
 
-    with advertised(cluster, 4):
+    with advertise_gpus(cluster, 4):
         run = full.run(compiled(pipeline, tmp_path), work_claim=WORK).play()
 
     assert run.succeeded, run.explain()
@@ -155,7 +155,7 @@ def test_settings_of_the_task_reach_the_workers(
 
 @pytest.mark.parametrize("kind", list(SPEAKERS))
 @pytest.mark.parametrize("may_make_config_maps", [True, False])
-def test_a_file_arrives_to_the_byte(
+def test_file_arrives_unchanged(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, may_make_config_maps: bool
 ) -> None:
     if kind == "mpijob":

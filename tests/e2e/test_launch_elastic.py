@@ -50,7 +50,7 @@ def test_a_script_resumes_when_a_worker_is_drained(grounds: Grounds) -> None:
     "grace", [None, pytest.param(0, marks=pytest.mark.soak)], ids=["drained", "lost"]
 )
 @pytest.mark.smoke
-def test_training_resumes_when_a_worker_goes_away(
+def test_training_resumes_after_the_loss_of_a_worker(
     grounds: Grounds, work: Folder, grace: int | None
 ) -> None:
     config = TrainConfig(
@@ -70,13 +70,13 @@ def test_training_resumes_when_a_worker_goes_away(
     assert step.wait() == "Succeeded", step.log()
     assert step.log().splitlines()[-1] == f"DONE {job_name(step)} 1"
     events = work.events(f"elastic-{grace}/metrics.jsonl")
-    begun = [event for event in events if event["event"] == "start"]
-    assert begun[0]["world_size"] == 2
-    assert begun[-1]["resumed_from_step"] > 0
+    starts = [event for event in events if event["event"] == "start"]
+    assert starts[0]["world_size"] == 2
+    assert starts[-1]["resumed_from_step"] > 0
     assert events[-1]["status"] == "done"
 
 
-def test_an_elastic_job_out_of_memory_is_over(grounds: Grounds) -> None:
+def test_elastic_job_out_of_memory_fails(grounds: Grounds) -> None:
     """Its operator makes the pod anew without an end."""
     spec = {**python("hoard = b'x' * 2**30"), **ELASTIC, "elastic": "1:1", "nodes": 1}
     step = LaunchStep(grounds, {**spec, "memory": "64Mi", "shm_size": ""}).start()

@@ -18,7 +18,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
-from tests.e2e.harness.rights import acting
+from tests.e2e.harness.rights import act_as
 from tests.e2e.harness.scene import namespace
 from tests.e2e.harness.workflow import define_kind
 
@@ -51,7 +51,7 @@ def ganging(cluster: client.ApiClient, grounds: Grounds) -> Iterator[None]:
 
 
 def test_a_job_without_a_pod_group_is_deleted(grounds: Grounds) -> None:
-    with acting(grounds.api, grounds.namespace, grounds.service_account) as account:
+    with act_as(grounds.api, grounds.namespace, grounds.service_account) as account:
         api = Api(account, grounds.namespace)
         with pytest.raises(InputError, match="created no PodGroup for PyTorchJob train-") as error:
             launched(api)
@@ -59,8 +59,8 @@ def test_a_job_without_a_pod_group_is_deleted(grounds: Grounds) -> None:
         assert api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"] == []
 
 
-def test_a_job_with_a_pod_group_runs_to_its_end(grounds: Grounds, ganging: None) -> None:
-    with acting(grounds.api, grounds.namespace, grounds.service_account) as account:
+def test_job_with_a_pod_group_succeeds(grounds: Grounds, ganging: None) -> None:
+    with act_as(grounds.api, grounds.namespace, grounds.service_account) as account:
         for kind in ("pytorchjob", "tfjob"):
             job = launched(Api(account, grounds.namespace), kind)
             name = job["metadata"]["name"]

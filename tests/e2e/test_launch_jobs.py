@@ -9,7 +9,7 @@ from kubernetes import client
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import workflow
-from tests.e2e.harness.gpus import GPU, advertised
+from tests.e2e.harness.gpus import GPU, advertise_gpus
 from tests.e2e.harness.grounds import Grounds, claim, until
 from tests.e2e.harness.launch_step import LaunchStep, python
 from tests.e2e.harness.scene import namespace
@@ -47,7 +47,7 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
 
 
 @pytest.fixture(scope="module")
-def of_deploy(cluster: client.ApiClient) -> Iterator[Grounds]:
+def deploy_grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     """A namespace whose steps have the rights in deploy/, which TrainJobs need."""
     workflow.define(cluster)
     with namespace(cluster) as space:
@@ -68,7 +68,9 @@ def lines(log: str, who: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("kind", "title"), [("pytorchjob", "worker"), ("trainjob", "node")])
-def test_a_job_is_followed_as_if_it_ran_in_the_step(space: Grounds, kind: str, title: str) -> None:
+def test_output_and_result_of_a_job_are_those_of_the_step(
+    space: Grounds, kind: str, title: str
+) -> None:
     spec = {"kind": kind, "nodes": 2, **python(COUNT.format(count=20, pause=0.05))}
     step = LaunchStep(space, spec).start()
     assert step.wait() == "Succeeded", step.log()
@@ -84,7 +86,7 @@ def test_a_job_is_followed_as_if_it_ran_in_the_step(space: Grounds, kind: str, t
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
-def test_a_cancelled_run_loses_its_job_before_any_signal(space: Grounds, kind: str) -> None:
+def test_cancelled_run_deletes_its_job_before_any_signal(space: Grounds, kind: str) -> None:
     spec = {"kind": kind, **python(COUNT.format(count=1000, pause=0.1))}
     step = LaunchStep(space, spec).start()
     step.saw("line 1")
@@ -106,7 +108,7 @@ def test_an_unexplained_signal_deletes_the_job(grounds: Grounds) -> None:
 
 
 @pytest.mark.smoke
-def test_an_evicted_step_is_succeeded_by_one_that_adopts_its_job(grounds: Grounds) -> None:
+def test_step_after_an_eviction_adopts_the_job(grounds: Grounds) -> None:
     spec = python(COUNT.format(count=300, pause=0.1))
     step = LaunchStep(grounds, spec, work_claim="work", grace=0.72).start()
     step.saw("line 20")
@@ -122,7 +124,7 @@ def test_an_evicted_step_is_succeeded_by_one_that_adopts_its_job(grounds: Ground
 
 
 @pytest.mark.smoke
-def test_a_killed_step_leaves_one_job_that_its_successor_ends_with(grounds: Grounds) -> None:
+def test_step_after_a_kill_adopts_the_job(grounds: Grounds) -> None:
     spec = python(COUNT.format(count=200, pause=0.1))
     step = LaunchStep(grounds, spec, work_claim="work").start()
     step.saw("line 5")
@@ -135,7 +137,7 @@ def test_a_killed_step_leaves_one_job_that_its_successor_ends_with(grounds: Grou
     assert set(lines(step.log(), "worker-0")) == set(range(200))
 
 
-def test_a_step_that_is_run_again_after_its_failure_makes_a_new_job(grounds: Grounds) -> None:
+def test_step_retried_after_a_failure_creates_a_new_job(grounds: Grounds) -> None:
     step = LaunchStep(grounds, python("raise ValueError('no such layer')")).start()
     assert step.wait() == "Failed"
     last = step.log().splitlines()[-1]
@@ -147,7 +149,7 @@ def test_a_step_that_is_run_again_after_its_failure_makes_a_new_job(grounds: Gro
     assert len(step.jobs()) == 2
 
 
-def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(grounds: Grounds) -> None:
+def test_foreign_job_of_the_same_name_is_not_changed(grounds: Grounds) -> None:
     first = LaunchStep(grounds, python("print('mine')")).start()
     assert first.wait() == "Succeeded"
     (job,) = first.jobs()
@@ -160,11 +162,11 @@ def test_a_job_of_the_same_name_that_is_not_ours_is_left_alone(grounds: Grounds)
     assert api.call("GET", path)["metadata"]["uid"] == job["metadata"]["uid"]
 
 
-def test_a_job_of_which_one_pod_runs_is_given_up_in_time_too(grounds: Grounds) -> None:
+def test_job_with_one_running_pod_also_times_out(grounds: Grounds) -> None:
     """To its operator such a job runs; it would hold what it has for ever."""
     spec = {"gpus_per_node": 1, "gpu_resource": GPU, "elastic": "2:2", "pending_minutes": 0.2}
     code = "import time; print('one runs'); time.sleep(600)"
-    with advertised(grounds.api, 1):
+    with advertise_gpus(grounds.api, 1):
         step = LaunchStep(grounds, {**spec, **python(code)}).start()
         step.saw("one runs")
         assert step.wait() == "Failed"
@@ -187,7 +189,7 @@ UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.smoke
-def test_a_container_that_can_never_start_ends_the_job_in_a_minute(grounds: Grounds) -> None:
+def test_container_that_cannot_start_ends_the_job(grounds: Grounds) -> None:
     steps = {
         name: LaunchStep(grounds, {"nodes": 2, **python("print(1)"), **spec}).start()
         for name, (spec, _) in UNSTARTABLE.items()
@@ -201,7 +203,7 @@ def test_a_container_that_can_never_start_ends_the_job_in_a_minute(grounds: Grou
 
 
 @pytest.mark.parametrize("events", [True, False])
-def test_pods_that_are_forbidden_end_the_job_in_a_minute(
+def test_forbidden_pods_end_the_job(
     cluster: client.ApiClient,
     events: bool,
 ) -> None:
@@ -221,12 +223,12 @@ def test_pods_that_are_forbidden_end_the_job_in_a_minute(
         assert step.jobs() == []
 
 
-def test_a_deadline_that_passed_without_a_step_is_not_retried(of_deploy: Grounds) -> None:
+def test_deadline_without_a_step_is_not_retried(deploy_grounds: Grounds) -> None:
     """Ranks that are stopped leave as if their node were taken, when the step is back again."""
     stop = "import signal, sys, time; stop = lambda *_: (time.sleep(7), sys.exit(143))"
     code = f"{stop}; signal.signal(signal.SIGTERM, stop){COUNT.format(count=2000, pause=0.1)}"
     spec = {"kind": "trainjob", "deadline_minutes": 0.3, "grace_seconds": 30}
-    step = LaunchStep(of_deploy, {**spec, **python(code)}).start()
+    step = LaunchStep(deploy_grounds, {**spec, **python(code)}).start()
     step.saw("line 1")
     step.kill()
     assert step.wait() == "Lost"
@@ -246,7 +248,7 @@ def test_a_deadline_that_passed_without_a_step_is_not_retried(of_deploy: Grounds
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(("kind", "title"), [("pytorchjob", "worker-1"), ("trainjob", "node-1")])
-def test_the_rank_that_fails_first_is_named(space: Grounds, kind: str, title: str) -> None:
+def test_first_failed_rank_is_named(space: Grounds, kind: str, title: str) -> None:
     spec = {"kind": kind, "nodes": 2, "nproc_per_node": 1, "script": SECOND_FAILS, "retries": 0}
     step = LaunchStep(space, spec).start()
     assert step.wait() == "Failed"

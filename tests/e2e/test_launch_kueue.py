@@ -63,8 +63,8 @@ def in_queue(queue: Queue, code: str = COUNT, **more: Any) -> dict[str, Any]:
     return {"scheduler": "kueue", "queue": queue.name, "nodes": 2, **python(code), **more}
 
 
-def test_a_job_waits_for_its_turn_and_then_runs(queue: Queue) -> None:
-    with queue.taken("80m") as other:
+def test_queued_job_waits_and_runs(queue: Queue) -> None:
+    with queue.use_quota("80m") as other:
         step = LaunchStep(queue.grounds, in_queue(queue)).start()
         step.saw(f"waiting in queue {queue.name}, first in line, while Job {other} has the quota")
         step.saw("insufficient unused quota for cpu")
@@ -109,7 +109,7 @@ def test_a_preempted_training_resumes(queue: Queue, work: Folder) -> None:
     ).start()
     until(lambda: trained(step, work) >= 9, "the third epoch")
     (before,) = step.jobs()
-    with queue.taken("80m", urgent=True) as other:
+    with queue.use_quota("80m", urgent=True) as other:
         step.saw(f"is queued: preempted (Preempted to accommodate Job {other} due to")
         until(lambda: step.workers() == [], "the end of its pods", 60)
     assert step.wait() == "Succeeded", step.log()
@@ -153,16 +153,16 @@ def test_a_job_admitted_while_it_ends_is_replaced(queue: Queue) -> None:
     step.start()
     step.saw("[worker-0] the first time")
     step.saw("[worker-1] the first time")
-    with queue.taken("80m", urgent=True):
+    with queue.use_quota("80m", urgent=True):
         pass  # it is gone as soon as it is let in
     assert step.wait() == "Succeeded", step.log()
     assert "retries left" not in step.log()
     assert step.log().count("[worker-0] again") == 1
 
 
-def test_a_trainjob_runs_or_is_refused_as_the_age_of_kueue_has_it(queue: Queue) -> None:
+def test_trainjob_runs_or_is_refused_by_the_version_of_kueue(queue: Queue) -> None:
     """Kueue before 0.17 strips a TrainJob as it lets it in, and Trainer then makes no pods."""
-    with queue.taken("80m"):
+    with queue.use_quota("80m"):
         step = LaunchStep(queue.grounds, in_queue(queue, kind="trainjob")).start()
         step.saw("insufficient unused quota for cpu")
         assert step.workers() == []
@@ -201,8 +201,8 @@ def suspend(grounds: Grounds, job: dict[str, Any], value: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
-def test_a_run_that_is_cancelled_in_the_queue_leaves_nothing(queue: Queue, kind: str) -> None:
-    with queue.taken("80m") as other:
+def test_run_cancelled_in_the_queue_is_cleaned_up(queue: Queue, kind: str) -> None:
+    with queue.use_quota("80m") as other:
         step = LaunchStep(queue.grounds, in_queue(queue, kind=kind)).start()
         step.saw(f"first in line, while Job {other} has the quota")
         step.terminate()
@@ -221,9 +221,9 @@ def test_a_kind_that_kueue_does_not_manage_is_refused(queue: Queue) -> None:
     assert step.jobs("mpijob") == []
 
 
-def test_it_runs_without_rights_to_queues(cluster: client.ApiClient) -> None:
+def test_job_runs_without_rights_to_queues(cluster: client.ApiClient) -> None:
     with namespace(cluster, ours=False) as bare, queues.queue(bare, "110m") as queue:
-        with queue.taken("80m"):
+        with queue.use_quota("80m"):
             step = LaunchStep(bare, in_queue(queue)).start()
             step.saw(f"is queued: waiting in queue {queue.name}")
         assert step.wait() == "Succeeded", step.log()

@@ -7,9 +7,9 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import workflow
-from tests.e2e.harness.admission import delivered, skip_without_mpi
-from tests.e2e.harness.gpus import GPU, advertised
-from tests.e2e.harness.grounds import IMAGE, Grounds, patiently, until
+from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
+from tests.e2e.harness.gpus import GPU, advertise_gpus
+from tests.e2e.harness.grounds import IMAGE, Grounds, until, with_retries
 from tests.e2e.harness.launch_step import LaunchStep
 from tests.e2e.harness.scene import namespace
 
@@ -21,7 +21,7 @@ FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
 def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     skip_without_mpi()
     workflow.define(cluster)
-    with namespace(cluster) as space, delivered(space):
+    with namespace(cluster) as space, provide_kubectl(space):
         yield space
 
 
@@ -42,7 +42,7 @@ def test_each_worker_gets_its_slots_of_ranks(grounds: Grounds) -> None:
     assert config.data["hostfile"] == f"{name}-worker-0 slots=2\n{name}-worker-1 slots=2\n"
 
 
-def test_the_rank_that_failed_is_named_and_no_worker_outlives_it(grounds: Grounds) -> None:
+def test_failed_rank_is_named_and_all_workers_end(grounds: Grounds) -> None:
     """Workers do nothing but wait, so they hold no GPU for the 90 s that ranks may take to save."""
     script = FOREVER.replace(
         "time.sleep(600)",
@@ -64,7 +64,7 @@ def test_a_cancelled_run_leaves_no_rank(grounds: Grounds) -> None:
     until(lambda: _running(step) == [], "the pods' end", 60)
 
 
-def test_a_lost_worker_is_tried_again(grounds: Grounds) -> None:
+def test_lost_worker_is_retried(grounds: Grounds) -> None:
     step = LaunchStep(grounds, mpijob(FOREVER, retries=1)).start()
     step.saw("rank 1 runs")
     (lost,) = (name for name in _running(step) if name.endswith("worker-1"))
@@ -75,21 +75,21 @@ def test_a_lost_worker_is_tried_again(grounds: Grounds) -> None:
     assert step.wait() == "Failed"
 
 
-def test_ranks_wait_for_workers_that_are_late(grounds: Grounds) -> None:
+def test_ranks_wait_for_late_workers(grounds: Grounds) -> None:
     """The operator starts the launcher at once, and mpirun does not wait."""
     spec = mpijob("print('both here', flush=True)\n", gpus_per_node=1, gpu_resource=GPU)
     step = LaunchStep(grounds, spec).start()
     step.saw(f"no node has enough {GPU} free")
     until(lambda: "Running" in _phases(step).values(), "the launcher", 60)
     assert set(_phases(step).values()) == {"Running", "Pending"}
-    with advertised(grounds.api, 2):
+    with advertise_gpus(grounds.api, 2):
         assert step.wait() == "Succeeded", step.log()
     assert step.log().count("[launcher-0] both here") == 2
 
 
 def _phases(step: LaunchStep) -> dict[str, str]:
     """The phase of each pod of the job."""
-    return {pod.metadata.name: pod.status.phase for pod in patiently(step.workers)}
+    return {pod.metadata.name: pod.status.phase for pod in with_retries(step.workers)}
 
 
 def _running(step: LaunchStep) -> list[str]:

@@ -12,7 +12,7 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
-from tests.e2e.harness.admission import delivered, skip_without_mpi
+from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds
 from tests.e2e.harness.scene import namespace
 
@@ -34,13 +34,13 @@ V1 = ["pytorchjob", "tfjob"]
 @pytest.fixture(scope="module")
 def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
     """A namespace with a quota of everything that may be forgotten, and no LimitRange."""
-    with namespace(cluster) as space, delivered(space):
+    with namespace(cluster) as space, provide_kubectl(space):
         quota = {"metadata": {"name": "all"}, "spec": {"hard": QUOTA}}
         space.core.create_namespaced_resource_quota(space.namespace, quota)
         yield space
 
 
-def said(
+def worker_reports(
     grounds: Grounds, capsys: pytest.CaptureFixture[str], kind: str, **fields: Any
 ) -> list[dict[str, Any]]:
     """What each worker of a job saw."""
@@ -65,7 +65,7 @@ def test_a_job_with_defaults_runs_under_a_quota_without_a_token(
 ) -> None:
     if kind == "mpijob":
         skip_without_mpi()
-    result = said(grounds, capsys, kind)
+    result = worker_reports(grounds, capsys, kind)
     assert len(result) == 2
     for item in result:
         assert not item["token"]
@@ -77,7 +77,7 @@ def test_an_init_container_hands_files_to_its_worker_under_a_quota(
     grounds: Grounds, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     fetch = {"name": "fetch", "command": ["touch", "/shared/fetched"]}
-    result = said(
+    result = worker_reports(
         grounds,
         capsys,
         kind,
@@ -95,6 +95,6 @@ def test_ipc_lock_has_effect_for_root_alone(
     grounds: Grounds, capsys: pytest.CaptureFixture[str], kind: str, root: bool
 ) -> None:
     user = {"run_as_user": 0, "non_root": False} if root else {}
-    for item in said(grounds, capsys, kind, nccl_infiniband="on", **user):
+    for item in worker_reports(grounds, capsys, kind, nccl_infiniband="on", **user):
         assert item["CapBnd"] == IPC_LOCK
         assert item["CapEff"] == (IPC_LOCK if root else 0)

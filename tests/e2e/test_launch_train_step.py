@@ -13,7 +13,7 @@ from kubernetes import client
 
 from tests.e2e.harness import grounds as lands
 from tests.e2e.harness import step_pod, workflow
-from tests.e2e.harness.admission import late
+from tests.e2e.harness.admission import gate_pods
 from tests.e2e.harness.grounds import Folder, Grounds, claim, until
 from tests.e2e.harness.launch_step import Step
 from tests.e2e.harness.running import run_in
@@ -88,7 +88,7 @@ def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
 
 @pytest.fixture(scope="module")
 def work(grounds: Grounds) -> Iterator[Folder]:
-    with lands.opened(grounds, "work") as folder:
+    with lands.serve_files(grounds, "work") as folder:
         yield folder
 
 
@@ -144,7 +144,7 @@ for each in node.children(recursive=True):
 
 
 @pytest.mark.smoke
-def test_a_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Folder) -> None:
+def test_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Folder) -> None:
     """It lives, its pod runs, and its peers wait for it in a collective."""
     step = TrainStep(
         grounds, training={"epochs": 120}, nodes=2, retries=1, stall_minutes=0.8, grace_seconds=5
@@ -162,13 +162,13 @@ def test_a_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Fo
     (job,) = step.jobs()
     assert job["metadata"]["annotations"]["kfp-ddp/avoids"] == second.spec.node_name
     events = work.events(f"{step.run_id}/train/metrics.jsonl")
-    begun = [item["resumed_from_step"] for item in events if item["event"] == "start"]
-    assert begun[0] == 0
-    assert begun[1] >= 3
+    resumed_from = [item["resumed_from_step"] for item in events if item["event"] == "start"]
+    assert resumed_from[0] == 0
+    assert resumed_from[1] >= 3
     assert events[-1]["status"] == "done"
 
 
-def test_a_first_worker_lost_before_the_ranks_met_costs_one_try(grounds: Grounds) -> None:
+def test_first_worker_lost_before_the_rendezvous_is_retried(grounds: Grounds) -> None:
     """Its successor and the other worker would wait for each other without a word."""
     step = TrainStep(grounds, nodes=2, retries=1)
     step.start()
@@ -182,16 +182,16 @@ def test_a_first_worker_lost_before_the_ranks_met_costs_one_try(grounds: Grounds
 
 
 @pytest.mark.parametrize("elastic", ["", "2:2"])
-def test_a_worker_that_is_260_seconds_late_is_awaited(grounds: Grounds, elastic: str) -> None:
+def test_ranks_wait_for_a_worker_260_seconds_late(grounds: Grounds, elastic: str) -> None:
     """A cold node takes as long to pull an image; the operator's own wait ends after 200."""
-    with late(grounds, 0) as let_go:
+    with gate_pods(grounds, 0) as release:
         step = TrainStep(grounds, nodes=2, elastic=elastic, retries=0).start(600)
         until(lambda: len(step.workers()) == 2, "two pods")
-        began = time.monotonic()
-        while time.monotonic() - began < 260:
+        start_time = time.monotonic()
+        while time.monotonic() - start_time < 260:
             assert step.attempts[-1].ended is None, step.log()
             time.sleep(5)
-        let_go()
+        release()
         assert step.wait() == "Succeeded", step.log()
     assert "step 6/6" in step.log()
     assert len(step.jobs()) == 1
@@ -201,9 +201,9 @@ def _running(step: Step) -> list[str]:
     return [p.metadata.name for p in step.workers() if p.status.phase == "Running"]
 
 
-def test_a_claim_that_fills_up_costs_what_came_after_the_last_checkpoint(grounds: Grounds) -> None:
+def test_training_resumes_after_a_full_pvc(grounds: Grounds) -> None:
     claim(grounds, "tight", "small", "8Mi")
-    with lands.opened(grounds, "tight") as tight, _filler(grounds, "tight") as filler:
+    with lands.serve_files(grounds, "tight") as tight, _filler(grounds, "tight") as filler:
         step = TrainStep(
             grounds, "tight", training={"epochs": 60, "checkpoint_epochs": 2}, nodes=2
         ).start()
@@ -215,17 +215,17 @@ def test_a_claim_that_fills_up_costs_what_came_after_the_last_checkpoint(grounds
         assert "make room or repair the volume and start again to resume" in last
         assert "retries left" not in step.log()
         folder = f"{step.run_id}/train/checkpoints"
-        kept = tight.names(folder)
-        assert kept
-        for name in kept:
+        checkpoints = tight.names(folder)
+        assert checkpoints
+        for name in checkpoints:
             _verify(tight, f"{folder}/{name}")
 
         run_in(grounds, filler, ["rm", "/work/filler"])
         step.kill()
         assert step.start().wait() == "Succeeded", step.log()
         events = tight.events(f"{step.run_id}/train/metrics.jsonl")
-        begun = [item["resumed_from_step"] for item in events if item["event"] == "start"]
-        assert begun == [0, max(int(name.strip("/")[5:]) for name in kept)]
+        resumed_from = [item["resumed_from_step"] for item in events if item["event"] == "start"]
+        assert resumed_from == [0, max(int(name.strip("/")[5:]) for name in checkpoints)]
         assert events[-1]["status"] == "done"
 
 

@@ -21,11 +21,11 @@ MBIT = 40
 
 def test_a_healthy_network_and_one_with_a_slow_node(cluster: client.ApiClient) -> None:
     with namespace(cluster) as ground:
-        code, found = _netcheck(ground, nodes=2)
-        assert (code, found["problems"]) == (0, []), found
-        assert len(found["nodes"]) == 2
-        assert {node["interface"] for node in found["nodes"]} == {"eth0"}
-        usual = min(rate for row in found["rates"] for rate in row if rate)
+        code, result = _netcheck(ground, nodes=2)
+        assert (code, result["problems"]) == (0, []), result
+        assert len(result["nodes"]) == 2
+        assert {node["interface"] for node in result["nodes"]} == {"eth0"}
+        usual = min(rate for row in result["rates"] for rate in row if rate)
         assert usual > 10 * MBIT / 1000
         # A pod's containers share its network, so one that begins it can hold it back.
         slow = "case $HOSTNAME in *worker-0*) /usr/sbin/tc qdisc add dev eth0 root tbf "
@@ -39,12 +39,12 @@ def test_a_healthy_network_and_one_with_a_slow_node(cluster: client.ApiClient) -
                 "capabilities": {"add": ["NET_ADMIN"]},
             },
         }
-        code, found = _netcheck(ground, nodes=3, init_containers=[begins])
-        assert code == 1, found
-        assert len(found["problems"]) == 1
-        assert "-worker-0) sends 0.0" in found["problems"][0]
+        code, result = _netcheck(ground, nodes=3, init_containers=[begins])
+        assert code == 1, result
+        assert len(result["problems"]) == 1
+        assert "-worker-0) sends 0.0" in result["problems"][0]
         api = Api(ground.api, ground.namespace)
-        assert _going_on(api) == []
+        assert _active_jobs(api) == []
 
 
 def test_a_job_that_cannot_start_leaves_nothing(cluster: client.ApiClient) -> None:
@@ -52,13 +52,13 @@ def test_a_job_that_cannot_start_leaves_nothing(cluster: client.ApiClient) -> No
         done = _program(ground, "--job", "pending_minutes=0.2", "--job", "cpu=1000")
         assert done.returncode == 1
         assert "did not start within pending_minutes" in done.stderr
-        assert _going_on(Api(ground.api, ground.namespace)) == []
+        assert _active_jobs(Api(ground.api, ground.namespace)) == []
 
 
 def _netcheck(ground: Grounds, nodes: int, **job: Any) -> tuple[int, dict[str, Any]]:
-    given = {name: json.dumps(value) for name, value in job.items()}
-    words = [f"{name}={value}" for name, value in {**SMALL, **given}.items()]
-    options = [word for each in words for word in ("--job", each)]
+    parameters = {name: json.dumps(value) for name, value in job.items()}
+    words = [f"{name}={value}" for name, value in {**SMALL, **parameters}.items()]
+    options = [word for pair in words for word in ("--job", pair)]
     done = _program(ground, "--nodes", str(nodes), "--largest-mb", "8", "--json", *options)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -68,17 +68,19 @@ def _program(ground: Grounds, *words: str) -> "subprocess.CompletedProcess[str]"
     return kfp_ddp("netcheck", "-n", ground.namespace, "--image", IMAGE, *words)
 
 
-def _going_on(api: Api) -> list[str]:
-    found = api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"]
+def _active_jobs(api: Api) -> list[str]:
+    items = api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"]
     over = ("Succeeded", "Failed")
     return [
         job["metadata"]["name"]
-        for job in found
-        if not any(each["type"] in over for each in job.get("status", {}).get("conditions", []))
+        for job in items
+        if not any(
+            condition["type"] in over for condition in job.get("status", {}).get("conditions", [])
+        )
     ]
 
 
-def test_no_training_begins_on_too_slow_a_network(cluster: client.ApiClient) -> None:
+def test_no_training_starts_on_a_slow_network(cluster: client.ApiClient) -> None:
     with namespace(cluster) as ground:
         api = Api(ground.api, ground.namespace)
         pods = {**SMALL, "kind": "pytorchjob", "image": IMAGE, "nodes": 2, "retries": 3}

@@ -18,7 +18,7 @@ JOB = {"notify_webhook": "HOOK", "kfp_ui": "https://kfp.example.com"}
 
 
 @pytest.fixture
-def posted(scene: Scene, cluster: client.ApiClient) -> Iterator[list[dict[str, Any]]]:
+def webhook_requests(scene: Scene, cluster: client.ApiClient) -> Iterator[list[dict[str, Any]]]:
     """The requests to the webhook, whose address is in the secret."""
     requests: list[dict[str, Any]] = []
 
@@ -41,10 +41,10 @@ def play(scene: Scene, **arguments: Any) -> Any:
     return scene.run(**inputs).play()
 
 
-def test_a_failed_step_is_reported(scene: Scene, posted: list[dict[str, Any]]) -> None:
+def test_a_failed_step_is_reported(scene: Scene, webhook_requests: list[dict[str, Any]]) -> None:
     run = play(scene, sync={"dataset": "notify", "max_object_mb": 0.00001})
     assert run.succeeded is False, run.explain()
-    (body,) = posted
+    (body,) = webhook_requests
     assert (body["state"], body["step"]) == ("failed", "data-sync"), body
     assert f"error: {body['reason']}" in run.steps["data-sync"].log
     assert body["address"] == f"https://kfp.example.com/#/runs/details/{run.id}"
@@ -52,20 +52,22 @@ def test_a_failed_step_is_reported(scene: Scene, posted: list[dict[str, Any]]) -
     assert "notify_webhook: sent" in run.steps["teardown"].log
 
 
-def test_preflight_reports_a_rejected_run(scene: Scene, posted: list[dict[str, Any]]) -> None:
+def test_preflight_reports_a_rejected_run(
+    scene: Scene, webhook_requests: list[dict[str, Any]]
+) -> None:
     run = play(scene, model="resnet51")
     assert list(run.steps) == ["preflight"]
-    (body,) = posted
+    (body,) = webhook_requests
     assert (body["state"], body["step"], body["run_id"]) == ("failed", "preflight", run.id)
     assert "did you mean 'resnet50'" in body["reason"]
 
 
-def test_a_promoted_model_is_reported(scene: Scene, posted: list[dict[str, Any]]) -> None:
+def test_a_promoted_model_is_reported(scene: Scene, webhook_requests: list[dict[str, Any]]) -> None:
     destination = f"gs://{bucket.MODELS}/notify"
     job = {**JOB, "nproc_per_node": 1}
     run = play(scene, job=job, destination=destination, champion="last")
     assert run.succeeded, run.explain()
-    (body,) = posted
+    (body,) = webhook_requests
     assert (body["state"], body["model"]) == ("promoted", "digits")
     assert body["accuracy"] >= 0.85
     assert body["bundle"].startswith(f"{destination}/digits/")

@@ -13,7 +13,7 @@ from tests.e2e.harness.grounds import IMAGE, Grounds, until
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY
-from tests.e2e.harness.scene import COMPILED, Scene, staged
+from tests.e2e.harness.scene import COMPILED, Scene, make_scene
 from tests.e2e.harness.training import TRAINING, WORKERS
 
 pytestmark = pytest.mark.smoke
@@ -50,7 +50,7 @@ def seen(
 ) -> Iterator[Seen]:
     folder = tmp_path_factory.mktemp("strict")
     environment = {"STORAGE_EMULATOR_HOST": bucket_url}
-    with staged(cluster, folder, environment, strict=QUOTA) as scene:
+    with make_scene(cluster, folder, environment, strict=QUOTA) as scene:
         kubectl("apply", "-n", scene.grounds.namespace, "-k", str(DEPLOY / "eviction"))
         arguments = TRAINING | {"nodes": 2, "job": {**WORKERS, "nproc_per_node": 1, **STEPS}}
         document = folder / "compiled" / COMPILED.name

@@ -38,8 +38,8 @@ def test_bucket_to_exported_model(scene: Scene, bucket_url: str, local_run: Run)
     exported = bucket.names(bucket_url, bucket.MODELS)
     assert any(name.endswith("/_SUCCESS") for name in exported), exported
     # Versions that the tests of the job backends published here stay, as they should.
-    left = {name for name in leftovers(scene.grounds) if "volumesnapshots/ds-" not in name}
-    assert left == set()
+    names = {name for name in leftovers(scene.grounds) if "volumesnapshots/ds-" not in name}
+    assert names == set()
     assert {name for name in claims(scene.grounds) if not name.startswith("ds-")} == {
         DATA,
         WORK,
@@ -67,7 +67,7 @@ def test_a_script_trains_on_two_workers(scene: Scene, bucket_url: str) -> None:
     assert any(name.startswith("digits/") and name.endswith("/network.py") for name in exported)
 
 
-def test_trials_run_beside_one_another_and_the_best_is_evaluated(scene: Scene) -> None:
+def test_trials_run_in_parallel_and_the_best_is_evaluated(scene: Scene) -> None:
     run = scene.run(
         document("sweep"),
         **TRAINING,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness.gpus import advertised
+from tests.e2e.harness.gpus import advertise_gpus
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.rights import DEPLOY
 from tests.e2e.harness.scene import Scene
@@ -34,7 +34,7 @@ def right(scene: Scene, tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("right")
 def test_pods_request_the_gpus_of_a_node(scene: Scene) -> None:
-    with advertised(scene.grounds.api, 3) as gpu:
+    with advertise_gpus(scene.grounds.api, 3) as gpu:
         run = scene.run(**SOURCE, job={"gpu_resource": gpu}).play()
     plan = run.steps["preflight"]
     assert plan.succeeded, run.explain()

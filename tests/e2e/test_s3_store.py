@@ -49,7 +49,7 @@ def store(scene: Scene, tmp_path: Path) -> Iterator[Path]:
         scene.grounds.core.delete_namespaced_secret(SECRET, scene.grounds.namespace)
 
 
-def test_a_claim_of_one_node_and_s3_are_all_that_is_needed(scene: Scene, store: Path) -> None:
+def test_a_read_write_once_pvc_and_s3_are_enough(scene: Scene, store: Path) -> None:
     claim(scene.grounds, "one-node", mode="ReadWriteOnce")
     given: dict[str, Any] = TRAINING | {
         "source": "s3://digits",

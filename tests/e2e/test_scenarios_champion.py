@@ -12,7 +12,7 @@ from kfp_ddp.components.gate.component import gate
 from kfp_ddp.components.publish.component import publish
 from tests.e2e.harness.grounds import IMAGE
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import WORK, Scene, staged
+from tests.e2e.harness.scene import WORK, Scene, make_scene
 
 EXPORTS = "models/squares"
 
@@ -45,7 +45,7 @@ def prepare(run_dir: str, data: str, seed: int) -> str:
 
 
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
-def meet(folder: str, run_id: str, runs: int, version: str) -> str:
+def wait_for_all(folder: str, run_id: str, runs: int, version: str) -> str:
     """Wait until all runs have a verdict; return the version that this one compared with."""
     import os
     import time
@@ -83,7 +83,7 @@ def last_steps(
         rules={"min_improvement": -1.0},
         champion=f"/work/{EXPORTS}",
     )
-    met = meet(
+    met = wait_for_all(
         folder=meeting,
         run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
         runs=runs,
@@ -110,7 +110,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_of_two_runs_wins(cluster: client.ApiClient, tmp_path: Path, document: Path) -> None:
-    with staged(cluster, tmp_path, {}) as scene:
+    with make_scene(cluster, tmp_path, {}) as scene:
         first = begin(scene, document, seed=0, meeting="alone", runs=1).wait()
         assert first.succeeded, first.explain()
         champion = read_pointer(scene)

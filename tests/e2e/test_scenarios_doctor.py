@@ -8,7 +8,7 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import grounds, queues
-from tests.e2e.harness.gpus import no_gpus
+from tests.e2e.harness.gpus import lock_gpus
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.programs import kfp_ddp, kubectl
 from tests.e2e.harness.rights import RUNNER
@@ -116,7 +116,7 @@ def test_valid_pvcs_pass(fit: Grounds, body: dict[str, Any], options: tuple[str,
 
 
 def test_open_number_of_gpus_needs_gpu_nodes_and_the_right_to_list_them(fit: Grounds) -> None:
-    with no_gpus():
+    with lock_gpus():
         _, findings = _examine(fit.namespace)
     bad = {item["what"]: item["remedy"] for item in findings if item["state"] == "bad"}
     assert set(bad) == {"rights on nodes", "GPUs"}

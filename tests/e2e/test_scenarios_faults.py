@@ -9,7 +9,7 @@ from kubernetes import client
 
 from tests.e2e.harness import grounds
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import DATA, WORK, Scene, staged
+from tests.e2e.harness.scene import DATA, WORK, Scene, make_scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 from tests.e2e.harness.trainings import compiled, train_only
 
@@ -32,7 +32,7 @@ def bare(
     cluster: client.ApiClient, bucket_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scene]:
     """A namespace whose steps have KFP's stock rights alone, and claims of a mebibyte."""
-    with staged(
+    with make_scene(
         cluster,
         tmp_path_factory.mktemp("bare"),
         {"STORAGE_EMULATOR_HOST": bucket_url},
@@ -48,7 +48,7 @@ def test_what_cannot_start_is_explained(bare: Scene, tmp_path: Path) -> None:
     grounds.claim(bare.grounds, UNBOUND, "nowhere")
     document = compiled(train_only, tmp_path)
     runs = {
-        name: bare.run(document, **_given(pending_minutes=0.2, **requests)).start()
+        name: bare.run(document, **_arguments(pending_minutes=0.2, **requests)).start()
         for name, (requests, _) in FAULTS.items()
     }
     for name, run in runs.items():
@@ -63,7 +63,7 @@ def test_a_volume_that_cannot_be_mounted_is_explained(scene: Scene, tmp_path: Pa
         "volumes": [{"name": "key", "secret": {"secretName": "absent"}}],
         "volume_mounts": [{"name": "key", "mountPath": "/key"}],
     }
-    requests = _given(pending_minutes=0.3, **absent)
+    requests = _arguments(pending_minutes=0.3, **absent)
     run = scene.run(compiled(train_only, tmp_path), **requests).play()
 
     assert 'secret "absent" not found; check the claims, secrets and maps' in _error(run)
@@ -79,13 +79,13 @@ def test_wrong_parameters_are_refused(scene: Scene, claim: dict[str, Any]) -> No
     assert "claim nothing does not exist" in _error(run, "preflight")
 
 
-def test_a_quota_that_is_used_up_is_named(bare: Scene, tmp_path: Path) -> None:
+def test_exceeded_quota_is_named(bare: Scene, tmp_path: Path) -> None:
     quota = {"hard": {"count/pytorchjobs.kubeflow.org": "0"}}
     core, space = bare.grounds.core, bare.grounds.namespace
     core.create_namespaced_resource_quota(space, {"metadata": {"name": "none"}, "spec": quota})
     _enforced(bare)
     try:
-        run = bare.run(compiled(train_only, tmp_path), **_given()).play()
+        run = bare.run(compiled(train_only, tmp_path), **_arguments()).play()
     finally:
         core.delete_namespaced_resource_quota("none", space)
 
@@ -108,7 +108,7 @@ def _versions(scene: Scene) -> list[str]:
     return [name for name in scene.data.names("versions") if not name.startswith(".")]
 
 
-def _given(backend: str = "pytorchjob", **job: Any) -> dict[str, Any]:
+def _arguments(backend: str = "pytorchjob", **job: Any) -> dict[str, Any]:
     claims = {"data_claim": DATA, "work_claim": WORK, "dataset_path": "/data/versions/none"}
     return {**claims, "training": LOOP, "backend": backend, "job": {**WORKERS, **job}}
 

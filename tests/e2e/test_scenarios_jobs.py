@@ -70,7 +70,7 @@ def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: 
         scene.grounds.core.delete_namespaced_pod(
             run.steps["train"].pod, scene.grounds.namespace, grace_period_seconds=0
         )
-    left = scene.grounds.jobs(run.id, backend)
+    remaining = scene.grounds.jobs(run.id, backend)
     run.wait()
     after = other.jobs(backend)
     other.terminate()
@@ -79,7 +79,7 @@ def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: 
         "train": False,
         "teardown": True,
     }
-    (job,) = left
+    (job,) = remaining
     line = f"deleted {KINDS[backend].title} {job['metadata']['name']}"
     assert line in run.steps["teardown"].log, run.explain()
     assert run.steps["teardown"].outputs["Output"] == line
@@ -91,7 +91,7 @@ def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: 
 
 
 @pytest.mark.soak
-def test_a_drained_node_costs_a_pause(scene: Scene, begin: Begin) -> None:
+def test_training_resumes_after_a_drain(scene: Scene, begin: Begin) -> None:
     """Both the step and the workers are evicted, through the API that `kubectl drain` calls."""
     run = begin(epochs=40)
     until(lambda: "epoch 7/" in log(run), "a checkpoint")
@@ -108,7 +108,7 @@ def test_a_drained_node_costs_a_pause(scene: Scene, begin: Begin) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10))
-def test_killed_at_random_instants(scene: Scene, begin: Begin, seed: int) -> None:
+def test_step_killed_at_random_times(scene: Scene, begin: Begin, seed: int) -> None:
     """The step, a worker or both lose their pods: the same end as without."""
     draw = random.Random(seed)
     run = begin(epochs=40)

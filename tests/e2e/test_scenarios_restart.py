@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from tests.e2e.harness.grounds import patiently, until
+from tests.e2e.harness.grounds import until, with_retries
 from tests.e2e.harness.launch_step import LaunchStep, python
 from tests.e2e.harness.restart import restart_api_server
 from tests.e2e.harness.scene import Scene
@@ -30,7 +30,7 @@ print(run(volume_report=Report(), options=dict(), **{request}).claim)
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
-def test_every_line_comes_once_and_in_order(
+def test_log_lines_are_complete_and_in_order(
     cluster: client.ApiClient, scene: Scene, kind: str
 ) -> None:
     step = LaunchStep(scene.grounds, {"kind": kind, **python(COUNT)}).start()
@@ -83,11 +83,11 @@ def test_publishing_waits_and_succeeds(cluster: client.ApiClient, ground: Ground
 
 
 def _phase(ground: Ground, pod: str) -> str:
-    result: Any = patiently(lambda: ground.core.read_namespaced_pod(pod, ground.namespace))
+    result: Any = with_retries(lambda: ground.core.read_namespaced_pod(pod, ground.namespace))
     return str(result.status.phase)
 
 
 def _log(ground: Ground, pod: str) -> str:
     if _phase(ground, pod) == "Pending":
         return ""
-    return str(patiently(lambda: ground.core.read_namespaced_pod_log(pod, ground.namespace)))
+    return str(with_retries(lambda: ground.core.read_namespaced_pod_log(pod, ground.namespace)))

@@ -181,11 +181,11 @@ def test_the_pipeline_has_its_images_models_and_champion_in_a_store(
     """The second run finds what the first one exported, is compared with it and takes its place."""
     request.getfixturevalue(store)
     root = {"s3": "s3://bucket", "azure": "az://bucket"}[store]
-    images, given = open_store(f"{root}/photos"), tmp_path / "given.png"
+    images, image = open_store(f"{root}/photos"), tmp_path / "given.png"
     for label, tint in (("cat", 20), ("dog", 200)):
         for number in range(16):
-            Image.new("RGB", (9, 8), (15 * number, tint, 80)).save(given)
-            images.put(given, f"{label}/{number}.png")
+            Image.new("RGB", (9, 8), (15 * number, tint, 80)).save(image)
+            images.put(image, f"{label}/{number}.png")
     versions = []
     for seed in (1, 2):
         done = pipeline(

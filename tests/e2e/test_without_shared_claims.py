@@ -46,7 +46,7 @@ def in_bucket(url: str, run: Run) -> set[str]:
 @pytest.mark.parametrize(
     "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
 )
-def test_two_nodes_without_any_claim(scene: Scene, bucket_url: str, backend: str) -> None:
+def test_two_nodes_without_pvc(scene: Scene, bucket_url: str, backend: str) -> None:
     run = scene.run(
         compiled("train_resnet_claimless"),
         **TRAINING | {"destination": f"gs://{bucket.MODELS}/claimless-{backend}"},
@@ -96,7 +96,7 @@ def test_a_retry_resumes_from_a_workers_checkpoint(scene: Scene, bucket_url: str
 
 
 @pytest.mark.smoke
-def test_the_data_on_a_claim_of_one_node_and_its_clone(scene: Scene, bucket_url: str) -> None:
+def test_data_on_a_read_write_once_pvc_and_its_clone(scene: Scene, bucket_url: str) -> None:
     claim(scene.grounds, "one-node", mode="ReadWriteOnce")
     run = scene.run(
         compiled("train_resnet_bucket"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness.grounds import IMAGE, Grounds, patiently, until
+from tests.e2e.harness.grounds import IMAGE, Grounds, until, with_retries
 
 GROUP = ("admissionregistration.k8s.io", "v1")
 INDEX = "training.kubeflow.org/replica-index"
@@ -72,22 +72,22 @@ def _dry_run(grounds: Grounds, pod: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @contextmanager
-def late(grounds: Grounds, index: int) -> Iterator[Callable[[], None]]:
+def gate_pods(grounds: Grounds, index: int) -> Iterator[Callable[[], None]]:
     """Gate every such pod of this namespace's jobs; yields a function that lets them go."""
     of_job = f"object.metadata.?labels[?'{INDEX}'].orValue('') == '{index}'"
     container = {"name": "main", "image": "none:1"}
     meta = {"name": "probe", "labels": {INDEX: str(index)}}
     probe: Any = {"metadata": meta, "spec": {"containers": [container]}}
 
-    def let_go() -> None:
-        pods = patiently(lambda: grounds.core.list_namespaced_pod(grounds.namespace)).items
+    def release() -> None:
+        pods = with_retries(lambda: grounds.core.list_namespaced_pod(grounds.namespace)).items
         for pod in pods:
             if pod.spec.scheduling_gates:
                 free: Any = {"spec": {"schedulingGates": None}}
                 grounds.core.patch_namespaced_pod(pod.metadata.name, grounds.namespace, free)
 
     with _policy(grounds, of_job, GATES, probe):
-        yield let_go
+        yield release
 
 
 def skip_without_mpi() -> None:
@@ -98,7 +98,7 @@ def skip_without_mpi() -> None:
 
 
 @contextmanager
-def delivered(grounds: Grounds) -> Iterator[None]:
+def provide_kubectl(grounds: Grounds) -> Iterator[None]:
     """Let MPIJobs of the namespace start, while the block lasts."""
     link = 'ln -s "$(command -v kubectl)" "$TARGET_DIR/kubectl"'
     path = "/spec/initContainers/0"

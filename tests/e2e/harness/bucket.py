@@ -69,11 +69,11 @@ def digits(train: int = TRAIN, val: int = VAL) -> Iterator[tuple[str, bytes]]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    seen = [0] * 10
+    counts = [0] * 10
     for pixels, label in zip(digits.images, digits.target, strict=True):
-        if seen[label] < train + val:
-            split = "train" if seen[label] < train else "val"
+        if counts[label] < train + val:
+            split = "train" if counts[label] < train else "val"
             png = io.BytesIO()
             Image.fromarray((pixels * 255 / 16).astype(np.uint8)).save(png, "PNG")
-            yield f"{split}/{label}/{seen[label]:04}.png", png.getvalue()
-        seen[label] += 1
+            yield f"{split}/{label}/{counts[label]:04}.png", png.getvalue()
+        counts[label] += 1

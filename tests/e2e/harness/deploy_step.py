@@ -118,8 +118,8 @@ class DeployStep(Step):
             "canary_requests": 2,
             **release,
         }
-        given = {"bundle": bundle, "model_name": NAME, "release": settings, "run_id": self.run_id}
-        self.program(RUN, given)
+        inputs = {"bundle": bundle, "model_name": NAME, "release": settings, "run_id": self.run_id}
+        self.program(RUN, inputs)
 
     def done(self) -> dict[str, str]:
         """Wait for success; return the outputs."""

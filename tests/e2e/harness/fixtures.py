@@ -10,7 +10,7 @@ from kubernetes import client, config
 
 from tests.e2e.harness import bucket
 from tests.e2e.harness.play import Run
-from tests.e2e.harness.scene import DATA, WORK, Scene, staged
+from tests.e2e.harness.scene import DATA, WORK, Scene, make_scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
 from tests.e2e.harness.trainings import Begin, compiled, sync_only, train_only
 
@@ -44,7 +44,7 @@ def scene(
 ) -> Iterator[Scene]:
     """A namespace with claims of the default class, for all runs that leave it well."""
     folder = tmp_path_factory.mktemp("scene")
-    with staged(cluster, folder, {"STORAGE_EMULATOR_HOST": bucket_url}) as staging:
+    with make_scene(cluster, folder, {"STORAGE_EMULATOR_HOST": bucket_url}) as staging:
         yield staging
 
 

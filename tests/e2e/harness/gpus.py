@@ -13,14 +13,14 @@ GPU = "kfp-ddp.test/gpu"
 
 
 @contextmanager
-def advertised(api: client.ApiClient, count: int) -> Iterator[str]:
+def advertise_gpus(api: client.ApiClient, count: int) -> Iterator[str]:
     """Give the first node `count` of them during the block, and yield their name."""
-    with no_gpus(), _advertising(client.CoreV1Api(api), count):
+    with lock_gpus(), _advertise(client.CoreV1Api(api), count):
         yield GPU
 
 
 @contextmanager
-def no_gpus() -> Iterator[None]:
+def lock_gpus() -> Iterator[None]:
     """Let no other test process advertise GPUs during the block: the node is one for all."""
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -28,7 +28,7 @@ def no_gpus() -> Iterator[None]:
 
 
 @contextmanager
-def _advertising(core: client.CoreV1Api, count: int) -> Iterator[None]:
+def _advertise(core: client.CoreV1Api, count: int) -> Iterator[None]:
     node = core.list_node().items[0].metadata.name
     path = "/status/capacity/" + GPU.replace("~", "~0").replace("/", "~1")
     core.patch_node_status(node, [{"op": "add", "path": path, "value": str(count)}])

@@ -47,20 +47,22 @@ class Grounds:
         group, version = KINDS[kind].group_version.split("/")
         where = (group, version, self.namespace, KINDS[kind].plural)
         ask = self.custom.list_namespaced_custom_object
-        listed = patiently(lambda: ask(*where, label_selector=f"kfp-ddp/run-id={run_id}"))
+        listed = with_retries(lambda: ask(*where, label_selector=f"kfp-ddp/run-id={run_id}"))
         items: list[dict[str, Any]] = listed["items"]
         return items
 
     def workers(self, run_id: str) -> list[Any]:
         """Return the pods of a run's jobs."""
         ask = self.core.list_namespaced_pod
-        listed = patiently(lambda: ask(self.namespace, label_selector=f"kfp-ddp/run-id={run_id}"))
+        listed = with_retries(
+            lambda: ask(self.namespace, label_selector=f"kfp-ddp/run-id={run_id}")
+        )
         items: list[Any] = listed.items
         return items
 
 
-def patiently(ask: Callable[[], R]) -> R:
-    """What the API server answers, over a restart of it."""
+def with_retries(ask: Callable[[], R]) -> R:
+    """Return the answer of the API server; retry while it restarts."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -73,11 +75,7 @@ def patiently(ask: Callable[[], R]) -> R:
 
 
 def until(condition: Callable[[], R | None], what: str, seconds: float = 120.0) -> R:
-    """The first true answer of `condition`, asked several times a second.
-
-    Raises:
-        TimeoutError: that says what did not come.
-    """
+    """Return the first true result of `condition`. Raise TimeoutError with `what`."""
     deadline = time.monotonic() + seconds
     while not (answer := condition()):
         if time.monotonic() > deadline:
@@ -86,12 +84,12 @@ def until(condition: Callable[[], R | None], what: str, seconds: float = 120.0) 
     return answer
 
 
-def ended(grounds: Grounds, pod: str, seconds: float = 120.0) -> str:
+def wait_for_end(grounds: Grounds, pod: str, seconds: float = 120.0) -> str:
     """Wait for the end of a pod; return its phase, Succeeded or Failed."""
 
     def phase() -> str:
-        found = str(grounds.core.read_namespaced_pod(pod, grounds.namespace).status.phase)
-        return found if found in ("Succeeded", "Failed") else ""
+        phase_name = str(grounds.core.read_namespaced_pod(pod, grounds.namespace).status.phase)
+        return phase_name if phase_name in ("Succeeded", "Failed") else ""
 
     return until(phase, f"the end of {pod}", seconds)
 
@@ -139,7 +137,7 @@ class Folder:
                 data: bytes = answer.read()
             return data
 
-        return patiently(ask)
+        return with_retries(ask)
 
     def events(self, path: str) -> list[dict[str, Any]]:
         """The whole lines of a file of JSON lines."""
@@ -158,8 +156,8 @@ class Folder:
 
 
 @contextmanager
-def opened(grounds: Grounds, claim_name: str) -> Iterator[Folder]:
-    """Serve a claim's files, read-only, while the block lasts."""
+def serve_files(grounds: Grounds, claim_name: str) -> Iterator[Folder]:
+    """Serve the files of a PVC, read-only."""
     source = {"claimName": claim_name, "readOnly": True}  # a writer would hold up a snapshot
     pod = f"reader-{claim_name}"[:50].rstrip("-") + f"-{uuid.uuid4().hex[:5]}"
     body = {
@@ -196,11 +194,13 @@ def opened(grounds: Grounds, claim_name: str) -> Iterator[Folder]:
     grounds.core.create_namespaced_pod(grounds.namespace, body)
 
     def ready() -> bool:
-        status = patiently(lambda: grounds.core.read_namespaced_pod(pod, grounds.namespace)).status
+        status = with_retries(
+            lambda: grounds.core.read_namespaced_pod(pod, grounds.namespace)
+        ).status
         return any(c.type == "Ready" and c.status == "True" for c in status.conditions or [])
 
     try:
         until(ready, f"the reader of {claim_name}")
         yield Folder(grounds, pod)
     finally:
-        patiently(lambda: grounds.core.delete_namespaced_pod(pod, grounds.namespace))
+        with_retries(lambda: grounds.core.delete_namespaced_pod(pod, grounds.namespace))

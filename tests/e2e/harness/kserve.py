@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from tests.e2e.harness.grounds import IMAGE, UID, Grounds, patiently, until
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until, with_retries
 
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 POD_OF = "serving.kserve.io/inferenceservice"
@@ -105,10 +105,9 @@ class Kserve:
         """Return all of the namespace."""
         space = self.grounds.namespace
         list_all = self.grounds.custom.list_namespaced_custom_object
-        found: list[dict[str, Any]] = patiently(lambda: list_all(GROUP, VERSION, space, PLURAL))[
-            "items"
-        ]
-        return found
+        answer = with_retries(lambda: list_all(GROUP, VERSION, space, PLURAL))
+        services: list[dict[str, Any]] = answer["items"]
+        return services
 
     def service(self, name: str) -> dict[str, Any] | None:
         """Return the current InferenceService."""
@@ -170,8 +169,8 @@ def _define(api: client.ApiClient) -> None:
         definitions.create_custom_resource_definition(body)
 
     def established() -> bool:
-        found = definitions.read_custom_resource_definition(name)
-        conditions = found.status.conditions or []
+        definition = definitions.read_custom_resource_definition(name)
+        conditions = definition.status.conditions or []
         return any(c.type == "Established" and c.status == "True" for c in conditions)
 
     until(established, "the definition of InferenceService", 60)
@@ -250,10 +249,10 @@ class StandIn(Kserve):
 
     def _deployments(self, service: dict[str, Any]) -> list[Any]:
         selector = f"{POD_OF}={service['metadata']['name']}"
-        found: list[Any] = self.apps.list_namespaced_deployment(
+        deployments: list[Any] = self.apps.list_namespaced_deployment(
             self.grounds.namespace, label_selector=selector
         ).items
-        return found
+        return deployments
 
     def _deployment(
         self, service: dict[str, Any], name: str, own: dict[str, str], template: str = ""
@@ -285,16 +284,16 @@ class StandIn(Kserve):
         }
         space = self.grounds.namespace
         try:
-            found = self.apps.read_namespaced_deployment(name, space)
+            existing = self.apps.read_namespaced_deployment(name, space)
         except client.ApiException as error:
             if error.status != 404:
                 raise
             return self.apps.create_namespaced_deployment(space, body)
-        if (found.metadata.annotations or {}).get("made") != body["metadata"]["annotations"][
+        if (existing.metadata.annotations or {}).get("made") != body["metadata"]["annotations"][
             "made"
         ]:
             return self.apps.patch_namespaced_deployment(name, space, body)
-        return found
+        return existing
 
     def _container(self, predictor: dict[str, Any]) -> dict[str, Any]:
         uri = (predictor.get("model") or {}).get("storageUri", "")
@@ -324,8 +323,8 @@ def _owner(service: dict[str, Any]) -> dict[str, Any]:
 
 
 def _target(revision: str, percent: int, latest: bool, tag: str) -> dict[str, Any]:
-    found = {"revisionName": revision, "percent": percent, "latestRevision": latest, "tag": tag}
-    return {**found, "url": f"http://{tag}.example.com"}
+    traffic = {"revisionName": revision, "percent": percent, "latestRevision": latest, "tag": tag}
+    return {**traffic, "url": f"http://{tag}.example.com"}
 
 
 def _of_deployment(deployment: Any) -> tuple[str, str, str]:
@@ -333,8 +332,8 @@ def _of_deployment(deployment: Any) -> tuple[str, str, str]:
     status = deployment.status
     if (status.observed_generation or 0) < deployment.metadata.generation:
         return "Unknown", "Deploying", "the Deployment was not processed yet"
-    found = {each.type: each for each in status.conditions or []}
-    available = found.get("Available")
+    conditions = {item.type: item for item in status.conditions or []}
+    available = conditions.get("Available")
     if available is None or available.status == "False":
         reason = available.reason if available else "Deploying"
         return "False", reason, available.message if available else ""
@@ -342,9 +341,9 @@ def _of_deployment(deployment: Any) -> tuple[str, str, str]:
     return "True", "", ""
 
 
-def _conditions(**found: tuple[str, str, str]) -> list[dict[str, str]]:
-    worst = next((each for each in found.values() if each[0] != "True"), ("True", "", ""))
+def _conditions(**conditions: tuple[str, str, str]) -> list[dict[str, str]]:
+    worst = next((item for item in conditions.values() if item[0] != "True"), ("True", "", ""))
     return [
         {"type": name, "status": status, "reason": reason, "message": message}
-        for name, (status, reason, message) in {**found, "Ready": worst}.items()
+        for name, (status, reason, message) in {**conditions, "Ready": worst}.items()
     ]

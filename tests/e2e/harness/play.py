@@ -188,7 +188,7 @@ class Run:
         )
         return result
 
-    def ends_nothing(self, task_spec: Any) -> bool:
+    def has_nothing_to_clean_up(self, task_spec: Any) -> bool:
         """Whether it is the handler of a group that never began: on the backend a hook of it."""
         if not task_spec.HasField("trigger_policy"):
             return False
@@ -281,12 +281,12 @@ _warn = task_executor._warn_local_only_noops
 _random_id = placeholder_utils.make_random_id
 
 
-def _remembering(**known: Any) -> Any:
+def _execute_task(**known: Any) -> Any:
     """`execute_single_task`, which tells the handler what task it is."""
     run = _run.get()
     if run is None:
         return _execute(**known)
-    if run.ends_nothing(known["task_spec"]):
+    if run.has_nothing_to_clean_up(known["task_spec"]):
         return {}, status.Status.SUCCESS
     component = known["components"][known["task_spec"].component_ref.name]
     label = component.executor_label
@@ -332,20 +332,20 @@ def _install() -> None:
     the root logger, the built-in print, and warnings of settings that have an effect here.
     """
 
-    def unless_playing(original: Any) -> Any:
+    def outside_runs(original: Any) -> Any:
         def wrapper(*args: Any, **known: Any) -> Any:
             return original(*args, **known) if _run.get() is None else contextlib.nullcontext()
 
         return wrapper
 
-    task_executor.execute_single_task = _remembering
+    task_executor.execute_single_task = _execute_task
     loops = SimpleNamespace(ThreadPoolExecutor=_Iterations, as_completed=as_completed)
     enhanced_dag_orchestrator.concurrent = SimpleNamespace(futures=loops)
-    task_executor._warn_local_only_noops = unless_playing(_warn)
+    task_executor._warn_local_only_noops = outside_runs(_warn)
     placeholder_utils.make_random_id = _task_id
     subprocess_task_handler.SubprocessTaskHandler = _handler
-    logging_utils.indented_print = unless_playing(_indented)
-    logging_utils.local_logger_context = unless_playing(_logger)
+    logging_utils.indented_print = outside_runs(_indented)
+    logging_utils.local_logger_context = outside_runs(_logger)
 
 
 def _value(parameter: dict[str, Any], store: Any) -> str:

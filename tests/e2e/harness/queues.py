@@ -10,7 +10,7 @@ from typing import Any
 from kubernetes import client
 
 from kfp_ddp.k8s.api import Api, Object, custom
-from tests.e2e.harness.grounds import IMAGE, UID, Grounds, patiently, until
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until, with_retries
 
 GROUP, GROUP_VERSION = "kueue.x-k8s.io", "kueue.x-k8s.io/v1beta1"
 BASE = f"/apis/{GROUP_VERSION}"
@@ -20,7 +20,7 @@ PRIORITY = "kueue.x-k8s.io/priority-class"
 
 def served(api: client.ApiClient) -> bool:
     """Whether the cluster has Kueue."""
-    groups = patiently(lambda: client.ApisApi(api).get_api_versions()).groups
+    groups = with_retries(lambda: client.ApisApi(api).get_api_versions()).groups
     return any(group.name == GROUP for group in groups)
 
 
@@ -47,7 +47,7 @@ class Queue:
         return Api(self.grounds.api, self.grounds.namespace).call(method, path, body, retry=True)
 
     @contextmanager
-    def taken(self, cpu: str, *, urgent: bool = False) -> Iterator[str]:
+    def use_quota(self, cpu: str, *, urgent: bool = False) -> Iterator[str]:
         """Let another workload hold that much of the quota while the block lasts; its name."""
         name = f"other-{uuid.uuid4().hex[:5]}"
         labels = {QUEUE: self.name} | ({PRIORITY: self.urgent} if urgent else {})
@@ -70,10 +70,10 @@ class Queue:
             "spec": {"suspend": True, "template": {"spec": pod}},
         }
         batch = client.BatchV1Api(self.grounds.api)
-        patiently(lambda: batch.create_namespaced_job(self.grounds.namespace, body))
+        with_retries(lambda: batch.create_namespaced_job(self.grounds.namespace, body))
 
         def admitted() -> bool:
-            result = patiently(lambda: batch.read_namespaced_job(name, self.grounds.namespace))
+            result = with_retries(lambda: batch.read_namespaced_job(name, self.grounds.namespace))
             return not result.spec.suspend
 
         try:

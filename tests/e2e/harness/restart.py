@@ -29,7 +29,7 @@ def restart_api_server(api: client.ApiClient) -> None:
     """
     process = _process()
     os.kill(process, signal.SIGKILL)
-    until(lambda: not _lives(process), "the end of the API server", 60)
+    until(lambda: not _is_alive(process), "the end of the API server", 60)
     up = subprocess.Popen([COMMAND, "up"], cwd=CHECKOUT, stdout=subprocess.DEVNULL)
     try:
         until(lambda: _well(api) and up.poll() is not None, "the cluster", UP_SECONDS)
@@ -39,7 +39,7 @@ def restart_api_server(api: client.ApiClient) -> None:
     assert up.returncode == 0
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except OSError:

@@ -67,7 +67,7 @@ def _roles() -> list[dict[str, Any]]:
 
 
 @contextmanager
-def acting(api: client.ApiClient, namespace: str, account: str) -> Iterator[client.ApiClient]:
+def act_as(api: client.ApiClient, namespace: str, account: str) -> Iterator[client.ApiClient]:
     """Yield a client that acts as an account of the namespace."""
     with client.ApiClient(configured(api, namespace, account)) as acts:
         yield acts

@@ -9,7 +9,7 @@ import urllib3
 from kubernetes import client
 from kubernetes.stream import stream
 
-from tests.e2e.harness.grounds import Grounds, patiently, until
+from tests.e2e.harness.grounds import Grounds, until, with_retries
 
 Ending = Literal["Succeeded", "Failed", "Lost"]
 SEEN = "kfp-ddp.test/seen"
@@ -68,11 +68,11 @@ class Attempt:
                     return self._read()
                 raise
 
-        self.uid = patiently(make).metadata.uid
+        self.uid = with_retries(make).metadata.uid
 
     def _read(self) -> Any:
         try:
-            return patiently(
+            return with_retries(
                 lambda: self._grounds.core.read_namespaced_pod(self.name, self._grounds.namespace)
             )
         except client.ApiException as error:
@@ -102,7 +102,7 @@ class Attempt:
             self.ended = "Succeeded" if pod.status.phase == "Succeeded" else "Failed"
 
     def _whole_log(self) -> list[str]:
-        text: str = patiently(
+        text: str = with_retries(
             lambda: self._grounds.core.read_namespaced_pod_log(
                 self.name, self._grounds.namespace, container="main"
             )
@@ -146,8 +146,8 @@ def evict(grounds: Grounds, pod: str, *, seen: bool) -> None:
     """
     if seen:
         hold: Any = {"metadata": {"finalizers": [SEEN]}}
-        patiently(lambda: grounds.core.patch_namespaced_pod(pod, grounds.namespace, hold))
-    patiently(lambda: grounds.core.delete_namespaced_pod(pod, grounds.namespace))
+        with_retries(lambda: grounds.core.patch_namespaced_pod(pod, grounds.namespace, hold))
+    with_retries(lambda: grounds.core.delete_namespaced_pod(pod, grounds.namespace))
 
 
 def forget(grounds: Grounds, pod: str) -> None:
@@ -166,7 +166,7 @@ def forget(grounds: Grounds, pod: str) -> None:
 def signal_step(grounds: Grounds, pod: str) -> None:
     """Send SIGTERM to PID 1 of a step's pod as Argo does; a pod that is pending is deleted."""
     try:
-        result = patiently(lambda: grounds.core.read_namespaced_pod(pod, grounds.namespace))
+        result = with_retries(lambda: grounds.core.read_namespaced_pod(pod, grounds.namespace))
         if result.status.phase == "Pending":
             grounds.core.delete_namespaced_pod(pod, grounds.namespace)
         elif result.status.phase == "Running":

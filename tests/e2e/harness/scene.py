@@ -62,7 +62,7 @@ def namespace(
 
 
 @contextmanager
-def staged(
+def make_scene(
     api: client.ApiClient,
     folder: Path,
     environment: dict[str, str],
@@ -90,6 +90,7 @@ def staged(
         grounds.claim(ground, WORK, storage_class, size)
         grounds.claim(ground, ARTIFACTS)
         data, work, artifacts = (
-            stack.enter_context(grounds.opened(ground, name)) for name in (DATA, WORK, ARTIFACTS)
+            stack.enter_context(grounds.serve_files(ground, name))
+            for name in (DATA, WORK, ARTIFACTS)
         )
         yield Scene(ground, data, work, artifacts, folder / "artifacts")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.harness import emissary
-from tests.e2e.harness.grounds import IMAGE, UID, Grounds, ended
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, wait_for_end
 
 _EMISSARY = Path(emissary.__file__).read_text()
 _SECURITY = {
@@ -105,7 +105,7 @@ def run(grounds: Grounds, name: str, command: list[str], image: str = IMAGE, **c
     """Run such a pod to its end."""
     body = bare(name, command, image, **claims)
     grounds.core.create_namespaced_pod(grounds.namespace, body)
-    phase = ended(grounds, name, 300)
+    phase = wait_for_end(grounds, name, 300)
     log = grounds.core.read_namespaced_pod_log(name, grounds.namespace)
     assert phase == "Succeeded", log
 

@@ -12,7 +12,7 @@ from kfp_ddp.datasets.volume.cluster import Cluster
 from kfp_ddp.datasets.volume.request import Request
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import rights, step_pod
-from tests.e2e.harness.grounds import Grounds, claim, ended
+from tests.e2e.harness.grounds import Grounds, claim, wait_for_end
 from tests.e2e.harness.scene import namespace
 
 SIZE = "64Mi"
@@ -66,7 +66,7 @@ class Ground:
     def run(self, code: str, claim: str = "", read_only: bool = False) -> str:
         """The program's output, once it has ended well."""
         with self.pod(code, claim, read_only) as name:
-            phase = ended(self.grounds, name)
+            phase = wait_for_end(self.grounds, name)
             log = str(self.core.read_namespaced_pod_log(name, self.namespace))
             assert phase == "Succeeded", log
         return log.strip()

@@ -7,7 +7,7 @@ from typing import Any
 
 from kubernetes import client
 
-from tests.e2e.harness.grounds import Grounds, patiently, until
+from tests.e2e.harness.grounds import Grounds, until, with_retries
 
 GROUP, VERSION, PLURAL = "argoproj.io", "v1alpha1", "workflows"
 
@@ -38,7 +38,7 @@ def terminate(grounds: Grounds, name: str) -> None:
     """What KFP's API server does when a run is terminated."""
     where, body = (GROUP, VERSION, grounds.namespace, PLURAL, name), {"activeDeadlineSeconds": 0}
     patch = grounds.custom.patch_namespaced_custom_object
-    patiently(lambda: patch(*where, {"spec": body}))
+    with_retries(lambda: patch(*where, {"spec": body}))
 
 
 def owner(workflow: dict[str, Any]) -> dict[str, Any]:
