@@ -50,19 +50,19 @@ COMPUTED = {"model.onnx", "model.pt2", "model.safetensors"} | IN_OPENVINO
 
 
 @pytest.fixture(scope="session")
-def made(
+def exported(
     trained_checkpoint: Path, trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Trained:
     """A training with an evaluation and a bundle; tests that change it take a copy."""
-    made = Trained(trained_checkpoint, tmp_path_factory.mktemp("made"), trained_dataset)
-    made.evaluate(worst=4)
-    made.export()
-    return made
+    exported = Trained(trained_checkpoint, tmp_path_factory.mktemp("made"), trained_dataset)
+    exported.evaluate(worst=4)
+    exported.export()
+    return exported
 
 
 @pytest.fixture
-def own(made: Trained, tmp_path: Path) -> Trained:
-    return made._replace(run_dir=Path(shutil.copytree(made.run_dir, tmp_path / "run")))
+def model(exported: Trained, tmp_path: Path) -> Trained:
+    return exported._replace(run_dir=Path(shutil.copytree(exported.run_dir, tmp_path / "run")))
 
 
 @pytest.mark.slow
@@ -76,22 +76,22 @@ def test_a_network_with_blur_pooling_is_exported(
     assert set(json.loads((folder / "parity.json").read_text())["formats"]) == COMPUTED
 
 
-def test_a_bundle_has_all_files_and_their_digests(made: Trained) -> None:
-    folder = made.bundle
+def test_a_bundle_has_all_files_and_their_digests(exported: Trained) -> None:
+    folder = exported.bundle
     assert bundle.files(folder) == FILES
     assert bundle.intact(folder)
     manifest = (folder / "MANIFEST.sha256").read_bytes()
     assert (folder / "_SUCCESS").read_text() == hashlib.sha256(manifest).hexdigest() + "\n"
     assert {(folder / name).stat().st_mode & 0o777 for name in FILES} == {0o644}
-    assert [p.name for p in made.run_dir.iterdir() if p.name.startswith(".")] == []
+    assert [p.name for p in exported.run_dir.iterdir() if p.name.startswith(".")] == []
     if shutil.which("sha256sum"):
         check = ["sha256sum", "--check", "--strict", "--quiet", "MANIFEST.sha256"]
         subprocess.run(check, cwd=folder, check=True)
 
 
-def test_the_onnx_file_is_for_old_runtimes_and_has_no_local_paths(made: Trained) -> None:
+def test_the_onnx_file_is_for_old_runtimes_and_has_no_local_paths(exported: Trained) -> None:
     onnx = pytest.importorskip("onnx")
-    path = made.bundle / "model.onnx"
+    path = exported.bundle / "model.onnx"
     model = onnx.load(path)
     assert model.ir_version == 8
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 18)]
@@ -102,22 +102,22 @@ def test_the_onnx_file_is_for_old_runtimes_and_has_no_local_paths(made: Trained)
     assert b"stack_trace" not in content
     assert os.getcwd().encode() not in content
     assert b".py" not in content
-    assert os.path.samefile(path, made.bundle / "serving" / "squares" / "1" / "model.onnx")
+    assert os.path.samefile(path, exported.bundle / "serving" / "squares" / "1" / "model.onnx")
 
 
 @pytest.mark.parametrize("batch", [1, 3, 37])
-def test_formats_agree_for_any_batch(made: Trained, batch: int) -> None:
+def test_formats_agree_for_any_batch(exported: Trained, batch: int) -> None:
     images = torch.randint(0, 256, (batch, 3, 16, 16), dtype=torch.uint8)
-    expected = from_checkpoint(made.checkpoint)(images)
-    loaded = from_bundle(made.bundle)
+    expected = from_checkpoint(exported.checkpoint)(images)
+    loaded = from_bundle(exported.bundle)
     assert set(loaded) == COMPUTED
     for predict in loaded.values():
         torch.testing.assert_close(predict(images), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_documents_describe_the_model(made: Trained) -> None:
+def test_the_documents_describe_the_model(exported: Trained) -> None:
     def read(name: str) -> Any:
-        return json.loads((made.bundle / name).read_text())
+        return json.loads((exported.bundle / name).read_text())
 
     assert read("classes.json") == ["blue", "green", "red"]
     assert read("signature.json")["inputs"][0]["shape"] == ["batch", 3, 16, 16]
@@ -129,46 +129,49 @@ def test_the_documents_describe_the_model(made: Trained) -> None:
     assert all(f["same_top1"] == 1 for f in parity["formats"].values())
     assert parity["formats"]["model.safetensors"]["max_abs_difference"] == 0
     assert read("latency.json")["runtimes"]["model.onnx"]["batch_8"]["calls"] >= 3
-    configured = (made.bundle / "serving" / "squares" / "config.pbtxt").read_text()
+    configured = (exported.bundle / "serving" / "squares" / "config.pbtxt").read_text()
     assert 'name: "squares"' in configured
     assert "dims: [ 3, 16, 16 ]" in configured
 
 
-def run_example(made: Trained) -> None:
+def run_example(exported: Trained) -> None:
     """Run the example in the model card of a bundle on one image."""
-    folder = made.bundle
+    folder = exported.bundle
     example = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[0]
     row = (folder / "predictions.csv").read_text().splitlines()[1]
     path, _, predicted = row.split(",")[:3]
-    code = example.replace("picture.jpg", str(made.dataset / "val" / path))
+    code = example.replace("picture.jpg", str(exported.dataset / "val" / path))
     command = [sys.executable, "-c", code]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == predicted
 
 
-def test_the_example_in_the_model_card_runs(made: Trained) -> None:
-    run_example(made)
+def test_the_example_in_the_model_card_runs(exported: Trained) -> None:
+    run_example(exported)
 
 
-def test_the_step_fills_its_artifacts_and_reuses_the_bundle(own: Trained, tmp_path: Path) -> None:
-    given = arguments(own, tmp_path)
-    assert export.python_func(**given) == str(own.bundle)
-    metadata = given["exported_model"].metadata
-    assert (metadata["uri"], metadata["digest"]) == (str(own.bundle), bundle.digest(own.bundle))
+def test_the_step_fills_its_artifacts_and_reuses_the_bundle(model: Trained, tmp_path: Path) -> None:
+    inputs = arguments(model, tmp_path)
+    assert export.python_func(**inputs) == str(model.bundle)
+    metadata = inputs["exported_model"].metadata
+    assert (metadata["uri"], metadata["digest"]) == (
+        str(model.bundle),
+        bundle.digest(model.bundle),
+    )
     assert metadata["formats"] == "model.onnx, model.pt2, model.safetensors"
     assert json.loads((tmp_path / "model").read_text()) == metadata
     assert "largest difference" in (tmp_path / "summary").read_text()
-    made_at = own.bundle.stat().st_ctime_ns
-    assert export.python_func(**given) == str(own.bundle)
-    assert own.bundle.stat().st_ctime_ns == made_at
+    made_at = model.bundle.stat().st_ctime_ns
+    assert export.python_func(**inputs) == str(model.bundle)
+    assert model.bundle.stat().st_ctime_ns == made_at
 
 
-def test_a_damaged_bundle_is_made_again(own: Trained) -> None:
-    (own.bundle / "model.onnx").write_bytes(b"torn")
-    assert not bundle.intact(own.bundle)
-    own.export()
-    assert bundle.intact(own.bundle)
-    assert bundle.files(own.bundle) == FILES
+def test_a_damaged_bundle_is_made_again(model: Trained) -> None:
+    (model.bundle / "model.onnx").write_bytes(b"torn")
+    assert not bundle.intact(model.bundle)
+    model.export()
+    assert bundle.intact(model.bundle)
+    assert bundle.files(model.bundle) == FILES
 
 
 def perturb(path: Path) -> None:
@@ -182,9 +185,9 @@ def perturb(path: Path) -> None:
 
 
 def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
-    own: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.rmtree(own.bundle)
+    shutil.rmtree(model.bundle)
     real = formats.write_onnx
 
     def wrong(program: Any, info: Any, path: Path) -> None:
@@ -192,10 +195,10 @@ def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
         perturb(path)
 
     monkeypatch.setattr(formats, "write_onnx", wrong)
-    given = arguments(own, tmp_path)
+    inputs = arguments(model, tmp_path)
     with pytest.raises(SystemExit, match=r"error: model\.onnx differs from the checkpoint"):
-        export.python_func(**given)
-    assert {p.name for p in own.run_dir.iterdir()} <= {"evaluation", ".leases"}
+        export.python_func(**inputs)
+    assert {p.name for p in model.run_dir.iterdir()} <= {"evaluation", ".leases"}
 
 
 @pytest.mark.parametrize(
@@ -204,14 +207,14 @@ def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
     ids=["weights", "program", "onnx"],
 )
 def test_a_full_disk_is_one_line_whichever_file_does_not_fit(
-    made: Trained, tmp_path: Path, fitting: list[str]
+    exported: Trained, tmp_path: Path, fitting: list[str]
 ) -> None:
-    size = 20_000 + sum((made.bundle / name).stat().st_size for name in fitting)
+    size = 20_000 + sum((exported.bundle / name).stat().st_size for name in fitting)
     with (
         small_disk(tmp_path / "disk", f"size={size}") as disk,
         pytest.raises(StorageError, match=r"^cannot write to .*No space left on device"),
     ):
-        make(made.checkpoint, disk, made.dataset / "val", made.evaluation, "squares")
+        make(exported.checkpoint, disk, exported.dataset / "val", exported.evaluation, "squares")
 
 
 @pytest.mark.parametrize(
@@ -224,26 +227,26 @@ def test_a_full_disk_is_one_line_whichever_file_does_not_fit(
     ],
 )
 def test_invalid_input_fails_before_any_work(
-    changed: dict[str, str], text: str, own: Trained, tmp_path: Path
+    changed: dict[str, str], text: str, model: Trained, tmp_path: Path
 ) -> None:
-    shutil.rmtree(own.bundle)
+    shutil.rmtree(model.bundle)
     with pytest.raises(SystemExit, match=re.escape(text)):
-        export.python_func(**arguments(own, tmp_path) | changed)
-    assert not own.bundle.exists()
+        export.python_func(**arguments(model, tmp_path) | changed)
+    assert not model.bundle.exists()
 
 
-def test_a_damaged_or_other_checkpoint_is_refused(own: Trained, tmp_path: Path) -> None:
-    shutil.rmtree(own.bundle)
-    checkpoint = Path(shutil.copytree(own.checkpoint, tmp_path / "step-00000040"))
-    own = own._replace(checkpoint=checkpoint)
+def test_a_damaged_or_other_checkpoint_is_refused(model: Trained, tmp_path: Path) -> None:
+    shutil.rmtree(model.bundle)
+    checkpoint = Path(shutil.copytree(model.checkpoint, tmp_path / "step-00000040"))
+    model = model._replace(checkpoint=checkpoint)
     state = bytearray((checkpoint / "state.pt").read_bytes())
     state[len(state) // 2] ^= 1
     (checkpoint / "state.pt").write_bytes(state)
     with pytest.raises(InputError, match="was altered"):
-        own.export()
+        model.export()
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["files"]["state.pt"]["sha256"] = "0" * 64
     del manifest["sha256"]
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="is of another checkpoint"):
-        own.export()
+        model.export()

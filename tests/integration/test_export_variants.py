@@ -35,20 +35,20 @@ MEASURED_TIMES = {"latency.json", "infra.json"}
 
 
 @pytest.fixture(scope="module")
-def made(
+def exported(
     trained_checkpoint: Path, trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Trained:
     """A training with a bundle that has all further forms."""
-    made = Trained(trained_checkpoint, tmp_path_factory.mktemp("forms"), trained_dataset)
-    made.evaluate(worst=4)
+    exported = Trained(trained_checkpoint, tmp_path_factory.mktemp("forms"), trained_dataset)
+    exported.evaluate(worst=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prove, "_SECONDS_EACH", 0.0)
-        made.export(REQUESTED)
-    return made
+        exported.export(REQUESTED)
+    return exported
 
 
-def forms(made: Trained) -> dict[str, Measured]:
-    return {one.name: one for one in read(in_folder(made.bundle)).variants}
+def forms(exported: Trained) -> dict[str, Measured]:
+    return {one.name: one for one in read(in_folder(exported.bundle)).variants}
 
 
 def session(path: Path) -> Callable[[Any], Any]:
@@ -68,13 +68,13 @@ def images_of(dataset: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp16", "int8", "resize"])
-def test_a_record_agrees_with_its_file(name: str, made: Trained) -> None:
-    form, folder = forms(made)[name], made.bundle
+def test_a_record_agrees_with_its_file(name: str, exported: Trained) -> None:
+    form, folder = forms(exported)[name], exported.bundle
     predict = session(folder / form.file)
     classes = json.loads((folder / "classes.json").read_text())
     with (folder / "predictions.csv").open() as file:
         before = {row["path"]: row for row in csv.DictReader(file)}
-    images = images_of(made.dataset)
+    images = images_of(exported.dataset)
     now = {path: classes[int(predict(one[None])[0].argmax())] for path, one in images.items()}
     assert now.keys() == before.keys()
     correct = {path for path, row in before.items() if row["target"] == row["predicted"]}
@@ -93,9 +93,9 @@ def test_a_record_agrees_with_its_file(name: str, made: Trained) -> None:
     assert form.evaluation.checkpoint_digest == model.checkpoint_digest
 
 
-def test_the_forms_have_their_number_types_and_are_for_old_runtimes(made: Trained) -> None:
-    folder = made.bundle
-    models = {name: onnx.load(folder / one.file) for name, one in forms(made).items()}
+def test_the_forms_have_their_number_types_and_are_for_old_runtimes(exported: Trained) -> None:
+    folder = exported.bundle
+    models = {name: onnx.load(folder / one.file) for name, one in forms(exported).items()}
     for model in models.values():
         assert (model.ir_version, [o.domain for o in model.opset_import]) == (8, [""])
         assert model.opset_import[0].version == 18
@@ -115,40 +115,40 @@ def test_the_forms_have_their_number_types_and_are_for_old_runtimes(made: Traine
     assert max(scales) == 1, "a scale per channel"
     sizes = {name: (folder / name).stat().st_size for name in ("model.onnx", "model.int8.onnx")}
     assert sizes["model.int8.onnx"] < 0.5 * sizes["model.onnx"]
-    assert forms(made)["int8"].made["calibration_images"] == 123
+    assert forms(exported)["int8"].made["calibration_images"] == 123
 
 
-def test_the_forms_are_in_the_bundle_and_its_documents(made: Trained) -> None:
-    record = read(in_folder(made.bundle))
+def test_the_forms_are_in_the_bundle_and_its_documents(exported: Trained) -> None:
+    record = read(in_folder(exported.bundle))
     assert record.left_out == {}
     assert [form.name for form in record.variants] == ["fp16", "int8", "resize"]
-    files = bundle.files(made.bundle)
+    files = bundle.files(exported.bundle)
     assert {"model.fp16.onnx", "model.int8.onnx", "model.resize.onnx"} <= set(files)
-    timed = json.loads((made.bundle / "latency.json").read_text())["runtimes"]
+    timed = json.loads((exported.bundle / "latency.json").read_text())["runtimes"]
     assert {"model.onnx", "model.int8.onnx"} <= set(timed)
-    assert "| `model.int8.onnx` |" in (made.bundle / "README.md").read_text()
+    assert "| `model.int8.onnx` |" in (exported.bundle / "README.md").read_text()
 
 
-def test_the_step_reuses_the_forms_of_the_release(made: Trained, tmp_path: Path) -> None:
-    given = arguments(made, tmp_path)
-    before = made.bundle.stat().st_ctime_ns
-    export.python_func(**given, release=REQUESTED.given())
-    assert made.bundle.stat().st_ctime_ns == before
-    assert "model.int8.onnx" in given["exported_model"].metadata["formats"].split(", ")
+def test_the_step_reuses_the_forms_of_the_release(exported: Trained, tmp_path: Path) -> None:
+    inputs = arguments(exported, tmp_path)
+    before = exported.bundle.stat().st_ctime_ns
+    export.python_func(**inputs, release=REQUESTED.given())
+    assert exported.bundle.stat().st_ctime_ns == before
+    assert "model.int8.onnx" in inputs["exported_model"].metadata["formats"].split(", ")
     assert "## Further forms" in (tmp_path / "summary").read_text()
     with pytest.raises(SystemExit, match=r"error: variants\.0='fp8' cannot be used"):
-        export.python_func(**given, release={"variants": ["fp8"]})
+        export.python_func(**inputs, release={"variants": ["fp8"]})
     with pytest.raises(SystemExit, match=r"'aoti' cannot be used: the form aoti was retired"):
-        export.python_func(**given, release={"variants": ["int8", "aoti"]})
+        export.python_func(**inputs, release={"variants": ["int8", "aoti"]})
 
 
 @pytest.mark.slow
 def test_two_exports_write_the_same_bytes(
-    made: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prove, "_SECONDS_EACH", 0.0)
-    shutil.copytree(made.evaluation.parent, tmp_path / "evaluation")
-    again, first = made._replace(run_dir=tmp_path).export(REQUESTED), made.bundle
+    shutil.copytree(exported.evaluation.parent, tmp_path / "evaluation")
+    again, first = exported._replace(run_dir=tmp_path).export(REQUESTED), exported.bundle
     assert bundle.files(again) == bundle.files(first)
     others = set(bundle.files(first)) - MEASURED_TIMES - {bundle.MANIFEST, bundle.SUCCESS}
     differ = {name for name in others if (again / name).read_bytes() != (first / name).read_bytes()}
@@ -156,13 +156,13 @@ def test_two_exports_write_the_same_bytes(
 
 
 @pytest.fixture
-def source(made: Trained, tmp_path: Path) -> Any:
+def source(exported: Trained, tmp_path: Path) -> Any:
     """Inputs of `variants.add` in a new folder."""
-    folder = Path(shutil.copytree(made.bundle, tmp_path / "bundle"))
-    for form in forms(made).values():
+    folder = Path(shutil.copytree(exported.bundle, tmp_path / "bundle"))
+    for form in forms(exported).values():
         (folder / form.file).unlink()
-    info, result = load_model(made.checkpoint)[1], Evaluation.read(made.evaluation)
-    return variants.Source(folder, info, made.dataset / "val", made.evaluation, result)
+    info, result = load_model(exported.checkpoint)[1], Evaluation.read(exported.evaluation)
+    return variants.Source(folder, info, exported.dataset / "val", exported.evaluation, result)
 
 
 def _only_red(images: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,7 @@ def _broken(images: torch.Tensor) -> torch.Tensor:
 def test_a_weak_or_broken_form_leaves_no_file(
     predict: Predict, why: str, source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(source: Any, asked: Variants, target: Path) -> dict[str, str | int]:
+    def write(source: Any, requested: Variants, target: Path) -> dict[str, str | int]:
         target.write_bytes(b"form")
         return {}
 
@@ -193,8 +193,8 @@ def test_a_weak_or_broken_form_leaves_no_file(
     monkeypatch.setattr(
         formats, "onnx_predict", lambda path: predict if "fp16" in path.name else load(path)
     )
-    asked = Variants(variants=("fp16", "resize"), max_variant_drop=0.05)
-    result, functions = variants.add(source, asked)
+    requested = Variants(variants=("fp16", "resize"), max_variant_drop=0.05)
+    result, functions = variants.add(source, requested)
     assert list(result.left_out) == ["fp16"]
     assert re.fullmatch(why, result.left_out["fp16"])
     assert [one.name for one in result.variants] == ["resize"]
@@ -232,15 +232,15 @@ def test_a_repeated_export_to_a_bucket_removes_other_forms(
     shutil.copytree(trained.checkpoint, checkpoint)
     trained = trained._replace(checkpoint=checkpoint)
     trained.evaluate()
-    given = arguments(trained, tmp_path)
-    given |= {name: f"file://{given[name]}" for name in ("run_dir", "checkpoint", "evaluation")}
+    inputs = arguments(trained, tmp_path)
+    inputs |= {name: f"file://{inputs[name]}" for name in ("run_dir", "checkpoint", "evaluation")}
     release = {"variants": ["fp16"], "max_variant_drop": 1.0}
-    export.python_func(**given, release=release)
+    export.python_func(**inputs, release=release)
     assert (trained.bundle / "model.fp16.onnx").exists()
     success = trained.bundle / "_SUCCESS"
     times = success.stat().st_mtime_ns
-    export.python_func(**given, release=release)
+    export.python_func(**inputs, release=release)
     assert success.stat().st_mtime_ns == times, "it was reused"
-    export.python_func(**given)
+    export.python_func(**inputs)
     assert bundle.intact(trained.bundle)
     assert not (trained.bundle / "model.fp16.onnx").exists()

@@ -40,8 +40,8 @@ def local(address: str, run_dir: Path) -> Path:
 
 
 def agrees(path: Path, state: dict[str, torch.Tensor]) -> bool:
-    found = read(path).tensors
-    return all(torch.equal(found[name], value) for name, value in state.items())
+    fetched = read(path).tensors
+    return all(torch.equal(fetched[name], value) for name, value in state.items())
 
 
 def test_file_in_a_bucket_is_downloaded_once(emulator: storage.Client, tmp_path: Path) -> None:
@@ -51,15 +51,15 @@ def test_file_in_a_bucket_is_downloaded_once(emulator: storage.Client, tmp_path:
     blob.upload_from_filename(tmp_path / "theirs.pth")
     address = "gs://models/pretrained/theirs.pth"
     initial_weights.check(address)
-    found = local(address, tmp_path / "run")
-    assert found.parents[1] == RunFolder(tmp_path / "run").initial_weights
-    assert agrees(found, state)
+    fetched = local(address, tmp_path / "run")
+    assert fetched.parents[1] == RunFolder(tmp_path / "run").initial_weights
+    assert agrees(fetched, state)
     other = {name: value + 1 for name, value in state.items()}
     torch.save(other, tmp_path / "theirs.pth")
     emulator.bucket("models").blob("v2/theirs.pth").upload_from_filename(tmp_path / "theirs.pth")
     assert agrees(local("gs://models/v2/theirs.pth", tmp_path / "run"), other)
     blob.delete()
-    assert local(address, tmp_path / "run") == found
+    assert local(address, tmp_path / "run") == fetched
     for missing in (address, "gs://models/nothing"):
         with pytest.raises(InputError, match="does not exist: correct the address"):
             initial_weights.check(missing)
@@ -74,14 +74,14 @@ def test_bundle_champion_and_checkpoint_are_downloaded_by_uri(
 ) -> None:
     network, info = checkpoint.load_model(trained.checkpoint)
     where = open_store((tmp_path / "models").as_uri())
-    made = tmp_path / "bundle"
-    made.mkdir()
-    weights.write(network, info, made / bundle.WEIGHTS)
+    bundle_folder = tmp_path / "bundle"
+    bundle_folder.mkdir()
+    weights.write(network, info, bundle_folder / bundle.WEIGHTS)
     trained.evaluate()
-    (made / "metrics.json").write_bytes(trained.evaluation.read_bytes())
-    bundle.seal(made)
-    uri = bundle.upload(made, "squares", where)
-    champion.move(where, "squares", bundle.version(made), "")
+    (bundle_folder / "metrics.json").write_bytes(trained.evaluation.read_bytes())
+    bundle.seal(bundle_folder)
+    uri = bundle.upload(bundle_folder, "squares", where)
+    champion.move(where, "squares", bundle.version(bundle_folder), "")
     for number, address in enumerate(
         (
             *(uri, f"{where.uri}/squares", str(tmp_path / "models" / "squares")),
@@ -90,9 +90,9 @@ def test_bundle_champion_and_checkpoint_are_downloaded_by_uri(
     ):
         run_dir = tmp_path / f"with_local_weights-{number}"
         initial_weights.check(address)
-        found = local(address, run_dir)
-        assert agrees(found, network.state_dict()), address
-        assert read(found).classes == info.classes
+        fetched = local(address, run_dir)
+        assert agrees(fetched, network.state_dict()), address
+        assert read(fetched).classes == info.classes
     target = Path(uri.removeprefix("file://")) / bundle.WEIGHTS
     target.write_bytes(target.read_bytes()[:-1] + b"x")
     with pytest.raises(InputError, match=r"damaged: model\.safetensors is not what MANIFEST"):
@@ -225,10 +225,10 @@ def test_redirect_to_http_is_not_followed(tmp_path: Path) -> None:
 )
 def test_too_large_file_fails(head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(initial_weights, "_LARGEST", 1 << 20)
-    told = r"^pretrained=https://\S+/w\.pth has more than 1,048,576 bytes"
+    raises_error = r"^pretrained=https://\S+/w\.pth has more than 1,048,576 bytes"
     with (
         answering(head + bytes(3_000_000), tmp_path) as server,
-        pytest.raises(InputError, match=told),
+        pytest.raises(InputError, match=raises_error),
     ):
         local(f"{server}/w.pth", tmp_path / "run")
     assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
@@ -254,8 +254,8 @@ def test_full_disk_during_a_download_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_partial_download_is_not_reused(answer: bytes, tmp_path: Path) -> None:
-    told = pytest.raises(StorageError, match=r"^cannot fetch pretrained=https://")
-    with answering(answer, tmp_path) as server, told:
+    raises_error = pytest.raises(StorageError, match=r"^cannot fetch pretrained=https://")
+    with answering(answer, tmp_path) as server, raises_error:
         local(f"{server}/w.pth", tmp_path / "run")
     assert not list(RunFolder(tmp_path / "run").initial_weights.iterdir())
     state = build("cifar_resnet8", 2).state_dict()

@@ -68,15 +68,15 @@ def state(folder: Path) -> dict[Path, tuple[int, int]]:
 def test_a_published_bundle_has_verdict_report_and_lineage(run_dir: Path, tmp_path: Path) -> None:
     before = bundle.version(run_dir / "bundle")
     exports = (tmp_path / "models" / "squares").as_uri()
-    given = arguments(
+    inputs = arguments(
         run_dir,
         tmp_path,
         destination=(tmp_path / "models").as_uri(),
         champion=exports,
         champion_version="",
     )
-    uri, version = publish.python_func(**given)
-    assert uri == f"{given['destination']}/squares/{version}"
+    uri, version = publish.python_func(**inputs)
+    assert uri == f"{inputs['destination']}/squares/{version}"
     assert version != before
     target = tmp_path / "models" / "squares" / version
     assert bundle.intact(target)
@@ -91,7 +91,7 @@ def test_a_published_bundle_has_verdict_report_and_lineage(run_dir: Path, tmp_pa
         "champion_version": "",
         "dataset_digest": "d" * 64,
     }
-    metadata = given["published_model"].metadata
+    metadata = inputs["published_model"].metadata
     assert (metadata["uri"], metadata["version"], metadata["champion"]) == (uri, version, True)
     assert json.loads((tmp_path / "model").read_text()) == metadata
     assert json.loads((run_dir / EXPORTED).read_text()) == metadata
@@ -104,28 +104,28 @@ def test_a_bundle_that_is_not_the_champion_is_reported_everywhere(
     exports = tmp_path / "models" / "squares"
     exports.mkdir(parents=True)
     (exports / "CHAMPION").write_text(B)
-    given = arguments(run_dir, tmp_path, champion=str(exports), champion_version=A)
-    uri, version = publish.python_func(**given)
-    reason = given["published_model"].metadata["champion_stays"]
+    inputs = arguments(run_dir, tmp_path, champion=str(exports), champion_version=A)
+    uri, version = publish.python_func(**inputs)
+    reason = inputs["published_model"].metadata["champion_stays"]
     assert f"CHAMPION names {B}" in reason
     assert bundle.intact(Path(uri))
     assert (exports / "CHAMPION").read_text() == B
-    assert given["published_model"].metadata["champion"] is False
+    assert inputs["published_model"].metadata["champion"] is False
     assert reason in capsys.readouterr().out.splitlines()
     assert reason in (tmp_path / "summary").read_text()
 
-    given = arguments(run_dir, tmp_path, champion=str(exports), champion_version=B)
+    inputs = arguments(run_dir, tmp_path, champion=str(exports), champion_version=B)
     for _ in range(2):
-        _, version = publish.python_func(**given)
+        _, version = publish.python_func(**inputs)
         assert (exports / "CHAMPION").read_text() == f"{version}\n"
-        assert given["published_model"].metadata["champion"] is True
+        assert inputs["published_model"].metadata["champion"] is True
 
 
 def test_a_repeated_step_writes_nothing(run_dir: Path, tmp_path: Path) -> None:
-    given = arguments(run_dir, tmp_path)
-    first = publish.python_func(**given)
+    inputs = arguments(run_dir, tmp_path)
+    first = publish.python_func(**inputs)
     before = state(tmp_path / "models"), state(run_dir / "bundle")
-    assert publish.python_func(**given) == first
+    assert publish.python_func(**inputs) == first
     assert (state(tmp_path / "models"), state(run_dir / "bundle")) == before
 
 
@@ -141,11 +141,11 @@ def test_no_bundle_is_deleted_if_the_versions_in_service_are_unknown(
     old.parent.mkdir(parents=True)
     old.write_text("served for weeks")
     attempts.note(where, "1", version=A, champion="", reason="blessed")
-    given = arguments(run_dir, tmp_path, attempt="2", keep=1, champion_version="", champion="")
-    publish.python_func(**given, release={"service": "shop"})
+    inputs = arguments(run_dir, tmp_path, attempt="2", keep=1, champion_version="", champion="")
+    publish.python_func(**inputs, release={"service": "shop"})
     assert "no bundle was deleted: no Kubernetes cluster is configured" in capsys.readouterr().out
     assert old.exists()
-    publish.python_func(**given)
+    publish.python_func(**inputs)
     assert not old.exists(), "without a service"
 
 
@@ -161,7 +161,7 @@ def test_a_step_killed_while_it_uploads_to_the_run_is_completed_by_the_next(
     exports = tmp_path / "models" / "squares"
     exports.mkdir(parents=True)
     (exports / "CHAMPION").write_text(A)
-    given = arguments(
+    inputs = arguments(
         run_dir,
         tmp_path,
         bundle=f"file://{run_dir}/bundle",
@@ -183,11 +183,11 @@ def test_a_step_killed_while_it_uploads_to_the_run_is_completed_by_the_next(
     monkeypatch.setattr(publishing, "time", clock)
     with monkeypatch.context() as patch, contextlib.suppress(KilledError):
         patch.setattr(Folder, "put", until_killed)
-        publish.python_func(**given)
-    uri, version = publish.python_func(**given)
+        publish.python_func(**inputs)
+    uri, version = publish.python_func(**inputs)
     assert bundle.intact(Path(uri))
     assert (exports / "CHAMPION").read_text() == f"{version}\n"
-    assert given["published_model"].metadata["champion_stays"] == ""
+    assert inputs["published_model"].metadata["champion_stays"] == ""
     assert bundle.intact(run_dir / "bundle")
     assert bundle.version(run_dir / "bundle") == version
 
@@ -202,7 +202,7 @@ def test_a_step_killed_while_it_moves_the_champion_keeps_the_way_back(
         monkeypatch.setattr("time.time", lambda number=number: float(number))
         move(open_store(str(tmp_path / "models")), "squares", version, (["", A])[number])
         attempts.note(where, version, version=version, champion="", reason="blessed")
-    given = arguments(run_dir, tmp_path, attempt="new", keep=1)
+    inputs = arguments(run_dir, tmp_path, attempt="new", keep=1)
     monkeypatch.setattr("time.time", lambda: 9.0)
     update = Folder.update
 
@@ -213,8 +213,8 @@ def test_a_step_killed_while_it_moves_the_champion_keeps_the_way_back(
 
     with monkeypatch.context() as patch, contextlib.suppress(KilledError):
         patch.setattr(Folder, "update", killed_after)
-        publish.python_func(**given)
-    _, version = publish.python_func(**given)
+        publish.python_func(**inputs)
+    _, version = publish.python_func(**inputs)
     assert replaced_by(history(where), version) == B
     assert {name.split("/")[0] for name, _ in where.list("") if "_SUCCESS" in name} == {B, version}
     record = json.loads(where.read("tried/new.json", 9999) or b"")
@@ -222,10 +222,10 @@ def test_a_step_killed_while_it_moves_the_champion_keeps_the_way_back(
 
 
 def test_without_a_destination_the_bundle_remains_in_the_run(run_dir: Path, tmp_path: Path) -> None:
-    given = arguments(run_dir, tmp_path, destination="")
-    uri, version = publish.python_func(**given)
+    inputs = arguments(run_dir, tmp_path, destination="")
+    uri, version = publish.python_func(**inputs)
     assert (uri, version) == ("", bundle.version(run_dir / "bundle"))
-    assert given["published_model"].metadata["champion"] is False
+    assert inputs["published_model"].metadata["champion"] is False
     assert (run_dir / "bundle" / VERDICT).is_file()
 
 
@@ -292,11 +292,11 @@ def test_a_release_is_signed_and_registered_once(
     run_dir: Path, tmp_path: Path, registry_server: RegistryServer, key: ec.EllipticCurvePublicKey
 ) -> None:
     release = {"sign_key": "signing.pem", "registry": registry_server.url}
-    given = arguments(run_dir, tmp_path, release=release)
-    uri, version = publish.python_func(**given)
+    inputs = arguments(run_dir, tmp_path, release=release)
+    uri, version = publish.python_func(**inputs)
     signature.check(bundle.in_folder(Path(uri)), signature.by_key(key))
-    assert given["published_model"].metadata["signed_by"] == signature.fingerprint(key)
-    assert given["published_model"].metadata["registry"] == registry_server.url
+    assert inputs["published_model"].metadata["signed_by"] == signature.fingerprint(key)
+    assert inputs["published_model"].metadata["registry"] == registry_server.url
     (row,) = registry_server.store.versions
     assert row["name"] == version
     assert row["customProperties"]["stage"]["string_value"] == "champion"
@@ -306,32 +306,32 @@ def test_a_release_is_signed_and_registered_once(
     assert model["customProperties"]["champion"]["string_value"] == version
     (artifact,) = registry_server.store.artifacts
     assert artifact["modelSourceId"] == "run-1"
-    before, asked = state(Path(uri)), registry_server.changes()
-    assert publish.python_func(**given) == (uri, version)
+    before, changes = state(Path(uri)), registry_server.changes()
+    assert publish.python_func(**inputs) == (uri, version)
     assert state(Path(uri)) == before
-    assert registry_server.changes() == asked
+    assert registry_server.changes() == changes
 
 
 def test_a_registry_that_refuses_does_not_move_the_champion(
     run_dir: Path, tmp_path: Path, registry_server: RegistryServer
 ) -> None:
-    given = arguments(run_dir, tmp_path, release={"registry": registry_server.url})
+    inputs = arguments(run_dir, tmp_path, release={"registry": registry_server.url})
     registry_server.fail("create_model_version", registry.status(503, "no database"))
     with pytest.raises(
         SystemExit, match=r"^error: the registry \S+ refused .*\(503: no database\)"
     ):
-        publish.python_func(**given)
+        publish.python_func(**inputs)
     assert not (tmp_path / "models" / "squares" / "CHAMPION").exists()
     registry_server.faults.clear()
-    uri, version = publish.python_func(**given)
+    uri, version = publish.python_func(**inputs)
     assert (tmp_path / "models" / "squares" / "CHAMPION").read_text() == f"{version}\n"
     assert bundle.intact(Path(uri))
 
 
 def test_a_missing_key_fails_before_anything_is_uploaded(run_dir: Path, tmp_path: Path) -> None:
-    given = arguments(run_dir, tmp_path, release={"sign_key": "signing.pem"})
+    inputs = arguments(run_dir, tmp_path, release={"sign_key": "signing.pem"})
     with pytest.raises(
         SystemExit, match=r"^error: sign_key names the key signing\.pem, which the bucket's"
     ):
-        publish.python_func(**given)
+        publish.python_func(**inputs)
     assert not (tmp_path / "models").exists()

@@ -45,9 +45,9 @@ class Launched:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         def holds() -> bool:
-            held = condition()
-            assert held or self.process.poll() is None, self.output()
-            return held
+            result = condition()
+            assert result or self.process.poll() is None, self.output()
+            return result
 
         until(holds, self.output, 90)
 
@@ -124,9 +124,13 @@ def test_invalid_data_is_exit_code_2_and_one_line(tmp_path: Path, launch: Launch
     (tmp_path / "data" / "train" / "only" / "1.png").touch()
     node = launch(config(tmp_path / "data", tmp_path / "run"))
     node.ends(2)
-    told = node.failure()
-    assert f"dataset {tmp_path}/data: there is one class only (only)" in told.error
-    assert (told.rank, told.retryable, told.consequence) == (-1, False, False)
+    record = node.failure()
+    assert f"dataset {tmp_path}/data: there is one class only (only)" in record.error
+    assert (record.rank, record.retryable, record.consequence) == (
+        -1,
+        False,
+        False,
+    )
 
 
 @pytest.mark.slow
@@ -140,9 +144,9 @@ def test_exit_codes_of_a_stop(data: Path, tmp_path: Path, launch: Launch) -> Non
         first.process.send_signal(signal.SIGTERM)
     first.ends(143)
     step = preempted_at(run)
-    told = json.loads(message.read_text())
-    assert told["exit_code"] == 143
-    assert told["error"] == f"stopped by SIGTERM; the checkpoint of step {step} is durable"
+    record = json.loads(message.read_text())
+    assert record["exit_code"] == 143
+    assert record["error"] == f"stopped by SIGTERM; the checkpoint of step {step} is durable"
     assert message.read_text().count("\n") == 1
 
     second = launch(run, KFP_DDP_TERMINATION_LOG=str(message))
@@ -150,9 +154,9 @@ def test_exit_codes_of_a_stop(data: Path, tmp_path: Path, launch: Launch) -> Non
     second.wait_for(f"epoch {step // 12 + 2}/5000")
     next(p for p in second.ranks() if p.environ()["RANK"] == "1").kill()
     second.ends(137)
-    told = json.loads(message.read_text())
-    assert (told["rank"], told["error"]) == (1, "ended by SIGKILL")
-    assert told["retryable"] is True
+    record = json.loads(message.read_text())
+    assert (record["rank"], record["error"]) == (1, "ended by SIGKILL")
+    assert record["retryable"] is True
 
 
 @pytest.mark.slow
@@ -182,9 +186,9 @@ def test_missing_node_is_reported(data: Path, tmp_path: Path, launch: Launch) ->
     conf = "--rdzv-conf=join_timeout=2,is_host=true"
     launch(config(data, tmp_path / "run"), *flags, conf, nproc=1).ends(1)
     (file,) = (tmp_path / "run" / "logs").glob("failure-*.json")
-    told = json.loads(file.read_text())
-    assert told["error"].startswith("RendezvousTimeoutError")
-    assert told["retryable"] is True
+    record = json.loads(file.read_text())
+    assert record["error"].startswith("RendezvousTimeoutError")
+    assert record["retryable"] is True
 
 
 @pytest.mark.slow

@@ -31,10 +31,10 @@ def images(count: int = 3) -> Tensor:
 def off(image: int, by: list[float], batch: int = 0) -> Callable[[Tensor], Tensor]:
     """Return a function that differs for one image, in batches of `batch` images or in all."""
 
-    def predict(given: Tensor) -> Tensor:
-        logits = reference(given).clone()
-        if batch in (0, len(given)):
-            logits[given[:, 0, 0, 0] == image] += torch.tensor(by)
+    def predict(batch_images: Tensor) -> Tensor:
+        logits = reference(batch_images).clone()
+        if batch in (0, len(batch_images)):
+            logits[batch_images[:, 0, 0, 0] == image] += torch.tensor(by)
         return logits
 
     return predict
@@ -42,24 +42,24 @@ def off(image: int, by: list[float], batch: int = 0) -> Callable[[Tensor], Tenso
 
 def test_differences_are_measured() -> None:
     others = {"same": reference, "near": off(1, [BOUND / 2, 0.0, 0.0])}
-    found = parity(reference, others, images())
-    assert (found["samples"], found["batches"]) == (3, [1, 3])
-    assert found["allowed_abs_difference"] == pytest.approx(BOUND)
-    same, near = found["formats"]["same"], found["formats"]["near"]
+    result = parity(reference, others, images())
+    assert (result["samples"], result["batches"]) == (3, [1, 3])
+    assert result["allowed_abs_difference"] == pytest.approx(BOUND)
+    same, near = result["formats"]["same"], result["formats"]["near"]
     assert same == {"max_abs_difference": 0, "mean_abs_difference": 0, "same_top1": 1}
     assert near["max_abs_difference"] == pytest.approx(BOUND / 2, rel=1e-3)
     assert near["mean_abs_difference"] == pytest.approx(BOUND / 2 / 12, rel=1e-3)
     assert near["same_top1"] == 1
     swapped = off(2, [1e-5, -1e-5, 0.0])  # of almost equal logits
     assert parity(reference, {"x": swapped}, images())["formats"]["x"]["same_top1"] == 0.75
-    small: Callable[[Tensor], Tensor] = lambda given: reference(given) / 100  # noqa: E731
+    small: Callable[[Tensor], Tensor] = lambda batch_images: reference(batch_images) / 100  # noqa: E731
     assert parity(small, {}, images())["allowed_abs_difference"] == prove.TOLERANCE
 
 
 def test_one_image_is_compared_in_a_batch_of_two_as_well() -> None:
-    def of_this_size(given: Tensor) -> Tensor:
-        assert given.shape[1:] == (3, 2, 2)
-        return reference(given)
+    def of_this_size(batch_images: Tensor) -> Tensor:
+        assert batch_images.shape[1:] == (3, 2, 2)
+        return reference(batch_images)
 
     assert parity(of_this_size, {}, images(1))["batches"] == [1, 2]
     assert parity(of_this_size, {}, images(2))["batches"] == [1, 2]
@@ -76,7 +76,7 @@ def test_one_image_is_compared_in_a_batch_of_two_as_well() -> None:
         off(0, [0.1, 0.0, 0.0], batch=3),
         off(2, [float("nan"), 0.0, 0.0]),
         off(2, [float("inf"), 0.0, 0.0]),
-        lambda given: reference(given)[:, [1, 0, 2]],
+        lambda batch_images: reference(batch_images)[:, [1, 0, 2]],
     ],
 )
 def test_a_format_that_differs_is_refused(wrong: Callable[[Tensor], Tensor]) -> None:
@@ -84,7 +84,7 @@ def test_a_format_that_differs_is_refused(wrong: Callable[[Tensor], Tensor]) -> 
         parity(reference, {"fine": reference, "onnx": wrong}, images())
     assert "0.0008 is allowed" in str(caught.value)
     with pytest.raises(ParityError, match=r"x gives logits of shape \[4, 2\], the checkpoint \[4"):
-        parity(reference, {"x": lambda given: reference(given)[:, :2]}, images())
+        parity(reference, {"x": lambda batch_images: reference(batch_images)[:, :2]}, images())
 
 
 @pytest.fixture
@@ -103,11 +103,11 @@ def info(**config: object) -> ModelInfo:
 
 
 def test_samples_are_evenly_spaced(split: Path) -> None:
-    found = real_samples(split, info())
-    assert found[:, 0, 0, 0].tolist() == [at * 40 // 16 for at in range(16)]
-    assert found.shape == (16, 3, 8, 8)
-    assert found.dtype == torch.uint8
-    assert found.is_contiguous()
+    result = real_samples(split, info())
+    assert result[:, 0, 0, 0].tolist() == [at * 40 // 16 for at in range(16)]
+    assert result.shape == (16, 3, 8, 8)
+    assert result.dtype == torch.uint8
+    assert result.is_contiguous()
     for path in sorted(split.rglob("*.png"))[5:]:
         path.unlink()
     assert real_samples(split, info())[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
@@ -120,8 +120,8 @@ def test_unreadable_samples_are_left_out_as_in_training(split: Path) -> None:
     paths[0].write_bytes(b"broken")
     with pytest.raises(InputError, match="cannot decode"):
         real_samples(split, info())
-    found = real_samples(split, info(on_bad_image="skip"))
-    assert found[:, 0, 0, 0].tolist() == [at * 40 // 16 for at in range(1, 16)]
+    result = real_samples(split, info(on_bad_image="skip"))
+    assert result[:, 0, 0, 0].tolist() == [at * 40 // 16 for at in range(1, 16)]
     for path in paths:
         path.write_bytes(b"broken")
     with pytest.raises(InputError, match="none of the 40 images"):
@@ -135,17 +135,17 @@ def test_latency_is_measured_for_each_size_and_runtime(monkeypatch: pytest.Monke
     seen: dict[str, list[Any]] = {"a": [], "b": []}
 
     def timed(name: str) -> Callable[[Tensor], Tensor]:
-        def predict(given: Tensor) -> Tensor:
-            seen[name].append((given.shape, given.dtype))
-            return given
+        def predict(batch_images: Tensor) -> Tensor:
+            seen[name].append((batch_images.shape, batch_images.dtype))
+            return batch_images
 
         return predict
 
-    found = latency({name: timed(name) for name in seen}, 6)
+    result = latency({name: timed(name) for name in seen}, 6)
     shapes = [(1, 3, 6, 6)] * 4 + [(8, 3, 6, 6)] * 4
     assert seen["a"] == seen["b"] == [(shape, torch.uint8) for shape in shapes]
-    assert list(found["runtimes"]) == ["a", "b"]
+    assert list(result["runtimes"]) == ["a", "b"]
     one = {"median_ms": 123.4568, "min_ms": 123.4568, "images_per_s": 8.1, "calls": 3}
-    assert found["runtimes"]["a"] == {"batch_1": one, "batch_8": {**one, "images_per_s": 64.8}}
-    assert found["threads"] == torch.get_num_threads()
-    assert " CPUs" in found["machine"]
+    assert result["runtimes"]["a"] == {"batch_1": one, "batch_8": {**one, "images_per_s": 64.8}}
+    assert result["threads"] == torch.get_num_threads()
+    assert " CPUs" in result["machine"]

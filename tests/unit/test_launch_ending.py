@@ -47,8 +47,8 @@ def attending(cluster: Any, files: Any = None, *seen: Object) -> Ending:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Kubernetes reads a step's last words."""
+def message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file from which Kubernetes reads the termination message."""
     path = tmp_path / "termination-log"
     path.touch()
     monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(path))
@@ -83,7 +83,7 @@ def ended(
     ],
 )
 def test_the_reaction_to_a_signal(
-    told: Path,
+    message: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     seen: list[Object],
@@ -95,7 +95,7 @@ def test_the_reaction_to_a_signal(
     """Argo makes the error of a step of its termination message."""
     cluster = FakeApi({POD: 0})
     ended(monkeypatch, cluster, seen, step)
-    assert told.read_text() == error
+    assert message.read_text() == error
     assert capfd.readouterr().out.splitlines()[-1] == error + says
     assert cluster.requests == asks
 
@@ -104,23 +104,25 @@ def test_the_reaction_to_a_signal(
     ("own", "evicted"),
     [(EVICTED, True), ({"metadata": {"uid": "p"}, "spec": {"containers": []}}, False)],
 )
-def test_an_eviction_is_known_before_its_event(told: Path, own: Object, evicted: bool) -> None:
+def test_an_eviction_is_known_before_its_event(message: Path, own: Object, evicted: bool) -> None:
     """The watch may be late, so the signal is explained by the pod itself."""
     assert attending(FakeApi({POD: own}))._evicted_now() is evicted
 
 
-def test_an_eviction_is_reported_once(told: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_eviction_is_reported_once(message: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ending = attending(FakeApi({POD: 0}), Files(7, 8, 9))
     ending.report_eviction()
-    assert told.read_text() == ""
+    assert message.read_text() == ""
     ending.watches[1].objects = {"p": EVICTED}
     ending.report_eviction()
     ending.report_eviction()
-    assert told.read_text() == "launcher was evicted; Retry resumes from step 7 or later"
-    assert capfd.readouterr().out == told.read_text() + "\n"
+    assert message.read_text() == "launcher was evicted; Retry resumes from step 7 or later"
+    assert capfd.readouterr().out == message.read_text() + "\n"
 
 
-def test_a_hanging_step_reports_an_eviction(told: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_hanging_step_reports_an_eviction(
+    message: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A sync of the claim may take longer than the step has."""
     api = FakeApi({POD: 0})
     ending = Ending(api, None)
@@ -130,8 +132,8 @@ def test_a_hanging_step_reports_an_eviction(told: Path, capfd: pytest.CaptureFix
         ending.watches.append(pods)
         pods.changed.set()
         assert ending.changed.wait(60)
-    assert told.read_text() == ADOPTED
-    assert capfd.readouterr().out == told.read_text() + "\n"
+    assert message.read_text() == ADOPTED
+    assert capfd.readouterr().out == message.read_text() + "\n"
 
 
 def test_no_termination_log_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +155,9 @@ def test_a_reported_step_does_not_change(
     assert capfd.readouterr().out.split("\n") == [line, "", line + GOES_ON, ""]
 
 
-def test_a_hanging_pvc_delays_no_report(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_pvc_delays_no_report(message: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(monkeypatch, FakeApi({POD: 0}), [EVICTED], None)
-    assert told.read_text() == ADOPTED
+    assert message.read_text() == ADOPTED
     released = threading.Event()
 
     class Hangs(Files):
@@ -168,9 +170,9 @@ def test_a_hanging_pvc_delays_no_report(told: Path, monkeypatch: pytest.MonkeyPa
             raise OSError("stale file handle")
 
     for files in (Hangs(), Fails()):
-        told.write_text("")
+        message.write_text("")
         attending(FakeApi({POD: 0}), files, EVICTED).report_eviction()
-        assert told.read_text() == ADOPTED
+        assert message.read_text() == ADOPTED
     released.set()
 
 

@@ -28,8 +28,8 @@ def network(rates: list[list[float]], **changed: Any) -> Network:
         Size(bytes=4096, ms=1.0, bus_gbit_s=0.1),
         Size(bytes=64_000_000, ms=101.0, bus_gbit_s=9.0),
     ]
-    given = {"ranks": len(rates), "backend": "gloo", "nodes": nodes, "latency_us": 90.0}
-    return Network(**{**given, "sizes": sizes, "rates": rates, **changed})
+    defaults = {"ranks": len(rates), "backend": "gloo", "nodes": nodes, "latency_us": 90.0}
+    return Network(**{**defaults, "sizes": sizes, "rates": rates, **changed})
 
 
 def even(count: int, rate: float = 9.0) -> list[list[float]]:
@@ -42,7 +42,7 @@ def test_rounds_pair_each_node_once_with_each_other(count: int) -> None:
     for pairs in met:
         busy = [node for pair in pairs for node in pair]
         assert len(busy) == len(set(busy))
-    pairs = [(min(pair), max(pair)) for each in met for pair in each]
+    pairs = [(min(pair), max(pair)) for group in met for pair in group]
     assert sorted(pairs) == list(itertools.combinations(range(count), 2))
 
 
@@ -79,25 +79,25 @@ def test_slow_link_is_named() -> None:
 
 
 def test_mtu_and_name_resolution_are_checked() -> None:
-    found = network(even(2))
-    first, second = found.nodes
+    result = network(even(2))
+    first, second = result.nodes
     nodes = [first, second.model_copy(update={"mtu": 9000, "dns_ms": 2000.0})]
-    mtu, dns = problems(found.model_copy(update={"nodes": nodes}), ASKED)
+    mtu, dns = problems(result.model_copy(update={"nodes": nodes}), ASKED)
     assert mtu.endswith("node-0 1500, node-1 9000")
     assert dns.startswith("node-1 takes 2000 ms")
 
 
 def test_cost_of_a_step() -> None:
-    found = network(even(2))
-    asked = NetworkCheck(gradient_mb=64)
-    assert need(found, asked).startswith("averaging 64 MB of gradients takes 101 ms; it is hidden")
+    result = network(even(2))
+    check = NetworkCheck(gradient_mb=64)
+    assert need(result, check).startswith("averaging 64 MB of gradients takes 101 ms; it is hidden")
     # Of 90 ms of computing 60 are the backward pass: 41 ms of 131 are waited for.
-    exposed = need(found, asked.model_copy(update={"step_ms": 90.0}))
+    exposed = need(result, check.model_copy(update={"step_ms": 90.0}))
     assert exposed.endswith("31% of the time of a step of 90 ms waits for it")
-    hidden = need(found, asked.model_copy(update={"step_ms": 300.0}))
+    hidden = need(result, check.model_copy(update={"step_ms": 300.0}))
     assert hidden.endswith("hidden by the backward pass of a step of 300 ms")
-    assert found.gradients_ms(32.002048) == pytest.approx(51.0)
-    assert found.gradients_ms(640) == pytest.approx(1010.0)
+    assert result.gradients_ms(32.002048) == pytest.approx(51.0)
+    assert result.gradients_ms(640) == pytest.approx(1010.0)
     assert need(network(even(1), ranks=1), ASKED) == ""
 
 
@@ -111,16 +111,20 @@ def test_transports_in_the_log_of_nccl() -> None:
 
 @pytest.mark.slow
 def test_ranks_of_this_machine_measure() -> None:
-    asked = ["netcheck", "--backend", "local", "--nodes", "2", "--largest-mb", "1", "--json"]
-    program = [sys.executable, "-m", "kfp_ddp", *asked]
+    words = ["netcheck", "--backend", "local", "--nodes", "2", "--largest-mb", "1", "--json"]
+    program = [sys.executable, "-m", "kfp_ddp", *words]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
-    found = Network.model_validate_json(done.stdout)
-    assert (found.ranks, found.backend, len(found.nodes)) == (2, "gloo", 1)
-    assert [size.bytes for size in found.sizes] == [4096, 32768, 262144, 1_000_000]
-    assert all(size.ms > 0 and size.bus_gbit_s > 0 for size in found.sizes)
-    assert found.latency_us > 0
-    assert found.nodes[0].interface == "lo"
+    result = Network.model_validate_json(done.stdout)
+    assert (result.ranks, result.backend, len(result.nodes)) == (
+        2,
+        "gloo",
+        1,
+    )
+    assert [size.bytes for size in result.sizes] == [4096, 32768, 262144, 1_000_000]
+    assert all(size.ms > 0 and size.bus_gbit_s > 0 for size in result.sizes)
+    assert result.latency_us > 0
+    assert result.nodes[0].interface == "lo"
 
 
 @pytest.mark.parametrize(

@@ -48,16 +48,16 @@ def test_mlflow_gets_settings_metrics_and_their_source(config: TrainConfig) -> N
     run.log([Event("start", start, 1000.0), step(1, 2.5), step(2, float("nan"))])
     run.log([Event("eval", {"step": 2, "epoch": 1, "accuracy": 0.75}, 1003.0)])
     run.log([Event("end", {"step": 4, "status": "done", "reason": ""}, 1004.0)])
-    found = client(config).get_run(run.run_id)
-    assert found.info.status == "FINISHED"
-    assert found.info.run_name == "1f0c/train"
-    assert (found.data.params["model"], found.data.params["epochs"]) == ("cifar_resnet8", "90")
-    assert found.data.metrics == {
+    tracked = client(config).get_run(run.run_id)
+    assert tracked.info.status == "FINISHED"
+    assert tracked.info.run_name == "1f0c/train"
+    assert (tracked.data.params["model"], tracked.data.params["epochs"]) == ("cifar_resnet8", "90")
+    assert tracked.data.metrics == {
         "step/loss": 2.5, "step/epoch": 0.5, "eval/accuracy": 0.75, "eval/epoch": 1.0
     }  # fmt: skip
-    assert found.data.tags["kfp_ddp.run_id"] == "1f0c/train"
-    assert found.data.tags["kfp_ddp.data"] == "/data/versions/67c0cb93c78b"
-    assert found.data.tags["kfp_ddp.world_size"] == "2"
+    assert tracked.data.tags["kfp_ddp.run_id"] == "1f0c/train"
+    assert tracked.data.tags["kfp_ddp.data"] == "/data/versions/67c0cb93c78b"
+    assert tracked.data.tags["kfp_ddp.world_size"] == "2"
     (first,) = client(config).get_metric_history(run.run_id, "step/loss")
     assert (first.step, first.timestamp) == (1, 1_001_000)
 
@@ -89,9 +89,9 @@ def test_resume_and_later_steps_use_the_same_run(config: TrainConfig) -> None:
     for _ in range(2):
         trackers.note(folder.path, {"accuracy": 0.9}, {"kfp_ddp.dataset_digest": "67c0"})
     history = client(config).get_metric_history(again.run_id, "step/loss")
-    assert [(each.step, each.value) for each in history] == [(1, 2.5), (2, 2.0), (3, 1.5)]
-    found = client(config).get_run(again.run_id).data
-    assert (found.metrics["accuracy"], found.tags["kfp_ddp.dataset_digest"]) == (0.9, "67c0")
+    assert [(point.step, point.value) for point in history] == [(1, 2.5), (2, 2.0), (3, 1.5)]
+    tracked = client(config).get_run(again.run_id).data
+    assert (tracked.metrics["accuracy"], tracked.tags["kfp_ddp.dataset_digest"]) == (0.9, "67c0")
 
 
 def test_no_mlflow_fails_no_step(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,7 @@ class Hanging(Away):
         assert self.free.wait(30)
 
 
-def told(sink: BackgroundSink, folder: Path, event: str, number: int, **fields: Any) -> None:
+def send(sink: BackgroundSink, folder: Path, event: str, number: int, **fields: Any) -> None:
     """What the loop does: a line in the file, then a call."""
     fields = {"step": number, **fields}
     with (folder / "metrics.jsonl").open("a") as file:
@@ -149,9 +149,9 @@ def test_events_wait_for_an_unreachable_server(
     server = Away()
     sink = patient(tmp_path, lambda: server)
     for number in range(5):
-        told(sink, tmp_path, "step", number)
+        send(sink, tmp_path, "step", number)
     assert server.took_some.wait(30)
-    told(sink, tmp_path, "end", 5, status="done")
+    send(sink, tmp_path, "end", 5, status="done")
     assert [event.fields["step"] for event in server.took] == list(range(6))
     assert [event.time for event in server.took] == [1000.0 + number for number in range(6)]
     assert capsys.readouterr().out == "warning: A is not reachable: away\n"
@@ -161,12 +161,12 @@ def test_unsent_events_are_sent_once_by_the_next_process(tmp_path: Path) -> None
     def gone() -> Tracker:
         raise ConnectionError("away")
 
-    told(patient(tmp_path, gone), tmp_path, "end", 1, status="preempted")
+    send(patient(tmp_path, gone), tmp_path, "end", 1, status="preempted")
     server = Away()
     server.asked = 2
-    told(patient(tmp_path, lambda: server), tmp_path, "end", 2, status="preempted")
+    send(patient(tmp_path, lambda: server), tmp_path, "end", 2, status="preempted")
     assert [event.fields["step"] for event in server.took] == [1, 2]
-    told(patient(tmp_path, lambda: server), tmp_path, "end", 3, status="done")
+    send(patient(tmp_path, lambda: server), tmp_path, "end", 3, status="done")
     assert [event.fields["step"] for event in server.took] == [1, 2, 3]
 
 
@@ -174,10 +174,10 @@ def test_unreachable_server_ends_no_training(
     config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
-    told(patient(tmp_path, lambda: MlflowRun(down)), tmp_path, "end", 1, status="done")
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("warning: A is not reachable: ")
-    assert said[1:] == ["warning: A lacks 1 events"]
+    send(patient(tmp_path, lambda: MlflowRun(down)), tmp_path, "end", 1, status="done")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("warning: A is not reachable: ")
+    assert lines[1:] == ["warning: A lacks 1 events"]
     assert not Path(config.output_dir, MLFLOW).exists()
 
 
@@ -186,7 +186,7 @@ def test_wait_for_a_hanging_server_is_limited(
 ) -> None:
     monkeypatch.setattr(BackgroundSink, "LAST_SECONDS", 0.05)
     sink = patient(tmp_path, Hanging)
-    told(sink, tmp_path, "end", 1, status="done")
+    send(sink, tmp_path, "end", 1, status="done")
     Hanging.free.set()
     sink._thread.join(30)
     assert capsys.readouterr().out == "warning: A lacks 1 events\n"
@@ -267,9 +267,9 @@ def test_loop_sends_to_its_trackers_and_continues_its_run(
     assert {"eval_accuracy", "step_loss"} <= metrics.keys()
     assert all(isinstance(value, str) for value in metrics.values())
     experiment = client(config).get_experiment_by_name("flowers")
-    (found,) = client(config).search_runs([experiment.experiment_id])
-    assert (found.info.status, found.data.params["batch_size"]) == ("FINISHED", "8")
-    history = client(config).get_metric_history(found.info.run_id, "step/loss")
-    assert {each.step for each in history} == {1, 2, 3, 4}
-    evaluated = client(config).get_metric_history(found.info.run_id, "eval/accuracy")
+    (tracked,) = client(config).search_runs([experiment.experiment_id])
+    assert (tracked.info.status, tracked.data.params["batch_size"]) == ("FINISHED", "8")
+    history = client(config).get_metric_history(tracked.info.run_id, "step/loss")
+    assert {point.step for point in history} == {1, 2, 3, 4}
+    evaluated = client(config).get_metric_history(tracked.info.run_id, "eval/accuracy")
     assert evaluated[-1].step == 4
