@@ -57,7 +57,8 @@ def deploy_grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
 @pytest.fixture
 def space(request: pytest.FixtureRequest, kind: str) -> Grounds:
     """Return the namespace for a kind of job."""
-    grounds: Grounds = request.getfixturevalue("grounds" if kind == "pytorchjob" else "of_deploy")
+    name = "grounds" if kind == "pytorchjob" else "deploy_grounds"
+    grounds: Grounds = request.getfixturevalue(name)
     return grounds
 
 
