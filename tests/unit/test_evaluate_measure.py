@@ -124,6 +124,13 @@ def test_curve_is_made_of_points_of_the_exact_one(
     assert len(curve.threshold) > 20
 
 
+def test_curve_has_99_levels_of_each_side_and_the_origin() -> None:
+    logits, targets = torch.zeros(1960, 2), torch.arange(1960) % 2
+    logits[:, 1] = torch.linspace(-3, 3, 1960)
+    curve = curve_of(logits, targets)
+    assert len(curve.threshold) == len(curve.true_positive_rate) == 199
+
+
 def test_areas_are_empty_without_scores_and_with_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Tally(3).areas().roc is None
     one_class = tally_of(logits_and_targets(50, 2)[0], torch.zeros(50, dtype=torch.int64)).areas()

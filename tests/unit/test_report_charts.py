@@ -11,7 +11,7 @@ from PIL import Image
 
 from kfp_ddp import report
 from kfp_ddp.evaluation.report_data import dataset_facts
-from kfp_ddp.report.charts import Series, line_chart
+from kfp_ddp.report.charts import Series, confusion_matrix, line_chart
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.report.events import MAX_POINTS, downsample, resumed_epochs
 from kfp_ddp.report.training import time_section, training_curves
@@ -49,6 +49,14 @@ def test_empty_constant_and_infinite_series_are_drawn(points: list[tuple[float, 
     parse(svg)
     assert "nan" not in svg
     assert "inf" not in svg
+
+
+def test_the_matrix_has_counts_with_tooltips() -> None:
+    root = parse(confusion_matrix(["cat", "dog"], [[30, 2], [5, 63]], [4, 0]))
+    svg = next(root.iter(f"{NS}svg"))
+    assert svg.get("aria-label") == "Confusion matrix of 2 classes: 93 of 104 on the diagonal"
+    titles = {e.text for e in root.iter(f"{NS}title")}
+    assert {"dog predicted as cat: 5 of 68", "cat predicted as other classes: 4 of 36"} <= titles
 
 
 def test_curves_skip_invalid_lines_and_count_a_repeated_step_once(tmp_path: Path) -> None:

@@ -100,6 +100,11 @@ def test_invalid_json_is_one_line(text: str) -> None:
         TrainConfig.from_json(text)
 
 
+def test_unknown_flag_has_a_hint() -> None:
+    with pytest.raises(InputError, match=r"--epocs; did you mean 'epochs'"):
+        parse(["--data", "/d", "--output-dir", "/o", "--epocs", "3"])
+
+
 def test_launcher_does_not_import_torch() -> None:
     probe = "import sys, kfp_ddp.training.node; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0

@@ -193,11 +193,13 @@ def test_advice_on_checkpoints_evaluations_and_the_start() -> None:
 @pytest.mark.parametrize(
     ("name", "tflops"),
     [
+        ("NVIDIA A100-SXM4-40GB", 312),
         ("NVIDIA A10G", 70),
         ("NVIDIA A10", 125),
         ("NVIDIA L4", 121),
         ("NVIDIA L40", 0),
         ("NVIDIA RTX A1000", 0),
+        ("Tesla T4", 65),
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
     ],
