@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from kfp_ddp.k8s.api import Api
+from tests import serving
 from tests.tls import private, server_context
 
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
@@ -74,12 +75,12 @@ class Logs:
                 self.open -= 1
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(serving.Handler):
     """GET /containerLogs/NAMESPACE/POD/CONTAINER, with the options that a kubelet takes."""
 
     logs: Logs
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  the name in http.server
         """Answer with the log."""
         address = urlsplit(self.path)
         pod = address.path.split("/")[3]
@@ -112,9 +113,6 @@ class Handler(BaseHTTPRequestHandler):
             if ended or options.get("follow") != "true":
                 return
 
-    def log_message(self, *args: object) -> None:
-        """Print nothing."""
-
 
 @contextmanager
 def serve_logs(api: Api, address: str, folder: Path) -> Iterator[tuple[Logs, int]]:
@@ -127,12 +125,8 @@ def serve_logs(api: Api, address: str, folder: Path) -> Iterator[tuple[Logs, int
     server.socket = context.wrap_socket(
         server.socket, server_side=True, do_handshake_on_connect=False
     )
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving.serving(server):
         yield logs, server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def _certificate(api: Api, address: str, folder: Path) -> Path:
