@@ -4,6 +4,7 @@ Not a pydantic model: its import would take most of the time of `--help`.
 """
 
 import os
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,10 +16,13 @@ from kfp_ddp.core.text import one_line
 T = TypeVar("T")
 PREFIX = "KFP_DDP_"
 HERE = "kfp-ddp.yaml"
+_LARGEST = 1 << 20
+"""Bytes of a file of settings."""
 GUARDED = {
     "host": (
         *("host", "ca_file", "token_file", "cookie_file"),
         *("username", "password_file", "iap_client_id"),
+        *("kfp_namespace", "context", "port_forward"),
     ),
     "model_registry": ("model_registry",),
 }
@@ -131,18 +135,19 @@ def untrusted(address: str, flags: Mapping[str, Any] | None = None) -> str:
     """Return why nothing may be sent to the address of a setting; '' if the user chose it.
 
     The current folder may be a stranger's: its file chooses who gets a secret, or which secret,
-    only if the user's own settings name the same address.
+    only if the user's own settings name the same address, or have the same values.
     """
     own, folder = _layers(flags)
-    names = [name for name in GUARDED[address] if name in folder]
-    value = (own | folder)[address].value
-    if not names or (value and value.rstrip("/") == own[address].value.rstrip("/")):
+    values = {name: item.value for name, item in (own | folder).items()}
+    names = [name for name in GUARDED[address] if values[name] != own[name].value]
+    used = values[address] and not (address == "host" and values["port_forward"])
+    if not names or (used and values[address].rstrip("/") == own[address].value.rstrip("/")):
         return ""
-    trust = f"write {address}: {value}" if value else f"write them and {address}"
+    lines = ", ".join(f"{name}: {values[name]}" for name in ([address] if used else names))
     return (
         f"{HERE} of this folder sets {', '.join(names)}, which decides where your login is sent, "
-        f"and your own settings do not name this {address}: if you trust the folder, {trust} into "
-        f"{files()[1]}, or set --{address.replace('_', '-')}"
+        f"and your own settings do not name this {address}: if you trust the folder, write {lines} "
+        f"into {files()[1]}, or give it as an option"
     )
 
 
@@ -173,14 +178,17 @@ def _of_environment() -> dict[str, Set]:
 
 
 def _of_file(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
+    if not path.exists():
         return
+    import yaml  # only where there is a file
+
+    from kfp_ddp.core.files import read_below  # not on Windows
+
+    try:
+        text = read_below(path.resolve().parent, path.resolve().name, _LARGEST).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise InputError(f"cannot read {path}: {reason}") from None
-    import yaml  # only where there is a file
 
     try:
         content = yaml.safe_load(text) or {}
@@ -210,5 +218,5 @@ def _typed(name: str, value: Any, origin: str) -> Any:
             raise InputError(f"{origin}: {name}={value:g} should be more than 0")
     if not isinstance(value, kind):
         expected = {bool: "true or false", float: "a number", str: "text"}[kind]
-        raise InputError(f"{origin}: {name}={value!r} should be {expected}")
+        raise InputError(f"{origin}: {name}={one_line(reprlib.repr(value))} should be {expected}")
     return value

@@ -87,7 +87,8 @@ MAKE_ROOM = "make room or repair the volume and start again to resume"
 
 def full(error: OSError, path: str | os.PathLike[str], advice: str = MAKE_ROOM) -> str:
     """Return the message for a file or folder that cannot be written, such as on a full volume."""
-    return f"cannot write to {error.filename or path}: {error.strerror or error}; {advice}"
+    where = error.filename if os.path.isabs(str(error.filename)) else path
+    return f"cannot write to {where}: {error.strerror or error}; {advice}"
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kfp_ddp.core.errors import PREEMPTED
+from kfp_ddp.core.text import from_json
 
 TERMINATION_LOG = "/dev/termination-log"
 """File of a container's termination message; at most 4,096 bytes."""
@@ -71,18 +72,18 @@ class Failure:
 
     def to_json(self) -> str:
         """Return one line, short enough for Kubernetes; see `parse`."""
-        fields = {**dataclasses.asdict(self), "error": _shortened(self.error)}
+        error = self.error
+        if len(error) > LONGEST:
+            error = f"{error[: LONGEST * 2 // 3]} ... {error[-LONGEST // 3 :]}"
+        fields = {**dataclasses.asdict(self), "error": error}
         del fields["pod"]
         return json.dumps(fields, ensure_ascii=False)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the failure in the last line of `text`; None if it has none.
-
-        Only rank and error are required: a missing time is 0, a missing exit code 1.
-        """
+        """Return the failure in the last line of `text`; None without a rank and an error."""
         try:
-            fields = json.loads(text.strip().splitlines()[-1])
+            fields = from_json(text.strip().splitlines()[-1])
             return cls(
                 exit_code=int(fields.get("exit_code") or 1),
                 rank=int(fields["rank"]),
@@ -129,10 +130,7 @@ def read(folder: Path) -> Failure | None:
 
 
 def write_record(failure: Failure, final: bool) -> None:
-    """Write the failure of this rank to the file of torch elastic; raises OSError.
-
-    It is `final` if the rank determined the cause itself, as for invalid input.
-    """
+    """Write this rank's failure for torch elastic, `final` if the cause is sure; raises OSError."""
     path = os.environ.get(RECORD)
     if not path:
         return
@@ -146,10 +144,7 @@ def write_record(failure: Failure, final: bool) -> None:
 
 
 def root_cause(error: Any, checkpoint: str) -> Failure:
-    """Return the first cause among the ranks of a node, from torch elastic's ChildFailedError.
-
-    `checkpoint`, a text about the newest checkpoint, is added to errors of preempted ranks.
-    """
+    """Return the first cause in a ChildFailedError; the text `checkpoint` is added if preempted."""
     failures = [_of_rank(rank, failure, checkpoint) for rank, failure in error.failures.items()]
     return min(failures, key=_order)
 
@@ -179,17 +174,11 @@ def final_failure(files: Iterable[Path], checkpoint: str) -> Failure | None:
     for path in files:
         try:
             text = path.read_text()
-            final = bool(json.loads(text).get("final"))
-        except (OSError, ValueError):
+            final = bool(from_json(text).get("final"))
+        except (OSError, ValueError, AttributeError):
             continue
         if final and (failure := Failure.parse(text)):
             if failure.exit_code == PREEMPTED:
                 failure = dataclasses.replace(failure, error=f"{failure.error}; {checkpoint}")
             failures.append(failure)
     return first_cause(failures)
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= LONGEST:
-        return text
-    return f"{text[: LONGEST * 2 // 3]} ... {text[-LONGEST // 3 :]}"

@@ -2,17 +2,20 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import stat
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, StorageError
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 _KEPT_OPEN = 2048 if _DESCRIPTORS < 0 else min(_DESCRIPTORS // 8, 2048)
@@ -119,10 +122,7 @@ def _make_folder(name: str, folder: int) -> bool:
 
 
 def open_below(root: Path, name: str | Path) -> BinaryIO:
-    """Open a plain file below `root` for reading, without following links.
-
-    Raises OSError, and ValueError for a name that leads out of `root`.
-    """
+    """Open a plain file below `root` without following links; raises OSError and ValueError."""
     path = Path(root, name)
     with folder_below(root, Path(name).parent) as folder:
         try:
@@ -150,14 +150,37 @@ def open_plain(name: str, folder: int) -> int:
     return descriptor
 
 
-@contextlib.contextmanager
-def durable(path: Path, root: Path | None = None) -> Iterator[BinaryIO]:
-    """Yield a new file to write, which is flushed to the disk at the end of the block.
+def open_lock(name: str | Path, mode: int = 0o644, folder: int | None = None) -> int:
+    """Return a descriptor of a file for `lock`, created if it is missing; raises OSError."""
+    return os.open(name, _LOCK, mode, dir_fd=folder)
 
-    An existing file or link of this name is removed first. No link below `root` is followed, by
-    default the folder of the file. Raises OSError with the full path.
+
+def lock(descriptor: int, where: Path, seconds: float = 0) -> bool:
+    """Lock an open file until it is closed; return False if another has it for `seconds`.
+
+    The kernel releases the lock if this process dies. Raises StorageError if the file system has no
+    locks; `where` is the folder that the message names.
     """
-    with _folder_of(path, root) as folder, _written(path, folder) as file:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        except OSError as error:
+            raise StorageError(
+                f"{where} does not support locks ({error.strerror}); use a file system with flock"
+            ) from None
+        else:
+            return True
+
+
+@contextlib.contextmanager
+def durable(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file in place of one of this name, flushed at the end; raises OSError."""
+    with folder_below(path.parent) as folder, _written(path, folder) as file:
         yield file
 
 

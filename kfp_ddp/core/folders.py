@@ -1,7 +1,9 @@
 """Mount points of the PVCs, and the forms that a folder's URI can have."""
 
 import os
-import tempfile
+from urllib.parse import unquote
+
+from kfp_ddp.core.errors import InputError
 
 DATA_VARIABLE = "KFP_DDP_DATA_DIR"
 WORK_VARIABLE = "KFP_DDP_WORK_DIR"
@@ -23,12 +25,22 @@ def work_dir(setting: str = "") -> str:
 
 
 def scratch_dir() -> str:
-    """Return a folder that is deleted with the pod.
+    """Return a folder that is deleted with the pod: the variable's, /scratch or a temporary."""
+    import tempfile  # a sync starts without it
 
-    It is KFP_DDP_SCRATCH_DIR, else /scratch, else one below the temporary folder.
-    """
     mounted = SCRATCH if os.path.isdir(SCRATCH) else ""
     return os.environ.get(SCRATCH_VARIABLE) or mounted or f"{tempfile.gettempdir()}/kfp-ddp"
+
+
+def path_of(uri: str) -> str:
+    """Return the path in a file URI, another text unchanged; raises InputError for a host."""
+    if not uri.startswith("file://"):
+        return uri
+    host, slash, below = uri.removeprefix("file://").partition("/")
+    if host not in ("", "localhost") or not slash:
+        host = host.rpartition("@")[2]
+        raise InputError(f"file://{host} is not a file URI: write file:///folder, three slashes")
+    return unquote(slash + below)
 
 
 def is_remote(folder: str) -> bool:

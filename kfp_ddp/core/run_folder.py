@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.files import read_below
+from kfp_ddp.core.text import from_json
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -102,9 +103,9 @@ class TraceRequest(NamedTuple):
     def read(cls, folder: RunFolder) -> Self | None:
         """Return the newest request of a run; None if it is missing or invalid."""
         try:
-            fields = json.loads(read_below(folder.path, folder.TRACE_REQUEST, _TRACE_REQUEST_BYTES))
+            fields = from_json(read_below(folder.path, folder.TRACE_REQUEST, _TRACE_REQUEST_BYTES))
             request = cls(int(fields["rank"]), int(fields["steps"]), str(fields["id"]))
-        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
             return None
         valid = 0 < request.steps <= MOST_TRACED_STEPS and _TRACE_ID.fullmatch(request.id)
         return request if valid else None
@@ -138,10 +139,7 @@ def task_title(task_name: str, task_id: str) -> str:
 
 
 def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
-    """Create the folder of a run's task, `<work_dir>/<run_id>/<task>`, and return it.
-
-    Raises InputError if the run id or the task is no plain name, StorageError if it is unwritable.
-    """
+    """Create and return `<work_dir>/<run_id>/<task>`; InputError for other names, StorageError."""
     check_run_id(run_id)
     if not RUN_ID.fullmatch(task):
         raise InputError(f"task {task!r} cannot name a folder; pass the name of the task")
@@ -166,4 +164,4 @@ def try_to_write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / ".writable"
     probe.touch()
-    probe.unlink()
+    probe.unlink(missing_ok=True)  # another step may try at the same time

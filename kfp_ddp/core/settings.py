@@ -1,6 +1,5 @@
 """Typed settings with errors of one line, and typed records of files."""
 
-import json
 import re
 import typing
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 from pydantic_core import ErrorDetails
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import from_json
 
 ALIASES = {
     "arch": "model",
@@ -107,15 +107,13 @@ class Settings(BaseModel):
             reason = "it should be a list" + (f" such as {value.split()}" if shows_value else "")
         if words := cls.patterns.get(str(problem.get("ctx", {}).get("pattern"))):
             reason = f"it should be {words}"
-        shown = "" if name in cls.secret else f"={value!r}"
+        hidden = name in cls.secret or "@" in str(value)  # perhaps a password in an address
+        shown = "" if hidden else f"={value!r}"
         return f"{'.'.join(path)}{shown} cannot be used: {reason} ({what})"
 
 
 def check_given(subject: str, given: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Raise InputError if the mapping `given`, named `subject`, has a setting of `own`.
-
-    `own` has the reason of each setting, such as "is a parameter of the form".
-    """
+    """Raise InputError, with its reason, if `given`, named `subject`, has a setting of `own`."""
     for name in given:
         if name in own:
             raise InputError(f"{subject} sets {name}, which {own[name]}")
@@ -153,13 +151,15 @@ def hint(name: str, known: typing.Sequence[str]) -> str:
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """Return the known name that is meant: an alias, one or two edits away, or longer; or ''."""
+    """Return the closest known name: an alias's, within two edits, or begun by `name`; or ''."""
     options = list(known)
     if ALIASES.get(name) in options:
         return ALIASES[name]
     if len(name) < 3:
         return ""
-    edits, closest = min(((_edits(name, option), option) for option in options), default=(9, ""))
+    # Of several that are as close, the longer name: nodes for node, not code.
+    ranked = ((_edits(name, option), not option.startswith(name), option) for option in options)
+    edits, _, closest = min(ranked, default=(9, True, ""))
     if edits <= min(2, len(name) // 3):
         return closest
     return next((option for option in options if option.startswith(name)), "")
@@ -193,8 +193,8 @@ def first_fault(error: ValidationError) -> str:
 def mapping_in(content: bytes | str | None) -> dict[str, Any]:
     """Return the JSON object in a text; {} if it is none, for example truncated."""
     try:
-        document = json.loads(content or "{}")
-    except (ValueError, RecursionError):
+        document = from_json(content or "{}")
+    except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
 

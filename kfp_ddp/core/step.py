@@ -94,10 +94,7 @@ def last_error(log: str) -> str:
 
 
 def write_job(artifact: Any, job: dict[str, Any]) -> None:
-    """Write a finished job to an artifact, without the values of environment variables.
-
-    More users may read artifacts than jobs.
-    """
+    """Write a finished job to an artifact, which more users may read, without its environment."""
     result = {key: _without_values(value) for key, value in job.items() if key != "metadata"}
     if "metadata" in job:
         result["metadata"] = {k: v for k, v in job["metadata"].items() if k != "managedFields"}

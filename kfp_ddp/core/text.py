@@ -1,15 +1,23 @@
-"""Make texts safe for messages, Markdown and terminals."""
+"""Make texts safe for messages, Markdown and terminals; read JSON."""
+
+import json
+from typing import Any
 
 
 def one_line(value: object, limit: int = 240) -> str:
-    """Return a text, or the message of an error, as one line of at most `limit` characters.
-
-    An error without a message is named by its type.
-    """
+    """Return a text, or an error's message or type, in one line of at most `limit` characters."""
     line = " ".join(str(value).split())
     if not line and isinstance(value, BaseException):
         line = type(value).__name__
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
+
+
+def from_json(text: str | bytes | bytearray) -> Any:
+    """Return the content of a JSON text; raises ValueError, also where it is nested too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def cell(text: str) -> str:
