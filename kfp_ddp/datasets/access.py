@@ -12,6 +12,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.folders import PER_NODE, is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.datasets import report
 from kfp_ddp.datasets.report import Progress
 from kfp_ddp.datasets.settings import options_of
@@ -41,18 +42,16 @@ class EachNode:
     def parse(cls, address: str) -> Self:
         """Parse the text that `address` returns; raises InputError."""
         try:
-            return cls(**json.loads(address.removeprefix(PER_NODE)))
+            return cls(**from_json(address.removeprefix(PER_NODE)))
         except (ValueError, TypeError) as error:
             raise InputError(
-                f"{address} names no dataset ({error}): give what the step dataset_volume returned"
+                f"{one_line(address)} names no dataset ({error}): give what the step "
+                "dataset_volume returned"
             ) from None
 
 
 def options_on_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for a sync by each node.
-
-    Raises InputError for an option that would have another result on each node.
-    """
+    """Return the options for a sync by each node; InputError if the results would differ."""
     if options.get("delete") is False:
         raise InputError(
             "sync sets delete=false, which keeps what a folder had before: with publish=each-node "
@@ -95,10 +94,7 @@ def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Pat
 
 @contextlib.contextmanager
 def using(holder: str, run_dir: Path | str, dataset: Path | str = "") -> Iterator[None]:
-    """Keep leases on the folder of a run's task, or its URI, and on its version of a dataset.
-
-    `holder` is the id of the run, or the name of the step.
-    """
+    """Keep leases of `holder`, a run's id or a step's name, on a task's folder and its dataset."""
     with contextlib.ExitStack() as stack:
         if is_remote(str(run_dir)):
             stack.enter_context(leases.bucket_lease(str(run_dir), holder))

@@ -52,12 +52,12 @@ def check_room(target: Path, stage: FileStage, indices: Sequence[int]) -> None:
     have = free.f_bavail * free.f_frsize
     if size * MARGIN > have:
         raise StorageError(
-            f"{target} has {human(have)} free and {human(size)} are to come; free "
+            f"{target} has {human(have)} free, but {human(size)} will be written; free "
             "some, grow the disk or claim, or keep fewer versions (keep_versions, keep_hours)"
         )
     if free.f_files and files * MARGIN > free.f_favail:
         raise StorageError(
-            f"{target} has {free.f_favail} inodes free and {files} files are to come; use a "
+            f"{target} has {free.f_favail} inodes free, but {files} files will be written; use a "
             "file system with more inodes, or pack=tar"
         )
 

@@ -1,7 +1,7 @@
 """Files, folders and locks on the disk that a sync writes to, and its errors."""
 
 import contextlib
-import fcntl
+import math
 import os
 import socket
 import sys
@@ -11,18 +11,16 @@ from pathlib import Path
 
 import google_crc32c
 
-from kfp_ddp.core.errors import StorageError
-from kfp_ddp.core.files import folder_below, open_plain
+from kfp_ddp.core import errors
+from kfp_ddp.core.errors import StorageError, full
+from kfp_ddp.core.files import folder_below, lock, open_lock, open_plain
 from kfp_ddp.datasets.report import Watch
 
 _CHUNK = 1 << 20
 
 
 def checksum(name: str, folder: int, start: int = 0, size: int | None = None) -> int:
-    """Return the crc32c of a plain file in the folder with this descriptor; -1 if unreadable.
-
-    With `size`, that of `size` bytes from `start`.
-    """
+    """Return the crc32c of a plain file of this folder, or of a part of it; -1 if unreadable."""
     crc, left = 0, sys.maxsize if size is None else size
     try:
         with open(open_plain(name, folder), "rb", buffering=0) as file:
@@ -44,10 +42,11 @@ def write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 def unwritable(path: Path, error: OSError) -> StorageError:
     """Return the error for a target that cannot be written."""
-    return StorageError(
-        f"cannot write {path} as uid {os.geteuid()}: {error.strerror or error}; free space there, "
-        "or make the folder writable for this uid (on a claim: fsGroup)"
-    )
+    return StorageError(full(error, path, _advice()))
+
+
+def _advice() -> str:
+    return f"free space there, or make it writable for uid {os.geteuid()} (on a claim: fsGroup)"
 
 
 def unreadable(path: Path, error: OSError) -> StorageError:
@@ -58,20 +57,13 @@ def unreadable(path: Path, error: OSError) -> StorageError:
     )
 
 
-@contextlib.contextmanager
-def writing(target: Path) -> Iterator[None]:
+def writing(target: Path) -> contextlib.AbstractContextManager[None]:
     """Raise a StorageError instead of an OSError of the disk; sources handle their own."""
-    try:
-        yield
-    except OSError as error:
-        raise unwritable(Path(error.filename or target), error) from error
+    return errors.writing(target, _advice())
 
 
 def plain_folder(root: Path, path: Path) -> None:
-    """Create a folder below `root` with mode 0755 unless it exists; links are not followed.
-
-    Raises StorageError if a link or a file has its name, or it cannot be created.
-    """
+    """Create a folder below `root` (0755, no link) unless it exists; raises StorageError."""
     try:
         with folder_below(root, path.relative_to(root), make=True):
             pass
@@ -119,8 +111,8 @@ def flush_filesystem(path: Path) -> None:
 def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
     """Lock the target against other syncs, and yield whether it had to wait.
 
-    The kernel releases the lock if this process dies. `what` is the source, shown to syncs that
-    wait. Raises StorageError if another sync has the lock for more than `wait` seconds.
+    `what` is the source, shown to syncs that wait. Raises StorageError if another sync has the lock
+    for more than `wait` seconds.
     """
     try:
         descriptor = _opened(root, "lock")
@@ -151,50 +143,30 @@ def briefly(root: Path) -> Iterator[None]:
         yield
         return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            raise _no_locks(root, error) from error
+        lock(descriptor, root, math.inf)
         yield
     finally:
         os.close(descriptor)
 
 
 def _opened(root: Path, name: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with folder_below(root, ".kfsync") as work:
-        return os.open(name, flags, 0o644, dir_fd=work)
-
-
-def _no_locks(root: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{root} does not support locks ({error.strerror}); use a file system with flock"
-    )
+        return open_lock(name, folder=work)
 
 
 def _acquire(descriptor: int, root: Path, wait: float, watch: Watch) -> bool:
     deadline = time.monotonic() + wait
     reported = None
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _read_holder(descriptor)
-            if time.monotonic() >= deadline:
-                raise StorageError(
-                    f"another sync is writing {root} ({holder}) and did not end in "
-                    f"{wait:.0f} s; wait for it, or give lock_wait more seconds"
-                ) from None
-            if holder != reported:
-                watch(f"waiting for another sync of {root}: {holder}", None, 0, 0)
-                reported = holder
-            time.sleep(0.2)
-        except OSError as error:
-            raise _no_locks(root, error) from error
-        else:
-            return reported is not None
-
-
-def _read_holder(descriptor: int) -> str:
-    text = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else "?" for c in text) or "unknown"
+    while not lock(descriptor, root):
+        text = os.pread(descriptor, 1000, 0).decode("utf-8", "replace")
+        holder = "".join(c if c.isprintable() else "?" for c in text) or "unknown"
+        if time.monotonic() >= deadline:
+            raise StorageError(
+                f"another sync is writing {root} ({holder}) and did not end in "
+                f"{wait:.0f} s; wait for it, or give lock_wait more seconds"
+            )
+        if holder != reported:
+            watch(f"waiting for another sync of {root}: {holder}", None, 0, 0)
+            reported = holder
+        time.sleep(0.2)
+    return reported is not None

@@ -67,7 +67,9 @@ def check(context: Context, rule: Rule, listing: Listing, before: Path | None) -
 def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
     """Return the images of a sorted listing, with warnings; raises InputError as `lay_out`."""
     layout = lay_out(listing.names, val_fraction=rule.val_fraction, labels=table)
-    return Images(layout, (*layout.notes, *uneven(layout), *_duplicates(listing, layout)))
+    train, val = (part.counts(len(layout.classes)) for part in (layout.train, layout.val))
+    warnings = (*layout.notes, *uneven(layout.classes, train, val), *_duplicates(listing, layout))
+    return Images(layout, warnings)
 
 
 def _table(context: Context, name: str, listing: Listing) -> Labels:
@@ -104,8 +106,7 @@ def sample(source_url: str, options: Options, rule: Rule) -> tuple[Layout, list[
     select = Filter(options.include, options.exclude)
     limits = SourceOptions(options.timeout, options.symlinks, select=select)
     context = Context(open_source(source_url, limits), options, Retry(), lambda *_: None)
-    listed, _ = without_markers(context.source.listing())
-    listed = select.select(listed)
+    listed = select.select(without_markers(context.source.listing())[0])
     listing = apply(listed, options.hostile_names, exclude=options.exclude).listing
     layout = check(context, rule, listing, None).layout
     names = layout.train.names[:: -(-len(layout.train) // _SAMPLED)]
@@ -114,18 +115,16 @@ def sample(source_url: str, options: Options, rule: Rule) -> tuple[Layout, list[
     return layout, _contents(context, few)
 
 
-def uneven(layout: Layout) -> Iterator[str]:
+def uneven(classes: Sequence[str], train: Sequence[int], val: Sequence[int]) -> Iterator[str]:
     """Yield warnings for classes without validation images or with few training images."""
-    number = len(layout.classes)
-    train, val = layout.train.counts(number), layout.val.counts(number)
-    counts = list(zip(layout.classes, train, val, strict=True))
+    counts = list(zip(classes, train, val, strict=True))
     names = [f"{name} ({images:,} to train on)" for name, images, checked in counts if not checked]
     what = "without images to validate"
-    if len(names) == number - 1:
+    if len(names) == len(classes) - 1:
         what += ", so no classes are distinguished"
     yield from _some(names, what)
     few = [f"{name} ({images})" for name, images, _ in counts if images < FEW]
-    yield from _some(few, f"with less than {FEW} images to train on")
+    yield from _some(few, f"with fewer than {FEW} images to train on")
 
 
 def _some(names: Sequence[str], what: str) -> Iterator[str]:
@@ -172,15 +171,14 @@ def _duplicates(listing: Listing, layout: Layout) -> Iterator[str]:
         elif target[before] != label:
             contradictions.append((index, before))
     for pairs, which, of, so in (
-        (leaks, " of val or test", "another side", "what is measured flatters"),
-        (contradictions, "", "another class", "one of the two is wrong"),
+        (leaks, " of val or test", "split", "the measured accuracy is too high"),
+        (contradictions, "", "class", "one of the two is wrong"),
     ):
         if pairs:
-            index, before = pairs[0]
-            image, other = sorted((index, before), key=lambda at: side[at] == _TRAIN)
+            image, other = sorted(pairs[0], key=lambda at: side[at] == _TRAIN)
             one = len(pairs) == 1
             yield (
-                f"{len(pairs):,} image{'' if one else 's'}{which} {'has' if one else 'have'} the "
-                f"content of one of {of}, {listing.names[image]} that of {listing.names[other]} "
-                f"first: {so}"
-            )
+                f"{len(pairs):,} image{which} is the same as one of another {of} "
+                if one
+                else f"{len(pairs):,} images{which} are the same as images of another {of} "
+            ) + f"({listing.names[image]} and {listing.names[other]}): {so}"

@@ -208,13 +208,12 @@ class _Plan:
 
     def _delete(self, name: str) -> None:
         within, _, file = name.rpartition("/")
-        try:
-            with folder_below(self.root, within) as folder:
-                os.unlink(file, dir_fd=folder)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise unwritable(self.root / name, error) from error
+        with (
+            writing(self.root / name),
+            contextlib.suppress(FileNotFoundError),
+            folder_below(self.root, within) as folder,
+        ):
+            os.unlink(file, dir_fd=folder)
 
 
 def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:

@@ -164,10 +164,7 @@ def _folds(folder: int, number: str) -> bool:
 
 
 def fitting(names: Iterable[str], listing: Listing, folds: bool = False) -> set[str]:
-    """Return the names that can be files beside those of a listing, without conflicts.
-
-    `folds` is as for `apply`.
-    """
+    """Return the names that can be files beside those of a listing; `folds` is as for `apply`."""
     taken = _Taken(folds, listing.names, listing.names)
     return {name for name in sorted(names) if taken.accept(name)}
 
@@ -213,12 +210,10 @@ class _Taken:
         if key in self._files:
             same = "same file as another name on this file system"
             return same if self._folds else "duplicate"
-        if self._folds and (folder or any(map(self._other_spelling, folders_of([name])))):
+        others = (self._folders.get(self._form(path), path) != path for path in folders_of([name]))
+        if self._folds and (folder or any(others)):
             return "same folder as another name on this file system"
         return ""
-
-    def _other_spelling(self, folder: str) -> bool:
-        return self._folders.get(self._form(folder), folder) != folder
 
     def accept(self, name: str) -> bool:
         """Add a name if it can be a file beside the others; return whether it can."""

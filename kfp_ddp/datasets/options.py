@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
-from urllib.parse import unquote
 
 from kfp_ddp.core.config import setting
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.folders import path_of
 
 NAME = "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 NAME_IN_WORDS = (
@@ -23,7 +23,7 @@ NAME_IN_WORDS = (
 
 MOST_ROWS = 1000
 """Maximum rows of a table of names, which a run on KFP has in its parameters: about 50 kB."""
-_TABLE = re.compile(r"@.*\.csv", re.IGNORECASE)
+_TABLE = re.compile(r"@.*\.(csv|tsv|txt|jsonl?|xlsx?)", re.IGNORECASE)
 
 T = TypeVar("T")
 
@@ -68,7 +68,9 @@ class Options:
         "tar packs a version into archives of about 256 MB, members sorted by name, which training "
         "reads in large pieces: for storage that is slow with small files.",
     )
-    delete: bool = setting(True, "Whether what the source lost is lost in the target.")
+    delete: bool = setting(
+        True, "Whether to delete files in the target that the source no longer has."
+    )
     max_delete: float = setting(
         0.5, "Refuse to lose more than this share of the files.", ge=0, le=1
     )
@@ -102,12 +104,13 @@ class Options:
             raise InputError("pack=tar makes versions; leave mirroring off to use it")
 
 
-def expanded(globs: Iterable[str]) -> tuple[str, ...]:
-    """Return globs with the names of a table in place of `@FILE.csv`.
+def glob_of(name: str) -> str:
+    """Return a glob of this name alone."""
+    return "/" + re.sub(r"([*?])", r"\\\1", name)
 
-    Raises:
-        InputError: The table cannot be read, or has more than `MOST_ROWS` rows.
-    """
+
+def expanded(globs: Iterable[str]) -> tuple[str, ...]:
+    """Return globs with the names of a table in place of `@FILE.csv`; raises InputError."""
     names = (_names(glob[1:]) if _TABLE.fullmatch(glob) else [glob] for glob in globs)
     return tuple(itertools.chain.from_iterable(names))
 
@@ -120,26 +123,24 @@ def _names(table: str) -> list[str]:
             if "path" not in (reader.fieldnames or ()):
                 raise KeyError("path")
             names = (row["path"] for row in reader)
-            rows = ["/" + re.sub(r"([*?])", r"\\\1", name) for name in names if name]
+            rows = [glob_of(name) for name in names if name]
     except (OSError, KeyError, ValueError, csv.Error) as error:
-        why = f"no column {error}" if isinstance(error, KeyError) else error
+        column = f"no column {error}" if isinstance(error, KeyError) else error
+        why = getattr(error, "strerror", column)
         raise InputError(
-            f"exclude=@{table} cannot be read ({why}): give a CSV of this machine with a column "
+            f"@{table} cannot be read ({why}): give a CSV of this machine with a column "
             "path, such as labels_to_check.csv"
         ) from None
     if len(rows) > MOST_ROWS:
         raise InputError(
-            f"exclude=@{table} has {len(rows):,} rows, but a run takes {MOST_ROWS:,}: check them, "
+            f"@{table} has {len(rows):,} rows, but a run takes {MOST_ROWS:,}: check them, "
             "and keep those to leave out"
         )
     return rows
 
 
 def dataset_name(dataset: str, source: str) -> str:
-    """Return the given name, or the last part of the source's address with a hash of the address.
-
-    Raises InputError for a name that could not be part of a claim's name and a label.
-    """
+    """Return the given name, or one from the address; InputError if no claim can have it."""
     if not dataset and source:
         address = canonical(source)
         parts = re.sub(r"/[^/]+\.jsonl$", "", address.lower()).split("/")
@@ -160,4 +161,4 @@ def canonical(source: str) -> str:
         return f"{scheme}://{server.rpartition('@')[2]}{slash}{path}".rstrip("/")
     if mark and scheme != "file":
         return source.rstrip("/")
-    return os.path.abspath(unquote(rest.removeprefix("localhost")) if mark else source)
+    return os.path.abspath(path_of(source))

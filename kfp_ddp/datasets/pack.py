@@ -9,14 +9,15 @@ from pathlib import Path
 import google_crc32c
 
 from kfp_ddp.core.files import open_below
-from kfp_ddp.datasets.disk import checksum, unwritable, write_all
+from kfp_ddp.datasets.disk import checksum, unwritable, write_all, writing
 from kfp_ddp.datasets.stage import Arrived, FileStage
 from kfp_ddp.storage.listing import Listing
 
 SHARD_BYTES = 256 << 20
 """An archive ends with the member that passes this size."""
 _BLOCK = 512
-_LONG_NAME = 100
+_LONG_NAME, _LONG_SIZE = 100, 8**11
+"""Of a name and a file for which a header takes more than one block."""
 _CHUNK = 1 << 20
 
 
@@ -43,27 +44,25 @@ class TarStage(FileStage):
             if position >= shard_bytes:
                 self._sizes.append(0)
                 position = 0
-            short = name.isascii() and len(name) < _LONG_NAME
+            size = listing.sizes[index]
+            short = name.isascii() and len(name) < _LONG_NAME and size < _LONG_SIZE
             position += _BLOCK if short else len(self._header(index))
             self._shards.append(len(self._sizes) - 1)
             self._starts.append(position)
-            position += -(-listing.sizes[index] // _BLOCK) * _BLOCK
+            position += -(-size // _BLOCK) * _BLOCK
             self._sizes[-1] = position
         self._descriptors: list[int] = []
 
     def open(self) -> set[int]:
         """Create the archives at their full size; see `FileStage.open`."""
         done = super().open()
-        try:
-            with self.folders.at("") as tree:
-                for shard, size in enumerate(self._sizes):
-                    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                    descriptor = os.open(_shard(shard), flags, 0o644, dir_fd=tree)
-                    self._descriptors.append(descriptor)
-                    os.ftruncate(descriptor, size + 2 * _BLOCK)  # two empty blocks end an archive
-                    os.fchmod(descriptor, 0o644)
-        except OSError as error:
-            raise unwritable(self.tree / _shard(shard), error) from error
+        with writing(self.tree), self.folders.at("") as tree:
+            for shard, size in enumerate(self._sizes):
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(_shard(shard), flags, 0o644, dir_fd=tree)
+                self._descriptors.append(descriptor)
+                os.ftruncate(descriptor, size + 2 * _BLOCK)  # two empty blocks end an archive
+                os.fchmod(descriptor, 0o644)
         for index, name in enumerate(self.listing.names):
             if name.endswith("/"):
                 self._write_header(index)
@@ -121,15 +120,12 @@ class TarStage(FileStage):
             source = open_below(before, name)
         except OSError:
             return False
-        try:
-            with source as file:
-                file.seek(offset)
-                while position < size and (data := file.read(min(_CHUNK, size - position))):
-                    computed = google_crc32c.extend(computed, data)
-                    write_all(descriptor, data, start + position)
-                    position += len(data)
-        except OSError as error:
-            raise unwritable(self.path(index), error) from error
+        with writing(self.path(index)), source as file:
+            file.seek(offset)
+            while position < size and (data := file.read(min(_CHUNK, size - position))):
+                computed = google_crc32c.extend(computed, data)
+                write_all(descriptor, data, start + position)
+                position += len(data)
         if position != size or computed != crc:
             return False
         self.listing.crcs[index] = crc

@@ -18,7 +18,7 @@ class _Model(Settings):
     @field_validator("*", mode="before")
     @classmethod
     def _as_json_means_it(cls, value: object, info: ValidationInfo) -> object:
-        """In a pipeline's dict true is no number, 0 or a text is neither; a text is many globs."""
+        """Refuse true for a number, 0 or text for true/false; split a text into globs at commas."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if kind is bool and not isinstance(value, bool):
             raise ValueError("it should be true or false")

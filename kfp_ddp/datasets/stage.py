@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kfp_ddp.core.files import Folders, folder_below, open_below
-from kfp_ddp.datasets.disk import checksum, plain_folder, remove, unwritable, write_all
+from kfp_ddp.core.text import from_json
+from kfp_ddp.datasets.disk import (
+    checksum,
+    plain_folder,
+    remove,
+    unwritable,
+    write_all,
+    writing,
+)
 from kfp_ddp.storage.listing import Listing, folders_of
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,10 +43,7 @@ class Arrived(NamedTuple):
 
 
 class Journal:
-    """A line per downloaded file, after a line with the boot id of the machine.
-
-    Files of another boot may not have reached the disk.
-    """
+    """A line per downloaded file, after the boot id: files of another boot may not be on disk."""
 
     def __init__(self, root: Path, name: Path) -> None:
         self._root, self._name = root, name
@@ -93,8 +98,8 @@ class Journal:
         with file:
             for line in file:
                 try:
-                    yield json.loads(line.decode("utf-8", "surrogateescape"))
-                except (ValueError, RecursionError):
+                    yield from_json(line.decode("utf-8", "surrogateescape"))
+                except ValueError:
                     continue  # the kill came in the middle of the line
 
 
@@ -136,7 +141,8 @@ class FileStage:
         self._clear(done)
         for folder in sorted(self.needed()):
             plain_folder(self.root, self.tree / folder)
-        self._journal.open()
+        with writing(self.folder / "journal"):
+            self._journal.open()
         return done
 
     def close(self) -> None:
@@ -203,22 +209,18 @@ class FileStage:
 
     def begin(self, index: int) -> tuple[int, int]:
         """Open a file for a large body; return its descriptor and the offset of the body in it."""
-        try:
-            with self._parts.at("") as parts:
-                remove(str(index), parts)
-                return os.open(str(index), _FLAGS, 0o644, dir_fd=parts), 0
-        except OSError as error:
-            raise unwritable(self.folder / "parts" / str(index), error) from error
+        with writing(self.folder / "parts" / str(index)), self._parts.at("") as parts:
+            remove(str(index), parts)
+            return os.open(str(index), _FLAGS, 0o644, dir_fd=parts), 0
 
     def finish(self, index: int, descriptor: int, crc: int) -> None:
         """Publish a verified large body in the stage; closes the descriptor."""
         within, _, name = self.listing.names[index].rpartition("/")
         try:
-            with self._parts.at("") as parts, self.folders.at(within) as folder:
-                os.rename(str(index), name, src_dir_fd=parts, dst_dir_fd=folder)
-            self._seal(index, descriptor, crc)
-        except OSError as error:
-            raise unwritable(self.path(index), error) from error
+            with writing(self.path(index)):
+                with self._parts.at("") as parts, self.folders.at(within) as folder:
+                    os.rename(str(index), name, src_dir_fd=parts, dst_dir_fd=folder)
+                self._seal(index, descriptor, crc)
         finally:
             os.close(descriptor)
 
@@ -265,17 +267,14 @@ class FileStage:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         import shutil  # most file systems link
 
-        try:
-            with self.folders.at(within) as folder:
-                with (
-                    open(os.open(name, flags, dir_fd=source), "rb") as old,
-                    open(os.open(name, _FLAGS, 0o644, dir_fd=folder), "wb") as new,
-                ):
-                    shutil.copyfileobj(old, new)
-                    os.fchmod(new.fileno(), 0o644)
-                return checksum(name, folder)
-        except OSError as error:
-            raise unwritable(self.path(index), error) from error
+        with writing(self.path(index)), self.folders.at(within) as folder:
+            with (
+                open(os.open(name, flags, dir_fd=source), "rb") as old,
+                open(os.open(name, _FLAGS, 0o644, dir_fd=folder), "wb") as new,
+            ):
+                shutil.copyfileobj(old, new)
+                os.fchmod(new.fileno(), 0o644)
+            return checksum(name, folder)
 
     def _seal(self, index: int, descriptor: int, crc: int) -> None:
         """Fix the mode, and write the file to the journal."""

@@ -71,11 +71,13 @@ def sync(
     for _ in range(LISTINGS):
         try:
             result = _attempt(context, target, dataset)
-        except Changed:
+        except Changed as error:
+            name = str(error)
             continue
         return replace(result, seconds=time.monotonic() - began)
     raise StorageError(
-        f"{source.url} changed during each of two attempts; sync when its writer is done"
+        f"{source.url} changed during each of two attempts ({name!r} is not as it was listed): "
+        "sync when its writer is done"
     )
 
 

@@ -64,10 +64,7 @@ class Transfer:
         self.meter = Meter()
 
     def run(self, indices: Sequence[int]) -> None:
-        """Download these objects.
-
-        Raises Changed if one is no longer as listed, KfpDdpError if it cannot be read or written.
-        """
+        """Download these objects; raises Changed if one is not as listed any more, KfpDdpError."""
         # Large ones first, so that none of them is the last one alone.
         self._feed.extend(sorted(indices, key=self._listing.sizes.__getitem__, reverse=True))
         with ThreadPoolExecutor(self._connections) as self._threads:
@@ -124,6 +121,8 @@ class Transfer:
         """Download one object with retries; return the next, which is requested meanwhile."""
         index, entry = job
         for attempt in range(self._retry.attempts):
+            if attempt:
+                await asyncio.sleep(self._retry.delay(attempt))
             following = None
             try:
                 if entry.size > SMALL:
@@ -146,7 +145,6 @@ class Transfer:
             if following is not None:
                 self._feed.appendleft(following[0])
             self.meter.retries += 1
-            await asyncio.sleep(self._retry.delay(attempt))
         raise self._retry.exhausted("read", f"{entry.name!r} of {self._source.url}", problem)
 
     async def _put(self, index: int, data: bytes) -> None:

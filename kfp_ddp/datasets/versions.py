@@ -60,10 +60,7 @@ class Store:
         return path if Path(target).parent == Path("versions") and success(path) else None
 
     def before(self, dataset: str) -> Path | None:
-        """Return the version to compare a new one with, and to reuse unchanged files of.
-
-        The dataset's newest version, else `current`, which may be of another dataset.
-        """
+        """Return the version to compare with and to reuse: the dataset's newest, else `current`."""
         current, own = self.current(), [path for _, path in self.versions_of(dataset)]
         return current if current in own or not own else own[0]
 
@@ -82,10 +79,8 @@ class Store:
 
     def prepare(self, versions: bool = True) -> None:
         """Create the work area, and the folder of the `versions`; raises StorageError."""
-        try:
+        with writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(self.root, error) from error
         for path in (self.work / "building", self.work / "trash"):
             plain_folder(self.root, path)
         if versions:
@@ -128,13 +123,11 @@ class Store:
         if link.is_dir() and not link.is_symlink():
             raise StorageError(f"{link} is a folder where a link must be; move it away")
         fresh = f"current-{os.urandom(8).hex()}"
-        try:
+        with writing(link):
             with folder_below(self.root, ".kfsync") as work, folder_below(self.root) as root:
                 os.symlink(target, fresh, dir_fd=work)
                 os.rename(fresh, link.name, src_dir_fd=work, dst_dir_fd=root)
             fsync(self.root)
-        except OSError as error:
-            raise unwritable(link, error) from error
 
     def hand_out(self, digest: str, run_id: str = "") -> bool:
         """Record the use of this version, with a lease if the run is known.

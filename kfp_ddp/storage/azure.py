@@ -52,6 +52,7 @@ SCOPE = "https://storage.azure.com/.default"
 _PAGE = 5_000
 """Maximum blobs of a page of a listing."""
 _CONNECT = 10.0  # seconds
+_IDENTITY = ("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE")
 
 
 class AzureSource(HttpSource):
@@ -205,7 +206,7 @@ class AzureStore(Bucket):
             try:
                 self._blob(name).delete_blob()
             except ResourceNotFoundError as error:
-                _raise_without_container(error)
+                _raise_unless_missing(error)
 
         self._call("delete", request)
 
@@ -222,7 +223,7 @@ class AzureStore(Bucket):
         try:
             blob = self._blob(name).get_blob_properties()
         except ResourceNotFoundError as error:
-            _raise_without_container(error)
+            _raise_unless_missing(error)
             return None
         return Seen(blob.size, (blob.metadata or {}).get("sha256", ""), str(blob.etag))
 
@@ -246,7 +247,7 @@ class AzureStore(Bucket):
         except (ResourceExistsError, ResourceModifiedError):
             raise ConflictError from None
         except ResourceNotFoundError as error:
-            _raise_without_container(error)
+            _raise_unless_missing(error)
             raise ConflictError from None
 
     def _blob(self, name: str) -> "BlobClient":
@@ -332,7 +333,11 @@ def _credential() -> Any:
     identity = DefaultAzureCredential()
     try:
         identity.get_token(SCOPE)
-    except ClientAuthenticationError:
+    except ClientAuthenticationError as error:
+        if any(os.environ.get(name) for name in _IDENTITY):
+            advice = f"check {' and '.join(_IDENTITY)} and the network, then run again"
+            why = one_line(error, 400)
+            raise store.failed("sign in to", "Azure", why, advice, temporary=True) from None
         return None  # a public container needs none
     return identity
 
@@ -346,7 +351,7 @@ def problem(verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | N
     status, code = getattr(error, "status_code", None), str(getattr(error, "error_code", ""))
     if code == "ContainerNotFound":
         return store.NoBucketError(root)
-    if status in (401, 403):
+    if status in (401, 403) or code == "ResourceNotFound":  # of anonymous requests
         advice = (
             "grant the step's identity the role Storage Blob Data Contributor on the container, or "
             "correct AZURE_STORAGE_KEY or the SAS"
@@ -373,6 +378,7 @@ def _only(tag: str) -> dict[str, Any]:
     return {"etag": tag, "match_condition": MatchConditions.IfNotModified} if tag else {}
 
 
-def _raise_without_container(error: "HttpResponseError") -> None:
-    if getattr(error, "error_code", "") == "ContainerNotFound":
+def _raise_unless_missing(error: "HttpResponseError") -> None:
+    """Raise an error 404 that is not of a missing blob, such as of anonymous requests."""
+    if getattr(error, "error_code", "") != "BlobNotFound":
         raise error

@@ -6,19 +6,17 @@ its folder, and no link is followed that should not be.
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
-from urllib.parse import unquote, urlsplit
 
 from kfp_ddp.core.errors import FULL, InputError, KfpDdpError, StorageError, UnavailableError
-from kfp_ddp.core.files import atomic_write, folder_below, open_below
+from kfp_ddp.core.files import atomic_write, folder_below, lock, open_below, open_lock
+from kfp_ddp.core.folders import path_of
 from kfp_ddp.storage import store
 from kfp_ddp.storage.store import BLOCK, CONFLICT, SMALL, Change, Store, bounded, sha256_of
 
@@ -27,17 +25,14 @@ _UNAVAILABLE = _UNREACHABLE | {errno.ESTALE, errno.EAGAIN}
 """Numbers of an OSError where a file server does not respond."""
 _BROKEN = frozenset({*FULL, errno.EIO, errno.EROFS, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
+_Level = tuple[PurePosixPath, list[str], list[str], int]
+
 
 def open_folder(uri: str) -> "Folder":
     """Return the store at a path or a file URI; raises InputError."""
     if not uri.strip():
         raise InputError("the path is empty: give gs://bucket/prefix or a folder")
-    if not uri.startswith("file://"):
-        return Folder(Path(uri), uri)
-    parts = urlsplit(uri)
-    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise InputError(f"{uri} is not a file URI; write file:///folder with three slashes")
-    return Folder(Path(unquote(parts.path)), uri)
+    return Folder(Path(path_of(uri)), uri)
 
 
 class Folder(Store):
@@ -49,50 +44,47 @@ class Folder(Store):
         self.place = os.path.realpath(root).rstrip("/")
 
     def prepare(self) -> None:
-        """Make the folder and write a temporary file in it."""
+        """Make the folder and create a temporary file in it."""
         with self._translating("write"):
             self.root.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.root, prefix=".probe-"):
-                pass
+            tempfile.TemporaryFile(dir=self.root).close()  # of no name, so a kill leaves none
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield plain files, neither links nor temporary files; see `Store.list`."""
-        above = prefix.rpartition("/")[0]
-        try:
-            with self._translating("list"), folder_below(self.root, above) as top:
-                for folder, _, files, here in os.fwalk(".", onerror=_unless_missing, dir_fd=top):
-                    for file in files:
-                        name, size = str(PurePosixPath(above, folder, file)), _size(file, here)
-                        if size is not None and name.startswith(prefix):
-                            yield name, size
-        except (FileNotFoundError, NotADirectoryError):
-            return
+        for path, _, files, here in self._walk(prefix):
+            for file in files:
+                name, size = str(path / file), _size(file, here)
+                if size is not None and name.startswith(prefix):
+                    yield name, size
 
     def entries(self, prefix: str) -> Iterator[str]:
-        """Yield files, links, pipes, and empty folders with a slash; `prefix` is a folder."""
+        """Yield files, links, pipes, and empty folders with a slash; `prefix` is a folder.
+
+        That is one of the empty folders if it is not the root.
+        """
+        for path, folders, files, here in self._walk(prefix):
+            links = [name for name in folders if _is_link(name, here)]
+            yield from (str(path / name) for name in (*files, *links))
+            if path.name and not (folders or files):
+                yield f"{path}/"
+
+    def _walk(self, prefix: str) -> Iterator[_Level]:
+        """Yield path, folders, files and descriptor of each folder, that of `prefix` first."""
         above = prefix.rpartition("/")[0]
         try:
-            with self._translating("list"), folder_below(self.root, above) as top:
+            with self._translating("list", above), folder_below(self.root, above) as top:
                 walk = os.fwalk(".", onerror=_unless_missing, dir_fd=top)
                 for folder, folders, files, here in walk:
-                    links = [name for name in folders if _is_link(name, here)]
-                    for name in (*files, *links):
-                        yield str(PurePosixPath(above, folder, name))
-                    if folder != "." and not (folders or files):
-                        yield f"{PurePosixPath(above, folder)}/"
+                    yield PurePosixPath(above, folder), folders, files, here
         except (FileNotFoundError, NotADirectoryError):
             return
-
-    def has_files(self, prefix: str = "") -> bool:
-        """Stop at the first file; see `Store.has_files`."""
-        return any(True for _ in self.list(prefix))
 
     def exists(self, name: str) -> bool:
         """Return whether there is a plain file of this name."""
-        path = PurePosixPath(name)
+        folder, _, file = name.rpartition("/")
         try:
-            with self._translating("read"), folder_below(self.root, str(path.parent)) as folder:
-                return _size(path.name, folder) is not None
+            with self._translating("read", name), folder_below(self.root, folder) as descriptor:
+                return _size(file, descriptor) is not None
         except (FileNotFoundError, NotADirectoryError):
             return False
 
@@ -107,26 +99,32 @@ class Folder(Store):
             return False
         return True
 
-    def _put(self, content: BinaryIO, name: str) -> bool:
+    def _put(self, content: BinaryIO, name: str, again: bool = True) -> bool:
         """Copy to a temporary name and rename it, so that a file is never incomplete."""
         target, digest = self.root / name, sha256_of(content)
-        with self._translating("write"):
+        with self._translating("write", name):
             if self._sha256(name) == digest:
                 return False
             self._make_folder_of(name)
             content.seek(0)
-            with atomic_write(target, root=self.root) as out:
-                shutil.copyfileobj(content, out, BLOCK)
-                out.flush()
-                out.seek(0)
-                if sha256_of(out) != digest:
-                    raise StorageError(f"{target} differs from what was written: check the disk")
-                os.fchmod(out.fileno(), 0o644)
+            try:
+                with atomic_write(target, root=self.root) as out:
+                    shutil.copyfileobj(content, out, BLOCK)
+                    out.flush()
+                    out.seek(0)
+                    if sha256_of(out) != digest:
+                        raise StorageError(f"{target} is not what was written: check the disk")
+                    os.fchmod(out.fileno(), 0o644)
+            except FileNotFoundError:  # another upload of this took ours for a killed one's
+                if not again:
+                    raise
+                content.seek(0)
+                return self._put(content, name, again=False)
         return True
 
     def update(self, name: str, change: Change) -> None:
         """Hold a lock on a file beside it, which the kernel releases if this process ends."""
-        with self._translating("write"):
+        with self._translating("write", name):
             self._make_folder_of(name)
             with self._locked(name):
                 content = change(self.read(name, SMALL))
@@ -139,17 +137,22 @@ class Folder(Store):
                         os.fchmod(out.fileno(), 0o644)
 
     def delete(self, name: str) -> None:
-        """Remove the file but not its folder; see `Store.delete`."""
+        """Remove a file with what `update` wrote beside it, or an empty folder; no folder above."""
         path = PurePosixPath(name)
-        try:
-            with self._translating("delete"), folder_below(self.root, str(path.parent)) as folder:
-                os.unlink(path.name, dir_fd=folder)
-        except (FileNotFoundError, NotADirectoryError):
-            return
+        beside = () if name.endswith("/") else (f".{path.name}.lock", f".{path.name}.tmp")
+        for one in (*beside, path.name):
+            with (
+                contextlib.suppress(FileNotFoundError, NotADirectoryError),
+                self._translating("delete", name),
+                folder_below(self.root, str(path.parent)) as folder,
+            ):
+                (os.rmdir if name.endswith("/") else os.unlink)(one, dir_fd=folder)
 
     @contextlib.contextmanager
     def _translating(self, verb: str, name: str = "") -> Iterator[None]:
         """Translate errors of the file system, other than of a missing file unless it writes."""
+        if "\0" in name or not {"/", ".."}.isdisjoint(PurePosixPath(name).parts):
+            raise InputError(f"{name!r} is not a name below {self.root}: correct it")
         try:
             yield
         except OSError as error:
@@ -161,31 +164,16 @@ class Folder(Store):
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         path = PurePosixPath(name)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with folder_below(self.root, str(path.parent)) as folder:
-            lock = os.open(f".{path.name}.lock", flags, 0o666, dir_fd=folder)
+            descriptor = open_lock(f".{path.name}.lock", 0o666, folder)
         with contextlib.suppress(OSError):  # of another user, who may have done it
-            os.fchmod(lock, 0o666)  # steps run as other users than a person who promotes
+            os.fchmod(descriptor, 0o666)  # steps run as other users than a person who promotes
         try:
-            self._wait_for(lock, name)
+            if not lock(descriptor, self.root, store.PATIENCE):
+                raise StorageError(f"{self.root / name} {CONFLICT}")
             yield
         finally:
-            os.close(lock)
-
-    def _wait_for(self, lock: int, name: str) -> None:
-        deadline = time.monotonic() + store.PATIENCE
-        while True:
-            try:
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StorageError(f"{self.root / name} {CONFLICT}") from None
-                time.sleep(0.02)
-            except OSError as error:
-                raise StorageError(
-                    f"{self.root} does not support locks ({error.strerror}); use a file system "
-                    "with flock, or a bucket"
-                ) from None
+            os.close(descriptor)
 
     def _sha256(self, name: str) -> str:
         """Return the SHA-256 of a plain file, '' where there is none."""

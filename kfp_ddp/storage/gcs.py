@@ -1,12 +1,10 @@
 """Google Cloud Storage: a store through google-cloud-storage, a source through our HTTP client."""
 
-import asyncio
 import base64
 import binascii
 import contextlib
 import functools
 import itertools
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import google_crc32c
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.core.text import one_line, printable
+from kfp_ddp.core.text import from_json, one_line, printable
 from kfp_ddp.storage import event_loop, store
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.client import (
@@ -32,6 +30,7 @@ from kfp_ddp.storage.http.client import (
 from kfp_ddp.storage.http.origin import Origin, Request, credentials, quoted
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
+    MALFORMED,
     Changed,
     Entry,
     Retry,
@@ -53,7 +52,6 @@ _TIMEOUTS = (10.0, store.SILENCE)  # seconds to connect, and between two respons
 _MAX_TOKEN = 1 << 12
 _MAX_NUMBER = 1 << 63
 _NO_CRC = "AAAAAA=="
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 Row = tuple[str, int, int, int]
 """Name below the prefix, bytes, crc32c and generation of an object."""
 
@@ -173,7 +171,7 @@ def problem(verb: str, uri: str, root: str, status: int | None, reason: str) -> 
 def message_of(body: bytes) -> str:
     """Return the message of an error response."""
     try:
-        message = json.loads(body)["error"]["message"]
+        message = from_json(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = body[:200].decode("utf-8", "replace")
     return printable(one_line(message, 200))
@@ -227,39 +225,34 @@ class GcsSource(HttpSource):
 
     async def _page(self, client: HttpClient, token: str) -> tuple[list[Row], str]:
         """Return the objects of a page, and the token of the next."""
-        retry, renewed = Retry(), False
-        for attempt in range(retry.attempts):
-            if attempt:
-                await asyncio.sleep(retry.delay(attempt))
-            try:
-                await self._objects.authorise()
-                request = self._request(token)
-                body = bytearray()
-                answer = await client.pour(request, body.extend)
-                if answer.version == 10:
-                    # A server that closes after each response is an emulator with a short queue.
-                    self.max_workers, self._ahead = EMULATOR_WORKERS, 0
-                if answer.status == HTTPStatus.OK:
-                    return self._parse(body)
-                message = message_of(b"".join(answer.take())[:MAX_ERROR])
-                reason = f"HTTP {answer.status} {message}"
-                if answer.status == HTTPStatus.UNAUTHORIZED and not renewed:
-                    await self._objects.authorise(request.secret)
-                    renewed = True
-                    continue
-            except (OSError, Transient) as error:
-                client.close()
-                reason = f"{type(error).__name__}: {error}"
-                continue
-            if not is_temporary(answer.status):
-                reason += f" as {self._objects.account}"
-                raise problem("list", self.url, f"gs://{self._bucket}", answer.status, reason)
-        raise retry.exhausted("list", self.url, reason)
+        renewed = False
+
+        async def attempt() -> tuple[list[Row], str]:
+            nonlocal renewed
+            await self._objects.authorise()
+            request, body = self._request(token), bytearray()
+            answer = await client.pour(request, body.extend)
+            if answer.version == 10:
+                # A server that closes after each response is an emulator with a short queue.
+                self.max_workers, self._ahead = EMULATOR_WORKERS, 0
+            if answer.status == HTTPStatus.OK:
+                return self._parse(body)
+            reason = f"HTTP {answer.status} {message_of(b''.join(answer.take())[:MAX_ERROR])}"
+            refused = answer.status == HTTPStatus.UNAUTHORIZED and not renewed
+            if refused:
+                await self._objects.authorise(request.secret)
+                renewed = True
+            if refused or is_temporary(answer.status):
+                raise Transient(reason)
+            reason += f" as {self._objects.account}"
+            raise problem("list", self.url, f"gs://{self._bucket}", answer.status, reason)
+
+        return await Retry().call("list", self.url, attempt)
 
     def _parse(self, body: bytearray) -> tuple[list[Row], str]:
         """Parse a page; raises Transient, and InputError for an object without crc32c."""
         try:
-            page = json.loads(body)
+            page = from_json(body)
             token = page.get("nextPageToken", "")
             if len(token.encode()) > _MAX_TOKEN:
                 raise ValueError("the token is too long")
@@ -267,7 +260,7 @@ class GcsSource(HttpSource):
             return [row for row in rows if row[0] or row[1]], token
         except InputError:
             raise
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise Transient(
                 f"invalid page of a listing ({type(error).__name__}: {error})"
             ) from error

@@ -19,10 +19,9 @@ from kfp_ddp.storage.http.client import Checksum, HttpObjects, HttpPool, HttpRea
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
-    Changed,
+    MALFORMED,
     Entry,
     SourceOptions,
-    Transient,
     check_end,
     check_not_empty,
     is_temporary,
@@ -39,7 +38,6 @@ MAX_PAGE = 1 << 24
 """Bytes of a page: 1,000 paths of 2,048 characters, each six times as long when JSON escapes it."""
 _ATTRIBUTES = ".gitattributes"
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class HuggingFaceSource:
@@ -85,7 +83,7 @@ class HuggingFaceSource:
             raise self._problem(error) from error
         except InputError:
             raise
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise InputError(
                 f"the listing of {self.url} is invalid ({one_line(error)}): check HF_ENDPOINT, or "
                 "look at its server"
@@ -162,9 +160,11 @@ class HuggingFaceSource:
 class HubObjects(HttpObjects):
     """The files of a commit, from where the hub redirects to; the token is sent to the hub only."""
 
+    advice = "accept its terms on its page and give HF_TOKEN"
+
     def __init__(self, url: str, address: str) -> None:
         super().__init__()
-        self._url, self._origin = url, Origin.of(address)
+        self.url, self._origin = url, Origin.of(address)
         self._path = target_of(urlsplit(address))
 
     def request(self, entry: Entry, offset: int) -> Request:
@@ -179,17 +179,6 @@ class HubObjects(HttpObjects):
         headers = utils.build_hf_headers()  # type: ignore[attr-defined]
         lines = (f"{name}: {value}\r\n" for name, value in headers.items())
         self.secret = "".join(lines).encode()
-
-    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """See `HttpObjects.refusal`."""
-        if status == 404:
-            return Changed(entry.name)
-        if status in (401, 403):
-            return InputError(
-                f"cannot read {entry.name!r} of {self._url}: HTTP {status}; accept its terms on "
-                "its page and give HF_TOKEN"
-            )
-        return Transient(f"HTTP {status}")
 
     def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
         """Return the digest of the listing: SHA-256, or git's SHA-1."""

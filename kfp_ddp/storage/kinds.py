@@ -64,6 +64,8 @@ KINDS = (
     Kind("file", store="folder.open_folder", source="folder_source.FolderSource"),
 )
 """All kinds; a path without a scheme is of the last one."""
+_SCHEMES = "|".join(kind.scheme for kind in KINDS)
+_LOGIN = re.compile(rf"(?!file:)(({_SCHEMES})(:/*|;//|//)|[\w+.-]+:/+)[^/]*@", re.IGNORECASE)
 _BY_SCHEME = {kind.scheme: kind for kind in KINDS} | {"": KINDS[-1]}
 _AZURE = re.compile(
     r"(?:abfss?|wasbs?)://([^@/]+)@([^./]+)[^/]*(.*)|https://([^./]+)\.blob\.[^/]*/([^/]+)(.*)"
@@ -83,10 +85,11 @@ def kind_of(uri: str) -> Kind | None:
 
 def open_store(uri: str) -> Store:
     """Return the store at a URI or a path; raises InputError if it is none."""
+    check_no_login("the address", uri)
     kind = kind_of(uri)
     if kind is None or not kind.store:
         schemes = ", ".join(f"{kind.scheme}://" for kind in KINDS if kind.store)
-        raise InputError(f"cannot store files at {uri}: give {schemes} or a path")
+        raise InputError(f"cannot store files at {display(uri)}: give {schemes} or a path")
     store: Store = _load(kind.store)(uri)
     return store
 
@@ -97,13 +100,8 @@ def open_source(url: str, options: SourceOptions | None = None) -> Source:
     That is gs://, s3:// or az://bucket/prefix, hf://datasets/owner/name, file:///folder, a path, or
     the https:// address of a manifest.
     """
+    check_no_login("source", url)
     kind = kind_of(url)
-    if kind is not KINDS[-1] and "@" in url.partition("://")[2].partition("/")[0]:
-        raise InputError(
-            f"source {display(url)!r} has a user or a password in its address, which is stored "
-            "with the run; give them in a netrc file (machine HOST login USER password PASSWORD) "
-            "that the environment variable NETRC names"
-        )
     if "\0" in url or not is_text(url):
         raise InputError(f"source {display(url)!r} is not text; give it in UTF-8")
     if kind is None:
@@ -116,12 +114,23 @@ def open_source(url: str, options: SourceOptions | None = None) -> Source:
     return source
 
 
+def check_no_login(name: str, value: str) -> None:
+    """Raise InputError for a URI, or a mistyped one, with a user or password; shows neither."""
+    if _LOGIN.match(value) and (":" in value.partition("://")[2] or not _AZURE.fullmatch(value)):
+        raise InputError(
+            f"{name} {display(value)!r} has a user or a password in its address, which is stored "
+            "with the run; give them in a netrc file (machine HOST login USER password PASSWORD) "
+            "that the environment variable NETRC names"
+        )
+
+
 def check_address(name: str, value: str) -> None:
     """Raise InputError for a mistyped address; whether it exists is checked when it is opened.
 
     Such as a scheme without its slashes, the page of a console, an invalid name of a bucket, or a
     relative path that does not exist. `name` is the parameter; only a source may be read-only.
     """
+    check_no_login(name, value)
     scheme, slashes, rest = value.partition("://")
     if not slashes:
         _check_path(name, value)
@@ -145,7 +154,7 @@ def check_address(name: str, value: str) -> None:
     if known is None or not (known.store or name == "source"):
         schemes = [kind.scheme for kind in KINDS if kind.store or name == "source"]
         raise InputError(
-            f"{name}={value!r} cannot be used: it begins with {scheme}://, and not with "
+            f"{name}={display(value)!r} cannot be used: it begins with {scheme}://, and not with "
             f"{', '.join(f'{one}://' for one in schemes)}"
         )
     bucket = rest.partition("/")[0]
@@ -163,8 +172,7 @@ def check_address(name: str, value: str) -> None:
 
 def _check_path(name: str, value: str) -> None:
     """Refuse a URI with a typing error in its scheme, and a relative path that does not exist."""
-    schemes = "|".join(kind.scheme for kind in KINDS)
-    if typo := re.match(rf"({schemes})(:/?|;//|//)(?=[^/])", value, re.IGNORECASE):
+    if typo := re.match(rf"({_SCHEMES})(:/?|;//|//)(?=[^/])", value, re.IGNORECASE):
         scheme = typo[1].lower()
         start = f"{scheme}://{'/' * (scheme == 'file')}"
         raise InputError(f"{name}={value!r} is not an address: write {start}{value[typo.end() :]}")

@@ -31,11 +31,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def folder_lease(folder: Path, holder: str) -> Iterator[None]:
-    """Hold a lease while the block runs; none where it cannot be written.
-
-    The folder of the leases is made if it does not exist. `holder` is the id of the run, or
-    another name without a slash.
-    """
+    """Hold a lease of `holder`, a run's id or a name, in the block; none if unwritable."""
     lease = folder / f"{holder}.{os.urandom(4).hex()}"
     renewals = contextlib.ExitStack()
     with contextlib.suppress(OSError):

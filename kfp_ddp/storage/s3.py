@@ -79,11 +79,11 @@ class S3Source(HttpSource):
 
     def listing(self) -> Listing:
         """List the prefix, 1,000 objects a page; see `Source.listing`."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             listing = self._list_or_anonymously()
-        except (BotoCoreError, ClientError) as error:
+        except KfpDdpError:
+            raise
+        except Exception as error:
             translated = problem(self.client.sdk, "list", self.url, f"s3://{self._bucket}", error)
             raise translated or error from error
         check_not_empty(self.url, self._prefix, listing)
@@ -237,10 +237,7 @@ class S3Store(Bucket):
 
 
 def _split_page(page: bytes) -> tuple[list[tuple[str, str, str]], bytes]:
-    """Take key, size and ETag of the objects out of a page of a listing.
-
-    botocore takes 80 us to parse one, this 4.
-    """
+    """Take key, size and ETag of objects out of a page: botocore takes 80 us for one, this 4."""
     try:
         root = ElementTree.fromstring(page)  # noqa: S314 (botocore parses the same)
     except ElementTree.ParseError:

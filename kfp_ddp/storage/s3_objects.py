@@ -35,6 +35,7 @@ MAX_PAGE = 1 << 23
 _WRONG_CREDENTIALS = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 )
+_WRONG_CLOCK = "RequestTimeTooSkewed"
 
 
 class S3Client:
@@ -125,6 +126,8 @@ def problem(client: Any, verb: str, uri: str, root: str, error: Exception) -> Kf
     if isinstance(error, BotoCoreError):
         network = isinstance(error, (NoConnectionError, HTTPClientError))
         return store.failed(verb, uri, one_line(error), advice, temporary=network)
+    if isinstance(error, ValueError | OverflowError):
+        return InputError(f"cannot {verb} {uri}: its response is invalid ({one_line(error)})")
     if not isinstance(error, ClientError):
         return None
     code = code_of(error)
@@ -135,6 +138,8 @@ def problem(client: Any, verb: str, uri: str, root: str, error: Exception) -> Kf
             f"the credentials for {uri} are invalid: {code}; correct AWS_ACCESS_KEY_ID "
             "and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where they need one"
         )
+    if code == _WRONG_CLOCK:
+        return InputError(f"{uri} refuses the time of this machine ({code}): correct its clock")
     if is_forbidden(error):
         advice = (
             "grant the step's account s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject "
@@ -245,9 +250,8 @@ class S3Objects(SdkObjects):
             return Changed(entry.name)
         if code == "InvalidObjectState":
             return InputError(f"{name} is in an archive (Glacier): restore it first, or exclude it")
-        if is_forbidden(error):
-            return store.no_permission("read", name, code, "grant s3:GetObject")
-        return Transient(code)
+        translated = problem(self._client.sdk, "read", name, f"s3://{self._bucket}", error)
+        return Transient(code) if translated is None or translated.retryable else translated
 
     def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
         """Return our SHA-256, else the server's checksum, else the ETag where it is an MD5."""

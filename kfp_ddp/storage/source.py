@@ -4,15 +4,19 @@
 complete body is verified before the file counts.
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from kfp_ddp.core.errors import InputError, UnavailableError
+from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.storage.http.origin import display
 from kfp_ddp.storage.listing import Filter, Listing
 
+R = TypeVar("R")
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""Errors of code that reads a response of a server."""
 MAX_OBJECTS = 1 << 25
 """Of one source: a listing of this size takes 5 GB of memory."""
 MAX_EMPTY_PAGES = 1000
@@ -68,10 +72,24 @@ class Retry:
     longest: float = 20.0
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after this attempt: exponential back-off with full jitter."""
+        """Seconds to wait before this attempt, from 1 on: exponential back-off with full jitter."""
         import random  # most syncs wait for nothing
 
-        return random.uniform(0, min(self.longest, self.pause * 2**attempt))
+        return random.uniform(0, min(self.longest, self.pause * 2 ** (attempt - 1)))
+
+    async def call(self, verb: str, what: str, attempt: Callable[[], Awaitable[R]]) -> R:
+        """Return what `attempt` does, repeated after Transient and OSError; raises StorageError."""
+        for number in range(self.attempts):
+            await asyncio.sleep(self.delay(number) if number else 0)
+            try:
+                return await attempt()
+            except Transient as error:
+                problem: Exception | str = error
+            except OSError as error:
+                problem = f"{type(error).__name__}: {error}"
+        if isinstance(problem, Damaged):
+            raise StorageError(f"a transfer of {what} is damaged: {problem}; run the step again")
+        raise self.exhausted(verb, what, problem)
 
     def exhausted(self, verb: str, what: str, problem: object) -> UnavailableError:
         """Return the error for the last attempt to read or list."""
@@ -117,11 +135,7 @@ class Source(Protocol):
         """Whether it is read over plain http:// from another machine."""
 
     def listing(self) -> Listing:
-        """Return every object below the prefix.
-
-        Raises InputError if it does not exist, the rights are missing, or it is empty, and
-        UnavailableError if the server does not respond.
-        """
+        """Return every object below the prefix; InputError, also for none, UnavailableError."""
 
     def reader(self, threads: Executor | None) -> Reader:
         """Return a reader for one worker; blocking calls run in `threads`."""
@@ -166,8 +180,6 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, prefix = rest.partition("/")
     if not bucket:
-        raise InputError(
-            f"source {display(url)!r} names no bucket; give it as {scheme}://bucket/prefix"
-        )
+        raise InputError(f"{display(url)!r} names no bucket: write {scheme}://bucket/prefix")
     prefix = prefix.strip("/")
     return bucket, f"{prefix}/" if prefix else ""

@@ -16,7 +16,15 @@ from typing import BinaryIO, ClassVar, NamedTuple, TypeVar
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, full
 from kfp_ddp.storage import event_loop
-from kfp_ddp.storage.source import Changed, Damaged, Entry, Reader, Retry, Source, Transient
+from kfp_ddp.storage.source import (
+    Changed,
+    Entry,
+    Reader,
+    Retry,
+    Source,
+    Transient,
+    bucket_and_prefix,
+)
 
 R = TypeVar("R")
 Change = Callable[[bytes | None], bytes | None]
@@ -58,18 +66,15 @@ class Store(ABC):
 
     @abstractmethod
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Yield the names that start with `prefix` and their sizes in bytes, in any order.
-
-        Pages of a listing are requested as they are needed.
-        """
+        """Yield the names with `prefix` and their bytes, in any order; pages come as needed."""
 
     def entries(self, prefix: str) -> Iterator[str]:
         """Yield every name that starts with `prefix`, also those that `list` leaves out."""
         return (name for name, _ in self.list(prefix))
 
-    @abstractmethod
     def has_files(self, prefix: str = "") -> bool:
         """Return whether any name starts with `prefix`; asks the store for one name only."""
+        return any(True for _ in self.list(prefix))
 
     @abstractmethod
     def exists(self, name: str) -> bool:
@@ -108,7 +113,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Delete a file, which may be missing."""
+        """Delete a file, or an empty folder of `entries`, which may be missing."""
 
 
 class ConflictError(Exception):
@@ -133,12 +138,9 @@ class Bucket(Store):
     remote = True
 
     def __init__(self, uri: str) -> None:
-        bucket, _, prefix = uri.removeprefix(f"{self.scheme}://").partition("/")
-        if not bucket:
-            raise InputError(f"{uri} names no bucket: write {self.scheme}://bucket/prefix")
-        self.name = bucket
-        self.prefix = prefix.strip("/")
-        self.root = f"{self.scheme}://{bucket}"
+        self.name, prefix = bucket_and_prefix(uri)
+        self.prefix = prefix.rstrip("/")
+        self.root = f"{self.scheme}://{self.name}"
         self.uri = f"{self.root}/{self.prefix}".rstrip("/")
         self.place = self.uri
         self._idle = defaultdict[asyncio.AbstractEventLoop, list[Reader]](list)
@@ -241,32 +243,23 @@ class Bucket(Store):
     async def _download(self, entry: Entry, into: BinaryIO, limit: int) -> None:
         """Replace the content of `into` by the object; raises Changed if it is another one now."""
         loop, what = asyncio.get_running_loop(), f"{self.uri}/{entry.name}"
-        retry = Retry(TRIES, pause=2.0)  # half a minute on average
         idle = self._idle[loop]  # a forked process has another loop
         reader = idle.pop() if idle else self._source.reader(None)
-        problem: Exception | None = None
-        try:
-            for attempt in range(retry.attempts):
-                await asyncio.sleep(retry.delay(attempt) if attempt else 0)
-                into.seek(0)
-                into.truncate()
-                try:
-                    await reader.pour(entry, 0, bounded(into, limit, what))
-                    if into.tell() != entry.size:
-                        raise Transient(f"{into.tell()} bytes instead of {entry.size}")
-                except Transient as error:
-                    problem = error
-                    reader.close()
-                else:
-                    idle.append(reader)
-                    loop.call_later(_IDLE_SECONDS, _close, idle)
-                    return
-        except BaseException:
-            reader.close()
-            raise
-        if isinstance(problem, Damaged):
-            raise StorageError(f"a transfer of {what} is damaged: {problem}; run the step again")
-        raise retry.exhausted("read", what, problem)
+
+        async def attempt() -> None:
+            into.seek(0)
+            into.truncate()
+            try:
+                await reader.pour(entry, 0, bounded(into, limit, what))
+                if into.tell() != entry.size:
+                    raise Transient(f"{into.tell()} bytes instead of {entry.size}")
+            except BaseException:
+                reader.close()
+                raise
+
+        await Retry(TRIES, pause=3.0).call("read", what, attempt)  # half a minute on average
+        idle.append(reader)
+        loop.call_later(_IDLE_SECONDS, _close, idle)
 
     def _check_bucket(self, name: str) -> None:
         """Raise InputError if the bucket is missing, and not only this object in it."""
@@ -316,10 +309,7 @@ class Bucket(Store):
 
     @abstractmethod
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
-        """Write an object, verified, in place of that of `tag`, or as a new one for ''.
-
-        Raises ConflictError if another one is there.
-        """
+        """Write a verified object in place of that of `tag`, '' for a new one; ConflictError."""
 
     @abstractmethod
     def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
@@ -332,10 +322,7 @@ def _close(readers: list[Reader]) -> None:
 
 
 def bounded(into: BinaryIO, limit: int, what: str) -> Callable[[bytes], None]:
-    """Return a function that writes blocks, at most `limit` bytes, to a stream.
-
-    It raises InputError above the limit, and StorageError for a volume without room.
-    """
+    """Return a function that writes at most `limit` bytes to a stream; InputError, StorageError."""
     size = 0
 
     def write(block: bytes) -> None:
@@ -343,8 +330,8 @@ def bounded(into: BinaryIO, limit: int, what: str) -> Callable[[bytes], None]:
         size += len(block)
         if size > limit:
             raise InputError(
-                f"{what} has more than {limit:,} bytes, so it is not what export writes: name "
-                "another one"
+                f"{what} has more than {limit:,} bytes, more than such a file may have: "
+                "name another one"
             )
         try:
             into.write(block)

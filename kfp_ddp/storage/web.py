@@ -3,8 +3,6 @@
 That is a version whose folder is served, so a sync can read what another one wrote.
 """
 
-import asyncio
-import json
 import math
 import re
 from http import HTTPStatus
@@ -12,13 +10,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import from_json
 from kfp_ddp.storage import event_loop, manifest
 from kfp_ddp.storage.http.client import HttpClient, HttpObjects, HttpPool, HttpSource
 from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, quoted, target_of
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
     MAX_OBJECTS,
-    Changed,
     Entry,
     Retry,
     SourceOptions,
@@ -48,10 +46,10 @@ class WebSource(HttpSource):
                 f"source {self.url!r} is not a manifest; give https://host/folder/{manifest.NAME}"
             )
         self.exposed, self.max_workers = origin.exposed, 256
-        login = netrc_login(origin.host)
+        login = b"" if origin.exposed else netrc_login(origin.host)
         self._manifest = Request(origin, target_of(parts), MAX_MANIFEST, b"", login)
         self._pool = HttpPool(origin, options.timeout)
-        self._objects = WebObjects(self._manifest)
+        self._objects = WebObjects(self.url, self._manifest)
 
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
@@ -61,25 +59,25 @@ class WebSource(HttpSource):
         return listing
 
     async def _read(self) -> Listing:
-        client, retry, problem = HttpClient(self._pool), Retry(), ""
+        client = HttpClient(self._pool)
+
+        async def attempt() -> Listing:
+            rows = ManifestRows(self.url)
+            answer = await client.pour(self._manifest, rows.take)
+            if answer.version == 10:
+                self.max_workers = 4
+            if answer.status == HTTPStatus.OK:
+                return rows.end()
+            problem = f"HTTP {answer.status}"
+            if is_temporary(answer.status):
+                raise Transient(problem)
+            advice = "check the address; a login of the netrc file needs https"
+            raise InputError(f"cannot read {self.url}: {problem}; {advice}")
+
         try:
-            for attempt in range(retry.attempts):
-                rows = ManifestRows(self.url)
-                try:
-                    answer = await client.pour(self._manifest, rows.take)
-                    if answer.version == 10:
-                        self.max_workers = 4
-                    if answer.status == HTTPStatus.OK:
-                        return rows.end()
-                    problem = f"HTTP {answer.status}"
-                    if not is_temporary(answer.status):
-                        raise InputError(f"cannot read {self.url}: {problem}; check the address")
-                except (OSError, Transient) as error:
-                    problem = f"{type(error).__name__}: {error}"
-                await asyncio.sleep(retry.delay(attempt))
+            return await Retry().call("read", self.url, attempt)
         finally:
             client.close()
-        raise retry.exhausted("read", self.url, problem)
 
 
 class ManifestRows:
@@ -113,8 +111,8 @@ class ManifestRows:
         if len(line) > MAX_LINE or self._lines > MAX_OBJECTS:
             raise self._wrong("is too long, or there are too many lines")
         try:
-            read = json.loads(line.decode())
-        except (ValueError, RecursionError) as error:
+            read = from_json(line.decode())
+        except ValueError as error:
             raise self._wrong("is not JSON") from error
         if self._lines > 1:
             self._take_row(read)
@@ -141,8 +139,11 @@ class ManifestRows:
 class WebObjects(HttpObjects):
     """Files in the folder of a manifest; see `HttpObjects`."""
 
-    def __init__(self, manifest: Request) -> None:
+    advice = "check the web server"
+
+    def __init__(self, url: str, manifest: Request) -> None:
         super().__init__()
+        self.url = url
         self._trusted_until = math.inf  # a login does not expire
         self._manifest = manifest
         path, mark, query = manifest.target.partition("?")
@@ -155,11 +156,3 @@ class WebObjects(HttpObjects):
             limit=entry.size,
             headers=b"Range: bytes=%d-\r\n" % offset if offset else b"",
         )
-
-    async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """See `HttpObjects.refusal`."""
-        if is_temporary(status) or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return Transient(f"HTTP {status}")
-        if status == HTTPStatus.NOT_FOUND:
-            return Changed(entry.name)
-        return InputError(f"cannot read {entry.name!r}: HTTP {status}; check the web server")

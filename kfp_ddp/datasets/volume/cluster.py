@@ -92,10 +92,7 @@ class Cluster:
         query: dict[str, str] | None = None,
         empty: int | None = None,
     ) -> Object:
-        """Return the response, with retries while the server is away; {} for the status `empty`.
-
-        Raises Refused, and StorageError with the server's own words, or that it does not answer.
-        """
+        """Return the response, retried; {} for the status `empty`; Refused, StorageError."""
         group, version, plural = kind
         if kind in _WITHOUT_NAMESPACE:
             path = f"/apis/{group}/{version}/{plural}" + (f"/{name}" if name else "")

@@ -2,22 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import EachNode, options_on_nodes
+from kfp_ddp.datasets.engine import Artifact
 from kfp_ddp.datasets.versions import success
 from kfp_ddp.datasets.volume.cluster import CLAIMS, Cluster, Refused, connect
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.datasets.volume.request import Options, Published, Request
-
-
-class Artifact(Protocol):
-    """What is used of a KFP output artifact."""
-
-    path: str
 
 
 class Volume(NamedTuple):

@@ -166,7 +166,7 @@ def copy(cluster: Cluster, request: Request, staging: Object, strategy: str) -> 
         else:
             source = {"kind": "PersistentVolumeClaim", "name": request.claim}
         body = _claim(request, staging, {"dataSource": source}, strategy)
-        claim = cluster.create(CLAIMS, body) or cluster.get(CLAIMS, request.name)
+        claim = cluster.create(CLAIMS, body) or _leased(cluster, request)
         notes.append(f"made {request.name} as a {strategy} of {request.claim}")
     notes.append(_wait_until_bound(cluster, request, staging, claim))
     return Published(request.name, request.path, strategy, notes)
@@ -187,7 +187,7 @@ def populator(cluster: Cluster, request: Request, staging: Object) -> Published:
         cluster.create(GCP_SOURCES, body)
         source = {"apiGroup": GCP_SOURCES.group, "kind": "GCPDataSource", "name": request.name}
         body = _claim(request, staging, {"dataSourceRef": source}, "populator")
-        cluster.create(CLAIMS, body)
+        _ = cluster.create(CLAIMS, body) or _leased(cluster, request)
     root = str(PurePosixPath(request.path).parents[1])
     note = f"{request.name} is filled from {request.source} when a pod first uses it, unverified"
     return Published(request.name, root, "populator", [note])
@@ -235,10 +235,7 @@ def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | Non
 
 
 def _leased(cluster: Cluster, request: Request) -> Object | None:
-    """Return the published PVC if it exists, after writing the lease of the run.
-
-    The lease comes first: `collect` in another run then cannot delete it unseen.
-    """
+    """Return the published PVC, if any, leased first so that no other run can delete it unseen."""
     claim = cluster.get(CLAIMS, request.name)
     if claim is None or not request.lease or "deletionTimestamp" in claim["metadata"]:
         return claim

@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.http.answer import Answer
 from kfp_ddp.storage.http.connection import HttpConnection
 from kfp_ddp.storage.http.origin import Origin, Request
-from kfp_ddp.storage.source import Damaged, Entry, Transient, is_temporary
+from kfp_ddp.storage.source import Changed, Damaged, Entry, Transient, is_temporary
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
@@ -200,13 +200,12 @@ def base64_digest(value: bytes) -> bytes:
 
 
 class HttpObjects(ABC):
-    """Builds the requests for the objects of a source, and translates error responses.
-
-    `secret` are complete header lines that authorise a request.
-    """
+    """Builds the requests of a source, authorised by the lines of `secret`; translates errors."""
 
     part = sys.maxsize
     """Maximum bytes of one request."""
+    url = advice = ""
+    """Address and remedy in the message of `refusal`."""
 
     def __init__(self) -> None:
         self.secret = b""
@@ -240,12 +239,16 @@ class HttpObjects(ABC):
     def request(self, entry: Entry, offset: int) -> Request:
         """Return the request for an object's bytes from `offset` on, at most `part`."""
 
-    @abstractmethod
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
         """Return Transient, Changed or InputError for a response with an error status.
 
         `body` has at most `MAX_ERROR` bytes; the headers `secret` authorised the request.
         """
+        if is_temporary(status) or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return Transient(f"HTTP {status}")
+        if status == HTTPStatus.NOT_FOUND:
+            return Changed(entry.name)
+        return InputError(f"cannot read {entry.name!r} of {self.url}: HTTP {status}; {self.advice}")
 
     def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
         """Return the checksum of the complete object, None where there is none."""

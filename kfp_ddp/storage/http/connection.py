@@ -55,11 +55,7 @@ class HttpConnection:
 
     @classmethod
     async def open(cls, origin: Origin, timeout: float) -> Self:
-        """Connect, through the proxy of the environment if there is one.
-
-        Raises OSError if there is no such server, or its certificate is invalid, and InputError if
-        the proxy refuses the connection.
-        """
+        """Connect, through the proxy of the environment if any; raises OSError, InputError."""
         connection, limit = cls(timeout), min(timeout, _CONNECT)
         try:
             async with asyncio.timeout(limit):
@@ -146,14 +142,17 @@ class HttpConnection:
             await self._secure(origin)
 
     async def _dial(self, host: str, port: int) -> None:
-        """Connect to the first address of the host that responds."""
+        """Connect to the first address of the host that responds in its share of the time."""
         problem = OSError(f"{host} has no address")
-        for family, kind, protocol, _, address in await _resolve(host, port):
+        addresses = await _resolve(host, port)
+        share = min(self._timeout, _CONNECT) / max(1, len(addresses))
+        for family, kind, protocol, _, address in addresses:
             self._socket = sock = socket.socket(family, kind, protocol)
             sock.setblocking(False)
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await self._loop.sock_connect(sock, address)
+                async with asyncio.timeout(share):
+                    await self._loop.sock_connect(sock, address)
             except OSError as error:
                 problem = error
                 sock.close()

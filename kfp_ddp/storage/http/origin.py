@@ -70,7 +70,8 @@ class Origin:
         parts = urlsplit(self.proxy if "//" in self.proxy else f"//{self.proxy}")
         if parts.scheme not in ("", "http"):
             raise InputError(
-                f"proxy {display(self.proxy)} wants {parts.scheme}; name one as http://host:port"
+                f"proxy {display(self.proxy)} uses {parts.scheme}, which is not supported: give "
+                "http://host:port"
             )
         to = _authority(self.host, self.port)
         login = credentials(parts, b"Proxy-Authorization")
