@@ -31,7 +31,7 @@ from kfp_ddp.models.bundle import LARGEST_MODEL
 from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.training import decoder
-from kfp_ddp.training.config import Reading
+from kfp_ddp.training.config import MAX_PIXELS, Reading
 from kfp_ddp.training.shards import Where, content
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 Picture = str | Path | bytes | Image.Image | NDArray[Any]
 """A path, the content of a file, a picture of Pillow, or uint8 [H, W] or [H, W, 3] in RGB."""
+_BATCH_DIMENSIONS = 4
 _PARTS = 8
 """Places of a covered part along each side; it is two of them high and wide."""
 
@@ -65,6 +66,11 @@ class Model:
 
         Raise InputError if a picture cannot be read, or the model does not fit its description.
         """
+        flat = isinstance(pictures, np.ndarray) and pictures.ndim < _BATCH_DIMENSIONS
+        if flat or isinstance(pictures, str | Path | bytes | Image.Image):
+            raise InputError("one picture is not a list: give a list of pictures, as [picture]")
+        if not len(pictures):
+            return np.empty((0, len(self.classes)))
         return self.compute(np.stack([self.square(picture) for picture in pictures]))
 
     def square(self, picture: Picture) -> Bytes:
@@ -148,13 +154,15 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
     )
 
 
-def square(picture: Picture, short_side: int, size: int, background: str) -> Bytes:
+def square(
+    picture: Picture, short_side: int, size: int, background: str, max_pixels: int = MAX_PIXELS
+) -> Bytes:
     """Return the centre of a picture: uint8 [3, size, size], RGB.
 
-    The other arguments are as the fields of `Model`. Values differ from those of torchvision by 2
-    of 255 at most. Raise InputError if the picture cannot be read.
+    The next three arguments are as the fields of `Model`. Values differ from those of torchvision
+    by 2 of 255 at most. Raise InputError if the picture cannot be read, or has more `max_pixels`.
     """
-    image = _decode(picture, background)
+    image = _decode(picture, Reading(background=background, max_pixels=max_pixels))
     scale = short_side / min(image.size)
     box = [0.0, 0.0, 0.0, 0.0]
     for axis, length in enumerate(image.size):
@@ -166,7 +174,7 @@ def square(picture: Picture, short_side: int, size: int, background: str) -> Byt
     return np.asarray(crop).transpose(2, 0, 1)
 
 
-def _decode(picture: Picture, background: str) -> Image.Image:
+def _decode(picture: Picture, reading: Reading) -> Image.Image:
     """Return the picture in RGB, rotated according to its EXIF data."""
     title = picture if isinstance(picture, str | Path) else "the picture"
     try:
@@ -175,8 +183,7 @@ def _decode(picture: Picture, background: str) -> Image.Image:
                 raise ValueError(f"its values are {picture.dtype}, not uint8")
             picture = Image.fromarray(picture)
         if isinstance(picture, Image.Image):
-            return decoder.to_rgb(picture, background)
-        reading = Reading(background=background)
+            return decoder.to_rgb(picture, reading.background)
         if not isinstance(picture, bytes):
             picture = content(Where(str(picture)), reading.most_bytes)
         return Image.fromarray(decoder.decode(picture, reading)[0])

@@ -5,7 +5,6 @@
 
 import functools
 import json
-import os
 import platform
 import re
 import subprocess
@@ -25,6 +24,7 @@ from torch import Tensor
 from kfp_ddp.export import infra_process
 from kfp_ddp.export.formats import INPUT, ONNX, OUTPUT, Predict
 from kfp_ddp.models import bundle
+from kfp_ddp.training.time_spent import cpus_of_a_rank
 
 FILE = "infra.json"
 SECONDS = 300.0
@@ -79,7 +79,7 @@ def validate(
         "reason": reason or ("" if results else "there is no ONNX file to load"),
         "samples": len(images),
         "allowed_abs_difference": allowed,
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "machine": f"{platform.machine()}, {cpus_of_a_rank(1):g} CPUs",
         "files": results,
     }
 
@@ -87,10 +87,7 @@ def validate(
 def write_sample(
     folder: Path, image: NDArray[np.uint8], logits: NDArray[np.float32], name: str, allowed: float
 ) -> None:
-    """Write a v2 request with one image, uint8 [3, S, S], and the expected answer.
-
-    `logits` are the checkpoint's, float32 [classes]; an answer may differ by at most `allowed`.
-    """
+    """Write a v2 request with an image, uint8 [3, S, S], and its logits within `allowed`."""
     entry = {"name": INPUT, "datatype": "UINT8", "shape": [1, *image.shape]}
     output = {"name": OUTPUT, "datatype": "FP32", "shape": [1, len(logits)]}
     request = {"id": "sample", "inputs": [{**entry, "data": image.ravel().tolist()}]}
@@ -123,7 +120,7 @@ def _run(request: dict[str, Any]) -> tuple[dict[str, Any], str]:
     except subprocess.TimeoutExpired:
         return {}, f"has not answered within {SECONDS:.0f} s"
     if done.returncode < 0:
-        return {}, f"was ended by signal {-done.returncode}; 9 is for want of memory"
+        return {}, f"was ended by signal {-done.returncode} (9 usually means out of memory)"
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
         return {}, f"fails where only its runtime is installed: {lines[-1].strip()[:250]}"

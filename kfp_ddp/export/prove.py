@@ -1,6 +1,5 @@
 """Agreement of the formats of a bundle with the checkpoint, and their latency."""
 
-import os
 import platform
 import statistics
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from kfp_ddp.export.infra_process import BATCHES, times
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.data import evaluation_batches
 from kfp_ddp.training.splits import sides_of
+from kfp_ddp.training.time_spent import cpus_of_a_rank
 
 SAMPLES = 16
 # Of the largest logit. Reordered float32 sums differ by about 1e-6, a wrong graph by 1 or more.
@@ -98,7 +98,7 @@ def latency(runtimes: Mapping[str, Predict], image_size: int) -> dict[str, Any]:
                 "calls": len(taken),
             }
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "machine": f"{platform.machine()}, {cpus_of_a_rank(1):g} CPUs",
         "threads": torch.get_num_threads(),
         "runtimes": results,
     }

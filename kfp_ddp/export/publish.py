@@ -1,6 +1,5 @@
 """The publish step: seal, sign, upload and register a blessed bundle; make it the champion."""
 
-import json
 import shutil
 import time
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from kfp_ddp.core.files import atomic_write, link_or_copy
 from kfp_ddp.core.run_folder import EXPORTED, REPORT, VERDICT
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import step
-from kfp_ddp.core.text import cell
+from kfp_ddp.core.text import cell, from_json
 from kfp_ddp.export import card
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models import attempts
@@ -56,11 +55,6 @@ class Lineage(NamedTuple):
         """Return the content of `LINEAGE`, with the current time."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return {**self._asdict(), "dataset_digest": dataset_digest, "exported_at": at}
-
-    def is_in(self, folder: Path) -> bool:
-        """Return whether a bundle has the same lineage, with any time."""
-        record = mapping_of(folder / LINEAGE)
-        return {name: record.get(name) for name in self._fields} == self._asdict()
 
 
 @step
@@ -133,7 +127,7 @@ def run(
 def _verdict(verdict: Path, folder: Path) -> Path:
     """Return the file of the gate's verdict; raise InputError unless it blesses this bundle."""
     try:
-        record = json.loads(verdict.read_text(encoding="utf-8"))
+        record = from_json(verdict.read_text(encoding="utf-8"))
         blessed, reason = bool(record["blessed"]), str(record["reason"])
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
@@ -168,7 +162,7 @@ def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: P
         (folder / name).is_file() and (folder / name).read_bytes() == path.read_bytes()
         for name, path in decision.items()
     )
-    if complete and same and lineage.is_in(folder):
+    if complete and same and lineage._asdict().items() <= mapping_of(folder / LINEAGE).items():
         return folder
     dataset_digest = Evaluation.read(folder / bundles.METRICS).dataset_digest
     skipped = {bundles.MANIFEST, bundles.SUCCESS, *_OURS}
@@ -226,7 +220,7 @@ def _report(
 ) -> None:
     """Fill the artifacts, and write the same for later steps and trackers."""
     card.fill(model, facts)
-    with atomic_write(run_dir / EXPORTED) as file:
+    with atomic_write(run_dir / EXPORTED, run_dir / f".{EXPORTED}.tmp") as file:
         file.write(Path(model.path).read_bytes())
     tags = {f"kfp_ddp.bundle.{name}": str(facts[name]) for name in ("uri", "digest", "champion")}
     trackers.note(run_dir, {}, tags)

@@ -118,7 +118,7 @@ def add(source: Source, settings: Variants) -> tuple[Record, dict[str, Predict]]
 def _needed(source: Source, file: str) -> Path:
     path = source.folder / file
     if not path.exists():
-        raise InputError(f"it is made from {file}, a format that the model cannot have")
+        raise InputError(f"it is made from {file}, a format in which this model cannot be written")
     return path
 
 

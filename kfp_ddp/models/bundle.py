@@ -5,7 +5,6 @@ one in the folder of a run.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +21,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kfp_ddp.core.errors import InputError, KfpDdpError, writing
-from kfp_ddp.core.files import fsync
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, writing
+from kfp_ddp.core.files import fsync, lock, open_lock
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import first_fault, mapping_in
 from kfp_ddp.storage.folder import Folder
@@ -255,7 +254,7 @@ def replacing(run_dir: Path) -> Iterator[Path]:
     with writing(run_dir, "make it writable and give it room for three times the weights"):
         run_dir.mkdir(parents=True, exist_ok=True)
         clean_up(run_dir)
-        aside, lock = _locked_folder(run_dir)
+        aside, descriptor = _locked_folder(run_dir)
         try:
             folder = aside / NAME
             folder.mkdir()
@@ -266,7 +265,7 @@ def replacing(run_dir: Path) -> Iterator[Path]:
             fsync(run_dir)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-            os.close(lock)
+            os.close(descriptor)
 
 
 def _locked_folder(run_dir: Path) -> tuple[Path, int]:
@@ -274,41 +273,40 @@ def _locked_folder(run_dir: Path) -> tuple[Path, int]:
     while True:
         aside = Path(tempfile.mkdtemp(prefix=_ASIDE, dir=run_dir))
         try:
-            lock = _lock(aside)
-        except (FileNotFoundError, BlockingIOError):
+            descriptor = _lock(aside)
+        except OSError:
             continue  # another step is removing it
-        except OSError:  # no locks on this file system, so no step removes it either
+        except StorageError:  # no locks on this file system, so no step removes it either
             return aside, os.open(aside, os.O_RDONLY)
         if (aside / _LOCK).exists():
-            return aside, lock
-        os.close(lock)
+            return aside, descriptor
+        os.close(descriptor)
 
 
 def clean_up(run_dir: Path) -> None:
     """Remove the folders of killed steps; a bundle that one of them had moved aside returns."""
     for aside in run_dir.glob(f"{_ASIDE}*"):
-        with suppress(OSError):  # another step works on it, or removed it
+        with suppress(OSError, StorageError):  # another step works on it, or removed it
             if not stat.S_ISDIR(aside.lstat().st_mode):
                 continue
-            lock = _lock(aside)
+            descriptor = _lock(aside)
             try:
                 earlier = max(aside.glob("old-*"), default=None)
                 if earlier is not None and not os.path.lexists(run_dir / NAME):
                     earlier.rename(run_dir / NAME)
                 shutil.rmtree(aside, ignore_errors=True)
             finally:
-                os.close(lock)
+                os.close(descriptor)
 
 
 def _lock(aside: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    lock = os.open(aside / _LOCK, flags, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
+    descriptor = open_lock(aside / _LOCK, 0o600)
+    with ExitStack() as closing:
+        closing.callback(os.close, descriptor)
+        if not lock(descriptor, aside):
+            raise BlockingIOError
+        closing.pop_all()
+    return descriptor
 
 
 def _put_in_place(folder: Path, target: Path) -> None:

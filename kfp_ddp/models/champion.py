@@ -220,8 +220,9 @@ def delete(where: Store, version: str) -> bool:
         return None
 
     where.update(CHAMPION, change)
-    for name in [name for name, _ in where.list(f"{version}/")] if deleted else ():
-        where.delete(name)
+    while deleted and (names := list(where.entries(f"{version}/"))):  # then emptied folders
+        for name in names:
+            where.delete(name)
     return deleted
 
 
@@ -245,7 +246,7 @@ def _add_to_history(where: Store, name: str, version: str, replaced: str, by: st
 
     def change(content: bytes | None) -> bytes | None:
         known = _parse_history(content)
-        if known and (known[-1].version, known[-1].replaced) == (version, replaced):
+        if known and known[-1].model_copy(update={"at": at}) == newest:
             return None
         lines = [one.model_dump_json() for one in [*known[1 - _LONGEST_HISTORY :], newest]]
         return "".join(f"{line}\n" for line in lines).encode()
@@ -259,9 +260,16 @@ def history(where: Store, name: str = "") -> list[Change]:
 
 
 def replaced_by(known: list[Change], version: str) -> str | None:
-    """Return which version this one replaced when it was last promoted; None if unknown."""
-    forward = (one for one in reversed(known) if one.by != ROLLBACK)
-    return next((one.replaced for one in forward if one.version == version), None)
+    """Return which version this one replaced when it was last promoted; None if unknown.
+
+    Changes that do not lead to the next one are skipped: CHAMPION did not follow them.
+    """
+    at = version
+    for one in reversed(known):
+        if one.version == at == version and one.by != ROLLBACK:
+            return one.replaced
+        at = one.replaced if one.version == at else at
+    return None
 
 
 def _parse_pointer(content: bytes | None, uri: str) -> str:

@@ -64,13 +64,6 @@ class Slice(Stored):
     high: float
 
 
-class Baseline(Stored):
-    """The largest class of the split: the accuracy of always predicting it."""
-
-    name: str
-    share: float
-
-
 class ClassChange(Stored):
     """Samples of a class that only the model (`won`) or only the champion (`lost`) got right.
 
@@ -169,7 +162,6 @@ class Evaluation(Stored):
     balanced_accuracy: float | None = None
     macro_roc_auc: float | None = None
     intervals: dict[str, Interval] = Field(default_factory=dict)
-    baseline: Baseline | None = None
     slices: list[Slice] = Field(default_factory=list)
     compared: Compared | None = None
     hardware: str = ""
@@ -227,10 +219,7 @@ class Evaluation(Stored):
         return predictions
 
     def differs(self, other: "Evaluation") -> str:
-        """Return why the samples of the two may differ; '' if they are the same.
-
-        Digests of the content are compared if both have one; paths alone if neither has.
-        """
+        """Return why the samples of the two may differ, by content if both know it; '' if not."""
         if (self.samples_digest, self.samples) != (other.samples_digest, other.samples):
             return "evaluated on other samples"
         digests = [(self.split_digest, other.split_digest)]

@@ -1,25 +1,25 @@
 """Initial weights of a training: where they come from, and their download."""
 
 import hashlib
+import io
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, writing
 from kfp_ddp.core.folders import is_remote
-from kfp_ddp.core.text import one_line
 from kfp_ddp.models import champion
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.http.answer import TooLongError
 from kfp_ddp.storage.http.client import HttpClient, HttpPool
 from kfp_ddp.storage.http.origin import Origin, Request, target_of
 from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.source import Retry, Transient, is_temporary
 from kfp_ddp.training.config import MODELS, RANDOM
 from kfp_ddp.training.manifest import MANIFEST, STATE
 from kfp_ddp.training.torchvision_weights import (
@@ -43,9 +43,9 @@ BAKED = "KFP_DDP_BAKED_WEIGHTS"
 _LARGEST = 16 << 30
 """Limit in bytes."""
 _BLOCK = 1 << 20
-_SECONDS = 60.0
-_PROBE_SECONDS = 4.0
-"""Time-out of the question whether a file can be downloaded."""
+_SECONDS, _RETRY = 60.0, Retry(6, 0.5)
+_PROBE_SECONDS, _PROBES = 4.0, Retry(3)
+"""Time-out and attempts of the question whether a file can be downloaded."""
 
 
 class Start(NamedTuple):
@@ -100,7 +100,7 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
         return Start(address, model, f"starts from {what}, at {address}")
     if optional:
         return RANDOM_START._replace(origin=f"random weights, as {what} cannot be had: {problem}")
-    raise InputError(
+    raise (UnavailableError if problem.retryable else InputError)(
         f"{what} cannot be had: {problem}; put the file at {path}, give pretrained an address "
         "that can be reached, or set pretrained=false"
     )
@@ -137,20 +137,20 @@ def network_in(address: str) -> str:
     return next(named, max(begun, key=len, default="")) if file.endswith(SUFFIXES) else ""
 
 
-def _problem_of(address: str) -> str:
-    """Return why a file cannot be downloaded; '' if it can."""
+def _problem_of(address: str) -> KfpDdpError | None:
+    """Return why a file cannot be downloaded; None if it can."""
     if address.startswith("off/"):
-        return f"{SOURCE} is off"
+        return InputError(f"{SOURCE} is off")
     if not is_remote(address):
-        return "" if Path(address).is_file() else f"{address} is missing"
+        return None if Path(address).is_file() else InputError(f"{address} is missing")
     try:
-        if not address.startswith("https://"):
+        if address.startswith("https://"):
+            event_loop.run(_get(address, io.BytesIO(), "", _PROBE_SECONDS, _PROBES))
+        else:
             check(address)
-            return ""
-        status = event_loop.run(_get(address, None, _PROBE_SECONDS))
-    except (OSError, KfpDdpError) as error:
-        return f"{address}: {one_line(error)}"
-    return "" if status == HTTPStatus.OK else f"{address}: HTTP {status}"
+    except KfpDdpError as error:
+        return error
+    return None
 
 
 def is_path(pretrained: str) -> bool:
@@ -237,53 +237,54 @@ def _fetch(where: str, name: str, folder: Path) -> None:
 
 def _download_https(url: str, target: Path) -> None:
     """Download a file; check the SHA-256 in its name, as torchvision's have one, or print it."""
-    digest = hashlib.sha256()
-    full: list[OSError] = []
     with target.open("wb") as file:
-
-        def take(block: bytes) -> None:
-            digest.update(block)
-            try:
-                file.write(block)
-            except OSError as error:
-                full.append(error)
-                raise
-
-        try:
-            status = event_loop.run(_get(url, take))
-        except TooLongError as error:
-            raise InputError(
-                f"pretrained={url} has {error}, which weights may have: correct the address"
-            ) from None
-        except OSError as error:
-            if full:
-                raise full[0] from None
-            raise _unreachable(url, error) from None
-        if status != HTTPStatus.OK:
-            raise _unreachable(url, f"HTTP {status}")
+        digest = event_loop.run(_get(url, file, str(target), _SECONDS, _RETRY))
     if not (expected := digest_in(target.name)):
-        print(f"sha256 of {url}: {digest.hexdigest()}", flush=True)
-    elif not digest.hexdigest().startswith(expected):
+        print(f"sha256 of {url}: {digest}", flush=True)
+    elif not digest.startswith(expected):
         raise StorageError(
             f"{url} arrived damaged: its sha256 is not the one in its name; try again"
         )
 
 
-async def _get(url: str, take: Callable[[bytes], None] | None, seconds: float = _SECONDS) -> int:
-    """Pass the content of an address to `take`, unless that is None; return the status."""
+async def _get(url: str, into: BinaryIO, where: str, seconds: float, retry: Retry) -> str:
+    """Write the content of an address to the file `where`, and return its SHA-256; '' only asks.
+
+    Raise UnavailableError if the server does not respond, InputError if it refuses.
+    """
     origin = Origin.of(url)
     client = HttpClient(HttpPool(origin, seconds))
     request = Request(origin, target_of(urlsplit(url)), _LARGEST)
+
+    async def attempt() -> str:
+        digest = hashlib.sha256()
+
+        def take(block: bytes) -> None:
+            digest.update(block)
+            with writing(where):
+                into.write(block)
+
+        try:
+            into.seek(0)
+            into.truncate()
+            answer = await (client.pour(request, take) if where else client.get(request))
+        except TooLongError as error:
+            raise InputError(
+                f"pretrained={url} has {error}, the maximum for weights: correct the address"
+            ) from None
+        if is_temporary(answer.status):
+            raise Transient(f"HTTP {answer.status}")
+        if answer.status != HTTPStatus.OK:
+            raise InputError(
+                f"cannot fetch pretrained={url}: HTTP {answer.status}; give an address that the "
+                "step can reach"
+            )
+        return digest.hexdigest()
+
     try:
-        return (await (client.pour(request, take) if take else client.get(request))).status
+        return await retry.call("fetch", f"pretrained={url}", attempt)
     finally:
         client.close()
-
-
-def _unreachable(url: str, why: object) -> StorageError:
-    return StorageError(
-        f"cannot fetch pretrained={url}: {why}; give an address that the step can reach"
-    )
 
 
 def _missing(address: str) -> InputError:

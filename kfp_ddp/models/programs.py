@@ -1,8 +1,9 @@
 """`torch.export` programs of bundles, loaded as data.
 
 `torch.export.load` unpickles weights, constants and sample inputs, and compiles names, guards and
-expressions of the graph as Python. So an archive is checked and written again with the weights and
-the graph only, and with names of operators, symbols and values that cannot be code.
+expressions of the graph as Python, and imports what the types of its inputs and outputs name. So an
+archive is checked and written again with the weights and the graph only, and with names of
+operators, symbols, values and types that cannot be code.
 """
 
 import io
@@ -24,15 +25,24 @@ _ENTRY = re.compile(
 )
 _PLAIN = re.compile(r"[\w.+]*")
 _OPERATOR = re.compile(
-    r"torch\.ops\.(aten|prims|higher_order|torchvision)\.(?!__)\w+(\.\w+)?|torch\.sym_\w+"
+    r"torch\.ops\.(aten|prims|higher_order|torchvision)\.(?!__)\w+(\.(?!__)\w+)?|torch\.sym_\w+"
     r"|_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|neg|eq|ne|lt|le|gt|ge|and_|or_)"
 )
 _EXPRESSION = re.compile(
     r"((Symbol|Integer|Rational|Add|Mul|Pow|Max|Min|Mod|PythonMod|FloorDiv|CleanDiv)\("
-    r"|(Eq|Ne|Lt|Le|Gt|Ge|And|Or|Not)\(|'[a-z]+\d+'|[a-z]+\d+|\w+=(True|False)|\d+|[-+*/<>=(), ])*"
+    r"|(Eq|Ne|Lt|Le|Gt|Ge|And|Or|Not)\(|'[a-z]+\d+'|[a-z]+\d|\w{1,40}=(True|False)|\d"
+    r"|[-+*/<>=(), ])*"  # no text in two ways, for which the time would be exponential
 )
-_RULES = {"target": _OPERATOR, "as_operator": _OPERATOR, "expr_str": _EXPRESSION}
-_FREE = ("as_string", "in_spec", "out_spec")
+# Tuples, lists and dicts without keys: other types and enumerations have modules to import.
+_SPEC = re.compile(
+    r'("(type|context|children_spec|builtins\.(tuple|list|dict)|null|\[\])"|null|1|[][{}:, ])*'
+)
+_RULES = {
+    **dict.fromkeys(("target", "as_operator"), _OPERATOR),
+    **dict.fromkeys(("in_spec", "out_spec"), _SPEC),
+    "expr_str": _EXPRESSION,
+    "as_string": re.compile(".*", re.DOTALL),
+}
 _DROPPED: dict[str, Any] = {"metadata": {}, "guards_code": []}
 
 
@@ -100,7 +110,7 @@ def _plain(key: str, value: Any) -> Any:
         return {_plain("", name): _plain(name, part) for name, part in value.items()}
     if isinstance(value, list):
         return [_plain(key, part) for part in value]
-    if isinstance(value, str) and key not in _FREE and not _RULES.get(key, _PLAIN).fullmatch(value):
+    if isinstance(value, str) and not _RULES.get(key, _PLAIN).fullmatch(value):
         raise _refused(f"its graph has {value[:100]!r}")
     return value
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.step import needed_secret
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.models.bundle import SIGNATURE, Bundle, in_folder
 from kfp_ddp.models.release import Signing
 
@@ -66,12 +66,22 @@ def check_fits(bundle: Bundle, content: bytes) -> None:
 
 
 def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
-    """Refuse a bundle whose signature, or `content`, is not of the signer or of other files."""
+    """Refuse a bundle whose signature, or `content`, is not of the signer or of other files.
+
+    Also the champion of a model if it is of another model, as a signature is valid at any place.
+    """
     content = bundle.signature if content is None else content
     if content is None:
         raise InputError(
             f"{bundle.title} {bundle.uri} is not signed: it has no {SIGNATURE}; publish it with "
             "sign_key, or sign it with kfp-ddp sign"
+        )
+    model, serving = bundle.where.place.rpartition("/")[2], f"serving/{bundle.model_name}/"
+    serves = any(name.startswith(serving) for name in bundle.listed or ())
+    if serves and bundle.folder == f"{bundle.version}/" and bundle.model_name != model:
+        raise InputError(
+            f"{bundle.title} {bundle.uri}, which CHAMPION names, is of the model "
+            f"{bundle.model_name}: do not use it, promote a version of {model}"
         )
     try:
         _compare(signer.open(content), bundle.signed_files)
@@ -279,6 +289,6 @@ def _compare(payload: bytes, files: Mapping[str, str]) -> None:
 
 def _json(content: bytes) -> Any:
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
+        return from_json(content)
+    except ValueError:
         raise ValueError(f"{SIGNATURE} is not JSON") from None

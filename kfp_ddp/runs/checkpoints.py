@@ -52,10 +52,7 @@ def best_of(checkpoint: Path) -> str:
 
 
 def prune(where: Store, folder: str, keep: int, spared: str = "") -> None:
-    """Remove a folder's incomplete checkpoints, and complete ones but the newest `keep`.
-
-    The one with the name `spared` is retained in any case.
-    """
+    """Remove incomplete checkpoints, and complete ones but the newest `keep` and `spared`."""
     parts = defaultdict(list)
     for name, _ in where.list(f"{folder}/"):
         if contains(name):
@@ -81,10 +78,7 @@ def move(where: Store, folder: str, target: str, room: Path) -> None:
 
 
 def fetch(where: Store, name: str, run_dir: Path) -> bool:
-    """Download a checkpoint to the local run folder; return False if it is not valid.
-
-    KfpDdpError if the bucket cannot be read, OSError if this machine has no space.
-    """
+    """Download a checkpoint to the run folder; False if it is invalid; KfpDdpError, OSError."""
     aside = run_dir / ".incoming" / name
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
-from kfp_ddp.core.errors import KfpDdpError, UnavailableError, writing
+from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError, writing
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.runs import checkpoints
@@ -71,6 +71,8 @@ class TrainingFolder(RemoteFolder):
             try:
                 self._upload_checkpoints()
                 return self._upload_files()
+            except InputError:  # another attempt would end alike
+                raise
             except KfpDdpError as error:
                 if time.monotonic() > deadline:
                     raise UnavailableError(

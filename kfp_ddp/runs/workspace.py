@@ -97,10 +97,7 @@ class RemoteFolder:
         self._uploaded |= {name: stamp for name, stamp in self._files() if name.startswith(below)}
 
     def upload(self) -> None:
-        """Upload changed files, oldest first, so that a marker of completeness comes last.
-
-        After a KfpDdpError the next call resumes.
-        """
+        """Upload changed files, oldest first: a marker of completeness last; a new call resumes."""
         changed = [item for item in self._files() if self._uploaded.get(item[0]) != item[1]]
         aside = self.path / OUTGOING / "file"
         aside.parent.mkdir(exist_ok=True)
@@ -133,10 +130,7 @@ class RemoteFolder:
 
 
 def fetch(store: Store, names: Iterable[str], folder: Path) -> None:
-    """Download files to a folder atomically; a file with the same content is not touched.
-
-    KfpDdpError if they cannot be read, OSError if this machine has no space.
-    """
+    """Download changed files to a folder atomically; KfpDdpError, OSError without local space."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,10 +164,7 @@ class RunWorkspace:
         self.path, self._remote = path, remote
 
     def download(self, uri: str) -> Path:
-        """Return the local path of a folder of the run; from a bucket it is downloaded.
-
-        InputError if it is not below the run's folder, or is an incomplete checkpoint.
-        """
+        """Return the local path of a folder of the run, downloaded; InputError if incomplete."""
         if self._remote is None or not is_remote(uri):
             return Path(uri)
         if not f"{uri}/".startswith(f"{self._remote.uri}/"):
@@ -229,10 +220,7 @@ def create_run_folder(work: str, run_id: str, task: str) -> str:
 
 @contextlib.contextmanager
 def open_workspace(run_dir: str, holder: str) -> Iterator[RunWorkspace]:
-    """Yield a run's folder with its top-level files; what the block writes is uploaded at its end.
-
-    The folder has a lease of `holder` meanwhile.
-    """
+    """Yield a leased run's folder with its top-level files; changes are uploaded at the end."""
     if not is_remote(run_dir):
         yield RunWorkspace(Path(run_dir))
         return

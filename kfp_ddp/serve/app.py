@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, ORJSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from kserve.errors import (
     InferenceError,
     InvalidInput,
@@ -55,9 +55,7 @@ def make(
     On a loopback address it answers to names of this machine only: else a page of another site,
     whose name its DNS then gives this address, could read the answers.
     """
-    app = FastAPI(
-        default_response_class=ORJSONResponse, docs_url=None, redoc_url=None, openapi_url=None
-    )
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = _PAGE.read_text(encoding="utf-8").replace("{{model}}", html.escape(served.name))
     page = page.replace("{{version}}", html.escape(served.version))
 

@@ -19,10 +19,7 @@ class FullError(Exception):
 
 
 class Batches:
-    """Batches queued images whenever the model is free.
-
-    No request waits for others: the next batch is collected while one is computed.
-    """
+    """Batches queued images whenever the model is free, and collects the next ones meanwhile."""
 
     def __init__(
         self, model: Logits, largest: int, waiting: int, observe: Callable[[int], None]
@@ -57,9 +54,9 @@ class Batches:
         loop = asyncio.get_running_loop()
         while self._queue:
             batch = self._next()
-            images = np.concatenate([part for part, _ in batch])
-            self._observe(len(images))
             try:
+                images = np.concatenate([part for part, _ in batch])
+                self._observe(len(images))
                 result = await loop.run_in_executor(self._thread, self._model, images)
                 answers = np.split(result, np.cumsum([len(part) for part, _ in batch])[:-1])
             except Exception as error:  # noqa: BLE001  each client gets it

@@ -17,6 +17,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.predict import ranking, softmax, square
 from kfp_ddp.serve.batches import Batches, Floats, FullError, Images
 from kfp_ddp.serve.model import Ready
+from kfp_ddp.training.config import MAX_PIXELS
 
 BYTES = "BYTES"
 """Data type of the v2 protocol."""
@@ -97,7 +98,11 @@ class Served(Model):  # type: ignore[misc]
         run = asyncio.get_running_loop().run_in_executor
         self.decoding += len(pictures)
         try:
-            return np.stack([await run(self.decoders, square, one, *self.form) for one in pictures])
+            squares = [
+                await run(self.decoders, square, one, *self.form, most_pixels(one))
+                for one in pictures
+            ]
+            return np.stack(squares)
         finally:
             self.decoding -= len(pictures)
 
@@ -125,6 +130,11 @@ class Served(Model):  # type: ignore[misc]
         if not fits or not images.size:
             raise InvalidInput(f"give {expected}, not {list(images.shape)}")
         return np.ascontiguousarray(images)
+
+
+def most_pixels(picture: bytes) -> int:
+    """Return the pixels that a file may have: a small file of 100 megapixels takes 9 s."""
+    return min(MAX_PIXELS, max(10_000_000, 100 * len(picture)))
 
 
 def _files(entry: InferInput) -> list[bytes]:

@@ -225,18 +225,16 @@ class Registry:
 
 
 def registry_of(settings: Registering) -> Registry | None:
-    """Return the registry that the settings name, None for none.
-
-    Raise InputError if the secret lacks the token, or the client library is not installed.
-    """
+    """Return the registry of the settings, None for none; InputError without token or library."""
     if not settings.registry:
         return None
     if settings.registry_token:
         token = needed_secret(settings.registry_token, "registry_token")
-    else:  # that of the pod, of its service account only for https
-        own = _POD_TOKEN if settings.registry.startswith("https://") else os.devnull
+    else:  # that of the pod's service account, for https only
+        file = os.environ.get(_TOKEN_FILE) or _POD_TOKEN
+        own = file if settings.registry.startswith("https://") else os.devnull
         try:
-            token = Path(os.environ.get(_TOKEN_FILE) or own).read_text(encoding="utf-8").strip()
+            token = Path(own).read_text(encoding="utf-8").strip()
         except (OSError, ValueError):
             token = ""
     return Registry(settings.registry, token, settings.registry_author)

@@ -1,6 +1,5 @@
 """Test of a service with the sample of its bundle, by the v2 protocol."""
 
-import json
 import math
 import time
 import urllib.error
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
 from kfp_ddp.models.interface import read_sample
@@ -53,9 +52,9 @@ class Sample:
     def difference(self, answer: bytes) -> str:
         """Return what is wrong with an answer, as text; '' if it is correct."""
         try:
-            outputs = {part["name"]: part["data"] for part in json.loads(answer)["outputs"]}
+            outputs = {part["name"]: part["data"] for part in from_json(answer)["outputs"]}
             logits = [float(value) for value in outputs[self.output]]
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             text = one_line(answer[:200].decode("utf-8", "replace"))
             return f"it is not a v2 answer with {self.output}: {text}"
         if len(logits) != len(self.logits):
@@ -134,18 +133,21 @@ def try_out(
     """Send the sample until `times` answers in a row are correct; return the median seconds.
 
     `seconds` is the timeout of one request; `check` is called before each and may raise an error.
-    Raise JobError if there is no answer or an incorrect one for too long.
+    Raise JobError if there is no answer or an incorrect one for too long, without a correct one
+    between, or again and again.
     """
     taken: list[float] = []
-    first = time.monotonic()
+    wrong_since, latest = 0.0, time.monotonic() + times * seconds
     while len(taken) < times:
         check()
         start = time.monotonic()
         wrong, may_last = ask(url, model, sample, seconds)
         if not wrong:
             taken.append(time.monotonic() - start)
+            wrong_since = 0.0
             continue
-        if time.monotonic() > first + may_last:
+        wrong_since = wrong_since or start
+        if time.monotonic() > min(wrong_since, latest) + may_last:
             raise JobError(wrong)
         taken.clear()
         time.sleep(_PAUSE)

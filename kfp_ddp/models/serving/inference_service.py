@@ -88,10 +88,7 @@ def _own_server(address: str, model_name: str, image: str) -> dict[str, Any]:
 
 
 def served_name(name: str, model_name: str, runtime: str) -> str:
-    """Return the model's name in `/v2/models/<name>/infer` of a service.
-
-    KServe starts OpenVINO Model Server with the service's name as the model's.
-    """
+    """Return the model's name in requests; KServe gives OpenVINO that of the service."""
     return name if runtime == OPENVINO else model_name
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, custom
 from kfp_ddp.models.serving.inference_service import API_VERSION, DRAIN_SECONDS, KIND
 
@@ -119,7 +119,13 @@ def on_trial(service: Object) -> bool:
 def before(service: Object) -> Object | None:
     """Return the predictor before the one on trial; None if there was no service."""
     text = (service["metadata"].get("annotations") or {}).get(BEFORE, "")
-    predictor: Object | None = json.loads(text) if text else None
+    try:
+        predictor: Object | None = from_json(text) if text else None
+    except ValueError as error:
+        name = service["metadata"]["name"]
+        raise InputError(
+            f"the annotation {BEFORE} of InferenceService {name} is invalid ({error}): delete it"
+        ) from None
     return predictor
 
 

@@ -65,7 +65,7 @@ def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: i
     supervision = {name: settings[name] for name in Supervision.model_fields if name in settings}
     if keep_runs := Supervision.create(**supervision).keep_runs:
         ended += _old_runs(runs, run_id, keep_runs)
-    summary = "; ".join(ended) or "nothing was left to end"
+    summary = "; ".join(ended) or "nothing to clean up"
     print(summary, flush=True)
     return summary
 
@@ -163,39 +163,42 @@ class OnClaim:
 
 
 class InBucket:
-    """Folders of runs in a bucket, read by one listing."""
+    """Folders of runs in a bucket."""
 
     def __init__(self, work: str) -> None:
         self._where = open_store(work)
-        self._names: dict[str, list[str]] = defaultdict(list)
 
     def last(self) -> dict[str, float]:
         """Return when a task of each run started last; other folders are ignored."""
-        self._names.clear()
-        for name, _ in self._where.list(""):
-            self._names[name.partition("/")[0]].append(name)
-        begun = {run: leases.begun_at(names) for run, names in self._names.items()}
+        runs: dict[str, list[str]] = defaultdict(list)
+        for name in self._names(""):
+            runs[name.partition("/")[0]].append(name)
+        begun = {run: leases.begun_at(names) for run, names in runs.items()}
         return {run: time for run, time in begun.items() if time and RUN_ID.fullmatch(run)}
 
     def in_use(self, run_id: str, alive: Callable[[str], bool]) -> bool:
-        """Check leases."""
-        return alive(run_id) or leases.has_holder(self._names[run_id], alive)
+        """Check leases, as they are now."""
+        try:
+            return alive(run_id) or leases.has_holder(self._names(f"{run_id}/"), alive)
+        except KfpDdpError:
+            return True
 
     def delete(self, run_id: str) -> bool:
         """Delete all files, its start marker last, so that a partial deletion is repeated."""
         try:
-            for name in sorted(self._names[run_id], key=lambda name: f"/{leases.BEGUN}/" in name):
+            names = self._names(f"{run_id}/")
+            for name in sorted(names, key=lambda name: f"/{leases.BEGUN}/" in name):
                 self._where.delete(name)
         except KfpDdpError:
             return False
         return True
 
+    def _names(self, prefix: str) -> list[str]:
+        return [name for name, _ in self._where.list(prefix)]
+
 
 def tasks(run: Path) -> list[Path]:
-    """Return the folders of a run's tasks, and the run's own, which older versions wrote to.
-
-    Folders that cannot be read, such as lost+found, or that disappear are ignored.
-    """
+    """Return the readable folders of a run's tasks, and its own, which older versions wrote to."""
     try:
         if run.is_symlink() or not run.is_dir():
             return []

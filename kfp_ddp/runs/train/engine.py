@@ -135,10 +135,7 @@ def _train_on_cluster(
     ids: tuple[str, str, str],
     supervision: Supervision,
 ) -> tuple[dict[str, Any], str]:
-    """Train with a job; returns it as it ended, and the claim that `run_dir` lies on.
-
-    `fields` are those of LaunchSpec, `ids` those of run, task and iteration.
-    """
+    """Train with a job of `fields` for `ids`; returns the ended job, and the claim of `run_dir`."""
     api = Api.connect()
     fields = with_folders(api, fields, config.data, config.output_dir, "train")
     port = config.prometheus_port
@@ -161,10 +158,7 @@ def node_command(config: TrainConfig) -> list[str]:
 
 
 def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `training` with the time-out of collectives from the settings of the job.
-
-    InputError if both have one, and they differ.
-    """
+    """Return `training` with the job's time-out of collectives; InputError if both have others."""
     minutes = job.get("nccl_timeout_minutes") or training.get("timeout_minutes")
     if minutes is None:
         return dict(training)

@@ -4,25 +4,16 @@ import contextlib
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.report import training_page
-from kfp_ddp.training.manifest import read_manifest, step_dir, step_dirs
+from kfp_ddp.training.manifest import Manifest, read_manifest, step_dir, step_dirs
 from kfp_ddp.training.metrics import read_events
 
 
-class Newest(NamedTuple):
-    """The newest checkpoint of a run: folder, step, sha256 of state.pt, manifest."""
-
-    path: Path
-    step: int
-    digest: str
-    manifest: dict[str, Any]
-
-
-def newest_checkpoint(run_dir: Path) -> Newest | None:
+def newest_checkpoint(run_dir: Path) -> Manifest | None:
     """Return the newest complete checkpoint by its manifest, without a check of its digest.
 
     A folder gets its name only after manifest and state are on the disk, so a readable manifest
@@ -34,28 +25,27 @@ def newest_checkpoint(run_dir: Path) -> Newest | None:
     return None
 
 
-def _complete(path: Path) -> Newest | None:
+def _complete(path: Path) -> Manifest | None:
     try:
-        manifest = read_manifest(path)
+        return read_manifest(path)
     except (OSError, ValueError):
         return None
-    return Newest(path, manifest.step, manifest.digest, manifest.fields)
 
 
-def chosen_checkpoint(run_dir: Path) -> Newest | None:
+def chosen_checkpoint(run_dir: Path) -> Manifest | None:
     """Return the best checkpoint of a run with keep_best, else the newest."""
     newest = newest_checkpoint(run_dir)
     if newest is None:
         return None
-    best = newest.manifest.get("best")
-    if not best or not newest.manifest["config"]["keep_best"]:
+    best = newest.fields.get("best")
+    if not best or not newest.fields["config"]["keep_best"]:
         return newest
     return _complete(step_dir(newest.path.parent, int(best["step"]))) or newest
 
 
 def write_outputs(
     run_dir: Path, place: str, claim: str, trained_model: Any, metrics: Any, loss_curve: Any
-) -> Newest:
+) -> Manifest:
     """Write the step's artifacts; the file of `trained_model` is a JSON pointer to the checkpoint.
 
     `place` is the path or URI of the run's folder for other steps, `claim` its PVC, '' for none.
@@ -72,7 +62,7 @@ def write_outputs(
         "path": f"{place}/{newest.path.relative_to(run_dir).as_posix()}",
         "digest": f"sha256:{newest.digest}",
         "step": newest.step,
-        "model": newest.manifest.get("model", ""),
+        "model": newest.fields.get("model", ""),
         "claim": claim,
         "metrics": figures,
     }
@@ -84,13 +74,13 @@ def write_outputs(
     return newest
 
 
-def _figures(run_dir: Path, newest: Newest) -> dict[str, float]:
+def _figures(run_dir: Path, newest: Manifest) -> dict[str, float]:
     """Return the finite metrics: last loss, speed, accuracy and step of the checkpoint."""
     events = read_events(RunFolder(run_dir).metrics)
     last: dict[str, dict[str, Any]] = {"step": {}, "eval": {}}
     last.update({str(event.get("event")): event for event in events})
-    evaluations = [event for event in events if event.get("event") == "eval"]
-    last["eval"] = next((e for e in evaluations if e.get("step") == newest.step), last["eval"])
+    own = [e for e in events if (e.get("event"), e.get("step")) == ("eval", newest.step)]
+    last["eval"] = own[-1] if own else last["eval"]  # a resume may have repeated it
     figures = {
         "step": newest.step,
         "train_loss": last["step"].get("loss"),
