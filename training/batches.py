@@ -28,6 +28,8 @@ def divide(
             batch = max(unit, min(batch, images) // unit * unit)
     if before and batch == before["batch_size"] and batch // before["micro_batch_size"] >= ranks:
         micro = micro or int(before["micro_batch_size"])
+    if uneven and not micro:
+        micro = next((size for size in range(batch // ranks, 0, -1) if batch % size == 0), 0)
     if images < batch:
         raise InputError(f"batch_size={batch} but only {images} training images; lower batch_size")
     check_divides(batch, micro, ranks, uneven)

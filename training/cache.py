@@ -131,17 +131,12 @@ def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
     """Return the folder of this run's decoded images; None if they exceed `cache_gb`.
 
     Only a resumed run finds it again: its name depends on the output folder, the names, sizes and
-    times of the files, and the settings of stored images. Raises StorageError for a full disk.
+    times of the files, and the settings of stored images. Raises StorageError for too little space.
     """
     expected = decoded_bytes(config, splits)
     if expected > config.cache_gb * 1e9:
         return None
     base = Path(config.cache_dir or tempfile.gettempdir())
-    if base.is_dir() and shutil.disk_usage(base).free < 1.1 * expected:
-        raise StorageError(
-            f"not enough space to cache {expected / 1e9:.2f} GB of decoded images in {base}: "
-            "set cache_dir to another folder, or cache_gb=0"
-        )
     name = hashlib.sha256()
     shape = (config.image_size, config.train_image_size, config.start_image_size, config.augment)
     name.update(
@@ -153,4 +148,10 @@ def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
             name.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\0".encode())
         if index.slices:
             name.update(repr((index.paths, *index.slices)).encode())
-    return base / f"kfp-ddp-cache-{os.geteuid()}-{name.hexdigest()[:16]}"
+    folder = base / f"kfp-ddp-cache-{os.geteuid()}-{name.hexdigest()[:16]}"
+    if not folder.is_dir() and base.is_dir() and shutil.disk_usage(base).free < 1.1 * expected:
+        raise StorageError(
+            f"not enough space to cache {expected / 1e9:.2f} GB of decoded images in {base}: "
+            "set cache_dir to another folder, or cache_gb=0"
+        )
+    return folder

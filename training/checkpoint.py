@@ -18,18 +18,21 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.core.files import durable, fsync
+from kfp_ddp.core.text import one_line
 from kfp_ddp.training import model as models
 from kfp_ddp.training.config import Reading, TrainConfig
 from kfp_ddp.training.manifest import (
     DIGEST,
     MANIFEST,
     STATE,
+    Manifest,
     digest_of,
     read_manifest,
     step_dir,
     step_dirs,
     step_of,
 )
+from kfp_ddp.training.torch_file import load
 
 _PAUSES_S = (0.5, 2.0)
 _DAMAGE = (
@@ -47,17 +50,12 @@ class UnreadableError(StorageError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A verified step directory; `digest` is the sha256 of its state.pt."""
-
-    path: Path
-    step: int
-    digest: str
-    manifest: dict[str, Any]
+class Checkpoint(Manifest):
+    """A verified step directory."""
 
     def state(self) -> dict[str, Any]:
-        """Load the saved state to the CPU; code in the file is not run."""
-        state: dict[str, Any] = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        """Load the saved state; see `load`."""
+        state: dict[str, Any] = load(self.path / STATE)
         return state
 
 
@@ -156,18 +154,22 @@ def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
     Its input is normalised (`model.normalise`), its output is logits.
     """
     checkpoint = verify(path)
-    manifest = checkpoint.manifest
-    info = ModelInfo(
-        model=manifest["model"],
-        classes=tuple(manifest["classes"]),
-        image_size=manifest["image_size"],
-        mean=tuple(manifest["mean"]),
-        std=tuple(manifest["std"]),
-        step=checkpoint.step,
-        config=manifest["config"],
-    )
-    network, state = info.network(), checkpoint.state()
-    models.fill(network, state["ema"] or state["model"], str(path), info.model)
+    manifest, state = checkpoint.fields, checkpoint.state()
+    try:
+        info = ModelInfo(
+            model=str(manifest["model"]),
+            classes=tuple(manifest["classes"]),
+            image_size=manifest["image_size"],
+            mean=tuple(manifest["mean"]),
+            std=tuple(manifest["std"]),
+            step=checkpoint.step,
+            config=dict(manifest["config"]),
+        )
+        weights = dict(state["ema"] or state["model"])
+    except _DAMAGE as error:
+        raise InputError(f"{path} is not a complete checkpoint: {one_line(error)}") from None
+    network = info.network()
+    models.fill(network, weights, str(path), info.model)
     return network.float().eval(), info
 
 
@@ -268,9 +270,12 @@ class Writer:
                         "from the checkpoint before"
                     )
             write(self.directory, step, state, manifest)
-            for old in steps(self.directory)[self.keep :]:
-                if step_of(old) not in spared:
+            older = steps(self.directory)[self.keep :]
+            for old in (path for path in older if step_of(path) not in spared):
+                try:
                     shutil.rmtree(old)
+                except OSError as error:  # a reader has it open: the next save tries again
+                    print(f"warning: {old} cannot be deleted ({error.strerror})", flush=True)
         except Exception as error:  # noqa: BLE001  raised again by wait()
             self._error = error
 

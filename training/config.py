@@ -41,8 +41,10 @@ RANDOM = ("auto", "false")
 
 def _in_words(pretrained: object) -> object:
     """Return a truth value as text; '' is what older settings have for random weights."""
-    words = {True: "true", False: "false", "": "false"}
-    return words.get(pretrained, pretrained) if isinstance(pretrained, bool | str) else pretrained
+    if not isinstance(pretrained, bool | str):
+        return pretrained
+    words = {"true": "true", "false": "false", "": "false"}
+    return words.get(str(pretrained).lower(), pretrained)
 
 
 class TrainConfig(Settings):
@@ -80,9 +82,10 @@ class TrainConfig(Settings):
     """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
     pretrained: Annotated[str, BeforeValidator(_in_words)] = "auto"
     """Initial weights. true: those of torchvision, trained on ImageNet. auto: the same if they can
-    be had and there are fewer than 50,000 images; never without a pipeline. false: random ones. Or
-    a path or an address (https, gs, s3, az, hf) of a file .pth or .safetensors, a checkpoint, a
-    bundle or a model's exports; torchvision:NAME for others of torchvision."""
+    be had and there are fewer than 50,000 images, or random ones needed a smaller image_size; never
+    without a pipeline. false: random ones. Or a path or an address (https, gs, s3, az, hf) of a
+    file .pth or .safetensors, a checkpoint, a bundle or a model's exports; torchvision:NAME for
+    others of torchvision."""
     image_size: int = Field(224, ge=4, le=2048)
     """Height and width in pixels, in evaluation and serving."""
     train_image_size: int = Field(0, ge=0, le=2048)
@@ -187,11 +190,11 @@ class TrainConfig(Settings):
     keep_checkpoints: int = Field(2, ge=2)
     """How many of the newest checkpoints to keep."""
     keep_best: bool = False
-    """Also keep the checkpoint with the highest validation accuracy; it, not the newest, is the
-    result of the training."""
+    """Also keep the checkpoint with the highest validation accuracy, and of several that with the
+    lowest loss; it, not the newest, is the result of the training."""
     early_stop_epochs: int = Field(0, ge=0)
-    """Stop the training when the validation accuracy has not improved for this many epochs; 0:
-    never."""
+    """Stop the training when the validation accuracy, and at the same accuracy the loss, has not
+    improved for this many epochs; 0: never."""
     stop_behind_epochs: int = Field(0, ge=0)
     """From this epoch on, stop the training when its best accuracy is below the median of at least
     two other trainings at the same epoch, with folders next to output_dir; 0: never."""

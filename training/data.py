@@ -114,7 +114,7 @@ def channels_last(count: int, size: int) -> Tensor:
 
 
 def loader(dataset: Images, batches: Any, workers: int, pin: bool) -> "DataLoader[Batch]":
-    """Create a loader; its processes ignore Ctrl-C, which their parent handles."""
+    """Create a loader; its processes ignore signals to stop, which their parent handles."""
     return DataLoader(
         dataset,
         batch_sampler=batches,
@@ -135,8 +135,7 @@ def _start_worker(number: int) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def evaluation_keys(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import READING, Reading
-from kfp_ddp.training.header import frame_of, orientation_of
+from kfp_ddp.training.header import ORIENTATION, frame_of, orientation_of
 
 _MAGIC = re.compile(
     rb"(?P<Jpeg>\xff\xd8\xff)|(?P<Png>\x89PNG\r\n\x1a\n)|(?P<Gif>GIF8[79]a)|(?P<Bmp>BM)"
@@ -23,22 +23,16 @@ _MAGIC = re.compile(
 )
 """First bytes of each format, by the name of its module in Pillow."""
 _MAGIC_BYTES = 16
-_TURNS = dict(
-    enumerate(
-        (
-            Image.Transpose.FLIP_LEFT_RIGHT,
-            Image.Transpose.ROTATE_180,
-            Image.Transpose.FLIP_TOP_BOTTOM,
-            Image.Transpose.TRANSPOSE,
-            Image.Transpose.ROTATE_270,
-            Image.Transpose.TRANSVERSE,
-            Image.Transpose.ROTATE_90,
-        ),
-        start=2,
-    )
-)
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 """By EXIF orientation."""
-_ORIENTATION = 0x0112
 _BITS_PER_SAMPLE, _PLANES, _APART = 0x0102, 0x011C, 2
 """Tags of TIFF, and the value for a plane of each colour."""
 _BITS = (8, 12, 14, 16)
@@ -47,11 +41,12 @@ _OPAQUE_RGB = ("RGB", "RGBX", "P")
 
 def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
     """Read the header of a picture, whose file must stay open; raise ValueError."""
-    match = _MAGIC.match(file.read(_MAGIC_BYTES))
+    head = file.read(_MAGIC_BYTES)
+    match = _MAGIC.match(head)
     file.seek(0)
     kind = (match and match.lastgroup) or ""
     if not kind:
-        raise ValueError("it is not a picture")
+        raise ValueError("it is not a picture" if head else "it is empty")
     try:
         image: Image.Image = _opener(kind)(file)
     except ImportError:
@@ -106,7 +101,7 @@ def to_rgb(image: Image.Image, background: str, orientation: int = 0) -> Image.I
 def _orientation(image: Image.Image) -> int:
     exif = image.info.get("exif") or b""
     tags = getattr(image, "tag_v2", {})
-    return tags.get(_ORIENTATION, 1) if tags else orientation_of(exif.removeprefix(b"Exif\0\0"))
+    return tags.get(ORIENTATION, 1) if tags else orientation_of(exif.removeprefix(b"Exif\0\0"))
 
 
 def _to_8_bits(values: NDArray[Any], full_range: bool) -> NDArray[np.uint8]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 _JPEG = b"\xff\xd8\xff"
 _EXIF = 0xE1
 _EXIF_MARK = b"Exif\0\0"
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_RGB = b"\x08\x02\0\0"
 """8 bits, RGB, and the only compression and filter."""
@@ -85,7 +85,7 @@ def orientation_of(tiff: bytes) -> int:
         mark, at = struct.unpack_from(f"{order}HI", tiff, 2)
         entries = struct.unpack_from(f"{order}H", tiff, at)[0] if mark == 42 else 0
         for entry in range(at + 2, at + 2 + 12 * entries, 12):
-            if struct.unpack_from(f"{order}H", tiff, entry)[0] == _ORIENTATION:
+            if struct.unpack_from(f"{order}H", tiff, entry)[0] == ORIENTATION:
                 return int(struct.unpack_from(f"{order}H", tiff, entry + 8)[0])
     except struct.error:
         pass

@@ -1,10 +1,7 @@
 """Weights on disk, and the start of a run from them (`pretrained`)."""
 
 import json
-import pickle
 import re
-import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.text import one_line
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import MODELS, TrainConfig
-from kfp_ddp.training.manifest import MANIFEST
+from kfp_ddp.training.manifest import MANIFEST, STATE
 from kfp_ddp.training.model import WRAPPERS, build, head_of, not_finite
+from kfp_ddp.training.torch_file import load, no_weights
 from kfp_ddp.training.torchvision_weights import (
     DEFAULT,
     PREFIX,
@@ -38,10 +35,6 @@ _WRAPPERS = (
 _PREFIXES = (*WRAPPERS, "model.", "network.", "net.", "backbone.")
 # Auxiliary classifiers of GoogLeNet and Inception, which only training uses; averages' counter.
 _SURPLUS = ("aux1.", "aux2.", "AuxLogits.", "n_averaged")
-_DAMAGE = (
-    *(RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
-    *(zipfile.BadZipFile, NotImplementedError),
-)
 
 
 @dataclass(frozen=True)
@@ -62,17 +55,15 @@ def read(path: Path) -> Weights:
             return _safetensors(path / BUNDLED)
         if (path / MANIFEST).exists():
             valid = checkpoint.verify(path)
-            state, manifest = valid.state(), valid.manifest
-            return Weights(
-                state["ema"] or state["model"],
-                manifest["model"],
-                bool(manifest["config"].get("blur_pool")),
-                tuple(manifest["classes"]),
-            )
+            tensors, fields = _saved_by_torch(path / STATE).tensors, valid.fields
+            classes, blur_pool = fields["classes"], fields["config"].get("blur_pool")
+            return Weights(tensors, str(fields["model"]), bool(blur_pool), tuple(classes))
         if path.is_file():
             return _safetensors(path) if path.suffix == ".safetensors" else _saved_by_torch(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; correct pretrained") from None
+    except (LookupError, TypeError, AttributeError) as error:
+        raise no_weights(path / MANIFEST, error) from None
     what = "neither a checkpoint nor a bundle" if path.is_dir() else "missing"
     raise InputError(
         f"{path} is {what}: give pretrained a folder step-<number> of another run, a bundle, or a "
@@ -118,48 +109,17 @@ def _safetensors(path: Path) -> Weights:
             tuple(map(str, json.loads(metadata.get("classes", "[]")))),
         )
     except (SafetensorError, ValueError, TypeError, RecursionError) as error:
-        raise _no_weights(path, error) from None
+        raise no_weights(path, error) from None
 
 
 def _saved_by_torch(path: Path) -> Weights:
-    try:
-        _check_sizes(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # about formats that it may fail to read
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        name = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error))
-        what = f" ({name[1]})" if name else ""
-        raise InputError(
-            f"{path} contains more than weights{what}, and code in it is not run: save only its "
-            "state_dict, with torch.save or as .safetensors"
-        ) from None
-    except _DAMAGE as error:
-        raise _no_weights(path, error) from None
+    content = load(path)
     while isinstance(content, Mapping):
         tensors = {str(name): one for name, one in content.items() if isinstance(one, Tensor)}
         if tensors:
             return Weights(tensors)
         content = next((content[name] for name in _WRAPPERS if content.get(name)), None)
-    raise _no_weights(path, "it contains no tensors")
-
-
-def _check_sizes(path: Path) -> None:
-    """Raise ValueError for an archive that expands: torch only writes stored members."""
-    if not zipfile.is_zipfile(path):
-        return
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-    if not stored or sum(member.file_size for member in members) > path.stat().st_size:
-        raise ValueError("it is a compressed archive")
-
-
-def _no_weights(path: Path, error: object) -> InputError:
-    return InputError(
-        f"{path} contains no readable weights ({one_line(error)}): use a state_dict saved by "
-        "torch.save or as .safetensors"
-    )
+    raise no_weights(path, "it contains no tensors")
 
 
 def initialise(

@@ -33,7 +33,7 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 
 
 def _groups(network: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
-    """Group parameters: no weight decay on BatchNorm and biases; body and classifier if separate.
+    """Group parameters: no weight decay on vectors, as biases; body and classifier if separate.
 
     No decay there improves ImageNet by a few tenths of a point (Jia et al. 2018, section 3.2).
     """

@@ -17,6 +17,8 @@ _NAME = re.compile(r"step-(\d{8,})")
 class Manifest:
     """A parsed manifest: `digest` is the sha256 of state.pt, `fields` is the complete content."""
 
+    path: Path
+    """The checkpoint's folder."""
     step: int
     digest: str
     fields: dict[str, Any]
@@ -31,7 +33,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
             raise ValueError(f"{checkpoint / MANIFEST} was altered")
         if list(fields["files"]) != [STATE]:
             raise ValueError(f"{checkpoint / MANIFEST} lists other files")
-        return Manifest(int(fields["step"]), str(fields["files"][STATE]["sha256"]), fields)
+        state = fields["files"][STATE]
+        return Manifest(checkpoint, int(fields["step"]), str(state["sha256"]), fields)
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{checkpoint / MANIFEST} is damaged: {error!r}") from None
 

@@ -99,7 +99,7 @@ PEAK_TFLOPS = {
 
 
 class Meter:
-    """Measures from one report to the next, without pauses for evaluation and saving."""
+    """Measures from one report to the next; evaluations are left out."""
 
     def __init__(self, config: TrainConfig, world: World, num_classes: int) -> None:
         self.config, self.world = config, world

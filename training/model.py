@@ -109,10 +109,7 @@ def build_for(config: TrainConfig, num_classes: int) -> nn.Module:
 def build(
     name: str, num_classes: int, blur_pool: bool = False, image_size: int = 224, code: str = ""
 ) -> nn.Module:
-    """Build a network of `config.MODELS`, or of the packed file `code`; raise InputError.
-
-    Some networks depend on `image_size`, that of evaluation.
-    """
+    """Build a network of `config.MODELS`, some by the evaluated size, or of `code`; InputError."""
     network: nn.Module
     if code:
         network = own_model.network(name, code, num_classes)

@@ -29,6 +29,7 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.flags import parse
+from kfp_ddp.training.time_spent import cpus_of_a_rank
 from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Parent
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -106,7 +107,6 @@ def launch(
     """
     from torch.distributed import run
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its warning
     args = run.get_args_parser().parse_args([*torchrun_flags, "-m", *program])
     least, most = _nodes(args.nnodes)
     # On a shared volume each of several nodes has its own file.
@@ -147,6 +147,8 @@ def _supervise(args: argparse.Namespace, summary: Callable[[], str], file: Path)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
 
+    ranks = run.determine_local_world_size(args.nproc_per_node)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(cpus_of_a_rank(ranks)))))
     settings, command, command_args = run.config_from_args(args)
     settings.logs_specs = logs = _logs(args.log_dir)
     settings.signals_to_handle = "SIGQUIT"  # the others are handled below
@@ -164,7 +166,10 @@ def _supervise(args: argparse.Namespace, summary: Callable[[], str], file: Path)
     except Exception as error:  # noqa: BLE001  any error is reported in one line
         if isinstance(error, OSError) and error.errno in FULL:
             return report_known(StorageError(full(error, args.log_dir)), file)
-        return _report_own(error, file)
+        traceback.print_exception(error)
+        lines = str(error).strip().splitlines()
+        line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        return report(Failure(1, -1, line, retryable=True), file)
     return 0
 
 
@@ -189,13 +194,6 @@ def _stop_on_signals(file: Path) -> None:
 def report_known(error: KfpDdpError, file: Path | None) -> int:
     """Report an error from before the start of the ranks; return its exit code."""
     return report(Failure(error.exit_code, -1, str(error), error.retryable), file)
-
-
-def _report_own(error: Exception, file: Path) -> int:
-    traceback.print_exception(error)
-    lines = str(error).strip().splitlines()
-    line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return report(Failure(1, -1, line, retryable=True), file)
 
 
 def _last_checkpoint(metrics: Path, earlier: int) -> str:
@@ -276,10 +274,7 @@ def _nodes(nnodes: str) -> tuple[int, int]:
 
 
 def _log_dir(chosen: str | None, output_dir: Path, outdated: str) -> Path:
-    """Return a folder for the ranks' logs, without the files `outdated` of earlier attempts.
-
-    It is a temporary folder if the output folder is not writable.
-    """
+    """Return the ranks' log folder, without `outdated`; temporary if the output is unwritable."""
     path = Path(chosen) if chosen else RunFolder(output_dir).logs
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -13,13 +13,13 @@ from typing import Any
 from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, writing
 from kfp_ddp.core.failure import Failure, write_record
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
-from kfp_ddp.training import checkpoint, initial_weights, model, model_file
+from kfp_ddp.training import checkpoint, initial_weights, model, model_file, saving
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_dir
 from kfp_ddp.training.metrics import Metrics
 from kfp_ddp.training.prepare import try_out
 from kfp_ddp.training.splits import Splits, splits_of
-from kfp_ddp.training.watch import Heartbeat
+from kfp_ddp.training.watch import LAUNCH, Heartbeat, end_for_good
 
 WEIGHTS = ("model.safetensors", "model.pt")
 RESULT = "result.json"
@@ -35,11 +35,16 @@ def run(config: TrainConfig) -> bool:
     config = config.model_copy(update={"val_fraction": config.val_fraction * splits.by_name})
     if splits.train.slices is not None:
         raise InputError("a script reads image files, but these are packed: do not set pack=tar")
-    if first and (done := checkpoint.newest_valid(folder.checkpoints)):
-        print(f"nothing to train: {done.path} is saved", flush=True)
+    launches = [os.environ.get(LAUNCH, "")]
+    if saving.continues(config, launches):
+        config = config.model_copy(update={"resume": "auto"})
+    if config.resume != "never" and (done := checkpoint.newest_valid(folder.checkpoints)):
+        if first:
+            print(f"nothing to train: {done.path} is saved", flush=True)
         return True
     if first:
         _begin(config, folder, splits)
+        saving.begin(config, launches)
     with tempfile.TemporaryDirectory(prefix="kfp-ddp-script-") as inputs:
         _write_inputs(Path(inputs), config, splits)
         if not _call(Path(inputs), config):
@@ -53,10 +58,10 @@ def _begin(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
     with writing(folder.path):
         try_to_write(folder.path)
     try_out(config, splits.train.classes)
-    folder.config.write_text(config.to_json() + "\n")
 
     def stop() -> None:
         write_record(Failure(PREEMPTED, 0, "the heartbeat is stale", retryable=True), final=True)
+        end_for_good()
         os._exit(PREEMPTED)
 
     if config.stop_when_stale:

@@ -56,7 +56,10 @@ def run_and_report(read: Callable[[], C], work: Callable[[C], bool]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             return _end(StorageError(full(error, config.output_dir)))
-        write_record(_failure(_unexpected(error)), final=False)
+        first = str(error).strip().partition("\n")[0]
+        lost = isinstance(error, RuntimeError) and lost_peer(str(error))
+        kind = PeerLostError if lost else JobError
+        write_record(_failure(kind(f"{type(error).__name__}: {first}")), final=False)
         raise
 
 
@@ -112,10 +115,3 @@ def _failure(error: KfpDdpError) -> Failure:
     cause = error.__cause__ if isinstance(error.__cause__, KfpDdpError) and lost else error
     rank = int(os.environ.get("RANK", "0"))
     return Failure(cause.exit_code, rank, str(error), cause.retryable, consequence=lost)
-
-
-def _unexpected(error: Exception) -> KfpDdpError:
-    first = str(error).strip().partition("\n")[0]
-    line = f"{type(error).__name__}: {first}"
-    lost = isinstance(error, RuntimeError) and lost_peer(str(error))
-    return PeerLostError(line) if lost else JobError(line)

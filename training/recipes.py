@@ -128,7 +128,7 @@ def configured(name: str, fields: Mapping[str, Any]) -> TrainConfig:
     recipe, epochs = dict(RECIPES[name]), fields.get("epochs")
     if fields.get("optimizer", "sgd") != recipe.get("optimizer", "sgd"):
         recipe = {key: value for key, value in recipe.items() if key not in OPTIMIZER_FIELDS}
-    if isinstance(epochs, int | float) and epochs <= recipe.get("warmup_epochs", 0):
+    if epochs and TrainConfig.checked("epochs", epochs) <= recipe.get("warmup_epochs", 0):
         recipe.pop("warmup_epochs", None)
     return TrainConfig.create(**{**recipe, **fields})
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint, model_file
 from kfp_ddp.training.config import TrainConfig
@@ -57,13 +58,20 @@ def _best_by(metrics: Path, epoch: int) -> float | None:
 
 @dataclass(frozen=True)
 class Best:
-    """The evaluation with the highest accuracy so far."""
+    """The evaluation with the highest accuracy so far, and of several with the lowest loss."""
 
     step: int
     epoch: int
     accuracy: float
     waited: int
     """Epochs from it to the last evaluation."""
+    loss: float = 0.0
+    """0 if an earlier version saved it, which did not compare losses."""
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What the best is highest in; below all others if the loss is not finite."""
+        return (self.accuracy, -self.loss) if math.isfinite(self.loss) else (-1.0, 0.0)
 
 
 class Saving:
@@ -86,10 +94,11 @@ class Saving:
     def judge(self, step: int, epoch: int, figures: dict[str, float]) -> bool:
         """Record an evaluation after an epoch; return whether it is the best, on all ranks."""
         self.latest = figures
-        accuracy = self.world.from_first(lambda: figures["accuracy"])
-        better = self.best is None or accuracy > self.best.accuracy
+        accuracy, loss = self.world.from_first(lambda: (figures["accuracy"], figures["loss"]))
+        new = Best(step, epoch, accuracy, 0, loss)
+        better = self.best is None or new.rank > self.best.rank
         if self.best is None or better:
-            self.best = Best(step, epoch, accuracy, 0)
+            self.best = new
         else:
             self.best = dataclasses.replace(self.best, waited=epoch - self.best.epoch)
         first, highest = self.config.stop_behind_epochs, self.best.accuracy
@@ -163,11 +172,11 @@ class Saving:
             return 0
         valid = checkpoint.verify(path)
         # Weights that were frozen in the last step have no optimizer state to restore.
-        self.learner.begin_epoch(math.ceil(valid.manifest["epoch"]) - 1)
+        self.learner.begin_epoch(math.ceil(valid.fields["epoch"]) - 1)
         self.learner.restore(valid.state())
         self.saved_step = valid.step
-        self.latest = valid.manifest["metrics"]
-        best, validation = (valid.manifest.get(name) for name in ("best", "validation"))
+        self.latest = valid.fields["metrics"]
+        best, validation = (valid.fields.get(name) for name in ("best", "validation"))
         same = not (validation and self._validation) or validation == self._validation
         self.best = Best(**best) if best and same else None
         if self.world.first:
@@ -193,7 +202,7 @@ def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Pat
         print(f"warning: {path} is invalid and was set aside", flush=True)
     if newest is None:
         return None
-    was, training = newest.manifest, split.index
+    was, training = newest.fields, split.index
     saved: Mapping[str, Any] = was["config"]
     pairs = {
         "model": (config.model, was["model"]),
@@ -255,7 +264,8 @@ def continues(config: TrainConfig, launches: Sequence[str]) -> bool:
 def begin(config: TrainConfig, launches: Sequence[str]) -> None:
     """Write the settings; with resume=never, move checkpoints away, and record this start."""
     folder = RunFolder(config.output_dir)
-    folder.config.write_text(config.to_json() + "\n")
+    with atomic_write(folder.config) as file:  # others read it meanwhile
+        file.write(f"{config.to_json()}\n".encode())
     if config.resume != "never":
         return
     if checkpoint.steps(folder.checkpoints):
@@ -273,4 +283,4 @@ def earlier_config(config: TrainConfig) -> dict[str, Any] | None:
     if config.resume == "never":
         return None
     newest = checkpoint.newest_valid(RunFolder(config.output_dir).checkpoints)
-    return None if newest is None else newest.manifest["config"]
+    return None if newest is None else newest.fields["config"]

@@ -84,9 +84,8 @@ def splits_of(
     positions = _positions(data, packed) if packed else {}
 
     def index(part: Part) -> Index:
-        paths = tuple(f"{data}/{name}" for name in part.names)
         slices = packed.slices.only([positions[name] for name in part.names]) if packed else None
-        return Index(data / part.folder, layout.classes, paths, part.targets, slices)
+        return Index(data / part.folder, layout.classes, _paths(data, part), part.targets, slices)
 
     test = index(layout.test) if len(layout.test) else None
     return Splits(index(layout.train), index(layout.val), test, layout.by_name)
@@ -194,4 +193,12 @@ def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
             f"{split} has no images ({', '.join(SUFFIXES)}): put them in {split}/<class>/"
         )
     part = number(side, known)
-    return Index(split, known, tuple(f"{split}/{name}" for name in part.names), part.targets)
+    return Index(split, known, _paths(split, part), part.targets)
+
+
+def _paths(folder: Path, part: Part) -> tuple[str, ...]:
+    paths = tuple(f"{folder}/{name}" for name in part.names)
+    for path in paths:
+        if path.encode(errors="replace").decode() != path:
+            raise InputError(f"the name {path!a} is not UTF-8: rename it")
+    return paths

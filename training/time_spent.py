@@ -152,10 +152,11 @@ def advice(spent: TimeSpent, config: TrainConfig, environment: Environment) -> l
     if spent.total > LONG:
         intervals = ("checkpoint_steps", "checkpoint_epochs", "checkpoint_minutes")
         set_ones = ((name, every) for name in intervals if (every := getattr(config, name)))
-        less = next((f"{name}={n:g} -> {2 * n:g}" for name, n in set_ones), "a faster volume")
-        add(spent.mean["checkpoint"], SAVES, f"saved checkpoints: {less}")
+        less = next((f"{name}={2 * n:g} halves it" for name, n in set_ones), "a faster volume")
+        add(spent.mean["checkpoint"], SAVES, f"went into checkpoints: {less}")
         every = config.eval_epochs
-        add(spent.mean["evaluation"], EVALUATES, f"evaluated: eval_epochs={every} -> {2 * every}")
+        less = f"eval_epochs={2 * every} halves it"
+        add(spent.mean["evaluation"], EVALUATES, f"went into evaluations: {less}")
         less = f"verify_images={config.verify_images} -> 0, or " if config.verify_images else ""
         start = f"was the start, before the first step: {less}a longer run"
         add(spent.mean["start"], STARTS, start)

@@ -18,7 +18,7 @@ from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
-from kfp_ddp.core.settings import mapping_of
+from kfp_ddp.core.settings import mapping_in, mapping_of
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.metrics import Sink
@@ -116,7 +116,7 @@ def send_unsent(tracker: Tracker, metrics: Path, record: Path) -> None:
     lines, end = _unsent(metrics, record)
     if not lines:
         return
-    events = [json.loads(line) for line in lines.splitlines()]
+    events = [event for line in lines.splitlines() if "time" in (event := mapping_in(line))]
     tracker.log([Event(event.pop("event"), event, event.pop("time")) for event in events])
     with atomic_write(record) as file:
         file.write(json.dumps({**mapping_of(record), "sent": end}).encode())

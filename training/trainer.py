@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from kfp_ddp.core.errors import JobError
+from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import own_model
 from kfp_ddp.training.cache import decoded_bytes
@@ -35,27 +35,29 @@ class Loss:
         self.smoothing = config.label_smoothing
         self.class_weights = weights_of(index, POWERS[config.class_weights])
         """Weight of each class; empty if all weights are equal."""
-        weights = torch.tensor(self.class_weights, device=device)
-        self._weights = weights if self.class_weights else None
-        own = own_model.load_for(config)
-        self._own = own.loss if own else None
-        if isinstance(self._own, nn.Module):
-            self._own = self._own.to(device)  # it may have weights
+        weights = self.class_weights
+        self._weights = torch.tensor(weights, device=device) if weights else None
+        self._user_file = own_model.load_for(config)
+        if self._user_file and isinstance(self._user_file.loss, nn.Module):
+            self._user_file.loss.to(device)  # it may have weights
 
-    def __call__(self, logits: Tensor, targets: Tensor, own: float = 1.0) -> Tensor:
+    def __call__(self, logits: Tensor, targets: Tensor, share: float = 1.0) -> Tensor:
         """Return the mean over logits [N, classes] and class numbers [N].
 
-        `own` is the share of each image itself; the rest is of the previous one (mixup, CutMix).
+        `share` is that of each image itself; the rest is of the previous one (mixup, CutMix).
         """
         loss = self._entropy(logits, targets)
-        if own == 1:
+        if share == 1:
             return loss
-        return own * loss + (1 - own) * self._entropy(logits, targets.roll(1))
+        return share * loss + (1 - share) * self._entropy(logits, targets.roll(1))
 
     def _entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        if self._own is not None:
-            return self._own(logits, targets)
-        return F.cross_entropy(logits, targets, self._weights, label_smoothing=self.smoothing)
+        if self._user_file and self._user_file.loss:
+            return self._user_file.compute_loss(logits, targets)
+        # torch's own mean divides by the weights of this micro-batch, not by its images.
+        return F.cross_entropy(
+            logits, targets, self._weights, reduction="none", label_smoothing=self.smoothing
+        ).mean()
 
 
 POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}
@@ -140,8 +142,10 @@ class Validation:
             self._forward_with_others(network, rounds)
         learner.train()
         *totals, count = self.world.sum([*sums.tolist(), samples])
+        if not count:
+            raise InputError("none of the validation images can be read: repair or replace them")
         figures = zip(("loss", "accuracy", "top5"), totals, strict=True)
-        return {name: total / max(count, 1) for name, total in figures}
+        return {name: total / count for name, total in figures}
 
     def _batches(self) -> Iterator[DeviceBatch]:
         index, size = self.split.index, self.config.micro_batch_size
@@ -261,12 +265,12 @@ class Trainer:
             enter("forward")
             self.skipped.update(batch.skipped)
             indices.append(batch.indices)
-            images, own = mixed(batch.images, self.config, epoch, batch.indices[0])
+            images, share = mixed(batch.images, self.config, epoch, batch.indices[0])
             learner.seed_step(self.step, self.world.rank + number * self.world.size)
             with learner.strategy.hold_gradients(number < mine - 1):
                 with learner.autocast:
                     output = learner.strategy.replicas(images)
-                    loss = self.loss(output, batch.targets, own)
+                    loss = self.loss(output, batch.targets, share)
                 weighted = loss * weight
                 if number == mine - 1 and self.world.size > 1:
                     on_own_gradients(weighted, lambda: enter("communication"))

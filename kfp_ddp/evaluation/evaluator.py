@@ -1,7 +1,6 @@
 """One rank of an evaluation: model, samples, and the champion on the same samples."""
 
 import json
-import os
 import platform
 import tempfile
 import time
@@ -26,6 +25,7 @@ from kfp_ddp.training.distributed import World, alone
 from kfp_ddp.training.manifest import MANIFEST, read_manifest
 from kfp_ddp.training.sides import TEST, TRAIN
 from kfp_ddp.training.splits import Index, sides_of
+from kfp_ddp.training.time_spent import cpus_of_a_rank
 
 CONFIG = "config.json"
 _MAX_DOCUMENT = 16 << 20
@@ -168,7 +168,7 @@ class Evaluator:
             tags=tags,
             resamples=self.request.options.resamples if own else 0,
         )
-        kind = f"{os.cpu_count()} CPUs, {platform.machine()}"
+        kind = f"{cpus_of_a_rank(1):g} CPUs, {platform.machine()}"
         if device.type == "cuda":
             kind = torch.cuda.get_device_name(device)
         more = {

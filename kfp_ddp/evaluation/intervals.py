@@ -78,10 +78,10 @@ def _bias_corrected(value: float, drawn: Array) -> Interval:
 
 
 def _off_zero(value: float, drawn: Array, luck: Array) -> Interval:
-    """Return percentiles or those mirrored at the value, the wider: resamples are biased upwards.
+    """Return the wider of two intervals, percentiles and percentiles mirrored at the value.
 
-    The low end is 0 if a perfectly calibrated model has such an error in 5 % of cases (Broecker
-    and Smith 2007, Weather and Forecasting 22:651).
+    Resampling overestimates the error. The low end is 0 if a perfectly calibrated model has such an
+    error in 5 % of cases (Broecker and Smith 2007, Weather and Forecasting 22:651).
     """
     low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
     least = 0.0 if (luck >= value).mean() >= 0.05 else min(low, max(0.0, 2 * value - high))

@@ -106,8 +106,8 @@ def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
         events = read_events(files.metrics)
         settings = mapping_of(files.config)  # empty if the training failed before its start
     step = int(checkpoint.rpartition("-")[2] or -1) if checkpoint else -1
-    evaluations = (e for e in events if e.get("event") == "eval" and e.get("step") == step)
-    evaluation: dict[str, Any] = next(evaluations, {})
+    evaluations = [e for e in events if e.get("event") == "eval" and e.get("step") == step]
+    evaluation: dict[str, Any] = evaluations[-1] if evaluations else {}  # others were repeated
     ends = [event.get("reason") or "" for event in events if event.get("event") == "end"]
     points = curve(events, "eval", "accuracy")
     return Trial(

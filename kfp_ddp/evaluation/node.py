@@ -4,7 +4,6 @@ Downloads what is not local first: a dataset that is not on a PVC, and a checkpo
 node of the first rank uploads the evaluation. With `--rank FLAGS` it is one of these ranks.
 """
 
-import os
 import shutil
 import socket
 import sys
@@ -66,13 +65,9 @@ def rank(argv: Sequence[str]) -> int:
 
 def _evaluate_with_others(request: Request) -> bool:
     """Join the other ranks and evaluate. Always complete: an evaluation has no checkpoints."""
-    import torch
-
     from kfp_ddp.training import distributed
 
     with distributed.joined(request) as world:
-        if world.device.type == "cpu":
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // world.local_size))
         where = f"{socket.gethostname()}, {world.device}"
         print(f"rank {world.rank} of {world.size} on {where}", flush=True)
         evaluate_share(request, world)

@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import io
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from kfp_ddp.training.config import READING, Reading
 from kfp_ddp.training.distributed import World, keep_freed
 from kfp_ddp.training.model import affine, head_of, logits
 from kfp_ddp.training.splits import Index
+from kfp_ddp.training.time_spent import cpus_of_a_rank
 
 EMBEDDED = 64
 FEATURES = EMBEDDED + 3 * 8 * 8
@@ -253,8 +253,7 @@ def batches(
 ) -> Iterator[_Batch]:
     """Yield the batches of this rank in order, decoded by threads that take turns."""
     mine = list(data.fixed_batches(index, batch_size, world.rank, world.size))
-    cpus = (os.cpu_count() or 1) // world.local_size
-    readers = max(1, min(cpus, 32, len(mine)))
+    readers = max(1, min(int(cpus_of_a_rank(world.local_size)), 32, len(mine)))
     shares = [
         data.decoded(index, image_size, mine[number::readers], reading) for number in range(readers)
     ]

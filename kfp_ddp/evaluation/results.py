@@ -14,7 +14,7 @@ from kfp_ddp import report as reports
 from kfp_ddp.core.errors import writing
 from kfp_ddp.core.files import atomic_write, folder_below, read_below
 from kfp_ddp.core.run_folder import VERDICT
-from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, Baseline, Evaluation, wilson
+from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, Evaluation, wilson
 from kfp_ddp.storage import manifest
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def summarise(
     precision, recall, f1 = tally.macro(classes)
     low, high = wilson(tally.correct, tally.samples)
     balanced, interval = balanced_accuracy(classes)
-    largest = max(classes, key=lambda one: one.samples)
     return Evaluation(
         split=split,
         samples=tally.samples,
@@ -88,7 +87,6 @@ def summarise(
         balanced_accuracy=balanced,
         macro_roc_auc=areas.macro,
         intervals={"balanced_accuracy": interval, **bootstrap(tally, resamples)},
-        baseline=Baseline(name=largest.name, share=largest.samples / tally.samples),
         slices=tags.slices(index, predictions.predicted.tolist()) if tags else [],
         written=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=time.monotonic() - started,
@@ -133,10 +131,7 @@ def split_digest(dataset: Path, paths: Iterable[str], folder: str = "") -> str:
 
 
 def prepare(target: Path, root: Path) -> None:
-    """Create the folder and remove earlier records, so that a failed step leaves no record.
-
-    No link below the parent folder `root` is followed.
-    """
+    """Create the folder, without links below `root`, and remove earlier records."""
     with writing(target, ADVICE):
         root.mkdir(parents=True, exist_ok=True)
         with folder_below(root, target.relative_to(root), make=True):
@@ -147,15 +142,11 @@ def prepare(target: Path, root: Path) -> None:
             (target / CHAMPION_FOLDER).unlink()
         elif (target / CHAMPION_FOLDER).exists():
             shutil.rmtree(target / CHAMPION_FOLDER)
-        with tempfile.NamedTemporaryFile(dir=target, prefix=".probe-"):
-            pass
+        tempfile.TemporaryFile(dir=target).close()
 
 
 def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str]) -> None:
-    """Write the record and other files (text by name) atomically, `evaluation.json` last.
-
-    The folder is created if necessary; no link below the parent folder `root` is followed.
-    """
+    """Write record and files (text by name) atomically, the record last; no link is followed."""
     files = {**others, FILE: result.model_dump_json(indent=1) + "\n"}
     with writing(target, ADVICE):
         with folder_below(root, target.relative_to(root), make=True):

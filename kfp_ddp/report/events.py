@@ -20,10 +20,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def curve(events: Iterable[Event], kind: str, key: str) -> list[Point]:
-    """Return (epoch, value) points of one kind of event.
-
-    A step that was repeated after a resume counts once, with its last value.
-    """
+    """Return (epoch, value) points of an event; the last value of a step that was repeated."""
     steps = _by_step(events, kind)
     pairs = [(steps[step].get("epoch"), steps[step].get(key)) for step in sorted(steps)]
     return [(float(x), float(y)) for x, y in pairs if is_number(x) and is_number(y)]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from kfp_ddp.training import distributed
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.netcheck.record import RESULT, Network, NetworkCheck, Node, Size
+from kfp_ddp.training.netcheck.record import Network, NetworkCheck, Node, Size
 from kfp_ddp.training.rank import run_and_report
 
 NET, INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
@@ -112,7 +112,7 @@ def run(settings: RankSettings) -> bool:
             transports=transports(nccl.read_text(errors="replace") if nccl.is_file() else ""),
         )
         if world.first:
-            print(RESULT + result.model_dump_json(), flush=True)
+            print(*result.lines(), sep="\n", flush=True)
     return True
 
 

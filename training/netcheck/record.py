@@ -1,6 +1,7 @@
 """Settings and result of a network check, and what the result means; free of torch."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -29,7 +30,9 @@ class NetworkCheck(Settings):
 
 
 RESULT = "network: "
-"""Prefix of the line in which rank 0 prints the result."""
+"""Prefix of the lines in which rank 0 prints the result."""
+PIECE = 15000
+"""Characters of the result in a line: the log of a pod is split at 16 KiB."""
 SLOW = 0.5
 """Share of the rate of comparable links below which a link counts as slow."""
 SLOW_NAME_MS = 500.0
@@ -87,6 +90,11 @@ class Network(Stored):
     transports: list[str] = Field(default_factory=list)
     """Transports that NCCL logged."""
 
+    def lines(self) -> Iterator[str]:
+        """Yield the lines in which rank 0 prints the result."""
+        text = self.model_dump_json()
+        yield from (RESULT + text[at : at + PIECE] for at in range(0, len(text), PIECE))
+
     @property
     def links(self) -> list[Link]:
         """Measured rates between two nodes."""
@@ -116,8 +124,8 @@ def problems(network: Network, check: NetworkCheck) -> list[str]:
     lines = [*slow.values(), *_slow_links(network, set(slow))]
     if check.min_gbit_s:
         lines += [
-            f"{_pair(network, link)} gives {link.gbit_s:.2f} Gbit/s, less than "
-            f"min_gbit_s={check.min_gbit_s:g}"
+            f"{_pair(network, link)} gives {link.gbit_s:.2f} Gbit/s, less than the minimum of "
+            f"{check.min_gbit_s:g}"
             for link in sorted(network.links, key=lambda link: link.gbit_s)
             if link.gbit_s < check.min_gbit_s
         ]
@@ -159,9 +167,13 @@ def _slow_links(network: Network, slow: set[int]) -> list[str]:
     """Return a line for each slow pair of nodes that are not slow with other nodes."""
     lines = []
     links = [link for link in network.links if not slow & {*link[:2]}]
+    at_node: dict[int, list[Link]] = defaultdict(list)
+    for link in links:
+        at_node[link.sender].append(link)
+        at_node[link.receiver].append(link)
     for link in links:
         pair = {*link[:2]}
-        beside = [one.gbit_s for one in links if pair & {*one[:2]} and pair != {*one[:2]}]
+        beside = [one.gbit_s for end in pair for one in at_node[end] if pair != {*one[:2]}]
         if beside and link.gbit_s < SLOW * statistics.median(beside):
             lines.append(
                 f"{_pair(network, link)} gives {link.gbit_s:.2f} Gbit/s, where both have "

@@ -104,9 +104,9 @@ def _serves(must: bool, infra: _Infra | None) -> Iterator[Check]:
         if must:
             yield Check(rule, False, f"the bundle may not serve: {reason}")
     elif infra.passed:
-        yield Check(rule, True, f"the bundle serves: {', '.join(sorted(infra.files))}")
+        yield Check(rule, True, f"can be served: {', '.join(sorted(infra.files))}")
     else:
-        yield Check(rule, False, f"the bundle does not serve: {infra.reason or 'it failed'}")
+        yield Check(rule, False, f"cannot be served: {infra.reason or 'it failed'}")
 
 
 def _budgets(rules: Rules, bundle: Bundle) -> Iterator[Check]:

@@ -34,7 +34,7 @@ class Rules(Settings):
     min_slice_samples: int = Field(30, ge=1)
     """Samples from which min_slice_accuracy applies to a slice."""
     max_calibration_error: float = Field(1.0, ge=0, le=1)
-    """Maximum expected calibration error, as a share: 0.97 for 97 %."""
+    """Maximum expected calibration error, as a share: 0.05 for 5 %."""
     min_improvement: float = Field(0.0, ge=-1, le=1)
     """Minimum gain of accuracy over the champion, as a share: 0.001 for 0.1 %. At 0 a tie
     passes."""
@@ -64,11 +64,6 @@ class Rules(Settings):
     """Minimum share of the samples for which a variant predicts the same class as the model."""
 
     @property
-    def need_champion(self) -> list[str]:
-        """Return the rules that are set and need a champion."""
-        return self._set("min_improvement", "max_p_value", "champion_must_exist", "champion_key")
-
-    @property
     def need_bundle(self) -> list[str]:
         """Return the rules that are set and need a bundle."""
         return self._set(
@@ -82,9 +77,10 @@ class Rules(Settings):
 
     def check_champion(self, champion: str) -> None:
         """Reject rules that need a champion if there is none."""
-        if self.need_champion and not champion:
+        rules = self._set("min_improvement", "max_p_value", "champion_must_exist", "champion_key")
+        if rules and not champion:
             raise InputError(
-                f"{self.need_champion[0]} is set but champion is empty: give the champion's "
+                f"{rules[0]} is set but champion is empty: give the champion's "
                 "evaluation.json, its folder or its bundle"
             )
 
