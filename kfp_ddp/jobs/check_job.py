@@ -11,7 +11,7 @@ from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import by_volume
 from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core, custom, schedulable_nodes
-from kfp_ddp.k8s.objects import conditions, gpus
+from kfp_ddp.k8s.objects import amount, conditions, gpus
 
 GANG_SECONDS = 30.0
 
@@ -138,7 +138,7 @@ def _missing(api: Api, path: str) -> bool:
 
 def _gpu_warnings(api: Api, spec: LaunchSpec) -> list[str]:
     limits = resources(spec).get("limits", {})
-    requested = {name: int(float(n)) for name, n in limits.items() if spec.is_gpu(name)}
+    requested = {name: int(amount(n)) for name, n in limits.items() if spec.is_gpu(name)}
     if not any(requested.values()):
         return []
     try:

@@ -101,7 +101,7 @@ LAUNCHER_REPORT = re.compile(
     r"failed \(exitcode: -?\d+\) local_rank:|elastic\.multiprocessing\.errors"
 )
 BLOCK = 7  # its lines: index, time, host, rank, exitcode, error_file, traceback
-FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (.*)")
+FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (\S.*)")
 # Open MPI's reports: a rank that exited or was killed, and a node that went away.
 MPI_EXIT = ("mpirun detected that", "mpirun noticed that")
 MPI_JOB = "Primary job"
@@ -133,7 +133,8 @@ def error_in_log(lines: Sequence[str]) -> LogError:
     block = log[at + 1 : at + 1 + BLOCK]
     matches = [match for line in block if (match := FIELD.fullmatch(line))]
     fields: dict[str, str] = {match[1]: match[2] for match in matches}
-    rank = int(fields.get("rank", "-1").split()[0])
+    number = fields.get("rank", "").partition(" ")[0]
+    rank = int(number) if number.isdecimal() else -1
     traceback = fields.get("traceback", "")
     if traceback == TRACEBACK:  # of a program decorated with torch's `record`, indented
         recorded = [TRACEBACK, *(line[2:] for line in log[at + 1 + BLOCK :])]

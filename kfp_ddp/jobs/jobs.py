@@ -76,20 +76,21 @@ class Jobs:
             except ApiError as error:
                 if error.status != 409:
                     raise InputError(self._refusal("create", error)) from error
+                conflict = error.message
             try:
                 job = self.api.call("GET", self.path(attempt), retry=True)
-            except ApiError as error:
-                if error.status == 404:
-                    continue
-                raise InputError(self._refusal("create", error)) from error
-            self._check_owner(job)
-            if "deletionTimestamp" not in job["metadata"]:
-                print(f"adopting {self.kind.title} {job['metadata']['name']}", flush=True)
-                return job
+                self._check_owner(job)
+                if "deletionTimestamp" not in job["metadata"]:
+                    print(f"adopting {self.kind.title} {job['metadata']['name']}", flush=True)
+                    return job
+                conflict = "it is being deleted; check its finalizers"
+            except ApiError as error:  # a conflict without a job is one of a quota, for example
+                if error.status != 404:
+                    raise InputError(self._refusal("create", error)) from error
             if time.monotonic() > wait_until:
                 raise JobError(
-                    f"{self.kind.title} {job['metadata']['name']} has been terminating for "
-                    f"{DELETION_SECONDS / 60:g} minutes; check its finalizers"
+                    f"{self.kind.title} {self.identity.job_name(attempt)} could not be created for "
+                    f"{DELETION_SECONDS / 60:g} minutes: {conflict}"
                 )
             time.sleep(0.5)
 
@@ -174,7 +175,7 @@ class Jobs:
         if error.status == 404:
             return (
                 f"this cluster has no {self.kind.plural} ({self.kind.group_version}); "
-                f"install {self.kind.operator}, or use another backend"
+                f"install {self.kind.operator}, or use another kind of job"
             )
         if error.status == 403 and "quota" in error.message:
             return f"a quota {where} does not allow the job: {message}"

@@ -74,8 +74,9 @@ def waiting(job: Object, api: Api) -> str:
         return f"waiting for Kueue to add it to queue {queue}"
     others = [item for item in workloads if item is not ours and not condition(item, "Finished")]
     others = [item for item in others if item["spec"].get("queueName") == queue]
-    ahead = [item for item in others if _rank(item) < _rank(ours) and not _has_quota(item)]
-    holders = [item for item in others if _has_quota(item)]
+    without = [item for item in others if not condition(item, "QuotaReserved")]
+    ahead = [item for item in without if _rank(item) < _rank(ours)]
+    holders = [item for item in others if condition(item, "QuotaReserved")]
     line = f"waiting in queue {queue}"
     evicted = condition(ours, "Evicted")
     if evicted is not None:
@@ -104,10 +105,6 @@ def _evicted(evicted: Object, workloads: list[Object]) -> str:
 def _owner(workload: Object) -> Object:
     owners: list[Object] = workload["metadata"].get("ownerReferences") or [{}]
     return owners[0]
-
-
-def _has_quota(workload: Object) -> bool:
-    return condition(workload, "QuotaReserved") is not None
 
 
 def _rank(workload: Object) -> tuple[int, str]:

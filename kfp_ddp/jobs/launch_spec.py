@@ -1,5 +1,6 @@
 """Settings of a distributed job, and of how its step watches it."""
 
+import posixpath
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -7,7 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.jobs.code import CODE
-from kfp_ddp.jobs.kinds import KINDS, Kind, KindName
+from kfp_ddp.jobs.kinds import KINDS, Kind, KindName, pod
 from kfp_ddp.jobs.script import INDEX, PACKAGE, check_packages
 from kfp_ddp.k8s.objects import QUANTITY, amount
 
@@ -55,11 +56,8 @@ Capability = Annotated[str, StringConstraints(pattern=CAPABILITY)]
 Package = Annotated[str, StringConstraints(pattern=PACKAGE)]
 Index = Annotated[str, StringConstraints(pattern=INDEX)]
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
-
-
-def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names without repetition, which the API server refuses."""
-    return tuple(dict.fromkeys(names))
+# The API server refuses a name that is repeated.
+Unique = AfterValidator(lambda names: tuple(dict.fromkeys(names)))
 
 
 class LaunchSpec(Settings):
@@ -91,7 +89,7 @@ class LaunchSpec(Settings):
     """Packages that each pod installs before it runs, in a folder of their own, of what the image
     lacks: pins such as timm==1.0.0 or, where all have hashes, a lock."""
     pip_index_urls: tuple[Index, ...] = ()
-    """Package indexes for them: the first instead of pip's own, the others besides."""
+    """Package indexes. The first replaces pip's default; the others are searched too."""
 
     nodes: int = Field(1, ge=1, le=4096)
     """Number of worker pods. An MPIJob has its launcher besides."""
@@ -109,11 +107,11 @@ class LaunchSpec(Settings):
     gpu_resource: LabelKey = "nvidia.com/gpu"
     """Resource name under which the cluster offers its GPUs."""
     cpu: str = Field("", pattern=QUANTITY)
-    """CPUs that each pod requests and may use at most, such as 4 or 500m; '' for a default by
-    its GPUs: 8, of which 2 are requested, for each, without any 4 and 100m for each process."""
+    """CPUs that each pod requests and may use at most, such as 4 or 500m; '' for a default. With
+    GPUs: limit 8 and request 2 for each GPU. Without: limit 4 and request 100m for each process."""
     memory: str = Field("", pattern=QUANTITY)
-    """Memory that each pod requests and may use at most, such as 16Gi; '' for a default
-    by its GPUs: 32Gi, of which 8Gi are requested, for each, without any 4Gi and 512Mi for each
+    """Memory that each pod requests and may use at most, such as 16Gi; '' for a default. With GPUs:
+    limit 32Gi and request 8Gi for each GPU. Without: limit 4Gi and request 512Mi for each
     process."""
     cpu_request: str = Field("", pattern=QUANTITY)
     """CPUs that each pod requests, where that is less than its limit; '' for cpu. Without cpu
@@ -123,7 +121,7 @@ class LaunchSpec(Settings):
     memory the pod has no limit of it."""
     resources: dict[Part, dict[LabelKey, Quantity]] = Field(default_factory=dict)
     """Limits and requests of each pod as Kubernetes writes them, of any resource; cpu, memory and
-    gpus_per_node go before it."""
+    gpus_per_node override it."""
     shm_size: str = Field("2Gi", pattern=QUANTITY)
     """Shared memory (/dev/shm) of each pod, which data loaders and NCCL use; '' for the container
     runtime's own, mostly 64 MB."""
@@ -134,7 +132,7 @@ class LaunchSpec(Settings):
     """Secrets; all of their keys become environment variables of the workers."""
     env_vars: tuple[dict[str, Any], ...] = ()
     """Environment variables as Kubernetes writes them, for values from a Secret's key and the like;
-    env goes before it."""
+    env overrides it."""
     claims: dict[MountPath, Claim] = Field(default_factory=dict)
     """PersistentVolumeClaims of the workers by the path where they are mounted; name:ro mounts one
     read-only."""
@@ -194,7 +192,7 @@ class LaunchSpec(Settings):
     queue: str = Field("", pattern=LABEL)
     """Queue of that scheduler that the job waits in; '' for none."""
 
-    image_pull_secrets: Annotated[tuple[Name, ...], AfterValidator(_unique)] = ()
+    image_pull_secrets: Annotated[tuple[Name, ...], Unique] = ()
     """Secrets with which the image is pulled from a private registry."""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
     """When the image is pulled again; '' for the cluster's default."""
@@ -210,8 +208,8 @@ class LaunchSpec(Settings):
     """Seconds that a pod has from SIGTERM to SIGKILL, as for a last checkpoint."""
 
     restart_policy: Literal["Never", "OnFailure", "ExitCode"] = "Never"
-    """What the operator does with a pod that failed: end the job, start it again, or start it again
-    only after a signal. An elastic job takes ExitCode for Never."""
+    """Never: the job fails. OnFailure: the container restarts. ExitCode: a pod that a signal ended
+    is recreated. Elastic jobs use ExitCode instead of Never."""
     backoff_limit: int = Field(-1, ge=-1)
     """Restarts of pods after which the operator ends the job; -1 for no limit."""
     clean_pod_policy: Literal["Running", "All", "None"] = "Running"
@@ -255,6 +253,9 @@ class LaunchSpec(Settings):
             request = requested["requests"].get(name, limit)
             if amount(request) > amount(limit):
                 raise ValueError(f"{name}: {request} are requested, above the limit of {limit}")
+            if self.is_gpu(name) and amount(limit).denominator > 1:
+                raise ValueError(f"{name}={limit} is not a number of GPUs: give a whole one")
+        self._check_mounts()
         if self.rdma_resource and self.nccl_infiniband != "on":
             raise ValueError(
                 f"rdma_resource={self.rdma_resource!r} without nccl_infiniband=on: "
@@ -267,6 +268,20 @@ class LaunchSpec(Settings):
             )
         self.job_kind.check(self)
         return self
+
+    def _check_mounts(self) -> None:
+        for setting in ("volumes", "volume_mounts", "env_vars"):
+            for key in ("name", "mountPath") if setting == "volume_mounts" else ("name",):
+                if not all(item.get(key) for item in getattr(self, setting)):
+                    raise ValueError(f"{setting}: one has no {key}")
+        volumes, paths = {one["name"] for one in pod.volumes(self, "")}, set[str]()
+        for mount in pod.mounts(self, ""):
+            path = posixpath.normpath(mount["mountPath"])
+            if path in paths:
+                raise ValueError(f"{path} is mounted twice: give one mount another path")
+            if mount["name"] not in volumes and self.kind != "trainjob":  # a runtime has its own
+                raise ValueError(f"volume_mounts name {mount['name']!r}, which volumes do not have")
+            paths.add(path)
 
     @property
     def job_kind(self) -> Kind:
@@ -301,7 +316,7 @@ class LaunchSpec(Settings):
     def gpus(self) -> int:
         """Return the GPUs of a node, set here or on the KFP task."""
         limits = self.resources.get("limits", {})
-        counts = (int(float(n)) for name, n in limits.items() if self.is_gpu(name))
+        counts = (int(amount(n)) for name, n in limits.items() if self.is_gpu(name))
         return self.gpus_per_node or sum(counts)
 
     def is_gpu(self, resource: str) -> bool:
@@ -350,13 +365,12 @@ class Supervision(Settings):
     """Silence of the step, in minutes, after which the job saves a checkpoint and stops itself; 0
     for never."""
     stall_minutes: float = Field(30.0, ge=0)
-    """Minutes in which no rank advances a step, after which the job is retried from its newest
-    checkpoint, away from the node of a rank that alone is at fault; the start, an evaluation or a
-    save may take four times as long; 0 for never."""
+    """Minutes without progress of any rank. Then the job is retried from its newest checkpoint; a
+    node that alone is at fault is avoided. Start, evaluation and save may take four times as long.
+    0: no limit."""
     min_network_gbit_s: float = Field(0.0, ge=0)
-    """Gigabits a second that each node must send to each other one: measured before a training
-    begins, by pods like its own, and where it is less, or a node is slow, nothing is trained; 0 to
-    not measure."""
+    """Minimum rate between each two nodes, measured before the training. If it is lower, or a node
+    is slow, the step fails. 0: not measured."""
     keep_runs: int = Field(0, ge=0)
     """Folders of runs to keep on the work claim: older ones, of runs that are over and that no step
     uses, are deleted at the end of a run; 0 for all."""

@@ -43,15 +43,14 @@ def run(
     """Measure and fill the artifacts; return whether there are no problems."""
     (fields,) = split("check", check, NetworkCheck, own={})
     settings = NetworkCheck.create(**fields)
-    check_backend(backend, nodes)
+    check_backend(backend, nodes=1)  # the processes of this machine are of any number of nodes
+    own = {"nodes": nodes, "gpus_per_node": gpus_per_node}
+    pods = {"image": image, **of_job("job", job, own, "is an input of its own")}
     if backend == "local":
-        network = here(settings, int(job.get("nproc_per_node") or local_gpus()))
+        network = here(settings, LaunchSpec.create(**pods).nproc_per_node or local_gpus())
     else:
-        own = {**JOB_OWN, **dict.fromkeys(("nodes", "gpus_per_node"), "is an input of its own")}
-        check_given("job", job, own)
-        size = {"kind": backend, "nodes": nodes, "gpus_per_node": gpus_per_node}
-        pods = {"image": image, **job, **size}
-        network = on_cluster(settings, pods, (run_id, task_name, task_id), Api.connect())
+        ids = run_id, task_name, task_id
+        network = on_cluster(settings, {**pods, "kind": backend}, ids, Api.connect())
     wrong = problems(network, settings)
     summary = "\n".join(table(network, settings))
     Path(network_summary.path).write_text(f"{summary}\n", encoding="utf-8")
@@ -77,16 +76,27 @@ def figures(network: Network, wrong: list[str]) -> dict[str, float]:
     return values
 
 
+def of_job(
+    subject: str, job: Mapping[str, Any], own: Mapping[str, Any], why: str
+) -> dict[str, Any]:
+    """Return settings of a job with the step's `own`; InputError if `job` sets one of these."""
+    check_given(subject, job, {**JOB_OWN, **dict.fromkeys(own, why)})
+    return {**job, **own}
+
+
 def on_cluster(
     settings: NetworkCheck, fields: Mapping[str, Any], ids: tuple[str, str, str], api: Api
 ) -> Network:
-    """Measure between the pods of a job; raises KfpDdpError.
+    """Measure between the pods of a job, and delete it: a retry measures again.
 
     `fields` are fields of LaunchSpec for its pods, `ids` the ids of run, task and iteration.
+    Raises KfpDdpError.
     """
     command = ["python3", "-m", PROGRAM, "--", json.dumps(settings.given())]
+    spec = LaunchSpec.create(**{**fields, "command": command})
     with contextlib.redirect_stdout(_WithoutResult(sys.stdout)):
-        finished = launch(LaunchSpec.create(**{**fields, "command": command}), *ids, api)
+        finished = launch(spec, *ids, api)
+    api.delete(spec.job_kind.path(api.namespace, finished.job["metadata"]["name"]))
     return _read(line for lines in finished.last_lines.values() for line in lines)
 
 
@@ -96,7 +106,8 @@ def require(gbit_s: float, fields: Mapping[str, Any], ids: tuple[str, str, str],
     `fields` are fields of LaunchSpec of the job, `ids` the ids of run, task and iteration.
     """
     settings, (run_id, task_name, task_id) = NetworkCheck(min_gbit_s=gbit_s), ids
-    pods = {name: value for name, value in fields.items() if name not in _ONLY_TRAINING}
+    size = {"nodes": LaunchSpec.create(**fields).pods()}  # of an elastic job, those at its start
+    pods = {name: value for name, value in fields.items() if name not in _ONLY_TRAINING} | size
     print("measuring the network before the training", flush=True)
     network = on_cluster(settings, pods, (run_id, f"{task_name}-network", task_id), api)
     if wrong := problems(network, settings):
@@ -117,7 +128,7 @@ def here(settings: NetworkCheck, ranks: int) -> Network:
 
 
 class _WithoutResult(io.StringIO):
-    """The log of the ranks without the line of the result, which is for programs."""
+    """The log of the ranks without the lines of the result, which are for programs."""
 
     def __init__(self, log: TextIO) -> None:
         super().__init__()
@@ -134,8 +145,10 @@ class _WithoutResult(io.StringIO):
 
 def _read(lines: Iterable[str]) -> Network:
     """Return the result of rank 0; JobError if there is none."""
-    for line in lines:
-        _, mark, text = line.partition(RESULT)
-        if mark:
-            return Network.model_validate_json(text)
-    raise JobError("the check of the network ended without a result: see the log, run it again")
+    text = "".join(line.partition(RESULT)[2] for line in lines)
+    try:
+        return Network.model_validate_json(text)
+    except ValueError:
+        raise JobError(
+            "the check of the network ended without a result: see the log, run it again"
+        ) from None

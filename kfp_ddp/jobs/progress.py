@@ -1,13 +1,14 @@
 """The progress of a training in one line, from the events in its metrics.jsonl."""
 
-import contextlib
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.core.settings import mapping_in
+
 Event = dict[str, Any]
+WORDS = ("event", "status", "slowest_phase")
 WAITS_FOR_DATA, WAITS_FOR_GRADIENTS = 0.1, 0.2
 """Shares of a step from which the line shows them."""
 
@@ -33,11 +34,7 @@ class MetricsTail:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        events = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError, RecursionError):  # the second for nested text
-                events.append(json.loads(line))
-        return [event for event in events if isinstance(event, dict)]
+        return list(filter(None, map(mapping_in, whole.splitlines())))
 
 
 class TrainingProgress:
@@ -47,20 +44,34 @@ class TrainingProgress:
         self.total = 0
         self.first: Event | None = None
         self.last: Event | None = None
+        self.end: Event | None = None
         self.accuracy: float | None = None
 
     def update(self, events: list[Event]) -> bool:
         """Add events; return whether the line has changed."""
         changed = False
-        for event in events:
+        for event in map(_readable, events):
             kind = event.get("event")
             if kind == "start":
                 self.total, self.first = int(event.get("steps_total", 0)), None
-            elif kind == "step":
+                self.end = None
+            elif kind == "step" and "step" in event:
                 self.first, self.last, changed = self.first or event, event, True
             elif kind == "eval":
-                self.accuracy, changed = float(event.get("accuracy", math.nan)), True
+                self.accuracy, changed = event.get("accuracy", self.accuracy), True
+            elif kind == "end":
+                self.end, changed = event, True
         return changed
+
+    @property
+    def step(self) -> int:
+        """The last step that was reported; 0 for none."""
+        return int({**(self.last or {}), **(self.end or {})}.get("step", 0))
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the training was complete before its last step."""
+        return self.end is not None and self.end.get("status") == "done" and self.step < self.total
 
     def line(self, width: int | None = None) -> str:
         """Return a line such as `step 120/450 · loss 0.412 · 1,234 images/s · ETA 1:05`.
@@ -68,8 +79,7 @@ class TrainingProgress:
         With a width, the least important parts are left out until the line fits; step and
         remaining time stay.
         """
-        last = self.last or {}
-        step = int(last.get("step", 0))
+        last, step = self.last or {}, self.step
         parts = {"step": f"step {step}/{self.total}" if self.total else f"step {step}"}
         if math.isfinite(loss := float(last.get("loss") or math.nan)):
             parts["loss"] = f"loss {loss:.3f}"
@@ -79,7 +89,9 @@ class TrainingProgress:
             parts["waits"] = waits
         if self.accuracy is not None:
             parts["accuracy"] = f"val accuracy {self.accuracy:.1%}"
-        if (left := self.seconds_left()) is not None:
+        if self.stopped_early:
+            parts["left"] = "stopped early"
+        elif (left := self.seconds_left()) is not None:
             parts["left"] = f"ETA {clock(left)}"
         for name in ("waits", "speed", "loss", "accuracy"):
             if width is not None and len(" · ".join(parts.values())) > width:
@@ -88,13 +100,22 @@ class TrainingProgress:
 
     def seconds_left(self) -> float | None:
         """Return the time to the last step at the rate since the first event; None for unknown."""
-        if self.first is None or self.last is None or not self.total:
+        if self.first is None or self.last is None or self.end or not self.total:
             return None
         steps = int(self.last["step"]) - int(self.first["step"])
-        seconds = float(self.last["time"]) - float(self.first["time"])
+        seconds = float(self.last.get("time", 0)) - float(self.first.get("time", 0))
         if steps <= 0 or seconds <= 0:
             return None
         return (self.total - int(self.last["step"])) * seconds / steps
+
+
+def _readable(event: Event) -> Event:
+    """Return an event without the figures that are no numbers, as a user's program may write."""
+    return {
+        name: value
+        for name, value in event.items()
+        if name in WORDS or (isinstance(value, int | float) and abs(value) < 1e18)
+    }
 
 
 def _waits(step: Event) -> str:

@@ -1,7 +1,7 @@
 """One launch from start to end: check, create or adopt, follow, retry, report."""
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kfp_ddp.core.errors import JobError
@@ -60,17 +60,20 @@ def launch(
     with ending.watching():
         while True:
             ending.attend(jobs.path(attempts.current))
-            outcome = _follow(jobs, attempts.current, ending, run_dir, progress, limits)
+            name = jobs.identity.job_name(attempts.current)
+            ending.leave_if_cancelled(f"{jobs.kind.title} {name}")
+            job = jobs.ensure(attempts.current)
+            check_job.check_gang(api, spec, job, ending.cancelled)
+            outcome = Follower(api, jobs.kind, job, ending, run_dir, progress).run(limits)
             if outcome.failure is None:
-                return replace(outcome, attempts=attempts.count)
+                return outcome
             if outcome.given_up:
                 ending.delete_job()
-            if outcome.avoid:
-                jobs.avoided |= {outcome.avoid}
+            if outcome.node:
+                jobs.avoided |= {outcome.node}
             if outcome.preempted:
                 jobs.mark(attempts.current, PREEMPTED)
                 attempts.preempted.add(attempts.current)
-                name = jobs.identity.job_name(attempts.current)
                 print(
                     f"{name} could not resume after its preemption; creating a new job", flush=True
                 )
@@ -108,11 +111,6 @@ class Attempts:
             return cls(newest + 1, newest + 1, preempted)
         return cls(newest, first, preempted)
 
-    @property
-    def count(self) -> int:
-        """The number of attempts."""
-        return self.current - self.first + 1
-
     def retries_left(self, retries: int) -> int:
         """Return how many of the retries are left after the current attempt."""
         return retries - len(set(range(self.first, self.current)) - self.preempted)
@@ -125,21 +123,13 @@ def _retry_or_raise(jobs: Jobs, attempts: Attempts, failure: Failure, deleted: b
     if not failure.retryable or left <= 0:
         jobs.mark(attempts.current, REPORTED)
         name = jobs.identity.job_name(attempts.current)
-        tries = f" after {attempts.count} attempts" if attempts.count > 1 else ""
+        count = attempts.current - attempts.first + 1
+        tries = f" after {count} attempts" if count > 1 else ""
         where = "; log above" if failure.pod else ""
         if failure.pod and not deleted:
             where += f", or kubectl logs -n {jobs.api.namespace} {failure.pod}"
         raise JobError(f"{jobs.kind.title} {name} failed{tries}: {failure.error}{where}")
     print(f"{failure.error}; retrying, {left} of {retries} retries left", flush=True)
-
-
-def _follow(
-    jobs: Jobs, number: int, ending: Ending, run_dir: Path | None, progress: bool, limits: Limits
-) -> Outcome:
-    ending.leave_if_cancelled(f"{jobs.kind.title} {jobs.identity.job_name(number)}")
-    job = jobs.ensure(number)
-    check_job.check_gang(jobs.api, jobs.spec, job, ending.cancelled)
-    return Follower(jobs.api, jobs.kind, job, ending, run_dir, progress).run(limits)
 
 
 def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:

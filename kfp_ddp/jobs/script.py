@@ -8,9 +8,6 @@ from typing import Any
 
 from kfp_ddp.core import packed as packing
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.packed import PREFIX
-
-__all__ = ["PREFIX", "packed", "unexpanded", "unpacked"]
 
 WORD = "data:text/plain;base64,"
 # Characters that KFP, Kubernetes and YAML do not change.

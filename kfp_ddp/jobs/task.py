@@ -9,13 +9,6 @@ from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.k8s.api import Api, Object, own_pod
 
 
-def own_claims(api: Api) -> dict[str, str]:
-    """Return the PVCs that the step's own pod mounts, by path; {} outside of a pod of KFP."""
-    spec = (own_pod(api) or {"spec": {"containers": []}})["spec"]
-    mounts = [m for c in spec["containers"] for m in c.get("volumeMounts") or []]
-    return _by_path(mounts, spec.get("volumes") or ())
-
-
 def by_volume(volumes: Iterable[Object]) -> dict[str, str]:
     """Return the PVCs among some volumes, by the name of the volume."""
     kind = "persistentVolumeClaim"
@@ -37,7 +30,10 @@ def with_folders(
     """
     on_claims = {} if is_per_node(data) else {"dataset_path": data}
     on_claims |= {} if is_remote(written) else {"work_dir": written}
-    fields = with_claims(fields, list(on_claims.values()), own_claims(api))
+    own = (own_pod(api) or {"spec": {"containers": []}})["spec"]  # none outside of a pod of KFP
+    own_mounts = [m for c in own["containers"] for m in c.get("volumeMounts") or []]
+    own_claims = _by_path(own_mounts, own.get("volumes") or ())
+    fields = with_claims(fields, list(on_claims.values()), own_claims)
     mounts = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
     for what, path in on_claims.items():
         if not covering(path, mounts):
@@ -102,10 +98,13 @@ def claim_of(fields: dict[str, Any], path: str) -> str:
     return str(claims.get(covering(path, list(claims)), ""))
 
 
-def passed_through(task_config: Any) -> dict[str, Any]:
-    """Return fields of LaunchSpec from a dsl.TaskConfig, any part of which may be None."""
+def overlaid(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return `fields` over those of a dsl.TaskConfig: lists and mappings of both are merged.
+
+    Any part of the TaskConfig may be None.
+    """
     if task_config is None:
-        return {}
+        return fields
     parts = {
         "affinity": task_config.affinity,
         "tolerations": task_config.tolerations,
@@ -115,12 +114,7 @@ def passed_through(task_config: Any) -> dict[str, Any]:
         "volume_mounts": task_config.volume_mounts,
         "resources": _quantities(task_config.resources or {}),
     }
-    return {name: value for name, value in parts.items() if value}
-
-
-def overlaid(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `fields` over the settings of the task: lists and mappings of both are merged."""
-    task = passed_through(task_config)
+    task = {name: value for name, value in parts.items() if value}
     merged = {**fields, **task}
     for name, value in task.items():
         if own := fields.get(name):

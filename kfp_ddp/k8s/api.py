@@ -1,7 +1,6 @@
 """JSON requests, streams and retries over one Kubernetes client."""
 
 import contextlib
-import json
 import logging
 import os
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.text import from_json, one_line
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -139,8 +138,8 @@ class Api:
         if raw:
             return {"value": data.decode("utf-8", "replace")}
         try:
-            parsed = json.loads(data) if data else {}
-        except (ValueError, RecursionError):
+            parsed = from_json(data) if data else {}
+        except ValueError:
             message = (
                 "the response is not JSON, so the address is not a Kubernetes API server: check "
                 "the server in the kubeconfig, and whether a login page is in front of it"
@@ -202,7 +201,7 @@ class Api:
             text = error.body or error.reason or ""
             message = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                message = json.loads(message)["message"]
+                message = from_json(message)["message"]
             raise ApiError(error.status or 0, error.reason or "", message.strip()) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiError(0, "", f"no response from the API server: {error}") from error

@@ -38,6 +38,8 @@ REFUSED = re.compile(
     r"|manifest unknown|no match for platform|invalid reference format",
     re.IGNORECASE,
 )
+# containerd names the image again in each, and the cause, which comes last, is beyond one_line.
+WRAPPED = re.compile(r'.*failed to (pull and unpack image|resolve reference) "[^"]*": ', re.DOTALL)
 FORBIDDEN = re.compile(r"forbidden|denied the request|is invalid", re.IGNORECASE)
 
 LOST_NODE = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Preempting")
@@ -85,7 +87,8 @@ def container_reason(pod: Object) -> Reason | None:
     """Return why a container of a pod cannot start, by its status; None if nothing prevents it."""
     for container in every_container(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
-        why, message = waiting.get("reason", ""), one_line(str(waiting.get("message", "")))
+        why = waiting.get("reason", "")
+        message = one_line(WRAPPED.sub("", str(waiting.get("message", ""))))
         pull = f"cannot pull {container.get('image')} ({why}: {message})"
         if why == "InvalidImageName":
             return Reason("invalid image name", f"{pull}; correct it")
@@ -110,12 +113,9 @@ def creation_reason(events: Iterable[Object]) -> Reason | None:
 
 def refusal(text: str) -> Reason:
     """Return the reason for which the API server does not accept a pod."""
-    message, kind = one_line(text), "no pods"
-    if "quota" in message:
-        kind = "quota"
-    elif FORBIDDEN.search(message):
-        kind = "forbidden"
-    return Reason(kind, message)
+    message = one_line(text)
+    kind = "forbidden" if FORBIDDEN.search(message) else "no pods"
+    return Reason("quota" if "quota" in message else kind, message)
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,11 @@ class WatchCache(threading.Thread):
             for line in self.api.lines(self.path, query, WATCH_SECONDS + 15):
                 if self._over.is_set() or not line.endswith(b"\n"):
                     break
-                event = json.loads(line)
-                item = event["object"]
+                try:
+                    event = json.loads(line)
+                    item = event["object"]
+                except (ValueError, KeyError, TypeError):  # of a proxy
+                    raise ApiError(0, "", "a line is not an event") from None
                 if event["type"] == "ERROR":
                     status = int(item.get("code", 500))
                     raise ApiError(status, item.get("reason", ""), item.get("message", ""))

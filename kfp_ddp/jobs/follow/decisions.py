@@ -61,11 +61,6 @@ class Pods:
     replaced_at: float = 0
     """Monotonic clock when the replacement of a lost or failed pod was first seen."""
 
-    @classmethod
-    def of_new(cls, job: Object, kind: Kind) -> "Pods":
-        """Return the pods of a job before the first look."""
-        return cls(kind, started(job))
-
     def look(
         self, job: Object, pods: Mapping[str, Object], removed: Mapping[str, Object], clock: float
     ) -> "Pods":
@@ -125,11 +120,6 @@ class Pods:
         """
         return len(self.own) < len(self.present) and not any(map(has_failed, self.own))
 
-    @property
-    def crashed(self) -> list[Object]:
-        """Removed pods whose own program failed, once for each failure."""
-        return list(filter(has_crashed, self.ended))
-
 
 @dataclass(frozen=True)
 class Look:
@@ -181,7 +171,8 @@ class Verdict:
 def verdict(look: Look, limits: Limits) -> Verdict | None:
     """Return how the job ended; None while it runs."""
     if look.state.past_deadline:  # its pods show only a signal
-        limit = f"deadline_minutes={limits.deadline / 60:g}"
+        own = "the deadline of its runtime"
+        limit = f"deadline_minutes={limits.deadline / 60:g}" if limits.deadline else own
         line = f"it took longer than {limit} and was ended; its checkpoints are kept"
         return Verdict(look.state, failure=Failure(1, -1, line, retryable=False))
     if look.state.over:
@@ -189,10 +180,10 @@ def verdict(look: Look, limits: Limits) -> Verdict | None:
     for reason in (restarted_in_place(look), split_by_a_replacement(look, limits)):
         if reason:
             return Verdict(State("failed", reason), given_up=True)
-    crashed = look.pods.crashed
+    crashed = tuple(filter(has_crashed, look.pods.ended))  # each failure once: they were removed
     if 0 < limits.crashes <= len(crashed):
         failed = State("failed", f"its pods crashed {len(crashed)} times")
-        return Verdict(failed, given_up=True, reasons=tuple(crashed))
+        return Verdict(failed, given_up=True, reasons=crashed)
     return None
 
 

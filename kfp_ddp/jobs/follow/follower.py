@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.failure import root_cause
@@ -24,7 +23,7 @@ from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer, sample_note
 from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.kinds import Kind
-from kfp_ddp.jobs.kinds.base import State
+from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.k8s.api import Api, Object, core
 from kfp_ddp.k8s.objects import select
@@ -41,23 +40,15 @@ PROGRESS_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a job ended, with its pods."""
+class Outcome(Verdict):
+    """How a job ended, with its pods; `failure` is the first cause, None for success."""
 
-    state: State
-    job: Object
+    job: Object = field(default_factory=dict)
     pods: list[Object] = field(default_factory=list)
     last_lines: dict[str, list[str]] = field(default_factory=dict)
     """The last lines of each pod's log, by uid."""
-    failure: Failure | None = None
-    """The first cause; None for success."""
     preempted: bool = False
     """Whether it failed only because its queue preempted its pods."""
-    given_up: bool = False
-    """Whether the launcher gave it up: its operator would continue it."""
-    avoid: str = ""
-    """The node that the next attempt should avoid."""
-    attempts: int = 1
 
 
 class Watches:
@@ -109,7 +100,7 @@ class Follower:
         self.api, self.kind, self.job, self.ending = api, kind, job, ending
         self.title = f"{kind.title} {name}"
         self.watches = Watches(api, kind, name, ending.changed)
-        self.pods = Pods.of_new(job, kind)
+        self.pods = Pods(kind, started(job))
         self.expected = 0
         """Pods of the job; 0 for unknown."""
         self.sample_noted = False
@@ -182,8 +173,18 @@ class Follower:
             heard_at = max(heard_at, self.progress.updated_at)
         return Look(self.kind, job, self.pods, listed, self.api.now(), clock, heard_at)
 
+    def _present(self) -> dict[str, Object]:
+        """Return the pods of the job, without those of a deleted job of the same name."""
+        begin = self.job["metadata"]["creationTimestamp"]
+        every = self.watches.pods.objects
+        return {
+            uid: pod
+            for uid, pod in every.items()
+            if pod["metadata"].get("creationTimestamp", begin) >= begin
+        }
+
     def _look_at_pods(self, clock: float) -> None:
-        pods = self.watches.pods.objects
+        pods = self._present()
         self.pods = self.pods.look(self.job, pods, self.watches.pods.removed, clock)
         self._follow_logs(pods)
 
@@ -230,16 +231,9 @@ class Follower:
         if failed and failure is None:
             waited = str(oldest(self.narrator.waits.values()) or "")
             failure = root_cause(pods, end.state.message, lines, self.pods.lost, waited)
-        return Outcome(
-            state=end.state,
-            job=self.job,
-            pods=pods,
-            last_lines=lines,
-            failure=failure,
-            preempted=failed and look.pods.only_preempted,
-            given_up=end.given_up,
-            avoid=end.node,
-        )
+        preempted = failed and look.pods.only_preempted
+        known = vars(end) | {"failure": failure}
+        return Outcome(**known, job=self.job, pods=pods, last_lines=lines, preempted=preempted)
 
     def _await_failure(self) -> None:
         """Wait for a failed pod among those that are being stopped, if there is none yet.
@@ -260,7 +254,7 @@ class Follower:
         """Wait a moment for the end of the logs of a job that is over."""
         began = time.monotonic()
         while (waited := time.monotonic() - began) < DRAIN_SECONDS:
-            pods = self.watches.pods.objects
+            pods = self._present()
             self._follow_logs(pods)
             if self.many and not self.logs.of_failed and self._read_cause(pods):
                 continue

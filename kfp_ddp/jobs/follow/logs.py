@@ -40,10 +40,6 @@ class Stamp(NamedTuple):
         at = datetime.fromisoformat(seconds + ("+00:00" if zone in ("Z", "") else zone))
         return cls(int(at.timestamp()), int(fraction.ljust(9, "0")[:9]))
 
-    def since(self) -> str:
-        """Return the time to the second, the resolution of the API server's sinceTime."""
-        return datetime.fromtimestamp(self.seconds).astimezone().isoformat()
-
 
 class LogCursor(NamedTuple):
     """How far a container's log was printed: up to `stamp`, with `lines` of that time."""
@@ -312,7 +308,8 @@ class PodLog(threading.Thread):
         if previous:
             query["previous"] = "true"
         if cursor is not None:
-            query["sinceTime"] = cursor.stamp.since()
+            since = datetime.fromtimestamp(cursor.stamp.seconds)  # the server's resolution
+            query["sinceTime"] = since.astimezone().isoformat()
         elif self.end_only:
             query["tailLines"] = str(RECENT_LINES)
         try:

@@ -163,6 +163,7 @@ def resources(spec: LaunchSpec, defaults: bool = True) -> Object:
     requests = {**own["requests"], **default.get("requests", {})}
     if spec.gpus_per_node:
         limits[spec.gpu_resource] = str(spec.gpus_per_node)
+        requests.pop(spec.gpu_resource, None)
     if spec.rdma_resource:
         limits.setdefault(spec.rdma_resource, "1")
     return _without_empty({"limits": limits, "requests": requests})
