@@ -41,7 +41,7 @@ SECTIONS = {
     },
     "Pipelines and cluster": {
         "compile": "Compile pipelines to YAML, or check that the files are up to date.",
-        "graph": "Draw a compiled pipeline, as SVG or Mermaid.",
+        "graph": "Draw a compiled pipeline, as a Mermaid flowchart.",
         "install": "Create PVCs and permissions in a namespace.",
         "netcheck": "Measure the network between the pods of a job, and name slow links.",
         "doctor": "Check that a cluster and namespace have what the components need.",

@@ -7,12 +7,21 @@ import click
 
 from kfp_ddp.checks.finding import Requirements
 from kfp_ddp.checks.form import Dataset, Parameters
-from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, field_options, model_options
+from kfp_ddp.cli.options import (
+    AS_JSON,
+    configured,
+    connected,
+    echo,
+    echo_json,
+    field_options,
+    model_options,
+)
+from kfp_ddp.core.config import Connection
 from kfp_ddp.install import Installation
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 if TYPE_CHECKING:
-    from kfp_ddp.install import Done, Owner
+    from kfp_ddp.install import Done
     from kfp_ddp.k8s.api import Api
 
 
@@ -70,7 +79,7 @@ def install(
     quota and no LimitRange also gets one.
     """
     from kfp_ddp import __version__
-    from kfp_ddp.install import manifests, owner
+    from kfp_ddp.install import OWNERS, manifests, owner
 
     launcher = launcher_image or f"{registry.rstrip('/')}/launcher:{__version__}"
     fields["image"] = fields["image"] or launcher
@@ -81,8 +90,8 @@ def install(
 
         target = Installation(**{**fields, "namespace": fields["namespace"] or "kubeflow"})
         objects = manifests(target)
-        if chown in ("root", "group") and target.claims:
-            objects.append(owner(target, "root" if chown == "root" else "group"))
+        if chown in OWNERS and target.claims:
+            objects.append(owner(target, chown))
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
     from kfp_ddp.checks.access import secret
@@ -102,8 +111,7 @@ def install(
         sys.exit(int(stopped))
     if any(one.name.startswith("kfp-ddp-nodes") for one in refused):
         echo("  → without permission to read nodes, runs need gpus_per_node")
-    mark = {"ok": "✓", "bad": "✗", "warn": "!"}[credentials.state]
-    echo(f"{mark} {credentials.what} {credentials.message}")
+    echo(f"{MARKS[credentials.state][0]} {credentials.what} {credentials.message}")
     if credentials.remedy:
         echo(f"  → {credentials.remedy}")
     account = "pipeline-runner" if api.namespace == "kubeflow" else "default-editor"
@@ -118,55 +126,41 @@ def _install(
     from kfp_ddp import install
     from kfp_ddp.checks.access import enforced
     from kfp_ddp.checks.claims import unfinished_owner
-    from kfp_ddp.install import limits, manifests, owner
 
     install.check(api, target)
-    objects = manifests(target)
+    objects = install.manifests(target)
     if install.lacks_limits(api, target.namespace):
-        objects.append(limits(target))
+        objects.append(install.limits(target))
     done = install.apply(api, objects, dry_run=dry_run)
     fresh = any(one.kind == "PersistentVolumeClaim" and one.state == "made" for one in done)
-    how: Owner | None = None
+    how = chown if chown in install.OWNERS and target.claims else ""
     if chown == "auto" and target.claims and (fresh or unfinished_owner(api)):
         how = "group" if enforced(api) == "restricted" else "root"
-    elif chown in ("root", "group") and target.claims:
-        how = "root" if chown == "root" else "group"
-    job = owner(target, how) if how else None
+    job = install.owner(target, how) if how else None
     if job and not dry_run:
         done += install.replace(api, job)
-    if not quiet:
-        for one in done:
-            _print(one, dry_run)
+    for one in () if quiet else done:
+        word = WORDS.get(one.state, one.state)
+        would = "would be " if dry_run and one.state in ("made", "changed") else ""
+        message = f": {one.message}" if one.message else ""
+        echo(f"{OBJECT_MARKS[one.state]} {one.kind} {one.name} {would}{word}{message}")
     if job and not dry_run:
         for reason in install.wait(api, job):
             echo(f"  {job['metadata']['name']} waits: {reason}", err=True)
     return done
 
 
-def _print(done: "Done", dry_run: bool) -> None:
-    word = WORDS.get(done.state, done.state)
-    would = "would be " if dry_run and done.state in ("made", "changed") else ""
-    message = f": {done.message}" if done.message else ""
-    echo(f"{OBJECT_MARKS[done.state]} {done.kind} {done.name} {would}{word}{message}")
-
-
 MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 
 
 @click.command("doctor")
-@configured("namespace", "context", "host")
+@connected
 @model_options(Parameters, "backend", "work_claim", "bucket_secret")
 @model_options(LaunchSpec, "nodes", "gpu_resource", "scheduler")
 @model_options(Dataset, "publish")
 @field_options(Requirements, "service_account", "gpus_per_node", "data_claim", "service")
-@click.option(
-    "--claims-file",
-    hidden=True,
-    expose_value=False,
-    help="No effect: kfp-ddp install creates missing PVCs.",
-)
 @AS_JSON
-def doctor(as_json: bool, **requirements: Any) -> None:
+def doctor(connection: Connection, as_json: bool, **fields: Any) -> None:
     """Check the requirements of a run with these settings, with a remedy for each problem.
 
     Operators, permissions, PVCs, storage, credentials, quotas, PodSecurity, GPUs, queues and KFP.
@@ -174,8 +168,14 @@ def doctor(as_json: bool, **requirements: Any) -> None:
     checked.
     """
     from kfp_ddp.checks.doctor import examine
+    from kfp_ddp.client.connection import open_client
 
-    findings = examine(Requirements(**requirements))
+    def version() -> str:
+        with open_client(connection) as client:
+            return client.version
+
+    fields |= {name: getattr(connection, name) for name in ("namespace", "context", "host")}
+    findings = examine(Requirements(**fields), version)
     worst = any(finding.state == "bad" for finding in findings)
     if as_json:
         objects = [finding._asdict() for finding in findings]

@@ -35,7 +35,7 @@ def command() -> None:
     A setting is a flag of the commands that use it (--kfp-namespace; help does not list all of
     them), an environment variable (KFP_DDP_KFP_NAMESPACE), or a line of ./kfp-ddp.yaml or
     ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow). The first of these is used. The file
-    of the folder may set a host or a login only if your own settings name the same host.
+    of the folder may set a host, a cluster or a login only if your own settings do.
 
     The first configured login is used: a token, a cookie, a Dex user, Identity-Aware Proxy, the
     token of the current pod. Secrets are read from files, or from KFP_DDP_TOKEN, KFP_DDP_COOKIE
@@ -109,8 +109,12 @@ def settings(word: str, as_json: bool) -> None:
     """
     from kfp_ddp.checks.form import described_settings
     from kfp_ddp.core.settings import ALIASES, nearest
+    from kfp_ddp.pipelines.form import form_of
 
-    every = list(described_settings())
+    parameters = form_of("train_resnet").parameters
+    boxes = {name: spec.get("defaultValue", "") for name, spec in parameters.items()}
+    whole = {name: int(value) for name, value in boxes.items() if isinstance(value, float)}
+    every = list(described_settings(boxes | whole))  # KFP has no whole numbers
     part = word.casefold()
     rows = [
         row
@@ -124,12 +128,12 @@ def settings(word: str, as_json: bool) -> None:
         echo_json(rows)
         return
     formatter = click.HelpFormatter(width=min(shutil.get_terminal_size().columns, 120))
-    for mapping in dict.fromkeys(row["mapping"] for row in rows):
-        with formatter.section(mapping or "boxes of the form"):
-            table = [
-                (f"{row['name']}={row['default']}", " ".join((row["meaning"], row["choices"])))
-                for row in rows
-                if row["mapping"] == mapping
-            ]
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        own = "boxes of the form" if row["name"] in boxes else "boxes of other pipelines"
+        line = f"{row['name']}={row['default']}", " ".join((row["meaning"], row["choices"]))
+        sections.setdefault(row["mapping"] or own, []).append(line)
+    for title, table in sections.items():
+        with formatter.section(title):
             formatter.write_dl(table, col_max=30)
     click.echo(formatter.getvalue().strip("\n"))

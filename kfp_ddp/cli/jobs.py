@@ -1,10 +1,10 @@
 """`kfp-ddp manifest` and `netcheck`: the job of a launch, and the network between its pods."""
 
 import contextlib
+import os
 import sys
 import uuid
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import get_args
 
 import click
 import yaml
@@ -14,10 +14,7 @@ from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, model_opti
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
-from kfp_ddp.training.netcheck.record import NetworkCheck
-
-if TYPE_CHECKING:
-    from kfp_ddp.training.netcheck.record import Network
+from kfp_ddp.training.netcheck.record import NetworkCheck, problems, table
 
 
 @click.command("manifest")
@@ -42,17 +39,16 @@ def manifest(
     from kfp_ddp.core.settings import check_given
     from kfp_ddp.jobs import payload
     from kfp_ddp.jobs.code import archive_of, as_data_url
+    from kfp_ddp.jobs.engine import specification
     from kfp_ddp.jobs.identity import identify, metadata
     from kfp_ddp.jobs.jobs import script_map
     from kfp_ddp.jobs.payload import bring
-    from kfp_ddp.jobs.script import unpacked
 
     fields = dict(setting(text) for text in settings)
     check_given("settings", fields, {"kind": "is the first argument itself"})
-    fields["script"] = unpacked(str(fields.get("script", "")))
-    if Path(folder := str(fields.get("code", ""))).is_dir() and folder:
+    if os.path.isdir(folder := str(fields.get("code", ""))):  # false for a long text too
         fields["code"] = as_data_url(archive_of(folder))
-    spec = bring(LaunchSpec.create(**fields, kind=kind), None)
+    spec = bring(specification({}, None, **fields, kind=kind), None)
     identity = identify(run_id, task_name, "", spec)
     printed, map_name = [], ""
     if payload.files(spec):
@@ -96,7 +92,7 @@ def setting(text: str) -> tuple[str, object]:
 
 @click.command("netcheck")
 @configured("namespace", "context", "registry", "trainer_image")
-@click.option("--nodes", default=2, help="Number of pods, or of local processes.")
+@click.option("--nodes", type=click.IntRange(1), default=2, help="Pods, or local processes.")
 @click.option("--gpus-per-node", default=0, help="GPUs per pod; uses NCCL.")
 @click.option(
     *("--backend", "--kind", "kind"),
@@ -130,9 +126,11 @@ def netcheck(
 
     All-reduce by size, latency, each pair of nodes in both directions, interface, MTU, InfiniBand,
     DNS, and the estimated time of a training step. The job is like that of a training, and is
-    deleted at the end. The exit code is 1 if there is a problem.
+    deleted at the end, unless it failed. The exit code is 1 if there is a problem.
     """
-    from kfp_ddp.training.netcheck.record import problems, table
+    from kfp_ddp.jobs.netcheck import here, of_job, on_cluster
+    from kfp_ddp.k8s.api import Api
+    from kfp_ddp.runs.teardown.engine import delete_jobs
 
     check = NetworkCheck.create(**{n: value for n, value in limits.items() if value is not None})
     if not as_json:
@@ -140,8 +138,16 @@ def netcheck(
         echo(f"measuring the network between {nodes} {where}", err=True)
     image = image or trainer_image or f"{registry.rstrip('/')}/trainer:{__version__}"
     with contextlib.redirect_stdout(sys.stderr):
-        size = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image}
-        network = _measure(check, kind, namespace, context, {**_job(settings), **size})
+        own = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image}
+        fields = of_job("--job", dict(map(setting, settings)), own, "is an option of its own")
+        if kind == "local":
+            network = here(check, LaunchSpec.create(**fields).nodes)
+        else:
+            api, run_id = Api.connect(namespace, context), f"netcheck-{uuid.uuid4().hex[:8]}"
+            try:
+                network = on_cluster(check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api)
+            finally:
+                delete_jobs(api, KINDS[kind], run_id)  # if it has not ended
     wrong = problems(network, check)
     if as_json:
         echo_json({"problems": wrong, **network.model_dump()})
@@ -150,32 +156,3 @@ def netcheck(
             echo(line)
     if wrong:
         sys.exit(1)
-
-
-def _measure(
-    check: NetworkCheck, kind: str, namespace: str, context: str, fields: dict[str, Any]
-) -> "Network":
-    """Return the measurements; a job on the cluster is deleted."""
-    from kfp_ddp.jobs.netcheck import here, on_cluster
-
-    if kind == "local":
-        return here(check, int(fields["nodes"]))
-    from kfp_ddp.jobs.kinds import KINDS
-    from kfp_ddp.k8s.api import Api
-    from kfp_ddp.runs.teardown.engine import delete_jobs
-
-    api, run_id = Api.connect(namespace, context), f"netcheck-{uuid.uuid4().hex[:8]}"
-    try:
-        return on_cluster(check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api)
-    finally:
-        delete_jobs(api, KINDS[kind], run_id)
-
-
-def _job(settings: tuple[str, ...]) -> dict[str, Any]:
-    from kfp_ddp.core.settings import check_given
-    from kfp_ddp.jobs.launch_spec import JOB_OWN
-
-    fields = dict(map(setting, settings))
-    own = ("nodes", "gpus_per_node", "image")
-    check_given("--job", fields, {**JOB_OWN, **dict.fromkeys(own, "is an option of its own")})
-    return fields

@@ -55,15 +55,20 @@ _MODULES = {
 }
 
 
-def configured(*names: str) -> Callable[[Command], Command]:
-    """Add options such as --experiment, whose defaults are the configured settings."""
+def added(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Add some options, which the help lists in this order."""
 
     def decorate(command: Command) -> Command:
-        for name in reversed(names):
-            command = _option(name, default=functools.partial(_configured, name))(command)
+        for option in reversed(options):
+            command = option(command)
         return command
 
     return decorate
+
+
+def configured(*names: str) -> Callable[[Command], Command]:
+    """Add options such as --experiment, whose defaults are the configured settings."""
+    return added(*(_option(n, default=functools.partial(_configured, n)) for n in names))
 
 
 def connected(command: Command) -> Command:
@@ -79,9 +84,8 @@ def connected(command: Command) -> Command:
         connection = Connection(**chosen, untrusted=config.untrusted("host", flags))
         return command(connection=connection, **options)
 
-    for name in reversed(CONNECTION_OPTIONS):
-        wrapper = _option(name, default=None, hidden=name not in SHOWN)(wrapper)
-    return wrapper  # type: ignore[return-value]
+    options = (_option(n, default=None, hidden=n not in SHOWN) for n in CONNECTION_OPTIONS)
+    return added(*options)(wrapper)  # type: ignore[return-value]
 
 
 def _configured(name: str) -> Any:
@@ -135,13 +139,7 @@ def field_option(
 def field_options(record: type[Any], *names: str) -> Callable[[Command], Command]:
     """Add an option for each of these described fields of a dataclass."""
     fields = {field.name: field for field in dataclasses.fields(record)}
-
-    def decorate(command: Command) -> Command:
-        for name in reversed(names):
-            command = field_option(fields[name])(command)
-        return command
-
-    return decorate
+    return added(*(field_option(fields[name]) for name in names))
 
 
 def model_options(
@@ -149,16 +147,13 @@ def model_options(
 ) -> Callable[[Command], Command]:
     """Add an option for each of these fields of a model, with its meaning, default and choices."""
 
-    def decorate(command: Command) -> Command:
-        for name in reversed(names):
-            field, choices = model.model_fields[name], model.choices(name)
-            option: dict[str, Any] = {"help": field.description, "default": field.default}
-            option["type"] = click.Choice(choices) if choices else field.annotation
-            flag = f"--{name.replace('_', '-')}"
-            command = click.option(flag, **{**option, **more})(command)
-        return command
+    def option(name: str) -> Callable[[Any], Any]:
+        field, choices = model.model_fields[name], model.choices(name)
+        about: dict[str, Any] = {"help": field.description, "default": field.default}
+        about["type"] = click.Choice(choices) if choices else field.annotation
+        return click.option(f"--{name.replace('_', '-')}", **{**about, **more})
 
-    return decorate
+    return added(*map(option, names))
 
 
 def on_command_line(name: str) -> bool:

@@ -73,15 +73,15 @@ def compile_(
     for folder, pipelines in targets:
         differences += compiled.differences(pipelines, folder, images, restricted)
     if differences:
-        raise KfpDdpError("; ".join(differences) + "; run `kfp-ddp compile` and commit the result")
+        again = " ".join(("kfp-ddp compile", *map(str, files)))
+        raise KfpDdpError("; ".join(differences) + f"; run `{again}` and commit the result")
     echo(f"{', '.join(map(str, files)) or directory or COMPILED} is up to date")
 
 
 @click.command("graph")
 @click.argument("file", type=FILE)
-@click.option("--mermaid", is_flag=True, hidden=True, help="No effect: the output is Mermaid.")
 @click.option(*("--output", "-o"), type=FILE, help="File to write.  [default: standard output]")
-def graph(file: Path, mermaid: bool, output: Path | None) -> None:
+def graph(file: Path, output: Path | None) -> None:
     """Draw the compiled pipeline in FILE as a Mermaid flowchart for Markdown.
 
     kfp-ddp graph compiled/train_resnet.yaml -o steps.mmd

@@ -124,7 +124,7 @@ def download(
         try:
             tasks = download(info.files(), folder, checkpoint=checkpoint)
         except KfpDdpError as error:
-            bundle = find_uploaded(info.id, info.parameters)
+            bundle = find_uploaded(info.id, info.values)
             if bundle is None:
                 raise
             echo(f"warning: {error}; downloading only the bundle, {bundle.where}", err=True)
@@ -172,7 +172,8 @@ def tensorboard(runs: tuple[str, ...], port: int | None, connection: Connection)
         log_dir = tensorboard.LogDir(Path(scratch, "shown"))
         folders = {_title(word, runs): Path(word) for word in runs if Path(word).is_dir()}
         infos = [finder.find(word) for word in runs if not Path(word).is_dir()]
-        remote = {_file_name(f"{info.name} {info.id[:8]}"): info.files() for info in infos}
+        titles = (re.sub(r"[^\w. -]", "-", f"{info.name} {info.id[:8]}") for info in infos)
+        remote = {title: info.files() for title, info in zip(titles, infos, strict=True)}
 
         def update() -> None:
             for title, files in remote.items():
@@ -190,10 +191,6 @@ def _title(folder: str, others: tuple[str, ...]) -> str:
     name = Path(folder).resolve().name
     same = {Path(one).resolve() for one in others if Path(one).resolve().name == name}
     return name if len(same) == 1 else str(Path(folder).resolve()).strip("/").replace("/", "-")
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w. -]", "-", name)
 
 
 PATTERNS = ("{}", "*/{}", "work/*/*/{}")
@@ -253,9 +250,8 @@ def _newest_evaluation(folder: Path, split: str) -> Path:
     "--steps", type=click.IntRange(1, MOST_TRACED_STEPS), default=5, help="Number of steps."
 )
 @click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
+    *("--output", "-o"),
+    type=FOLDER,
     default=Path(),
     help="Folder for the trace of a run in a bucket.",
 )

@@ -21,7 +21,6 @@ from kfp_ddp.cli.options import (
     require,
     text_option,
 )
-from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
 
@@ -37,20 +36,25 @@ KFP_ONLY = ("gpus", "name", "follow", "wait", "dry_run")
 
 
 class RunCommand(click.Command):
-    """Explains how to write a setting that is not an option."""
+    """Names the option or the setting that an unknown option means."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Raise UsageError for an unknown option, with the form of a setting."""
+        """Raise UsageError for an unknown option, with the one that is meant."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from kfp_ddp.checks.form import SUBJECTS
+            from kfp_ddp.checks.form import MODELS, SUBJECTS
+            from kfp_ddp.core.settings import nearest
 
+            models = (*MODELS, *(model for models in SUBJECTS.values() for model in models))
+            fields = {name for model in models for name in model.model_fields} - SUBJECTS.keys()
+            names = (name for one in self.params for name in one.opts if name.startswith("--"))
+            options = {name[2:].replace("-", "_") for name in names}
             key = error.option_name.lstrip("-").replace("-", "_")
-            models = (model for models in SUBJECTS.values() for model in models)
-            if any(key in model.model_fields for model in models):
-                raise click.UsageError(f"It is a setting: write --set {key}=VALUE.", ctx) from None
-            raise
+            near = nearest(key, sorted(fields | options))
+            like = f"--{near.replace('_', '-')}" if near in options else f"--set {near}=VALUE"
+            what = f"There is no option {error.option_name}{near and f'; did you mean {like}?'}"
+            raise click.UsageError(what, ctx) from None
 
 
 @click.command("run", cls=RunCommand)
@@ -201,41 +205,38 @@ def _run_on_kfp(
 ) -> None:
     from kfp_ddp.client import submission
     from kfp_ddp.client.follow import check_success, until_over
+    from kfp_ddp.client.run_info import RunFinder, info_of
     from kfp_ddp.pipelines.compiled import Images
     from kfp_ddp.pipelines.document import read
 
     as_json, waits = options["as_json"], options["follow"] or options["wait"]
-    with contextlib.ExitStack() as stack:
+    with RunFinder(connection) as finder:
         images = Images(*(options[name] for name in IMAGES))
         name, version = options["pipeline"] or "train_resnet", None
         pipeline = read(file) if file else submission.built_in(name, images)
         if pipeline is None:
-            client = stack.enter_context(open_client(connection))
-            pipeline, version = submission.uploaded(client, options["pipeline"])
+            pipeline, version = submission.uploaded(finder.client, options["pipeline"])
         submission.check_images(pipeline, registry_set())
         words, boxes = _boxes(source, pipeline, options)
         words += options["words"]
         arguments = submission.arguments(pipeline, options["file"], words, boxes)
-        submission.check_secrets(options["name"], "--name")
+        submission.check_secrets({one: options[one] for one in ("name", *RUN_SETTINGS)})
         name = options["name"] or submission.default_name(pipeline, arguments)
         settings = {setting: options[setting] for setting in RUN_SETTINGS}
         request = submission.Submission(pipeline, version, name, arguments=arguments, **settings)
         if options["dry_run"]:
             _print(request.preview(), as_json)
             return
-        if version is None:
-            client = stack.enter_context(open_client(connection))
-        run = request.send(client)
-        if client.new_experiment not in ("", "Default"):
-            echo(f"the experiment {client.new_experiment} is new", err=True)
-        page = connection.run_page(run.run_id)
-        echo(f"started {name}: {page or run.run_id}", err=as_json)
+        run = info_of(request.send(finder.client), connection)
+        if finder.client.new_experiment not in ("", "Default"):
+            echo(f"the experiment {finder.client.new_experiment} is new", err=True)
+        echo(f"started {name}: {run.page or run.id}", err=as_json)
         if waits:
-            run = until_over(client, connection, run.run_id, options["wait"], as_json)
+            run = until_over(finder, run, options["wait"], as_json)
         elif not as_json:
-            echo(f"progress: kfp-ddp status {run.run_id[:8]} --follow")
+            echo(f"progress: kfp-ddp status {run.word} --follow")
         if as_json:
-            state = {"run_id": run.run_id, "state": run.state, "page": page}
+            state = {"run_id": run.id, "state": run.state, "page": run.page}
             _print({**state, **request.document()}, as_json)
         if waits:
             check_success(run)

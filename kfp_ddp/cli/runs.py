@@ -1,16 +1,15 @@
 """`kfp-ddp runs`, `status`, `logs`, `describe`, `cancel` and `retry`: runs and their steps."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, text_option
 from kfp_ddp.client.connection import open_client
-from kfp_ddp.client.runs import RETRYABLE, document, find_run
+from kfp_ddp.client.runs import RETRYABLE, find_run
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
@@ -28,12 +27,13 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 
     kfp-ddp runs --state failed
     """
-    from kfp_ddp.client.runs import known_time, list_runs, shown_state
+    from kfp_ddp.client.run_info import info_of
+    from kfp_ddp.client.runs import list_runs
 
     with open_client(connection) as client:
-        rows = list_runs(client, most, experiment, state)
+        rows = [info_of(run, connection) for run in list_runs(client, most, experiment, state)]
     if as_json:
-        echo_json([document(run, connection) for run in rows])
+        echo_json([run.document() for run in rows])
         return
     if not rows:
         echo("no runs", err=True)
@@ -46,16 +46,14 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 
     table = Table("", "id", "name", "state", "started", "duration", box=None, pad_edge=False)
     for run in rows:
-        state = shown_state(run)
-        mark, colour, _ = MARKS.get(state, MARKS["RUNNING"])
-        start = known_time(run.created_at)
+        mark, colour, _ = MARKS.get(run.state, MARKS["RUNNING"])
         table.add_row(
             f"[{colour}]{mark}[/]",
-            run.run_id[:8],
-            Text(printable(run.display_name)),
-            state.lower(),
-            f"{start.astimezone():%Y-%m-%d %H:%M}" if start else "",
-            duration(start, known_time(run.finished_at)),
+            run.id[:8],
+            Text(printable(run.name)),
+            run.state.lower(),
+            f"{run.start.astimezone():%Y-%m-%d %H:%M}" if run.start else "",
+            duration(run.start, run.end),
         )
     Console().print(table)
 
@@ -65,7 +63,7 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 @click.option(
     *("--follow", "--watch", "watch"),
     is_flag=True,
-    help="Show its steps until it ends; exit code 1 if it failed.",
+    help="Show its steps until it ends; exit code 1 if it failed, 143 if it was cancelled.",
 )
 @AS_JSON
 @connected
@@ -73,52 +71,29 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
     """Show the steps of RUN and the progress of its training.
 
     RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. The exit
-    code is 0 whatever the state of the run is, and with --follow 1 unless it succeeded.
+    code is 0 whatever the state of the run is, and with --follow 0 only if it succeeded.
 
     kfp-ddp status last --follow
     """
-    if Path(run).is_dir():
-        _show_local(Path(run), watch, as_json)
-        return
-    from kfp_ddp.client.follow import Cluster, check_success, tree, until_over
-    from kfp_ddp.client.runs import spec_of
-    from kfp_ddp.client.steps import documents, steps_of
-
-    with open_client(connection) as client:
-        current = find_run(client, run)
-        if watch:
-            current = until_over(client, connection, current.run_id, to_stderr=as_json)
-        cluster = Cluster(client, connection, current.run_id)
-        steps = steps_of(current, spec_of(client, current), cluster.nodes())
-    if as_json:
-        echo_json({**document(current, connection), "steps": documents(steps, cluster.progress)})
-    elif not watch:
-        from rich.console import Console
-
-        Console().print(tree(current, steps, cluster.progress))
-        echo(connection.run_page(current.run_id) or current.run_id)
-    if watch:
-        check_success(current)
-
-
-def _show_local(folder: Path, watch: bool, as_json: bool) -> None:
-    """Show a run of this machine; following one that runs is left to its own terminal."""
-    from rich.console import Console
-
-    from kfp_ddp.client.follow import tree
-    from kfp_ddp.client.run_info import local_run
+    from kfp_ddp.client.follow import check_success, tree, until_over, watched
+    from kfp_ddp.client.run_info import RunFinder
     from kfp_ddp.client.steps import documents
-    from kfp_ddp.local.results import Progress
 
-    info, console = local_run(folder), Console()
-    if as_json:
-        head = {"run_id": info.id, "name": info.name, "state": info.state, "folder": str(folder)}
-        echo_json({**head, "steps": documents(info.steps)})
-    else:
-        line = Progress(folder).line(console.width - 30)
-        console.print(tree(info, info.steps, lambda step: line if step.name == "train" else ""))
-    if watch and info.state != "SUCCEEDED":
-        raise JobError(f"{info.name} is {info.state}: see kfp-ddp describe {folder}")
+    with RunFinder(connection) as finder:
+        info = finder.find(run)
+        if watch:
+            info = until_over(finder, info, to_stderr=as_json)
+        _, progress = watched(finder, info)
+        if as_json:
+            echo_json({**info.document(), "steps": documents(info.steps, progress)})
+        elif not watch:
+            from rich.console import Console
+
+            Console().print(tree(info, progress))
+            if info.folder is None:
+                echo(info.page or info.id)
+    if watch:
+        check_success(info)
 
 
 @click.command("cancel")
@@ -132,21 +107,22 @@ def cancel(connection: Connection, run: str, wait: bool, as_json: bool) -> None:
     RUN is an id or the start of one, a name, or last.
     """
     from kfp_ddp.client.follow import until_over
+    from kfp_ddp.client.run_info import RunFinder, info_of
     from kfp_ddp.client.steps import OVER
 
-    with open_client(connection) as client:
+    with RunFinder(connection) as finder:
+        client = finder.client
         current = find_run(client, run)
         if current.state in OVER:
             raise InputError(f"{current.display_name} is already over ({current.state})")
         client.terminate_run(current.run_id)
         echo(f"cancelling {current.display_name}", err=as_json)
+        info = info_of(client.get_run(current.run_id), connection)
         if wait:
-            current = until_over(client, connection, current.run_id, silent=True)
+            info = until_over(finder, info, silent=True)
             echo("it is over", err=as_json)
-        elif as_json:
-            current = client.get_run(current.run_id)
     if as_json:
-        echo_json(document(current, connection))
+        echo_json(info.document())
 
 
 @click.command("retry")
@@ -165,8 +141,10 @@ def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None
     RUN is an id or the start of one, a name, or last.
     """
     from kfp_ddp.client.follow import check_success, until_over
+    from kfp_ddp.client.run_info import RunFinder, info_of
 
-    with open_client(connection) as client:
+    with RunFinder(connection) as finder:
+        client = finder.client
         current = find_run(client, run)
         if current.state not in RETRYABLE:
             raise InputError(
@@ -174,16 +152,14 @@ def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None
                 "cancelled can be retried"
             )
         client.run_service.run_service_retry_run(current.run_id)
-        page = connection.run_page(current.run_id) or current.run_id
-        echo(f"{current.display_name} resumes: {page}", err=as_json)
+        info = info_of(client.get_run(current.run_id), connection)
+        echo(f"{info.name} resumes: {info.page or info.id}", err=as_json)
         if follow:
-            current = until_over(client, connection, current.run_id, to_stderr=as_json)
-        elif as_json:
-            current = client.get_run(current.run_id)
+            info = until_over(finder, info, to_stderr=as_json)
     if as_json:
-        echo_json(document(current, connection))
+        echo_json(info.document())
     if follow:
-        check_success(current)
+        check_success(info)
 
 
 EVENTS = 8
@@ -235,7 +211,7 @@ def logs(run: str, step: str, follow: bool, every: bool, connection: Connection)
     a step's name, such as train, whose log contains those of all its ranks; a group of steps,
     such as training; or a step of a loop with its number, such as 0/train. With several steps,
     each line starts with the step's name. The lines of KFP and Argo are left out. If a pod was
-    deleted, the log that KFP stores is read, if the pipeline root is gs:// or s3://.
+    deleted, the log that KFP stores is read, if the pipeline root is gs://, s3:// or az://.
 
     kfp-ddp logs last train -f
     """
@@ -261,14 +237,8 @@ def _description_lines(description: "Description") -> Iterator[str]:
     seconds = run.end and run.start and (run.end - run.start).total_seconds()
     start = f", started {run.start:%Y-%m-%d %H:%M} UTC" if run.start else ""
     yield f"{run.name}  {run.state}{f' after {clock(seconds)}' if seconds else ''}{start}"
-    if run.id:
-        yield f"  id          {run.id}"
-    if run.page:
-        yield f"  page        {run.page}"
-    if description.step:
-        yield f"  step        {description.step}"
-    if description.cause:
-        yield f"  cause       {description.cause}"
+    facts = {"id": run.id, "page": run.page, "step": description.step, "cause": description.cause}
+    yield from (f"  {name:<12}{text}" for name, text in facts.items() if text)
     for pod, reason in description.waiting():
         yield f"  waiting     {pod}: {reason}"
     for one in description.trainings:

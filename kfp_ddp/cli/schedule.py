@@ -19,7 +19,7 @@ from kfp_ddp.cli.options import (
     on_command_line,
     registry_set,
 )
-from kfp_ddp.client import cron, runs, schedules
+from kfp_ddp.client import cron, schedules
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection, config
 from kfp_ddp.core.errors import InputError
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
     from kfp_ddp.client.compat import Client
 
 RUN_SETTINGS = ("pipeline_root", "service_account")
+NEVER = "never"
 TIMING = (
     click.option("--cron", help="Minute, hour, day, month, weekday, such as '0 3 * * *'."),
     click.option("--pipeline", help="Uploaded pipeline, as NAME or NAME@VERSION."),
     click.option(
         "--latest/--pinned",
         default=None,
-        help="Run the pipeline's newest version each time, or the current one.  [default: pinned]",
+        help="Run the pipeline's newest version each time, or the current one.",
     ),
     SET,
     SETTINGS_FILE,
     click.option("--start", help="No runs before this time, such as 2027-01-31T03:00."),
-    click.option("--end", help="No runs after this time."),
+    click.option("--end", help=f"No runs after this time; {NEVER}: without end."),
     click.option(
         "--catchup/--no-catchup",
         default=None,
-        help="After a pause, start one run for each missed time, or one for all.  "
-        "[default: no-catchup]",
+        help="After a pause, start one run for each missed time, or one for all.",
     ),
     click.option(
         "--max-concurrency",
         type=click.IntRange(1, 10),
-        help="Maximum number of parallel runs; further runs wait.  [default: 1]",
+        help="Maximum number of parallel runs; further runs wait.",
     ),
     AS_JSON,
     configured("time_zone", *RUN_SETTINGS),
@@ -83,7 +83,8 @@ def command() -> None:
 def create(connection: Connection, name: str, paused: bool, as_json: bool, **options: Any) -> None:
     """Create the schedule NAME of an uploaded pipeline (kfp-ddp upload); its input is checked.
 
-    By default it always runs the current version: with --latest it runs the newest one.
+    By default it always runs the current version (--pinned), one run at a time, and one for all
+    times that it missed (--no-catchup).
     """
     from kfp_ddp.client import scheduling, submission
 
@@ -91,6 +92,7 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
         if not options[required]:
             raise InputError(f"--{required} is missing: a schedule needs a time and a pipeline")
     settings = _settings(options)
+    submission.check_secrets({"name": name, "experiment": options["experiment"], **settings})
     with open_client(connection) as client:
         pipeline, version = submission.uploaded(client, options["pipeline"])
         submission.check_images(pipeline, registry_set())
@@ -133,6 +135,9 @@ def replace(
     from kfp_ddp.client import scheduling, submission
 
     settings = _settings(options)
+    for name in RUN_SETTINGS:  # a configured default is not a change
+        if not on_command_line(name):
+            settings.pop(name, None)
     with open_client(connection) as client:
         old = schedules.find(client, schedule)
         scheduling.check_state(client, old, schedule)
@@ -202,10 +207,12 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
 @connected
 def show(connection: Connection, schedule: str, time_zone: str, as_json: bool) -> None:
     """Show SCHEDULE, a name or id: its cron as text, its next times, its last runs."""
+    from kfp_ddp.client.run_info import info_of
+
     with open_client(connection) as client:
         current = schedules.find(client, schedule)
         last = islice(schedules.runs_of(client, current), 5)
-        documents = [runs.document(run, connection) for run in last]
+        documents = [info_of(run, connection).document() for run in last]
         _print(client, current, time_zone, as_json, runs=documents)
 
 
@@ -234,11 +241,12 @@ def resume(connection: Connection, schedule: str, as_json: bool) -> None:
 def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
     """Start an additional run of SCHEDULE now; the schedule does not change."""
     from kfp_ddp.client import scheduling
+    from kfp_ddp.client.run_info import info_of
 
     with open_client(connection) as client:
         run = scheduling.start_now(client, schedules.find(client, schedule))
     if as_json:
-        echo_json(runs.document(run, connection))
+        echo_json(info_of(run, connection).document())
         return
     echo(f"started {run.display_name}: {connection.run_page(run.run_id) or run.run_id}")
     echo(f"progress: kfp-ddp status {run.run_id[:8]} --follow")
@@ -288,12 +296,13 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
             "leave one of them out"
         )
     zone = cron.zone(options["time_zone"])
-    fields = {name: options[name] for name in ("catchup", "max_concurrency", *RUN_SETTINGS)}
-    fields |= {
-        name: options[name] and moment(options[name], zone, name) for name in ("start", "end")
-    }
-    fields["cron"] = options["cron"] and cron.six_fields(options["cron"])
-    return {name: value for name, value in fields.items() if value not in (None, "")}
+    names = ("cron", "start", "end", "catchup", "max_concurrency", *RUN_SETTINGS)
+    fields = {name: options[name] for name in names if options[name] not in (None, "")}
+    for name in {"start", "end"} & fields.keys():
+        fields[name] = None if fields[name] == NEVER else moment(fields[name], zone, name)
+    if "cron" in fields:
+        fields["cron"] = cron.six_fields(fields["cron"])
+    return fields
 
 
 def _print(

@@ -264,7 +264,6 @@ def serve(
         return
 
     require("serve")
-    from kfp_ddp.core.text import printable
     from kfp_ddp.serve.model import ready
 
     listen = listen or ("0.0.0.0" if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1")  # noqa: S104

@@ -76,12 +76,10 @@ class Comparison:
         """Return the comparison as JSON."""
         runs = [
             {
+                **side.run.document(),
                 "letter": side.letter,
                 "name": side.name,
-                "run_id": side.run.id,
                 "task": side.training.task,
-                "state": side.run.state,
-                "start": side.run.start.isoformat() if side.run.start else None,
                 "verdict": side.training.verdict.get("reason", ""),
                 "bundle": side.training.exported.get("uri", ""),
             }

@@ -59,6 +59,16 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         self._server, self._seconds, self._login = server, seconds, login
 
     def request(self, method: str, url: str, **more: Any) -> Any:
+        """Return the answer; a login that has expired is renewed once."""
+        try:
+            return self._request(method, url, **more)
+        except RefusedError as error:
+            if error.status != HTTPStatus.UNAUTHORIZED or self._login.renew is None:
+                raise
+        self._login = self._login.renew()
+        return self._request(method, url, **more)
+
+    def _request(self, method: str, url: str, **more: Any) -> Any:
         """Return the answer; refuse one whose body is not a JSON object."""
         limit = (min(self._seconds, CONNECT_SECONDS), self._seconds)
         more["_request_timeout"] = more.get("_request_timeout") or limit

@@ -87,14 +87,8 @@ class Description:
 
     def document(self) -> dict[str, Any]:
         """Return the description as JSON."""
-        run = self.run
         return {
-            "run_id": run.id,
-            "name": run.name,
-            "state": run.state,
-            "start": run.start.isoformat() if run.start else None,
-            "end": run.end.isoformat() if run.end else None,
-            "page": run.page,
+            **self.run.document(),
             "step": self.step,
             "cause": self.cause,
             "waiting": [{"pod": pod, "reason": reason} for pod, reason in self.waiting()],

@@ -1,6 +1,7 @@
 """Follow a run until its end: its steps as a tree, and the progress of its training."""
 
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,24 +11,27 @@ from time import sleep
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from kfp_ddp.client import pods
-from kfp_ddp.client.run_info import RunInfo
-from kfp_ddp.client.runs import known_time, shown_state, spec_of
-from kfp_ddp.client.steps import OVER, Step, leaves, steps_of
-from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, JobError, ServerError, StorageError
+from kfp_ddp.client.run_info import UNFINISHED, RunFinder, RunInfo, local_run
+from kfp_ddp.client.steps import OVER, Step, leaves
+from kfp_ddp.core.errors import (
+    InputError,
+    JobError,
+    RefusedError,
+    RunCancelledError,
+    ServerError,
+    StorageError,
+)
 from kfp_ddp.core.text import printable
 from kfp_ddp.jobs.identity import KFP_RUN
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
+from kfp_ddp.local.results import Progress
 
 if TYPE_CHECKING:
-    from kfp_server_api import V2beta1Run
     from rich.tree import Tree
 
-    from kfp_ddp.client.compat import Client
-
 T = TypeVar("T")
-View = Callable[["V2beta1Run", Sequence[Step]], None]
+View = Callable[[RunInfo], None]
 """Shows a run each time that it is polled."""
 POLL_SECONDS = 2.0
 SILENCE_SECONDS = 300.0
@@ -55,9 +59,8 @@ RETRY_SECONDS = 300.0
 class Cluster:
     """The cluster of a run, read while it answers; a user watches, so nothing is retried."""
 
-    def __init__(self, client: "Client", connection: Connection, run_id: str) -> None:
-        self._connection, self._multi_user = connection, client.multi_user
-        self._run_id = run_id
+    def __init__(self, finder: RunFinder, run_id: str) -> None:
+        self._finder, self._run_id = finder, run_id
         self._api: Api | None = None
         self._not_before = 0.0
         self._lines: dict[str, tuple[float, str]] = {}
@@ -81,10 +84,11 @@ class Cluster:
         if time.monotonic() < self._not_before:
             return default
         try:
-            self._api = self._api or pods.api_of(self._connection, self._multi_user)
+            self._api = self._api or self._finder.api()
             return look(self._api)
-        except (ApiError, StorageError, InputError):
-            self._not_before = time.monotonic() + RETRY_SECONDS
+        except (ApiError, StorageError, InputError) as error:
+            if isinstance(error, InputError) or getattr(error, "status", 0) in (401, 403):
+                self._not_before = time.monotonic() + RETRY_SECONDS
             return default
 
     def _line(self, api: Api, step: Step) -> str:
@@ -98,15 +102,21 @@ class Cluster:
         return ([""] + [match[0].strip() for match in lines if match])[-1]
 
 
-def follow(
-    client: "Client", run_id: str, view: View, nodes: Callable[[], Sequence[Object]] = list
-) -> "V2beta1Run":
-    """Show a run until it is over, and return it; `nodes` returns those of its Workflow."""
-    spec, silent_since = None, 0.0
+def watched(finder: RunFinder, run: RunInfo) -> tuple[Callable[[], RunInfo], Callable[[Step], str]]:
+    """Return a function that reads a run again, and one that returns the progress of a step."""
+    if (folder := run.folder) is None:
+        cluster, client = Cluster(finder, run.id), finder.client
+        return lambda: finder.read(client.get_run(run.id), cluster.nodes()), cluster.progress
+    bar, width = Progress(folder), shutil.get_terminal_size().columns - 30
+    return lambda: local_run(folder), lambda one: bar.line(width) if one.name == "train" else ""
+
+
+def follow(read: Callable[[], RunInfo], view: View) -> RunInfo:
+    """Show a run until it is over, and return it; `read` returns its present state."""
+    silent_since = 0.0
     while True:
         try:
-            run = client.get_run(run_id)
-            spec = spec or spec_of(client, run)
+            run = read()
             silent_since = 0.0
         except ServerError:
             silent_since = silent_since or time.monotonic()
@@ -114,52 +124,50 @@ def follow(
                 raise
             sleep(POLL_SECONDS)
             continue
-        view(run, steps_of(run, spec, nodes()))
-        if run.state in OVER:
+        view(run)
+        if run.state in (*OVER, UNFINISHED):
             return run
         sleep(POLL_SECONDS)
 
 
 def until_over(
-    client: "Client",
-    connection: Connection,
-    run_id: str,
-    silent: bool = False,
-    to_stderr: bool = False,
-) -> "V2beta1Run":
+    finder: RunFinder, run: RunInfo, silent: bool = False, to_stderr: bool = False
+) -> RunInfo:
     """Show a run until it is over: as a tree on a terminal, else as lines.
 
     With `to_stderr` stdout is for a program. An interrupt is SystemExit 130, with a line.
     """
-    cluster = Cluster(client, connection, run_id)
+    read, progress = watched(finder, run)
     stream = sys.stderr if to_stderr else sys.stdout
+    continues = f"the run continues: kfp-ddp status {run.word} --follow"
     try:
         if silent:
-            return follow(client, run_id, lambda run, steps: None)
+            return follow(read, lambda run: None)
         if stream.isatty():
-            with live_tree(cluster.progress, stream) as view:
-                return follow(client, run_id, view, cluster.nodes)
-        view = lines(lambda line: print(line, file=stream, flush=True), cluster.progress)
-        return follow(client, run_id, view, cluster.nodes)
+            with live_tree(progress, stream) as view:
+                return follow(read, view)
+        view = lines(lambda line: print(line, file=stream, flush=True), progress)
+        return follow(read, view)
+    except RefusedError as error:  # as InputError it would mean that nothing was started
+        raise ServerError(f"{error}; {continues}") from None
     except KeyboardInterrupt:
-        print(f"the run continues: kfp-ddp status {run_id[:8]} --follow", file=sys.stderr)
+        print(continues, file=sys.stderr)
         raise SystemExit(130) from None
 
 
-def check_success(run: "V2beta1Run") -> None:
-    """Raise JobError for a run that ended without success."""
+def check_success(run: RunInfo) -> None:
+    """Raise RunCancelledError or JobError for a run that ended without success."""
     if run.state != "SUCCEEDED":
-        raise JobError(
-            f"{run.display_name} ended {shown_state(run)}: see kfp-ddp describe {run.run_id[:8]}"
-        )
+        kind = RunCancelledError if run.state == "CANCELED" else JobError
+        raise kind(f"{run.name} ended {run.state}: see kfp-ddp describe {run.word}")
 
 
 def lines(write: Callable[[str], None], progress: Callable[[Step], str]) -> View:
     """Return a view that writes a line for each step that changes, for a log."""
     written: dict[str, str] = {}
 
-    def show(run: "V2beta1Run", steps: Sequence[Step]) -> None:
-        for leaf in leaves(steps):
+    def show(run: RunInfo) -> None:
+        for leaf in leaves(run.steps):
             step, title = leaf.step, leaf.title
             text = (progress(step) if step.state in ACTIVE else "") or _describe(step)
             if written.get(title, MARKS["PENDING"][2]) != text:
@@ -178,27 +186,19 @@ def live_tree(progress: Callable[[Step], str], stream: TextIO) -> Iterator[View]
     from rich.live import Live
 
     with Live(console=Console(file=stream), auto_refresh=False) as live:
-        yield lambda run, steps: live.update(tree(run, steps, progress), refresh=True)
+        yield lambda run: live.update(tree(run, progress), refresh=True)
 
 
-def tree(
-    run: "V2beta1Run | RunInfo", steps: Sequence[Step], progress: Callable[[Step], str]
-) -> "Tree":
+def tree(run: RunInfo, progress: Callable[[Step], str]) -> "Tree":
     """Return the steps of a run, to be printed."""
     from rich.text import Text
     from rich.tree import Tree
 
-    if isinstance(run, RunInfo):
-        name, run_id, state, time = run.name, run.id, run.state, duration(run.start, run.end)
-    else:
-        name, run_id, state = run.display_name, run.run_id, shown_state(run)
-        time = duration(known_time(run.created_at), known_time(run.finished_at))
-    mark, colour, _ = MARKS.get(state, MARKS["UNKNOWN"])
-    head = Text.assemble(
-        (f"{mark} ", colour), (printable(name), "bold"), f"  {run_id[:8]}  {state}  {time}"
-    )
+    mark, colour, _ = MARKS.get(run.state, MARKS["UNKNOWN"])
+    about = f"  {run.id[:8]}  {run.state}  {duration(run.start, run.end)}"
+    head = Text.assemble((f"{mark} ", colour), (printable(run.name), "bold"), about)
     root = Tree(head, guide_style="dim")
-    _add_branches(root, steps, progress)
+    _add_branches(root, run.steps, progress)
     return root
 
 

@@ -1,8 +1,10 @@
 """Logins: a token, a session cookie, a Dex user, or Google's Identity-Aware Proxy."""
 
+import functools
 import os
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 IN_CLUSTER_TOKEN = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
+SERVICE = re.compile(r"[\w-]+|ml-pipeline[\w-]*\.[\w-]+|[\w-]+\.[\w-]+\.svc(\.[\w.-]+)?")
+"""Names of services in this cluster; of two labels only KFP's, as example.com has two."""
 IAP_SETUP = "https://cloud.google.com/iap/docs/authentication-howto"
 FORM = re.compile(r"<form[^>]*?\baction=[\"']([^\"']*)[\"']", re.IGNORECASE)
 PASSWORD_FIELD = re.compile(r"<input[^>]*\btype=[\"']password[\"']", re.IGNORECASE)
@@ -39,6 +43,8 @@ class Login:
     token_file: str = ""
     """Read for each request, since a mounted token is renewed."""
     cookie: str = ""
+    renew: "Callable[[], Login] | None" = None
+    """Returns another login when this one has expired."""
 
     def __bool__(self) -> bool:
         return bool(self.token or self.token_file or self.cookie)
@@ -61,13 +67,12 @@ def check_private(host: str) -> None:
     """Raise InputError for an address at which others could read the login that is sent."""
     parts = urlsplit(host)
     name = parts.hostname or ""
-    service = re.fullmatch(r"[\w-]+(\.[\w-]+(\.svc(\.cluster\.local)?)?)?", name)
-    in_cluster = NAMESPACE_FILE.exists() and service
+    in_cluster = NAMESPACE_FILE.exists() and SERVICE.fullmatch(name)
     if parts.scheme == "https" or LOOPBACK.fullmatch(name) or in_cluster:
         return
     raise InputError(
         f"a login is not sent to {host} without https, as others could read it: give an https "
-        "address, or forward a port to KFP by --port-forward"
+        "address, or that of a forwarded port, which --port-forward opens to KFP"
     )
 
 
@@ -81,6 +86,7 @@ def choose(connection: Connection, host: str) -> Login:
     if cookie := _secret("KFP_DDP_COOKIE", connection.cookie_file).strip():
         source = connection.cookie_file or "KFP_DDP_COOKIE"
         return Login(f"the cookie of {source}", cookie=cookie)
+    again = functools.partial(choose, connection, host)
     if connection.username:
         password = _secret("KFP_DDP_PASSWORD", connection.password_file)
         if not password:
@@ -89,9 +95,10 @@ def choose(connection: Connection, host: str) -> Login:
                 "--password-file"
             )
         cookie = _dex_session(host, connection, password)
-        return Login(f"Dex, as {connection.username}", cookie=cookie)
+        return Login(f"Dex, as {connection.username}", cookie=cookie, renew=again)
     if connection.iap_client_id:
-        return Login("Identity-Aware Proxy", token=_iap_token(connection.iap_client_id))
+        token = _iap_token(connection.iap_client_id)
+        return Login("Identity-Aware Proxy", token=token, renew=again)
     mounted = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH") or IN_CLUSTER_TOKEN
     if Path(mounted).exists():
         return Login("the token of this pod's service account", token_file=mounted)
@@ -120,6 +127,8 @@ def _dex_session(host: str, connection: Connection, password: str) -> str:
     with requests.Session() as browser:
         browser.verify = connection.ca_file or True
         browser.trust_env = False  # a bundle of the environment would go before ca_file
+        if host.startswith("https://"):  # else a proxy could read the password
+            browser.proxies = requests.utils.get_environ_proxies(host)
         try:
             form = _login_page(browser, host, connection.timeout)
             _log_in(browser, form, connection, password)

@@ -4,10 +4,11 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from kfp_ddp.client.login import check_private
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.settings import hint, mapping_in
 from kfp_ddp.models import champion as champions
-from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG
+from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, Bundle
 from kfp_ddp.models.champion import find, list_versions, move, read_pointer
 from kfp_ddp.models.registry import Registry, registry_of
 from kfp_ddp.models.release import Registering
@@ -92,8 +93,11 @@ def describe(where: Store, name: str, version: str, champion_version: str) -> Ve
 
 def registry_at(address: str) -> Registry | None:
     """Return the registry to update, None for ''; its token is in `REGISTRY_TOKEN`."""
-    token = REGISTRY_TOKEN if os.environ.get(REGISTRY_TOKEN) else ""
-    return registry_of(Registering.create(registry=address, registry_token=token))
+    token = REGISTRY_TOKEN if address and os.environ.get(REGISTRY_TOKEN) else ""
+    settings = Registering.create(registry=address, registry_token=token)
+    if token:
+        check_private(address)
+    return registry_of(settings)
 
 
 def promote(
@@ -150,6 +154,7 @@ def _set_champion(
         described = describe(where, name, version, now)
         if described.damaged:
             raise InputError(f"{name} {version} cannot be the champion: {described.damaged}")
+        Bundle.at(where, f"{name}/{version}/", advice="publish it again").verify()
         if registry is not None:
             registry.check()
         current = move(where, name, version, now, by)

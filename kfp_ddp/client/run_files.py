@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tarfile
 import threading
 import time
@@ -134,8 +135,8 @@ def open_claim(
     name = f"kfp-ddp-reads-{uuid.uuid4().hex[:8]}"
     path = core(api.namespace, "pods", name)
     main = threading.current_thread() is threading.main_thread()
-    handling = handling_signals(_leave, signal.SIGTERM) if main else contextlib.nullcontext()
-    with handling:
+    exiting = handling_signals(lambda number, _: sys.exit(128 + number), signal.SIGTERM)
+    with exiting if main else contextlib.nullcontext():
         try:
             pods = _call(api, "GET", core(api.namespace, "pods"))["items"]
             for pod in pods:  # those of earlier calls that were left
@@ -231,11 +232,6 @@ class _Blocks:
         content = bytes(self._rest[:size])
         del self._rest[:size]
         return content
-
-
-def _leave(number: int, frame: object) -> None:
-    """Exit on a signal through `finally` blocks."""
-    raise SystemExit(128 + number)
 
 
 def _call(api: Api, method: str, path: str, body: Object | None = None) -> Object:

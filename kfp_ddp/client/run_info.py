@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 FINISHED = re.compile(r"Pipeline '[^']+' finished with status (\w+)")
+UNFINISHED = "UNFINISHED"
 LOCAL_STATES = {"SUCCESS": "SUCCEEDED", "FAILURE": "FAILED"}
 LOG_HEAD, LOG_INDENT = "INFO - Streamed logs:", " " * 4
 """What kfp.local writes before the lines of a step."""
@@ -54,13 +55,17 @@ class RunInfo:
     id: str
     name: str
     state: str
-    """KFP's, such as FAILED; UNFINISHED for a local run that was stopped."""
+    """KFP's, such as FAILED, but CANCELED for each cancelled run; UNFINISHED for a local run that
+    was stopped."""
     start: datetime | None
     end: datetime | None
-    steps: tuple[Step, ...]
-    files: Callable[[], RunFiles]
+    steps: tuple[Step, ...] = ()
+    files: Callable[[], RunFiles] = lambda: StoredFiles("")
     """Opens its files; raises KfpDdpError if they cannot be read."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Its parameters, with the defaults of its pipeline."""
     folder: Path | None = None
     """Output of a local run; None for a run on KFP."""
     page: str = ""
@@ -77,6 +82,20 @@ class RunInfo:
     def word(self) -> str:
         """The argument by which commands find it."""
         return str(self.folder) if self.folder else self.id[:8]
+
+    def document(self) -> dict[str, Any]:
+        """Return what `--json` prints of the run."""
+        return {
+            "run_id": self.id,
+            "name": self.name,
+            "state": self.state,
+            "cancelled": self.cancelled,
+            "began": self.start and self.start.isoformat(),
+            "ended": self.end and self.end.isoformat(),
+            "page": self.page,
+            "folder": str(self.folder or ""),
+            "parameters": self.parameters,
+        }
 
     def step(self, name: str) -> Step:
         """Return a step by its name or title; raise InputError with the list of steps."""
@@ -107,6 +126,7 @@ class RunFinder(contextlib.ExitStack):
         super().__init__()
         self.connection = connection
         self._claims: dict[str, Callable[[str], RunFiles]] = {}
+        self._specs: dict[str, Mapping[str, Any] | None] = {}
 
     def find(self, word: str) -> RunInfo:
         """Return the run of a local folder, else that of the server (see `runs.find_run`)."""
@@ -114,7 +134,7 @@ class RunFinder(contextlib.ExitStack):
             return local_run(Path(word))
         if os.sep in word:
             raise InputError(f"folder {word} not found: give one of run --local, or a run's id")
-        return self._remote_run(runs.find_run(self.client, word))
+        return self.read(runs.find_run(self.client, word))
 
     @functools.cached_property
     def client(self) -> "Client":
@@ -125,27 +145,24 @@ class RunFinder(contextlib.ExitStack):
         """Return the cluster's API in the namespace of the runs, or raise InputError."""
         return api_of(self.connection, self.client.multi_user)
 
-    def _remote_run(self, run: "V2beta1Run") -> RunInfo:
-        spec = runs.spec_of(self.client, run)
-        parameters = defaults_of(graph_of(spec).get("root", {})) | runs.parameters_of(run)
+    def read(self, run: "V2beta1Run", nodes: Sequence[Object] | None = None) -> RunInfo:
+        """Return a run with its steps, by the `nodes` of its Workflow, which are read for None."""
+        if run.run_id not in self._specs:
+            self._specs[run.run_id] = runs.spec_of(self.client, run)
+        spec = self._specs[run.run_id]
+        values = defaults_of(graph_of(spec).get("root", {})) | runs.parameters_of(run)
         root = run.runtime_config and run.runtime_config.pipeline_root
-        nodes: list[Object] = []
-        with contextlib.suppress(KfpDdpError):
-            nodes = list_nodes(self.api(), run.run_id)
-        return RunInfo(
-            id=run.run_id,
-            name=run.display_name,
-            state=run.state or "PENDING",
-            start=runs.known_time(run.created_at),
-            end=runs.known_time(run.finished_at),
-            steps=steps_of(run, spec, nodes),
-            files=lambda: self._files(run, parameters, spec),
-            parameters=parameters,
-            page=self.connection.run_page(run.run_id),
+        if nodes is None:
+            with contextlib.suppress(KfpDdpError):
+                nodes = list_nodes(self.api(), run.run_id)
+        return info_of(
+            run,
+            self.connection,
+            steps=steps_of(run, spec, nodes or ()),
+            files=lambda: self._files(run, values, spec),
+            values=values,
             pipeline=str(graph_of(spec).get("pipelineInfo", {}).get("name", "")),
             root=str(root or config().pipeline_root).rstrip("/"),
-            cancelled=runs.is_cancelled(run),
-            error=(run.error and run.error.message) or "",
         )
 
     def _files(
@@ -161,12 +178,27 @@ class RunFinder(contextlib.ExitStack):
             )
         if claim not in self._claims:
             job = parameters.get("job")
-            user = job.get("run_as_user") if isinstance(job, dict) else None
-            reader = open_claim(
-                self.api(), claim, _image(spec), run.service_account or "", user or USER
-            )
+            user = job.get("run_as_user", -1) if isinstance(job, dict) else -1
+            user = user if user > 0 else USER  # -1 is the image's own
+            reader = open_claim(self.api(), claim, _image(spec), run.service_account or "", user)
             self._claims[claim] = self.enter_context(reader)
         return self._claims[claim](run.run_id)
+
+
+def info_of(run: "V2beta1Run", connection: Connection, **more: Any) -> RunInfo:
+    """Return a run as the server lists it; `more` are further fields."""
+    return RunInfo(
+        id=run.run_id,
+        name=run.display_name,
+        state=runs.shown_state(run),
+        start=runs.known_time(run.created_at),
+        end=runs.known_time(run.finished_at),
+        parameters=runs.parameters_of(run),
+        page=connection.run_page(run.run_id),
+        cancelled=runs.is_cancelled(run),
+        error=(run.error and run.error.message) or "",
+        **more,
+    )
 
 
 def local_run(folder: Path) -> RunInfo:
@@ -185,30 +217,27 @@ def local_run(folder: Path) -> RunInfo:
         elif ended := ENDED.search(line):
             states[ended[1]] = LOCAL_STATES.get(ended[2], ended[2])
     finished = FINISHED.findall(text)[-1:]
-    state = LOCAL_STATES.get(finished[0], finished[0]) if finished else "UNFINISHED"
-    if state == "UNFINISHED" and is_running(folder):
+    state = LOCAL_STATES.get(finished[0], finished[0]) if finished else UNFINISHED
+    if state == UNFINISHED and is_running(folder):
         state = "RUNNING"
     if "FAILED" in states.values():
         state = "FAILED"
     run_id = max((path.name for path in (folder / "work").glob("[!.]*")), default="")
+    stamps = (ARTIFACTS_TIME.search(path.name) for path in (folder / "artifacts").glob("*"))
+    stamp = max((match[0] for match in stamps if match), default="")
+    start = datetime.strptime(stamp, "%Y-%m-%d-%H-%M-%S-%f").astimezone() if stamp else None
     return RunInfo(
         id=run_id,
         name=folder.resolve().name,
         state=state,
-        start=_local_start(folder),
-        end=None if state in ("RUNNING", "UNFINISHED") else end,
+        start=start,
+        end=None if state in ("RUNNING", UNFINISHED) else end,
         steps=tuple(
             Step(name, name, state if one == "RUNNING" else one) for name, one in states.items()
         ),
         files=lambda: StoredFiles(str(folder / "work" / run_id)),
         folder=folder,
     )
-
-
-def _local_start(folder: Path) -> datetime | None:
-    matches = [ARTIFACTS_TIME.search(path.name) for path in (folder / "artifacts").glob("*")]
-    stamp = max((match[0] for match in matches if match), default="")
-    return datetime.strptime(stamp, "%Y-%m-%d-%H-%M-%S-%f").astimezone() if stamp else None
 
 
 def _image(spec: Mapping[str, Any] | None) -> str:
@@ -257,7 +286,7 @@ class Training:
         return {
             "task": self.task,
             "checkpoint": self.checkpoint,
-            "progress": progress.line().removesuffix(" · ETA 0:00") if progress.last else "",
+            "progress": progress.line() if progress.last else "",
             "verdict": str(self.verdict.get("reason", "")),
             "bundle": str(self.exported.get("uri", "")),
             "champion": bool(self.exported.get("champion")),

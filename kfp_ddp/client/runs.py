@@ -1,4 +1,4 @@
-"""Runs on a KFP server: find them by what a user types, list them, describe them as JSON."""
+"""Runs on a KFP server: find them by what a user types, and list them."""
 
 import json
 import re
@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, RefusedError, ServerError
 
 if TYPE_CHECKING:
@@ -114,21 +113,6 @@ def list_runs(
             raise InputError(f"there is no experiment {experiment!r}{_where(client)}") from None
     runs = newest_runs(client, SEARCHED if state else most, experiment_id)
     return [run for run in runs if state in ("", shown_state(run))][:most]
-
-
-def document(run: "V2beta1Run", connection: Connection) -> dict[str, Any]:
-    """Return what `--json` prints of a run."""
-    start, end = known_time(run.created_at), known_time(run.finished_at)
-    return {
-        "run_id": run.run_id,
-        "name": run.display_name,
-        "state": run.state or "PENDING",
-        "cancelled": is_cancelled(run),
-        "began": start and start.isoformat(),
-        "ended": end and end.isoformat(),
-        "page": connection.run_page(run.run_id),
-        "parameters": parameters_of(run),
-    }
 
 
 def spec_of(client: "Client", run: "V2beta1Run") -> Mapping[str, Any] | None:

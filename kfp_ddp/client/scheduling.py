@@ -1,8 +1,9 @@
 """Create, replace, start and delete schedules without ending their runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
+from http import HTTPStatus
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.client import cron, schedules, submission
 from kfp_ddp.client.pipelines import find_version
 from kfp_ddp.client.schedules import Plan
-from kfp_ddp.core.errors import InputError, KfpDdpError, ServerError
+from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError, ServerError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines.form import Form
 
 if TYPE_CHECKING:
-    from kfp_server_api import V2beta1PipelineVersionReference, V2beta1RecurringRun, V2beta1Run
+    from kfp_server_api import V2beta1RecurringRun, V2beta1Run
 
     from kfp_ddp.client.compat import Client
     from kfp_ddp.pipelines.document import Document
@@ -65,10 +66,14 @@ def _check_first(client: "Client", new: "V2beta1RecurringRun", or_enabled: bool)
     """
     for other in schedules.named(schedules.list_all(client), new.display_name):
         enabled = or_enabled and schedules.state(other) == schedules.ENABLED
-        first = min(other, new, key=lambda one: (one.created_at, one.recurring_run_id))
+        first = min(other, new, key=_age)
         if other.recurring_run_id != new.recurring_run_id and (enabled or first is other):
             client.delete_recurring_run(new.recurring_run_id)
             raise _exists(other)
+
+
+def _age(schedule: "V2beta1RecurringRun") -> tuple[datetime, str]:
+    return schedule.created_at, schedule.recurring_run_id
 
 
 def _exists(schedule: "V2beta1RecurringRun") -> InputError:
@@ -97,7 +102,8 @@ def replace_by(
 ) -> "tuple[V2beta1RecurringRun, list[V2beta1RecurringRun]]":
     """Replace a schedule by a new one; both are never enabled, and no run is ended.
 
-    Return the new one, and those of its name that remain, paused, because of an active run.
+    Of two calls at once the schedule that is created last remains: each looks after it has enabled
+    its own. Return the new one, and those that remain, paused, because of an active run.
     """
     new = _send(client, replace(plan, enabled=False))
     try:
@@ -114,17 +120,31 @@ def replace_by(
                 f"the new schedule exists, but both are paused: {error}; then run "
                 f"kfp-ddp schedule resume {new.recurring_run_id}"
             ) from None
-    others = [
-        one
-        for one in schedules.named(schedules.list_all(client), old.display_name)
-        if one.recurring_run_id != new.recurring_run_id
-        and schedules.state(one) != schedules.ENABLED
-    ]
-    remaining = [one for one in others if schedules.active_runs(client, one)]
-    for one in others:
-        if one not in remaining:
-            client.delete_recurring_run(one.recurring_run_id)
+    remaining = []
+    for one in schedules.named(schedules.list_all(client), old.display_name):
+        identity, is_enabled = one.recurring_run_id, schedules.state(one) == schedules.ENABLED
+        earlier = identity == old.recurring_run_id or _age(one) < _age(new)
+        if identity == new.recurring_run_id or (is_enabled and not plan.enabled):
+            continue
+        if is_enabled and not earlier:
+            _if_there(client.delete_recurring_run, new)
+            raise _exists(one)
+        if is_enabled:
+            _if_there(client.disable_recurring_run, one)
+        if schedules.active_runs(client, one):
+            remaining.append(one)
+        elif earlier:
+            _if_there(client.delete_recurring_run, one)
     return client.get_recurring_run(new.recurring_run_id), remaining
+
+
+def _if_there(change: Callable[[str], Any], schedule: "V2beta1RecurringRun") -> None:
+    """Change a schedule, unless another client has deleted it."""
+    try:
+        change(schedule.recurring_run_id)
+    except RefusedError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
 
 
 def delete(
@@ -161,13 +181,21 @@ def start_now(
     client: "Client", schedule: "V2beta1RecurringRun", now: datetime | None = None
 ) -> "V2beta1Run":
     """Start an additional run of a schedule; raise InputError if its pipeline was deleted."""
-    from kfp_server_api import V2beta1Run
+    from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run
 
     reference = schedule.pipeline_version_reference
+    if reference and not reference.pipeline_version_id:
+        pipeline = client.get_pipeline(reference.pipeline_id)
+        newest = find_version(client, pipeline)
+        if newest is None:
+            raise InputError(f"pipeline {pipeline.display_name!r} has no version on the server")
+        reference = V2beta1PipelineVersionReference(
+            pipeline_id=newest.pipeline_id, pipeline_version_id=newest.version_id
+        )
     run = V2beta1Run(
         display_name=f"{schedule.display_name}-{now or datetime.now(UTC):%Y%m%d-%H%M%S}",
         experiment_id=schedule.experiment_id,
-        pipeline_version_reference=reference and _pinned(client, reference),
+        pipeline_version_reference=reference,
         pipeline_spec=None if reference else schedule.pipeline_spec,
         runtime_config=schedule.runtime_config,
         service_account=schedule.service_account,
@@ -233,20 +261,4 @@ def _send(client: "Client", plan: Plan) -> "V2beta1RecurringRun":
     )
     return client.schedule_service.recurring_run_service_create_recurring_run(
         recurring_run=schedule
-    )
-
-
-def _pinned(
-    client: "Client", reference: "V2beta1PipelineVersionReference"
-) -> "V2beta1PipelineVersionReference":
-    from kfp_server_api import V2beta1PipelineVersionReference
-
-    if reference.pipeline_version_id:
-        return reference
-    pipeline = client.get_pipeline(reference.pipeline_id)
-    newest = find_version(client, pipeline)
-    if newest is None:
-        raise InputError(f"pipeline {pipeline.display_name!r} has no version on the server")
-    return V2beta1PipelineVersionReference(
-        pipeline_id=newest.pipeline_id, pipeline_version_id=newest.version_id
     )

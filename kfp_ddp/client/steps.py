@@ -55,12 +55,6 @@ class Step:
     steps: tuple["Step", ...] = ()
     """The content of a group or a loop."""
 
-    def walk(self) -> Iterator["Step"]:
-        """Yield the step and all steps below it, from the top down."""
-        yield self
-        for step in self.steps:
-            yield from step.walk()
-
 
 @dataclass(frozen=True)
 class Leaf:
@@ -121,7 +115,7 @@ def steps_of(
 
 def every_step(steps: Sequence[Step]) -> list[Step]:
     """Return all steps of a tree, from the top down."""
-    return [one for step in steps for one in step.walk()]
+    return [one for step in steps for one in (step, *every_step(step.steps))]
 
 
 def leaves(steps: Sequence[Step], label: str = "", title: str = "") -> Iterator[Leaf]:

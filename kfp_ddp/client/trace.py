@@ -5,7 +5,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.files import newest_file
@@ -70,19 +69,15 @@ def _run_folder(path: Path) -> Path:
 def _check(where: Store, uri: str, rank: int) -> None:
     """Refuse a request that no rank would answer."""
     ranks = {name for name, _ in where.list(f"{RunFolder.RANKS}/")}
-    last = _last_event(where)
+    with tempfile.TemporaryFile() as file:  # may be larger than the memory
+        where.fetch(_METRICS, file, _LARGEST)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        metrics = file.read()
+    lines = metrics[: metrics.rfind(b"\n") + 1].splitlines()
+    last = mapping_in(lines[-1]) if lines else {}
     if not ranks:
         raise InputError(f"no rank of {uri} has started: name the folder of a running training")
     if last.get("event") == "end":
         raise InputError(f"the training in {uri} has ended: there is nothing to trace")
     if f"{RunFolder.RANKS}/{rank}.json" not in ranks:
         raise InputError(f"{uri} has no rank {rank}: its ranks are 0 to {len(ranks) - 1}")
-
-
-def _last_event(where: Store) -> dict[str, Any]:
-    with tempfile.TemporaryFile() as file:  # may be larger than the memory
-        where.fetch(_METRICS, file, _LARGEST)
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        metrics = file.read()
-    lines = metrics[: metrics.rfind(b"\n") + 1].splitlines()
-    return mapping_in(lines[-1]) if lines else {}
