@@ -40,7 +40,6 @@ SINGLE_NODE_DRIVERS = (
 QUOTA_RESOURCES = tuple(
     f"{part}{name}" for part in ("", "requests.", "limits.") for name in ("cpu", "memory")
 )
-Owner = Literal["root", "group"]
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,8 @@ def limits(target: Installation) -> Object:
     return into(limit_range, target.namespace)
 
 
-def owner(target: Installation, how: Owner) -> Object:
-    """Return the job that makes the volumes of the PVCs writable for the images' user."""
+def owner(target: Installation, how: str) -> Object:
+    """Return the job of OWNERS that makes the volumes of the PVCs writable for the images' user."""
     (job,) = read(DEPLOY / "storage" / OWNERS[how])
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]

@@ -42,7 +42,7 @@ HUGGING_FACE = "HF_TOKEN"
 def launch_rights(backend: str, service: str, *schedulers: str) -> list[Right]:
     """Return the rights of a launch; those on jobs of other backends than its own may be missing.
 
-    To them belong the pod groups of gang schedulers, and the roll-out to a service if it is named.
+    Also those on pod groups, and on the InferenceService if one is named.
     """
     jobs = [(kind.group, kind.plural, JOB_VERBS, name == backend) for name, kind in KINDS.items()]
     groups = [GANGS[name].group for name in schedulers if name in GANGS]

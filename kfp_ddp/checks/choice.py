@@ -4,6 +4,7 @@ The image size depends on the hardware and on the images' size, never on their n
 images there are fewer epochs.
 """
 
+import itertools
 import math
 import os
 import platform
@@ -78,8 +79,12 @@ def this_machine() -> Machine:
 
 
 def count_gpus() -> int:
-    """Return the number of NVIDIA GPUs of this machine, without the slow import of torch."""
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+    """Return the number of NVIDIA GPUs that CUDA shows, without the slow import of torch."""
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0," * present).split(",")
+    # CUDA ignores all after the first invalid one.
+    shown = itertools.takewhile(lambda one: one.strip() not in ("", "-1"), visible)
+    return min(present, len(list(shown)))
 
 
 class Cost(NamedTuple):
@@ -120,19 +125,19 @@ EPOCH_SECONDS = 0.4
 class Plan(NamedTuple):
     """What depends on whether a training starts from existing weights."""
 
-    seen: int
+    images_seen: int
     """Images in all epochs that a training needs, and that the image size must allow within the
     target duration; few images are seen in more epochs."""
-    fewest: int
-    most: int
-    least: int
-    """Epochs that a target duration does not reduce."""
+    min_epochs: int
+    max_epochs: int
+    floor_epochs: int
+    """Fewest epochs, even if they exceed the target duration."""
 
 
 AVERAGED = 0.07
 """Fraction of the steps that an average of the weights reaches back."""
-RANDOM = Plan(seen=100_000, fewest=30, most=150, least=3)
-WEIGHTS = Plan(seen=15_000, fewest=5, most=15, least=2)
+RANDOM = Plan(images_seen=100_000, min_epochs=30, max_epochs=150, floor_epochs=3)
+WEIGHTS = Plan(images_seen=15_000, min_epochs=5, max_epochs=15, floor_epochs=2)
 
 
 @dataclass(frozen=True)
@@ -217,7 +222,7 @@ class _Sized:
     ) -> None:
         self.photographs, self.machine, self.weights = photographs, machine, weights
         self.images = max(1, photographs.train)
-        self.plan = WEIGHTS if weights else RANDOM
+        self.plan = plan = WEIGHTS if weights else RANDOM
         training, short = requested.get("training", {}), photographs.short_side
         size, model = training.get("image_size", 0), requested.get("model", "")
         tiny = (size or short or SMALLEST) < SMALLEST and not weights
@@ -232,8 +237,9 @@ class _Sized:
         unit, per_rank = ranks * (training.get("micro_batch_size") or 1), "batch_size_per_rank"
         requested_batch = training.get(per_rank, 0) * ranks or training.get("batch_size")
         self.batch = requested_batch or max(1, batch // unit) * unit
-        wanted = min(max(math.ceil(self.plan.seen / self.images), self.plan.fewest), self.plan.most)
-        self.wanted, least, budget = wanted, min(self.plan.least, wanted), machine.minutes * 60
+        epochs = math.ceil(plan.images_seen / self.images)
+        self.wanted = wanted = min(max(epochs, plan.min_epochs), plan.max_epochs)
+        least, budget = min(plan.floor_epochs, wanted), machine.minutes * 60
         fitting = (n for n in range(wanted, least, -1) if self.seconds(n) <= budget)
         self.requested_epochs = int(requested.get("epochs") or 0)  # KFP has floats
         self.epochs = self.requested_epochs or next(fitting, least)
@@ -246,13 +252,9 @@ class _Sized:
         cost = COSTS.get(self.model)
         if cost is None:
             return 224 if self.machine.gpus else 128
-        seconds = self.machine.minutes * 60 * self.machine.speed
-        possible = (
-            size
-            for size in SIZES
-            if (not short or size <= 1.15 * short) and self.plan.seen * cost.at(size) <= seconds
-        )
-        return next(possible, SMALLEST)
+        seconds = self.machine.minutes * 60 * self.machine.speed / self.plan.images_seen
+        suitable = (size for size in SIZES if not short or size <= 1.15 * short)
+        return next((size for size in suitable if cost.at(size) <= seconds), SMALLEST)
 
     def seconds(self, epochs: int) -> float:
         """Return the estimated duration of the training; 0 if the network's speed is unknown."""
@@ -270,7 +272,7 @@ class _Sized:
 
     def _augmented(self, epochs: int) -> bool:
         """Return whether few images are seen often enough to be remembered one by one."""
-        return not self.weights and epochs >= self.plan.fewest
+        return not self.weights and epochs >= self.plan.min_epochs
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of the pipeline."""

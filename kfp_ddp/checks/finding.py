@@ -33,7 +33,7 @@ class Requirements:
         "", "Check the permissions of this account of the namespace instead of yours."
     )
     host: str = ""
-    """URL of the KFP API server; empty to skip it."""
+    """URL of the KFP API server; empty for that of the cluster, which may be out of reach."""
     backend: str = "pytorchjob"
     nodes: int = 1
     gpus_per_node: int = setting(-1, "GPUs per node; -1 for all, 0 to train on CPUs.", ge=-1)

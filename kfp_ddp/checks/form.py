@@ -174,8 +174,11 @@ SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
 """Models of each mapping in a form."""
 
 
-def described_settings() -> Iterator[dict[str, str]]:
-    """Yield each setting of a run: its mapping, '' for a box of its own, name, default, meaning."""
+def described_settings(boxes: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield each setting of a run: its mapping, '' for a box of its own, name, default, meaning.
+
+    `boxes` are the defaults of the form's parameters; other models have others.
+    """
     models: list[tuple[str, type[Settings]]] = [("", Parameters)]
     models += [(subject, model) for subject in SUBJECTS for model in SUBJECTS[subject]]
     for mapping, model in models:
@@ -183,12 +186,14 @@ def described_settings() -> Iterator[dict[str, str]]:
             if name in model.own or (not mapping and name in SUBJECTS):
                 continue
             default = "" if field.is_required() else field.get_default(call_default_factory=True)
-            closed = ", ".join(choice or "''" for choice in model.choices(name))
+            default = boxes.get(name, default)
+            known = choices(name) if name in boxes else model.choices(name)
+            closed = ", ".join(choice or "''" for choice in known)
             yield {
-                "mapping": mapping,
+                "mapping": "" if name in boxes else mapping,
                 "name": name,
                 "default": str(list(default) if isinstance(default, tuple) else default),
-                "meaning": field.description or "",
+                "meaning": description(name) if name in boxes else field.description or "",
                 "choices": f"One of {closed}." if closed else "",
             }
 

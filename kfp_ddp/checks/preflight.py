@@ -52,7 +52,7 @@ def run(inputs: dict[str, Any]) -> Any:
     InputError: a parameter cannot be used; the first one in the order of the steps.
     """
     settings = parse(inputs)
-    warnings = [f"warning: {warning}" for check in CHECKS for warning in check(settings)]
+    warnings = [f"warning: {warning}" for check in CHECKS for warning in check(settings) or ()]
     settings, notes = sized(settings)
     settings = with_weights(settings, initial_weights.find)
     notes += [settings.start.origin] if settings.start.origin else []
@@ -114,14 +114,13 @@ def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
     return {"evaluate_backend": backend, "evaluate_job": job, "evaluate_gpus": ""}
 
 
-def check_source(run: Run) -> list[str]:
+def check_source(run: Run) -> None:
     """Check that the source has a supported kind, and that the initial weights exist."""
     open_source(run.parameters.source)
     initial_weights.check(run.config.pretrained)
-    return []
 
 
-def check_work(run: Run) -> list[str]:
+def check_work(run: Run) -> None:
     """Check that the runs' prefix can be written, and that the job needs no PVC for runs."""
     work = run.parameters.work
     if work:
@@ -133,10 +132,9 @@ def check_work(run: Run) -> list[str]:
             )
         check_carried(run.spec.given())
         store.prepare()
-    return []
 
 
-def check_champion(run: Run) -> list[str]:
+def check_champion(run: Run) -> None:
     """Check that the champion exists, if it can be seen from this step."""
     champion, own = run.champion, run.parameters.exports
     # A folder is on a PVC, which on a cluster is not mounted here.
@@ -148,7 +146,6 @@ def check_champion(run: Run) -> list[str]:
             f"champion={champion} is not found{exported}: correct it, or give last for the model "
             "that was exported last to destination, which may still be missing"
         )
-    return []
 
 
 def check_release(release: Mapping[str, Any], destination: str) -> None:
@@ -165,14 +162,13 @@ def check_release(release: Mapping[str, Any], destination: str) -> None:
     registry.check()
 
 
-def check_publishing(run: Run) -> list[str]:
+def check_publishing(run: Run) -> None:
     """Check that a remote destination can be written, the release, and the service."""
     destination = run.parameters.destination
     if destination and (store := open_store(destination)).remote:
         store.prepare()
     check_release(run.release, destination)
     check_service(run.release, destination)
-    return []
 
 
 def check_backend(run: Run) -> list[str]:
@@ -230,15 +226,15 @@ def check_evaluation(run: Run) -> list[str]:
     return check_job.check(Api.connect(), LaunchSpec.create(**fields))
 
 
-CHECKS: tuple[Callable[[Run], list[str]], ...] = (
+CHECKS: tuple[Callable[[Run], list[str] | None], ...] = (
     *(check_source, check_work, check_champion, check_publishing),
     *(check_backend, check_evaluation),
 )
-"""In the order of the steps; each returns warnings, or raises InputError."""
+"""In the order of the steps; each may return warnings, or raises InputError."""
 
 
 def title(run: Run, gpus: str = "no GPU") -> str:
-    """Return what will run, in one line; `gpus` is said where the job has no number of them."""
+    """Return what will run, in one line; `gpus` is printed if the number of GPUs is not known."""
     config, spec, parameters = run.config, run.spec, run.parameters
     if parameters.checkpoint:
         return f"evaluation of {parameters.checkpoint} on {parameters.split}, nothing is trained"

@@ -56,7 +56,7 @@ def sized(run: Run) -> tuple[Run, list[str]]:
     choice, start = choose_weights(photographs, machine, requested, ranks, find)
     inputs = {name: choice.arguments.get(name, value) for name, value in requested.items()}
     inputs["recipe"] = "none"  # finetune with weights, but a trial may start without
-    if start:  # not an address of this network's: a trial may have another
+    if start:  # Keep `true`: a trial with another network needs other weights.
         inputs["pretrained"] = "true" if config.pretrained == "auto" else config.pretrained
     if not local:
         inputs["gpus_per_node"] = spec.gpus()
@@ -105,7 +105,10 @@ def choose_weights(
     if pretrained != "auto" or (suits and random.arguments["model"] in TORCHVISION):
         tuned = choose(photographs, machine, requested, ranks, weights=True)
         model = tuned.arguments.get("model", TrainConfig.model_fields["model"].default)
-        start = find(pretrained, model, photographs.train + photographs.val)
+        # However many images: random weights that need smaller ones for their time are no gain.
+        sizes = [one.arguments["training"].get("image_size", 0) for one in (random, tuned)]
+        images = 0 if sizes[0] < sizes[1] else photographs.train + photographs.val
+        start = find(pretrained, model, images)
     choice = tuned if start else random
     choice.arguments["pretrained"] = start.pretrained
     if start and unset and not start.model:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
+from kfp_ddp.training.config import TrainConfig
 
 MAX_TRIALS = 64
 """Each trial is a pod and a job."""
@@ -76,26 +77,23 @@ def _choices(name: str, values: Any) -> Sequence[Any]:
 
 
 def _draw(name: str, values: Any, draw: random.Random) -> Any:
-    """Draw from a list or a range; integers if both ends are integers and max is above 1."""
+    """Draw from a list or a range; integers if the setting and both ends are integers."""
     if not isinstance(values, Mapping):
         return draw.choice(_choices(name, values))
     low, high = values.get("min", math.nan), values.get("max", math.nan)
     by_log = values.get("log", False)
     numbers = all(isinstance(end, int | float) for end in (low, high))
-    if (
-        not numbers
-        or not low < high
-        or (by_log and low <= 0)
-        or set(values) - {"min", "max", "log"}
-    ):
+    unknown = set(values) - {"min", "max", "log"}
+    if not numbers or not low < high or (by_log and low <= 0) or unknown:
         raise InputError(
             f"sweep: {name}={dict(values)!r} is not a range: write "
             '{"min": 0.001, "max": 0.1, "log": true}, min below max, and above 0 with log'
         )
-    integers = float(low).is_integer() and float(high).is_integer() and high > 1
-    if by_log:
-        value = math.exp(draw.uniform(math.log(low), math.log(high)))
-        return round(value) if integers else float(f"{value:.3g}")
-    return (
-        draw.randint(int(low), int(high)) if integers else float(f"{draw.uniform(low, high):.3g}")
-    )
+    whole = all(float(end).is_integer() for end in (low, high))
+    integers = whole and getattr(TrainConfig.model_fields.get(name), "annotation", None) is int
+    if integers and not by_log:
+        return draw.randint(int(low), int(high))
+    first, last = (math.log(low), math.log(high)) if by_log else (low, high)
+    value = draw.uniform(first, last)
+    value = math.exp(value) if by_log else value
+    return round(value) if integers else float(f"{value:.3g}")

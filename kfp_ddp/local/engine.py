@@ -21,7 +21,7 @@ import psutil
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
-from kfp_ddp.core.step import last_error
+from kfp_ddp.core.step import handling_signals, last_error
 from kfp_ddp.local import results
 from kfp_ddp.local.folder import LocalRun, link_latest, locked
 from kfp_ddp.local.pipeline import COMPILED, end_tree
@@ -70,8 +70,9 @@ def execute(
     output, loop = run.folder, LOOP.search(compiled.read_text(encoding="utf-8"))
 
     def again() -> str:
-        progress = run.progress() or "no checkpoint yet"
-        return "starts over, as the pipeline has a loop" if loop else f"resumes ({progress})"
+        if loop:
+            return "starts over, as the pipeline has a loop"
+        return f"resumes ({progress})" if (progress := run.progress()) else "starts again"
 
     folders = {DATA_VARIABLE: str(run.data), WORK_VARIABLE: str(output / "work")}
     inputs = [json.dumps(run.arguments), str(output / "artifacts"), str(compiled), run.seed]
@@ -163,24 +164,19 @@ def _stopped_at_the_end(
 
     `again` returns what the same command does then.
     """
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     interrupted = False
-    try:
-        yield child
-    except KeyboardInterrupt:
-        interrupted = True
-        click.echo("\nstopping; a training saves a checkpoint (again: stop at once)", err=True)
-    finally:
-        if child.poll() is None:
-            end_tree(psutil.Process(child.pid))
-        child.wait()
-        if child.stdout is not None:
-            child.stdout.close()
-        signal.signal(signal.SIGTERM, before)
+    with handling_signals(signal.default_int_handler, signal.SIGTERM):
+        try:
+            yield child
+        except KeyboardInterrupt:
+            interrupted = True
+            click.echo("\nstopping; a training saves a checkpoint (again: stop at once)", err=True)
+        finally:
+            if child.poll() is None:
+                end_tree(psutil.Process(child.pid))
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
     if interrupted:
         click.echo(f"stopped, all processes have ended; the same command {again()}", err=True)
         raise SystemExit(130)

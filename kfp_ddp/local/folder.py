@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.errors import InputError, StorageError, writing
-from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.files import atomic_write, lock
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.local import start_time
 from kfp_ddp.jobs.progress import TrainingProgress
@@ -86,12 +85,13 @@ def identity_of(**what: Any) -> str:
 
 
 def unfinished(output: Path | None, identity: str) -> LocalRun | None:
-    """Return the newest run of the same command that did not complete, in `output` or `RUNS`."""
+    """Return the newest run of the same command, in `output` or `RUNS`, unless it completed."""
     folders = [output] if output else list(RUNS.resolve().glob("*"))
     runs = [run for folder in folders if (run := _read(folder)) and run.identity == identity]
-    open_runs = [run for run in runs if not run.complete]
-    newest = max(open_runs, key=lambda run: (run.folder / RECORD).stat().st_mtime, default=None)
-    return newest and dataclasses.replace(newest, data=_data(newest.folder, output))
+    newest = max(runs, key=lambda run: (run.folder / RECORD).stat().st_mtime_ns, default=None)
+    if newest is None or newest.complete:
+        return None
+    return dataclasses.replace(newest, data=_data(newest.folder, output))
 
 
 def _read(folder: Path) -> LocalRun | None:
@@ -174,13 +174,13 @@ def link_latest(run: LocalRun) -> None:
 def locked(folder: Path) -> Iterator[int]:
     """Lock a run's folder and yield the descriptor; a child that gets it has the lock, too.
 
-    The processes of a killed command keep the lock until they have ended, which is waited for.
+    This waits until all processes of a killed command have ended.
     Raise InputError if another command that runs has it; StorageError if the processes do not end.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + ENDING_SECONDS
-        while not _acquire(descriptor):
+        while not lock(descriptor, folder):
             pid, _, started = os.pread(descriptor, 200, 0).decode().partition(" ")
             if pid.isdecimal() and start_time(int(pid)) == started:
                 raise InputError(
@@ -204,14 +204,6 @@ def is_running(folder: Path) -> bool:
     """Return whether a command works in the folder of a run."""
     try:
         with open(folder / LOCK, "rb+") as file:  # NFS locks only what can be written
-            return not _acquire(file.fileno())
-    except OSError:
+            return not lock(file.fileno(), folder)
+    except (OSError, StorageError):
         return False
-
-
-def _acquire(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -45,8 +45,8 @@ class Progress:
             return "starting the ranks"
         line = training.line(width)
         space = min(10, width - len(line) - 1)
-        step = int(training.last["step"])
-        return f"{bar(step, training.total, space)} {line}" if space >= SHORTEST_BAR else line
+        done = bar(training.step, training.total, space)
+        return f"{done} {line}" if space >= SHORTEST_BAR else line
 
 
 def detail(output: Path, step: str) -> str:
@@ -60,21 +60,22 @@ def detail(output: Path, step: str) -> str:
         case "data-sync":
             copied = f"{values['downloaded']:,} copied" if values["downloaded"] else "none copied"
             return f"{values['files']:,} files, {copied}, version {values['digest'][:12]}"
-        case "changes":
+        case "changes" | "gate":
             return str(values["reason"])
         case "dataset-volume":
             return "read in place: " + "/".join(Path(values["path"]).parts[-2:])
         case "train":
             speed, accuracy = images_per_second(output), values.get("val_accuracy")
-            steps = [event["step"] for event in _events(output) if event["event"] == "step"]
-            text = f"{max(steps, default=values['step']):.0f} steps"
+            training = TrainingProgress()
+            training.update(_events(output))
+            text = f"{training.step or values['step']:.0f} steps"
+            if training.stopped_early:
+                text = f"{training.step} of {training.total} steps, stopped early"
             text += f", {speed:,.0f} images/s" if speed else ""
             return text if accuracy is None else f"{text}, val accuracy {accuracy:.1%}"
         case "evaluate":
             low, high = values["accuracy_low"], values["accuracy_high"]
             return f"accuracy {values['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"
-        case "gate":
-            return str(values["reason"])
         case "export":
             formats = [word for file, word in FORMATS.items() if file in values["formats"]]
             return f"{', '.join(formats[:-1])} and {formats[-1]} match the checkpoint"
@@ -143,7 +144,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "accuracy": f"{summary['accuracy']:.1%} of the validation images",
         "files": f"{summary['files']:,} in the dataset, {summary['files_copied']:,} copied",
         "speed": speed if summary["images_per_second"] else "",  # a script may not report it
-        "verdict": "" if summary["blessed"] else summary["reason"],
+        "verdict": "" if summary["blessed"] else summary["reason"].partition(":")[0],
         "bundle": shown(summary["bundle"]),
         "uploaded": summary.get("uploaded_to", ""),
         "report": shown(summary["report"]),

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from kfp_ddp.local.screen import say
 from kfp_ddp.models.initial_weights import find, is_path, obtain
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
-from kfp_ddp.training.sides import is_image
 
 _FIXED = {
     "source": "is the argument SOURCE",
@@ -85,19 +84,18 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     photographs = surveyed.photographs
     computer = this_machine()
     pretrained = arguments.get("pretrained", "auto")
-    if is_path(pretrained) and not Path(pretrained).exists():
-        raise InputError(
-            f"pretrained={pretrained} is missing: give auto, true, false, a file or an address"
-        )
+    requested = _with_network(arguments, pretrained) if is_path(pretrained) else arguments
     get = find if command.check else obtain
-    choice, start = choose_weights(photographs, computer, arguments, ranks, get)
+    choice, start = choose_weights(photographs, computer, requested, ranks, get)
     name = named_after(source)
     everything = {"model_name": name, **choice.arguments, "source": source, "backend": "local"}
     check_arguments(form.pipeline, form.completed(everything))
-    everything["sync"] = _images_only(surveyed, everything)
+    options = everything.get("sync", {})
+    exclude = [*options.get("exclude", ()), *surveyed.excluded]
+    everything["sync"] = {**options, "exclude": exclude}
     environment = {
         "OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks)),
-        NOTES_VARIABLE: "\n".join(photographs.notes),
+        NOTES_VARIABLE: "\n".join((*photographs.notes, ";".join(surveyed.left_out))),
     }
     if not command.check:
         new = folder.LocalRun(identity, everything, environment)
@@ -105,7 +103,8 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     say(f"{photographs}; {computer}: {_title(choice)}")
     if choice.why:
         say(f"chosen for {choice.why}")
-    click.echo("\n".join(surveyed.lines))
+    for line in (*surveyed.table, *surveyed.left_out):
+        say(line)
     for note in filter(None, (*photographs.notes, start.origin)):
         say(f"note: {note}")
     click.echo()
@@ -114,6 +113,29 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
         about = {"train": photographs.train, "val": photographs.val, "broken": surveyed.broken}
         return Path(), {**about, "notes": photographs.notes, "settings": given}
     return run.folder, engine.run(run, started, known=photographs.notes)
+
+
+def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:
+    """Return the arguments with the network of a file of weights, where no model is set.
+
+    Raise InputError if the file is missing, cannot be read, or does not tell the network.
+    """
+    path = Path(weights)
+    if not path.exists():
+        raise InputError(
+            f"there is no file {weights}: give pretrained true (weights of ImageNet), auto, false, "
+            "a file or an address"
+        )
+    if path.is_dir() or arguments["training"].get("script"):
+        return arguments
+    from kfp_ddp.training.initial_weights import network_of, read  # torch takes seconds
+
+    if arguments.get("model", "auto") != "auto":
+        read(path)
+        return arguments
+    if not (network := network_of(path)):
+        raise InputError(f"the network of {weights} is not known: name it with --set model=NAME")
+    return {**arguments, "model": network}
 
 
 def _is_resumable(run: folder.LocalRun) -> bool:
@@ -128,21 +150,6 @@ def _is_resumable(run: folder.LocalRun) -> bool:
     say(f"resuming at {at or 'the start'} in {shown(run.folder)}; --fresh starts over")
     click.echo()
     return True
-
-
-def _images_only(surveyed: survey.Survey, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the sync; of a local folder, files that are not images are left out.
-
-    `include` of the user takes precedence, and a script of the user may read any file.
-    """
-    options, training = dict(arguments.get("sync", {})), arguments.get("training", {})
-    remote = "://" in arguments["source"]
-    if remote or options.get("include") or training.get("script"):
-        return options
-    suffixes = surveyed.suffixes - {"", Path(training.get("labels", "")).suffix}
-    others = sorted(one for one in suffixes if not is_image(f"x{one}") and not set(one) & set("*?"))
-    exclude = [*options.get("exclude", ()), *(f"*{suffix}" for suffix in others)]
-    return {**options, "exclude": exclude} if exclude else options
 
 
 def _title(choice: Choice) -> str:

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.checks.choice import Photographs, statistics_of
+from kfp_ddp.checks.choice import SMALLEST, Photographs, statistics_of
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.text import printable
+from kfp_ddp.core.files import read_below
+from kfp_ddp.core.text import plural, printable
 from kfp_ddp.datasets.images import uneven
+from kfp_ddp.datasets.options import MOST_ROWS, glob_of
 from kfp_ddp.local.results import shown
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.layout import Layout, lay_out
-from kfp_ddp.training.sides import TEST, TRAIN, VAL, Labels, by_top, tables_in
+from kfp_ddp.training.sides import LARGEST, TEST, TRAIN, VAL, Labels, by_top, is_image, tables_in
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 """Bytes near the end of a complete file."""
@@ -54,19 +56,16 @@ class Survey:
     """Images of each class and split, a line each."""
     broken: dict[str, str]
     """Why images cannot be read, by their path."""
-    suffixes: frozenset[str]
-    """Of all files, such as .png."""
+    excluded: tuple[str, ...]
+    """Globs of files that the sync is to leave out: those that are not images, and broken ones."""
 
     @property
-    def lines(self) -> list[str]:
-        """Return the table and the broken images as text."""
-        lines = list(self.table)
-        if count := len(self.broken):
-            lines.append(f"left out, as {'they' if count > 1 else 'it'} cannot be read:")
-            some = list(self.broken.items())[:_BROKEN]
-            lines += [f"  {shown(path)}: {why}" for path, why in some]
-            lines += [f"  and {count - _BROKEN:,} more"] if count > _BROKEN else []
-        return lines
+    def left_out(self) -> list[str]:
+        """A title and the broken images; [] without them."""
+        count, some = len(self.broken), list(self.broken.items())[:_BROKEN]
+        lines = [f"{plural(count, 'image')} left out that cannot be read"] if count else []
+        lines += [f"  {printable(f'{shown(path)}: {why}')}" for path, why in some]
+        return [*lines, f"  and {count - _BROKEN:,} more"] if count > _BROKEN else lines
 
 
 def look(source: str, arguments: Mapping[str, Any]) -> Survey:
@@ -78,39 +77,67 @@ def look(source: str, arguments: Mapping[str, Any]) -> Survey:
     folder = None if "://" in source else Path(source)
     training, sync = arguments.get("training", {}), arguments.get("sync", {})
     selection = Filter(*(tuple(sync.get(name, ())) for name in ("include", "exclude")))
-    everything = _names(folder, sync) if folder else open_source(source).listing().names
+    everything = list(_names(folder, sync)) if folder else open_source(source).listing().names
     names = [name for name in everything if selection.takes(name)]
     table = training.get("labels") or TrainConfig.model_fields["labels"].default
     labels = None
     if table and folder:
         try:
-            labels = Labels.parse(table, (folder / table).read_bytes())
-        except OSError as error:
+            labels = Labels.parse(table, read_below(folder, table, LARGEST))
+        except InputError:
+            raise
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", error)
             raise InputError(
-                f"labels={table} cannot be read in {source}: {error.strerror}; name a file in it"
+                f"labels={table} cannot be read in {source}: {reason}; name a file in it"
             ) from None
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
     layout = lay_out(names, val_fraction=fraction, labels=labels)
-    notes = [*layout.notes, *uneven(layout)]
+    notes = list(layout.notes)
+    images, chosen = (sum(map(is_image, group)) for group in (everything, names))
+    if images > chosen:
+        what = " and ".join(name for name in ("include", "exclude") if sync.get(name))
+        notes.append(f"{images - chosen:,} of {images:,} images left out by {what}")
     if not table and (tables := tables_in(by_top(names))):
         notes.append(f"{tables[0]} is not used: if it has the classes, --set labels={tables[0]}")
     pictures, broken = _open_all(folder, layout) if folder else ([], {})
-    if broken and training.get("on_bad_image") == "fail":
-        first = next(f"{shown(name)} ({why})" for name, why in broken.items())
+    if folder and broken and training.get("on_bad_image") == "fail":
+        first = next(f"{shown(folder / name)} ({why})" for name, why in broken.items())
         raise InputError(
             f"{len(broken):,} images cannot be read, {first} first: replace or remove them, or "
             "leave them out with --set on_bad_image=skip"
         )
     if broken and not pictures:
         raise InputError(f"none of the images can be read: {next(iter(broken.values()))}")
+    excluded: list[str] = []
+    reads_any = folder is None or training.get("script")
+    if not reads_any and not sync.get("include"):
+        kinds = {os.path.splitext(name)[1] for name in names} - {"", Path(table).suffix}
+        plain = (one for one in kinds if not is_image(f"x{one}") and not set(one) & set("*?"))
+        excluded += sorted(f"*{one}" for one in plain)
+    if broken and not reads_any and not labels and len(broken) <= MOST_ROWS:
+        excluded += map(glob_of, broken)
+        folders = (f"{os.path.dirname(name)}/" for name in broken)
+        readable = [name for name in names if name not in broken]
+        try:
+            layout = lay_out([*readable, *folders], val_fraction=fraction)
+        except InputError as error:
+            raise InputError(
+                f"{len(broken):,} images cannot be read, {next(iter(broken))} first; without them "
+                f"{error}"
+            ) from None
     columns = {}
     for side, part in layout.parts.items():
-        counts = Counter(t for name, t in part if str(folder and folder / name) not in broken)
-        columns[side] = [counts[number] for number in range(len(layout.classes))]
-    sizes = (sum(columns[TRAIN]), sum(columns[VAL]), len(layout.classes))
-    photographs = Photographs(*sizes, *statistics_of(pictures), tuple(map(printable, notes)))
-    suffixes = frozenset(os.path.splitext(name)[1] for name in names)
-    return Survey(photographs, tuple(_table(layout, columns)), broken, suffixes)
+        by_class = Counter(target for name, target in part if name not in broken)
+        columns[side] = [by_class[number] for number in range(len(layout.classes))]
+    notes += uneven(layout.classes, columns[TRAIN], columns[VAL])
+    counts = (sum(columns[TRAIN]), sum(columns[VAL]), len(layout.classes))
+    (short, decoding), size = statistics_of(pictures), training.get("image_size", 0)
+    if 0 < size < min(SMALLEST, short / 2):
+        notes.append(f"image_size={size} leaves little of images of {short} px")
+    photographs = Photographs(*counts, short, decoding, tuple(map(printable, notes)))
+    paths = {str(folder and folder / name): why for name, why in broken.items()}
+    return Survey(photographs, tuple(_table(layout, columns)), paths, tuple(excluded))
 
 
 def _table(layout: Layout, by_side: Mapping[str, list[int]]) -> Iterator[str]:
@@ -142,15 +169,12 @@ def _names(folder: Path, sync: Mapping[str, Any]) -> Iterator[str]:
 
 def _open_all(folder: Path, layout: Layout) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
     """Return format, width and height of the readable images, and why others cannot be read."""
-    paths = [folder / name for part in layout.parts.values() for name in part.names]
-    pictures, broken = [], {}
+    names = [name for part in layout.parts.values() for name in part.names]
     with ThreadPoolExecutor(_THREADS) as pool:  # a network drive answers many at once
-        for path, result in zip(paths, pool.map(_open, paths), strict=True):
-            if isinstance(result, str):
-                broken[str(path)] = result
-            else:
-                pictures.append(result)
-    return pictures, broken
+        results = list(pool.map(_open, [folder / name for name in names]))
+    pairs = zip(names, results, strict=True)
+    broken = {name: result for name, result in pairs if isinstance(result, str)}
+    return [result for result in results if not isinstance(result, str)], broken
 
 
 def _open(path: Path) -> tuple[str, int, int] | str:
