@@ -13,6 +13,7 @@ import yaml
 from google.protobuf.struct_pb2 import Value
 from kfp import compiler, dsl
 from kfp.dsl.graph_component import GraphComponent
+from kfp.dsl.structures import ResourceSpec
 from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
 from kfp_ddp.checks.form import choices
@@ -24,6 +25,8 @@ from kfp_ddp.pipelines.document import SUFFIXES
 REGISTRY = "ghcr.io/kfp-ddp"
 # kfp.local only runs commands that name KFP's executor.
 PROGRAM = ["python3", "-m", "kfp_ddp.components", "kfp.dsl.executor_main"]
+# What our steps have for the pods of their jobs.
+PASSED = (dsl.TaskConfigField.ENV, dsl.TaskConfigField.KUBERNETES_VOLUMES)
 # Host, port and path of an image; a URL scheme does not match.
 _FOLDERS = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 _TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
@@ -67,9 +70,11 @@ def built_in(names: Sequence[str] = NAMES) -> dict[str, Any]:
     pipelines = {}
     for name in names:
         pipeline = getattr(importlib.import_module(f"kfp_ddp.pipelines.{MODULES[name]}"), name)
-        _close_choices(pipeline)
-        _keep_own_resources(pipeline)
-        _loop_over_mappings(pipeline)
+        for field, parameter in pipeline.pipeline_spec.root.input_definitions.parameters.items():
+            del parameter.literals[:]
+            parameter.literals.extend(Value(string_value=choice) for choice in choices(field))
+        for component in pipeline.pipeline_spec.components.values():
+            _adapt(component)
         pipelines[name] = pipeline
     return pipelines
 
@@ -99,32 +104,22 @@ def write(
     return paths
 
 
-def _close_choices(pipeline: Any) -> None:
-    """Add closed choices, which KFP 2.17 supports and its SDK cannot declare."""
-    for name, parameter in pipeline.pipeline_spec.root.input_definitions.parameters.items():
-        del parameter.literals[:]
-        parameter.literals.extend(Value(string_value=choice) for choice in choices(name))
+def _adapt(component: Any) -> None:
+    """Pass to workers only what our steps have, and declare items of our loops as mappings.
 
-
-def _keep_own_resources(pipeline: Any) -> None:
-    """Apply the resources of a launching task to its own pod.
-
-    KFP does not apply settings that it passes through, and a namespace with a ResourceQuota rejects
-    pods without resources. The driver supports this, the SDK cannot express it.
+    Workers get the image of the plan's job. Resources are those of the launching pod itself: KFP
+    does not apply settings that it passes through, and a namespace with a ResourceQuota rejects
+    pods without resources. The driver supports this, the SDK cannot express it, and declares all
+    items as text.
     """
-    for component in pipeline.pipeline_spec.components.values():
-        passed = component.task_config_passthroughs
-        others = [one for one in passed if one.field != dsl.TaskConfigField.RESOURCES]
-        del passed[:]
-        passed.extend(others)
-
-
-def _loop_over_mappings(pipeline: Any) -> None:
-    """Declare items of our loops as mappings; the SDK declares all items as text."""
-    for component in pipeline.pipeline_spec.components.values():
-        for name, parameter in component.input_definitions.parameters.items():
-            if name.endswith("-loop-item"):
-                parameter.parameter_type = ParameterType.STRUCT
+    parameters = component.input_definitions.parameters
+    if passed := [one for one in component.task_config_passthroughs if one.field in PASSED]:
+        del component.task_config_passthroughs[:]
+        component.task_config_passthroughs.extend(passed)
+        parameters.pop("image", None)
+    for name, parameter in parameters.items():
+        if name.endswith("-loop-item"):
+            parameter.parameter_type = ParameterType.STRUCT
 
 
 def _shorten(pipeline: Any) -> None:
@@ -134,11 +129,10 @@ def _shorten(pipeline: Any) -> None:
     tasks of a run whose Workflow is near 1 MB. The images contain the source of our components.
     """
     spec = pipeline.pipeline_spec
-    inputs: dict[str, list[set[str]]] = {}
-    """Names of the inputs that each task gives, by component."""
+    tasks_of: dict[str, list[Any]] = {}
     for group in (spec.root, *spec.components.values()):
         for task in group.dag.tasks.values():
-            inputs.setdefault(task.component_ref.name, []).append({*task.inputs.parameters})
+            tasks_of.setdefault(task.component_ref.name, []).append(task)
     for name, component in spec.components.items():
         label = component.executor_label
         executor = spec.deployment_spec["executors"][label] if label else {}
@@ -148,17 +142,21 @@ def _shorten(pipeline: Any) -> None:
         for side in (component.input_definitions, component.output_definitions):
             for definition in (*side.parameters.values(), *side.artifacts.values()):
                 definition.description = ""
-        always, ever = set.intersection(*inputs[name]), set.union(*inputs[name])
+            for artifact in side.artifacts.values():
+                artifact.artifact_type.schema_version = ""
         parameters = component.input_definitions.parameters
-        for parameter in [*parameters]:
-            optional = parameters[parameter].is_optional
-            image = parameters[parameter].default_value.string_value.startswith(REGISTRY)
-            if parameters[parameter].parameter_type == ParameterType.TASK_CONFIG:
-                continue
-            if parameter in always:
-                parameters[parameter].ClearField("default_value")
-                parameters[parameter].is_optional = False
-            elif optional and parameter not in ever and not image:
+        for task in tasks_of[name]:
+            # Limits that are outputs: the container names their channels, KFP reads no copies.
+            for copy in {*task.inputs.parameters} & {*vars(ResourceSpec())}:
+                del task.inputs.parameters[copy]
+        for parameter, definition in [*parameters.items()]:
+            given = [parameter in task.inputs.parameters for task in tasks_of[name]]
+            needed = definition.default_value.string_value.startswith(REGISTRY)
+            needed |= definition.parameter_type == ParameterType.TASK_CONFIG
+            if all(given):
+                definition.ClearField("default_value")
+                definition.is_optional = False
+            elif definition.is_optional and not any(given) and not needed:
                 del parameters[parameter]
 
 

@@ -124,7 +124,9 @@ def _loop(task: Mapping[str, Any]) -> str:
 def _flowchart(level: tuple[Node, ...], prefix: str, indent: str) -> Iterator[str]:
     ids = {node.name: f"{prefix}{number}" for number, node in enumerate(level)}
     for node in level:
-        own, title = ids[node.name], _escape(node.title)
+        own = ids[node.name]
+        # Mermaid's entities begin with #.
+        title = re.sub(r"[^\w .,:()-]", lambda match: f"#{ord(match[0])};", node.title)
         if node.inner:
             yield f'{indent}subgraph {own}["{title}"]'
             yield from _flowchart(node.inner, f"{own}_", f"{indent}  ")
@@ -134,9 +136,3 @@ def _flowchart(level: tuple[Node, ...], prefix: str, indent: str) -> Iterator[st
     for node in level:
         for before in node.after:
             yield f"{indent}{ids[before]} {'-.->' if node.on_exit else '-->'} {ids[node.name]}"
-
-
-def _escape(title: str) -> str:
-    """Return the title with Mermaid's entities, which begin with #."""
-    plain = " -_.,:()"
-    return "".join(one if one.isalnum() or one in plain else f"#{ord(one)};" for one in title)

@@ -80,11 +80,6 @@ class Claims(NamedTuple):
     """False: the runs' folders are below a bucket's prefix."""
 
 
-TASK = {
-    "run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-    "task_name": dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
-    "task_id": dsl.PIPELINE_TASK_ID_PLACEHOLDER,
-}
 Outputs = Mapping[str, Any]
 """Outputs of a step by name, or constants in their place."""
 
@@ -207,7 +202,9 @@ class Steps:
 
     def _training(self, data: Outputs, **more: Any) -> dsl.PipelineTask:
         task = train(
-            **TASK,
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
             dataset_path=data["path"],
             backend=self.form["backend"],
             job=self.plan["job"],
@@ -236,7 +233,7 @@ class Steps:
             options=self.plan["measuring"],
             backend=self.plan["evaluate_backend"],
             job=self.plan["evaluate_job"],
-            **TASK,
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             **more,
         ).set_display_name("evaluate: each image once")
         outputs: Outputs = self.computing(self.mounted(task, data["claim"])).outputs

@@ -15,7 +15,7 @@ def changes(
     gate: dict = {},  # noqa: B006
     job: dict = {},  # noqa: B006
 ) -> NamedTuple("Changed", [("Output", bool), ("attempt", str)]):
-    """Tell whether data or settings are others than those of a model that was trained before.
+    """Return whether data or settings differ from those of an earlier training.
 
     Nothing new is a result, not a failure: a pipeline on a schedule then trains nothing.
 
@@ -30,8 +30,8 @@ def changes(
 
     Returns:
         Output: Whether there is something new.
-        attempt: Fingerprint of data and settings, for gate and export, which note by it what came
-            of the training.
+        attempt: Fingerprint of data and settings, for gate and publish, which record the result of
+            the training under it.
     """
     inputs = dict(locals())
     from kfp_ddp.models.attempts import run

@@ -45,7 +45,8 @@ def job(
         task_config: What is set on this task, filled in by KFP: it reaches the workers.
         kind: Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, trainjob of
             Kubeflow Trainer.
-        work_dir: Folder on a claim, for the place in the logs over an eviction; '' for none.
+        work_dir: Folder on a PVC. After an eviction, the logs continue from the position saved
+            there; '' for none.
         command: Command of each worker as a list of words, which no shell reads; empty for the
             image's own. In an MPIJob the launcher alone runs it.
         args: Arguments that follow the command, the script or the entry.
