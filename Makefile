@@ -40,7 +40,7 @@ e2e-smoke: $(INSTALLED) ## those of them that every change must pass
 	$(VENV)/bin/pytest tests/e2e -m smoke --numprocesses 2 --dist loadfile --durations 10
 
 IMAGES := launcher server trainer-cpu trainer
-images-test: $(INSTALLED) ## build the images and look into them (needs buildah, mmdebstrap, 36 GB of disk)
+images-test: $(INSTALLED) ## build the images and look into them (needs buildah, mmdebstrap, 30 GB of disk)
 	images/build.sh "$(IMAGES)" $(VENV)/bin/pytest tests/images
 
 soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
