@@ -84,7 +84,7 @@ class Trained(NamedTuple):
         state = verified.state()
         if weights is not None:
             state = {"model": weights(state["ema"] or state["model"]), "ema": None}
-        manifest = {k: v for k, v in verified.manifest.items() if k not in ("files", "step")}
+        manifest = {k: v for k, v in verified.fields.items() if k not in ("files", "step")}
         path = checkpoints.write(folder, 40, state, {**manifest, **fields})
         return self._replace(checkpoint=path)
 

@@ -34,6 +34,16 @@ def _named(values: st.SearchStrategy[str], start: str) -> st.SearchStrategy[dict
     )
 
 
+def templates(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The pod templates of a job by role; of a TrainJob what it patches in its runtime."""
+    if "runtimePatches" in job:
+        (patch,) = job["runtimePatches"]
+        (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        return {"Node": node["template"]["spec"]["template"]}
+    (replicas,) = (value for key, value in job.items() if key.endswith("eplicaSpecs"))
+    return {role: replica["template"] for role, replica in replicas.items()}
+
+
 SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "nodes": st.integers(1, 5),
     "nproc_per_node": st.integers(0, 9),

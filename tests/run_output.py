@@ -5,9 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner
-
-from kfp_ddp.cli import app
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from tests.checkpoints import save
@@ -24,13 +21,6 @@ STEPS = (
     "gate",
     "publish",
 )
-
-
-def command(*words: object) -> str:
-    """Return what a successful command prints."""
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 class Terminal(io.StringIO):

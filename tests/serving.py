@@ -7,9 +7,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer, SimpleHTTPRequestHandler
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import (
+    BaseHTTPRequestHandler,
+    HTTPServer,
+    SimpleHTTPRequestHandler,
+    ThreadingHTTPServer,
+)
 from socketserver import StreamRequestHandler, TCPServer, ThreadingTCPServer
+from typing import Any
 
 _FIRST = 12_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = iter(range(_FIRST, _FIRST + 1_000))
@@ -34,6 +41,49 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+
+Fault = Callable[[Any, Any], bool | None]
+"""Called with a request's handler and the server; answers in its place, or returns True."""
+
+
+@dataclass(kw_only=True)
+class Faulty:
+    """A server that checks its requests, and fails for some of them."""
+
+    url: str = ""
+    token: str = ""
+    """The token that requests must bear; '' for none."""
+    violations: list[str] = field(default_factory=list)
+    closing: threading.Event = field(default_factory=threading.Event)
+    _faults: list[tuple[str, Fault, int]] = field(default_factory=list)
+
+    def fail(self, operation: str, fault: Fault, times: int = 1_000_000) -> None:
+        """Let requests for an operation, or any for '*', meet a fault."""
+        self._faults.append((operation, fault, times))
+
+    def heal(self) -> None:
+        """Remove all faults."""
+        self._faults.clear()
+
+    def fault(self, operation: str) -> Fault | None:
+        """Return the fault of the next request for an operation."""
+        for at, (name, fault, times) in enumerate(self._faults):
+            if name in (operation, "*") and times > 0:
+                self._faults[at] = (name, fault, times - 1)
+                return fault
+        return None
+
+    @contextlib.contextmanager
+    def serve(self, handler: type[Handler], listen: tuple[str, int]) -> Iterator[None]:
+        """Answer by a handler, which has this server as `stand_in`, until the block ends."""
+        http = ThreadingHTTPServer(listen, type("Bound", (handler,), {"stand_in": self}))
+        http.block_on_close = False  # a kept connection ends with its client
+        with serving(http) as self.url:
+            try:
+                yield
+            finally:
+                self.closing.set()
 
 
 class Files(SimpleHTTPRequestHandler):

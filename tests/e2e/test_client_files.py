@@ -68,8 +68,8 @@ def test_pod_of_a_download_is_deleted_after_sigterm(grounds: Grounds) -> None:
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert child.stdout is not None
-    with child.stdout as told:
-        assert told.readline() == b"reads\n"
+    with child.stdout as error:
+        assert error.readline() == b"reads\n"
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 143
     assert readers(grounds) == []
@@ -121,4 +121,3 @@ def test_download_without_the_right_to_create_pods(grounds: Grounds) -> None:
         pass
     assert "cannot be read in namespace" in str(caught.value)
     assert "is forbidden" in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ from kubernetes import client
 from kfp_ddp.cli import app
 from kfp_ddp.client import follow
 from kfp_ddp.client.pods import NODE_NAME
+from kfp_ddp.client.run_info import RunFinder
 from kfp_ddp.client.steps import Step
 from kfp_ddp.core.config import Connection
 from kfp_ddp.models import bundle
@@ -114,9 +115,7 @@ def test_logs_of_one_step_or_of_all(grounds: Grounds, server: KfpServer) -> None
     assert "the pod of preflight was deleted" in every.stderr
 
 
-def test_bundle_is_downloaded_from_the_pvc(
-    grounds: Grounds, server: KfpServer, tmp_path: Any
-) -> None:
+def test_bundle_is_copied_from_the_pvc(grounds: Grounds, server: KfpServer, tmp_path: Any) -> None:
     to = str(tmp_path / "model")
     answer = call(grounds, server, "download", RUN, "--output", to, "--json")
     (task,) = json.loads(answer.stdout)["tasks"]
@@ -168,9 +167,7 @@ def test_follow_prints_all_lines_and_ends_with_the_run(grounds: Grounds, server:
     assert answer.stdout.splitlines() == [f"line {n}" for n in range(20)]
 
 
-def test_progress_is_the_newest_line_or_why_the_pod_waits(
-    grounds: Grounds, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_or_the_reason_to_wait(grounds: Grounds, monkeypatch: pytest.MonkeyPatch) -> None:
     line = "step 5/90 · loss 2.103 · 500 images/s · ETA 0:17"
     lines = ("[rank0]:step 5/90: loss 2.1, 500 images/s", f"2026-11-22T10:00:00Z {line}", "saved")
     program = f"print('{chr(92)}n'.join({lines!r})); import time; time.sleep(600)"
@@ -179,8 +176,9 @@ def test_progress_is_the_newest_line_or_why_the_pod_waits(
         pod(grounds, "waits", "", run="b", cpu="500"),
     ]
     monkeypatch.setattr(follow, "PROGRESS_SECONDS", 0.0)
-    client: Any = SimpleNamespace(multi_user=False)
-    cluster = follow.Cluster(client, Connection(namespace=grounds.namespace), "b")
+    finder = RunFinder(Connection(namespace=grounds.namespace))
+    vars(finder)["client"] = SimpleNamespace(multi_user=False)
+    cluster = follow.Cluster(finder, "b")
     writes, waits = (Step(name, name, "RUNNING", datetime.now(UTC)) for name in ("writes", "waits"))
     until(lambda: cluster.progress(writes) == line, "the line of progress")
     until(lambda: "Insufficient cpu" in cluster.progress(waits), "the reason")
@@ -189,9 +187,7 @@ def test_progress_is_the_newest_line_or_why_the_pod_waits(
         grounds.core.delete_namespaced_pod(name, grounds.namespace)
 
 
-def test_run_is_described_compared_and_downloaded(
-    scene: Scene, local_run: Run, server: KfpServer, tmp_path: Path
-) -> None:
+def test_run_is_inspected(scene: Scene, local_run: Run, server: KfpServer, tmp_path: Path) -> None:
     assert local_run.succeeded, local_run.explain()
     given = {"parameters": {"work_claim": WORK}}
     server.record("run_get_succeeded", run_id=local_run.id, runtime_config=given)

@@ -129,9 +129,7 @@ def traffic(controller: Kserve) -> list[dict[str, Any]]:
         ("crash", "kserve-container exits repeatedly with exit code 1: the model cannot be"),
     ],
 )
-def test_a_failed_model_is_rolled_back(
-    controller: Kserve, first: str, models_url: str, fault: str, text: str
-) -> None:
+def test_rollback(controller: Kserve, first: str, models_url: str, fault: str, text: str) -> None:
     answering = controller.pods("shop-predictor")
     error = deploy(controller, models_url, fault).start().error()
     assert text in error
@@ -160,11 +158,7 @@ def test_canary_gets_its_traffic(controller: Kserve, first: str, models_url: str
     ("fault", "release", "text"),
     [
         ("unready", {"service_minutes": 0.2}, "InferenceService shop is not ready after 0.2 min"),
-        (
-            "",
-            {"service_runtime": "kfp-ddp", "service_image": "Nowhere/server:1.0"},
-            "invalid reference format",
-        ),
+        ("", {"service_runtime": "kfp-ddp", "service_image": "No/server:1"}, "invalid reference"),
     ],
 )
 def test_first_model_that_is_not_ready_is_deleted(
@@ -347,11 +341,6 @@ def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime:
 def test_invalid_input_fails_with_one_line_error(controller: Kserve, models_url: str) -> None:
     grounds = controller.grounds
     api = Api(grounds.api, grounds.namespace)
-    with (
-        rights.act_as(grounds.api, grounds.namespace, "default") as nobody,
-        pytest.raises(InputError, match=r"no right to get inferenceservices .* apply deploy/rbac"),
-    ):
-        Service(Api(nobody, grounds.namespace), "shop").find()
     wrong = {"containers": [{"name": "kserve-container", "imagine": "x"}]}
     with pytest.raises(InputError, match=r"the cluster refused InferenceService shop: .*imagine"):
         Service(api, "shop").begin(wrong, 10)

@@ -88,9 +88,7 @@ def full(cluster: client.ApiClient, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("kind", list(SPEAKERS))
-def test_settings_of_the_task_reach_the_workers(
-    full: Scene, tmp_path: Path, cluster: client.ApiClient, kind: str
-) -> None:
+def test_task_settings(full: Scene, tmp_path: Path, cluster: client.ApiClient, kind: str) -> None:
     """The node has GPUs for the workers alone: a step or a launcher that took one would wait."""
     if kind == "mpijob":
         skip_without_mpi()
@@ -206,9 +204,7 @@ HARD = "$$ $(A) ${local_rank} `id` ∑ \n{{x}}"
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
-def test_a_function_runs_in_two_ranks_with_a_package(
-    stock: Scene, tmp_path: Path, kind: str
-) -> None:
+def test_a_function_runs_with_a_package(stock: Scene, tmp_path: Path, kind: str) -> None:
     index(tmp_path)
     with _served(tmp_path) as port:
 

@@ -1,12 +1,20 @@
-"""Elastic PyTorchJobs that lose a worker as a drained node takes it: they go on without it."""
+"""Jobs of ranks that are lost: elastic PyTorchJobs, and MPIJobs."""
 
 # ruff: noqa: F811 (fixtures that are imported)
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+from kubernetes import client
 
 from kfp_ddp.training.config import TrainConfig
-from tests.e2e.harness.grounds import Folder, Grounds
+from tests.e2e.harness import workflow
+from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
+from tests.e2e.harness.gpus import GPU, advertise_gpus
+from tests.e2e.harness.grounds import IMAGE, Folder, Grounds, until, with_retries
 from tests.e2e.harness.launch_step import LaunchStep, python
+from tests.e2e.harness.scene import namespace
 from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
 
 # Ranks that meet in gloo and keep how far they are where a later start finds it.
@@ -30,10 +38,10 @@ for step in range(int(begin), 150):
     time.sleep(0.1)
 dist.barrier()
 """
-
-
 ELASTIC = {"elastic": "1:2", "nodes": 2, "nproc_per_node": 1, "retries": 0}
 CLAIMS = {"claims": {"/data": "data", "/work": "work"}}
+RANK = 'import os, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'
+FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
 
 
 def test_a_script_resumes_when_a_worker_is_drained(grounds: Grounds) -> None:
@@ -43,16 +51,14 @@ def test_a_script_resumes_when_a_worker_is_drained(grounds: Grounds) -> None:
     drain(grounds, step)
     assert step.wait() == "Succeeded", step.log()
     assert "step 140 of" in step.log()
-    assert step.log().splitlines()[-1] == f"DONE {job_name(step)} 1"
+    assert step.log().splitlines()[-1] == f"DONE {job_name(step)}"
 
 
 @pytest.mark.parametrize(
     "grace", [None, pytest.param(0, marks=pytest.mark.soak)], ids=["drained", "lost"]
 )
 @pytest.mark.smoke
-def test_training_resumes_after_the_loss_of_a_worker(
-    grounds: Grounds, work: Folder, grace: int | None
-) -> None:
+def test_training_loses_a_worker(grounds: Grounds, work: Folder, grace: int | None) -> None:
     config = TrainConfig(
         data="/data",
         output_dir=f"/work/elastic-{grace}",
@@ -68,7 +74,7 @@ def test_training_resumes_after_the_loss_of_a_worker(
     step.saw("epoch 5/")
     drain(grounds, step, grace)
     assert step.wait() == "Succeeded", step.log()
-    assert step.log().splitlines()[-1] == f"DONE {job_name(step)} 1"
+    assert step.log().splitlines()[-1] == f"DONE {job_name(step)}"
     events = work.events(f"elastic-{grace}/metrics.jsonl")
     starts = [event for event in events if event["event"] == "start"]
     assert starts[0]["world_size"] == 2
@@ -94,3 +100,82 @@ def drain(grounds: Grounds, step: LaunchStep, grace: int | None = None) -> None:
 def job_name(step: LaunchStep) -> str:
     (job,) = step.jobs()
     return str(job["metadata"]["name"])
+
+
+@pytest.fixture(scope="module")
+def mpi_grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
+    skip_without_mpi()
+    workflow.define(cluster)
+    with namespace(cluster) as space, provide_kubectl(space):
+        yield space
+
+
+def mpijob(script: str, **more: Any) -> dict[str, Any]:
+    fields = {"nodes": 2, "grace_seconds": 90, "retries": 0}
+    return {"kind": "mpijob", "image": IMAGE, "script": script, **fields, **more}
+
+
+def test_each_worker_gets_its_slots_of_ranks(mpi_grounds: Grounds) -> None:
+    line = RANK + 'print("rank", rank, "of", os.environ["OMPI_COMM_WORLD_SIZE"], flush=True)\n'
+    step = LaunchStep(mpi_grounds, mpijob(line, nproc_per_node=2)).start()
+    assert step.wait() == "Succeeded", step.log()
+    for rank in range(4):
+        assert f"[launcher-0] rank {rank} of 4" in step.log(), step.log()
+    (job,) = step.jobs("mpijob")
+    name = job["metadata"]["name"]
+    config = mpi_grounds.core.read_namespaced_config_map(f"{name}-config", mpi_grounds.namespace)
+    assert config.data["hostfile"] == f"{name}-worker-0 slots=2\n{name}-worker-1 slots=2\n"
+
+
+def test_failed_rank_is_named_and_all_workers_end(mpi_grounds: Grounds) -> None:
+    """Workers do nothing but wait, so they hold no GPU for the 90 s that ranks may take to save."""
+    script = FOREVER.replace(
+        "time.sleep(600)",
+        'time.sleep(2)\nif rank == 1: raise ValueError("no such layer")\ntime.sleep(600)',
+    )
+    step = LaunchStep(mpi_grounds, mpijob(script)).start()
+    assert step.wait() == "Failed"
+    last = step.log().splitlines()[-1]
+    assert "launcher-0: rank 1: ValueError: no such layer" in last, step.log()
+    until(lambda: _running(step) == [], "the workers' end", 60)
+
+
+def test_a_cancelled_run_leaves_no_rank(mpi_grounds: Grounds) -> None:
+    step = LaunchStep(mpi_grounds, mpijob(FOREVER)).start()
+    step.saw("rank 1 runs")
+    step.terminate()
+    until(lambda: step.jobs("mpijob") == [], "the job's deletion", 5)
+    assert step.wait() == "Failed"
+    until(lambda: _running(step) == [], "the pods' end", 60)
+
+
+def test_lost_worker_is_retried(mpi_grounds: Grounds) -> None:
+    step = LaunchStep(mpi_grounds, mpijob(FOREVER, retries=1)).start()
+    step.saw("rank 1 runs")
+    (lost,) = (name for name in _running(step) if name.endswith("worker-1"))
+    mpi_grounds.core.delete_namespaced_pod(lost, mpi_grounds.namespace, grace_period_seconds=0)
+    step.saw("retrying, 1 of 1 retries left")
+    until(lambda: len(step.jobs("mpijob")) == 2, "the second job", 60)
+    step.terminate()
+    assert step.wait() == "Failed"
+
+
+def test_ranks_wait_for_late_workers(mpi_grounds: Grounds) -> None:
+    """The operator starts the launcher at once, and mpirun does not wait."""
+    spec = mpijob("print('both here', flush=True)\n", gpus_per_node=1, gpu_resource=GPU)
+    step = LaunchStep(mpi_grounds, spec).start()
+    step.saw(f"no node has enough {GPU} free")
+    until(lambda: "Running" in _phases(step).values(), "the launcher", 60)
+    assert set(_phases(step).values()) == {"Running", "Pending"}
+    with advertise_gpus(mpi_grounds.api, 2):
+        assert step.wait() == "Succeeded", step.log()
+    assert step.log().count("[launcher-0] both here") == 2
+
+
+def _phases(step: LaunchStep) -> dict[str, str]:
+    """The phase of each pod of the job."""
+    return {pod.metadata.name: pod.status.phase for pod in with_retries(step.workers)}
+
+
+def _running(step: LaunchStep) -> list[str]:
+    return [name for name, phase in _phases(step).items() if phase in ("Pending", "Running")]

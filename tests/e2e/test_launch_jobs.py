@@ -69,16 +69,14 @@ def lines(log: str, who: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("kind", "title"), [("pytorchjob", "worker"), ("trainjob", "node")])
-def test_output_and_result_of_a_job_are_those_of_the_step(
-    space: Grounds, kind: str, title: str
-) -> None:
+def test_output_and_result_of_a_job(space: Grounds, kind: str, title: str) -> None:
     spec = {"kind": kind, "nodes": 2, **python(COUNT.format(count=20, pause=0.05))}
     step = LaunchStep(space, spec).start()
     assert step.wait() == "Succeeded", step.log()
     assert lines(step.log(), f"{title}-0") == list(range(20))
     assert lines(step.log(), f"{title}-1") == list(range(20))
     (job,) = step.jobs(kind)
-    assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']} 1"
+    assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']}"
     (owner,) = job["metadata"]["ownerReferences"]
     assert owner["uid"] == step.workflow["metadata"]["uid"]
     assert owner["controller"] is False
@@ -204,10 +202,7 @@ def test_container_that_cannot_start_ends_the_job(grounds: Grounds) -> None:
 
 
 @pytest.mark.parametrize("events", [True, False])
-def test_forbidden_pods_end_the_job(
-    cluster: client.ApiClient,
-    events: bool,
-) -> None:
+def test_forbidden_pods_end_the_job(cluster: client.ApiClient, events: bool) -> None:
     """With the rights of `deploy/rbac` events tell; with KFP's own the API server is asked."""
     with namespace(cluster, ours=events) as space:
         hard = {"hard": {"limits.memory": "512Mi"}}

@@ -71,7 +71,7 @@ def test_queued_job_waits_and_runs(queue: Queue) -> None:
         assert step.workers() == []
     assert step.wait() == "Succeeded", step.log()
     (job,) = step.jobs()
-    assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']} 1"
+    assert step.log().splitlines()[-1] == f"DONE {job['metadata']['name']}"
     assert step.log().count("[worker-0] line 9") == 1
 
 

@@ -84,7 +84,7 @@ def test_no_training_starts_on_a_slow_network(cluster: client.ApiClient) -> None
     with namespace(cluster) as ground:
         api = Api(ground.api, ground.namespace)
         pods = {**SMALL, "kind": "pytorchjob", "image": IMAGE, "nodes": 2, "retries": 3}
-        with pytest.raises(JobError, match=r"less than min_gbit_s=100000") as error:
+        with pytest.raises(JobError, match=r"less than the minimum of 100000") as error:
             require(100_000.0, pods, ("run", "train", ""), api)
         assert "\n" not in str(error.value)
         (job,) = api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"]

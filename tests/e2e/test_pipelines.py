@@ -1,10 +1,13 @@
-"""The pipelines as pods, with ranks in the train step; that of a script with two workers."""
+"""The pipelines as pods, with ranks in the train step or two workers, and their notifications."""
 
 import json
+from collections.abc import Iterator
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from kfp_ddp.training import model_file
 from tests.e2e.harness import bucket
@@ -12,19 +15,15 @@ from tests.e2e.harness.leftovers import claims, leftovers
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import ARTIFACTS, COMPILED, DATA, WORK, Scene
 from tests.e2e.harness.training import TRAINING, WORKERS
+from tests.serving import Handler, serving
 
 STEPS = [
     *("preflight", "data-sync", "dataset-volume", "train"),
     *("evaluate", "export", "gate", "publish", "teardown"),
 ]
 SCRIPT = Path(__file__).parents[2] / "examples" / "own_script.py"
-TRIALS = ("train", "train-2", "train-3")
-EXPORTS = f"gs://{bucket.MODELS}/nightly"
-LOCAL: dict[str, Any] = {"backend": "local", "job": {"nproc_per_node": 1}}
-
-
-def document(name: str) -> Path:
-    return COMPILED.with_name(f"{name}.yaml")
+SECRET = "notify"
+JOB = {"notify_webhook": "HOOK", "kfp_ui": "https://kfp.example.com"}
 
 
 def test_bucket_to_exported_model(scene: Scene, bucket_url: str, local_run: Run) -> None:
@@ -49,7 +48,7 @@ def test_bucket_to_exported_model(scene: Scene, bucket_url: str, local_run: Run)
 
 def test_a_script_trains_on_two_workers(scene: Scene, bucket_url: str) -> None:
     run = scene.run(
-        document("own_script"),
+        COMPILED.with_name("own_script.yaml"),
         **TRAINING
         | {
             "script": model_file.pack(SCRIPT),
@@ -67,65 +66,44 @@ def test_a_script_trains_on_two_workers(scene: Scene, bucket_url: str) -> None:
     assert any(name.startswith("digits/") and name.endswith("/network.py") for name in exported)
 
 
-def test_trials_run_in_parallel_and_the_best_is_evaluated(scene: Scene) -> None:
-    run = scene.run(
-        document("sweep"),
-        **TRAINING,
-        backend="local",
-        job={"nproc_per_node": 1},
-        sweep={"trials": [{"model": "vgg11"}, {"learning_rate": 0.05}, {"learning_rate": 0.1}]},
-    ).play()
-    assert run.succeeded, run.explain()
-    best = run.steps["leaderboard"].outputs
-    assert "train." in best["run_dir"]
-    assert best["checkpoint"].startswith(best["run_dir"])
-    metadata = best["sweep_metrics"].metadata
-    assert (metadata["trials"], metadata["failed"]) == (3, 1)
-    jobs = [json.loads(run.artifact(name, "training_job")) for name in TRIALS]
-    assert sum("failure" in job for job in jobs) == 1
-    assert sum("kfp_ddp" in job for job in jobs) == 2
-    assert {*TRIALS, "evaluate", "gate", "teardown"} <= set(run.steps)
+@pytest.fixture
+def webhook_requests(scene: Scene, cluster: client.ApiClient) -> Iterator[list[dict[str, Any]]]:
+    """The requests to the webhook, whose address is in the secret."""
+    requests: list[dict[str, Any]] = []
+
+    class Hook(Handler):
+        def do_POST(self) -> None:
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.answer(204)
+
+    server = HTTPServer(("0.0.0.0", 0), Hook)
+    with serving(server):
+        address = f"http://{bucket.node_address(cluster)}:{server.server_port}/hook"
+        body = {"metadata": {"name": SECRET}, "stringData": {"HOOK": address}}
+        scene.grounds.core.create_namespaced_secret(scene.grounds.namespace, body)
+        yield requests
+        scene.grounds.core.delete_namespaced_secret(SECRET, scene.grounds.namespace)
 
 
-def nightly(scene: Scene, **changed: Any) -> Run:
-    arguments = {**TRAINING, **LOCAL, "destination": EXPORTS, "keep": 1, **changed}
-    return scene.run(document("retrain"), **arguments).play()
+def play(scene: Scene, **arguments: Any) -> Any:
+    inputs = TRAINING | {"backend": "local", "bucket_secret": SECRET, "job": JOB} | arguments
+    return scene.run(**inputs).play()
 
 
-@pytest.fixture(scope="module")
-def first(scene: Scene) -> Run:
-    return nightly(scene)
+def test_a_failed_step_is_reported(scene: Scene, webhook_requests: list[dict[str, Any]]) -> None:
+    run = play(scene, sync={"dataset": "notify", "max_object_mb": 0.00001})
+    assert run.succeeded is False, run.explain()
+    (body,) = webhook_requests
+    assert (body["state"], body["step"]) == ("failed", "data-sync"), body
+    assert f"error: {body['reason']}" in run.steps["data-sync"].log
+    assert body["address"] == f"https://kfp.example.com/#/runs/details/{run.id}"
+    assert run.steps["teardown"].succeeded
+    assert "notify_webhook: sent" in run.steps["teardown"].log
 
 
-def test_champion_in_a_bucket_is_evaluated(scene: Scene, first: Run) -> None:
-    assert first.succeeded, first.explain()
-    run = scene.run(
-        document("evaluate_checkpoint"),
-        source=TRAINING["source"],
-        sync=TRAINING["sync"],
-        checkpoint=f"{EXPORTS}/{TRAINING['model_name']}",
-    ).play()
-    assert run.succeeded, run.explain()
-    assert run.steps["evaluate"].outputs["accuracy"] == first.steps["evaluate"].outputs["accuracy"]
-    assert scene.work.read(f"{run.id}/evaluate/evaluation/evaluation.json")
-
-
-def test_a_new_setting_is_trained(scene: Scene, bucket_url: str, first: Run) -> None:
-    assert first.succeeded, first.explain()
-    rules = {"min_accuracy": 0.1, "min_improvement": -1.0}
-    run = nightly(scene, epochs=4, gate=rules)
-    assert run.succeeded, run.explain()
-    assert version(run) != version(first)
-    models = f"nightly/{TRAINING['model_name']}"
-    names = bucket.names(bucket_url, bucket.MODELS)
-    whole = {
-        name.split("/")[2] for name in names if name.startswith(models) and "/_SUCCESS" in name
-    }
-    assert whole >= {version(first), version(run)}, "keep=1 spares what was compared with"
-    notes = [name for name in names if name.startswith(f"{models}/tried/")]
-    assert len(notes) == 2
-
-
-def version(run: Run) -> str:
-    """Return the version that a run uploaded."""
-    return str(run.steps["publish"].outputs["destination"]).rpartition("/")[2]
+def test_preflight_reports_rejections(scene: Scene, webhook_requests: list[dict[str, Any]]) -> None:
+    run = play(scene, model="resnet51")
+    assert list(run.steps) == ["preflight"]
+    (body,) = webhook_requests
+    assert (body["state"], body["step"], body["run_id"]) == ("failed", "preflight", run.id)
+    assert "did you mean 'resnet50'" in body["reason"]

@@ -1,22 +1,25 @@
-"""`kfp-ddp doctor` on namespaces that are ready for a run, and on others."""
+"""`kfp-ddp doctor` on namespaces that are ready for a run and on others, and GPUs of nodes."""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client
 
 from tests.e2e.harness import grounds, queues
-from tests.e2e.harness.gpus import lock_gpus
+from tests.e2e.harness.gpus import advertise_gpus, lock_gpus
 from tests.e2e.harness.grounds import Grounds
 from tests.e2e.harness.programs import kfp_ddp, kubectl
-from tests.e2e.harness.rights import RUNNER
-from tests.e2e.harness.scene import DATA, WORK, namespace
+from tests.e2e.harness.rights import DEPLOY, RUNNER
+from tests.e2e.harness.scene import DATA, WORK, Scene, namespace
 
 pytestmark = pytest.mark.smoke
-
 ON_CPUS = ("--gpus-per-node", "0")
+NAMESPACE = "namespace: kubeflow\n"
+SOURCE: dict[str, Any] = {"source": "gs://nowhere", "recipe": "none"}
+"""A bucket that preflight does not read, as nothing is sized."""
 
 
 @pytest.fixture(scope="module")
@@ -63,41 +66,18 @@ def test_each_missing_right_is_a_finding_with_a_remedy(cluster: client.ApiClient
     assert job["state"] == "bad"
 
 
-def test_account_without_rights_fails(fit: Grounds) -> None:
-    code, findings = _examine(fit.namespace, *ON_CPUS, account="default")
-    assert code == 1
-    assert any(item["state"] == "bad" and "pytorchjobs" in item["what"] for item in findings), (
-        findings
-    )
-
-
 def _claim(name: str, mode: str = "ReadWriteMany", **spec: Any) -> dict[str, Any]:
     wanted = {"accessModes": [mode], "resources": {"requests": {"storage": "1Mi"}}, **spec}
     return {"kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": wanted}
 
 
-# By what is bad: a part of its message and of its remedy.
-PROBLEMS = {
-    "claim classless": ("waits for the storage class gold", "with one of late, small, standard"),
-    "claim single": (
-        "is ReadWriteOncePod, and the launching step and the workers mount it at once",
-        "again as ReadWriteMany",
-    ),
-    "gangs of scheduler-plugins": ("so pods would start one by one", "leave scheduler empty"),
-}
-
-
-def test_each_problem_is_a_finding_with_a_remedy(fit: Grounds) -> None:
-    _make(fit, _claim("classless", storageClassName="gold"))
+def test_unusable_claim_is_a_finding_with_a_remedy(fit: Grounds) -> None:
     _make(fit, _claim("single", "ReadWriteOncePod"))
-    options = ("--data-claim", "classless", "--work-claim", "single", "--scheduler", "coscheduling")
-    code, findings = _examine(fit.namespace, *ON_CPUS, *options)
-    bad = {item["what"]: item for item in findings if item["state"] == "bad"}
-    assert (code, set(bad)) == (1, set(PROBLEMS))
-    for what, (message, remedy) in PROBLEMS.items():
-        assert message in bad[what]["message"]
-        assert remedy in bad[what]["remedy"]
-        assert "\n" not in bad[what]["message"] + bad[what]["remedy"]
+    examined = _examine(fit.namespace, *ON_CPUS, "--work-claim", "single")
+    state, message, remedy = _of(examined, "claim single")
+    assert (examined[0], state) == (1, "bad")
+    assert "ReadWriteOncePod, and the launching step and the workers mount it" in message
+    assert "again as ReadWriteMany" in remedy
 
 
 @pytest.mark.parametrize(
@@ -174,3 +154,27 @@ def _examine(space: str, *options: str, account: str = RUNNER) -> tuple[int, lis
     assert not done.stderr, done.stderr
     findings: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
     return done.returncode, findings
+
+
+@pytest.fixture
+def right(scene: Scene, tmp_path: Path) -> Iterator[None]:
+    """The right of `deploy/rbac/nodes`, applied as the comment in its files says."""
+    for file in (DEPLOY / "rbac" / "nodes").iterdir():
+        text = file.read_text()
+        if file.name == "kustomization.yaml":
+            assert text.count(NAMESPACE) == 1
+            text = text.replace(NAMESPACE, f"namespace: {scene.grounds.namespace}\n")
+        (tmp_path / file.name).write_text(text)
+    kubectl("apply", "-k", str(tmp_path), "--validate=strict")
+    yield
+    kubectl("delete", "-k", str(tmp_path), "--wait=false")
+
+
+@pytest.mark.usefixtures("right")
+def test_pods_request_the_gpus_of_a_node(scene: Scene) -> None:
+    with advertise_gpus(scene.grounds.api, 3) as gpu:
+        run = scene.run(**SOURCE, job={"gpu_resource": gpu}).play()
+    plan = run.steps["preflight"]
+    assert plan.succeeded, run.explain()
+    assert plan.outputs["job"]["gpus_per_node"] == 3
+    assert "pytorchjob of 1 pod, 3 GPUs each" in plan.log

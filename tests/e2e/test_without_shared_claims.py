@@ -1,17 +1,21 @@
-"""Pipelines without shared storage: runs in a bucket, data on each node or on a clone."""
+"""Pipelines without shared storage: runs in GCS or S3, data on each node or on a clone."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from tests.e2e.harness import bucket
 from tests.e2e.harness.grounds import claim, until
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import ARTIFACTS, COMPILED, Scene
 from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
+from tests.stores import versitygw
 
 RUNS = "runs"
+SECRET = "kfp-ddp-bucket"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,19 +99,66 @@ def test_a_retry_resumes_from_a_workers_checkpoint(scene: Scene, bucket_url: str
     assert "retries left" in log, log
 
 
-@pytest.mark.smoke
-def test_data_on_a_read_write_once_pvc_and_its_clone(scene: Scene, bucket_url: str) -> None:
-    claim(scene.grounds, "one-node", mode="ReadWriteOnce")
-    run = scene.run(
-        compiled("train_resnet_bucket"),
-        **TRAINING | {"sync": {"dataset": "rwo", "claim": "one-node", "publish": "clone"}},
-        work=f"gs://{RUNS}/prefix",
-        job={**WORKERS, "nproc_per_node": 1},
-    ).play()
+@pytest.fixture
+def store(scene: Scene, tmp_path: Path) -> Iterator[Path]:
+    """The folder of versitygw's buckets, one with digits, whose keys the namespace's secret has."""
+    import boto3
 
-    assert run.succeeded, run.explain()
-    published = run.steps["dataset-volume"].outputs["claim"]
-    assert set().union(*map(claims, pods(scene, run))) == {"one-node", published}
-    (worker,) = scene.grounds.workers(run.id)
+    buckets = tmp_path / "buckets"
+    buckets.mkdir()
+    host = bucket.node_address(scene.grounds.api)
+    with versitygw(buckets, "access", "secret", host) as url:
+        s3 = boto3.client(
+            "s3",
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id="access",
+            aws_secret_access_key="secret",
+        )
+        for name in ("digits", "runs", "models"):
+            s3.create_bucket(Bucket=name)
+        for name, content in bucket.digits():
+            s3.put_object(Bucket="digits", Key=name, Body=content)
+        s3.close()
+        values = {
+            "AWS_ACCESS_KEY_ID": "access",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_S3": url,
+        }
+        body = client.V1Secret(metadata=client.V1ObjectMeta(name=SECRET), string_data=values)
+        scene.grounds.core.create_namespaced_secret(scene.grounds.namespace, body)
+        yield buckets
+        scene.grounds.core.delete_namespaced_secret(SECRET, scene.grounds.namespace)
+
+
+def test_a_read_write_once_pvc_and_s3_are_enough(scene: Scene, store: Path) -> None:
+    claim(scene.grounds, "one-node", mode="ReadWriteOnce")
+    given: dict[str, Any] = TRAINING | {
+        "source": "s3://digits",
+        "work": "s3://runs/prefix",
+        "destination": "s3://models/all",
+        "champion": "last",
+        "sync": {"dataset": "s3", "claim": "one-node", "publish": "clone"},
+        "job": {**WORKERS, "nproc_per_node": 1},
+    }
+    pipeline = COMPILED.with_name("train_resnet_bucket.yaml")
+
+    first = scene.run(pipeline, **given).play()
+    assert first.succeeded, first.explain()
+    published = first.steps["dataset-volume"].outputs["claim"]
+    (worker,) = scene.grounds.workers(first.id)
     assert claims(worker) == {published}
-    assert "bundle/_SUCCESS" in in_bucket(bucket_url, run)
+    assert set().union(*map(claims, pods(scene, first))) == {"one-node", published}
+    champion = store / "models" / "all" / "digits" / "CHAMPION"
+    before = champion.read_text().strip()
+    assert (champion.parent / before / "_SUCCESS").is_file()
+    assert list((store / "runs" / "prefix" / first.id).glob("*/checkpoints/step-*/manifest.json"))
+
+    gate = {"min_accuracy": 0.85, "min_improvement": -1.0}
+    second = scene.run(pipeline, **given | {"epochs": 25, "gate": gate}).play()
+    assert second.succeeded, second.explain()
+    assert second.steps["gate"].outputs["champion_version"] == before
+    after = champion.read_text().strip()
+    assert after != before
+    assert (champion.parent / after / "_SUCCESS").is_file()

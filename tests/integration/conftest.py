@@ -17,6 +17,8 @@ from PIL import Image
 
 from kfp_ddp.local import demo as demo_bucket
 from kfp_ddp.models.registry import client
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.store import Store
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import evaluation_batches
@@ -25,27 +27,34 @@ from kfp_ddp.training.splits import scan
 from tests.evaluations import Trained
 from tests.gcs_server import Bucket, serve
 from tests.registry_server import server as registry
+from tests.training_ranks import dataset
 
 CLASSES = ("blue", "green", "red")
 SIZE = 16
 
 
 @pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small dataset, which no test changes."""
+    return dataset(tmp_path_factory.mktemp("small") / "data")
+
+
+@pytest.fixture(scope="session")
 def trained_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Noisy coloured squares in three classes, a train and a val split, a recorded digest."""
-    dataset = tmp_path_factory.mktemp("trained") / "data"
+    folder = tmp_path_factory.mktemp("trained") / "data"
     draw = torch.Generator().manual_seed(7)
     for split, count in (("train", 40), ("val", 15)):
         for number, name in enumerate(CLASSES):
-            folder = dataset / split / name
-            folder.mkdir(parents=True)
+            side = folder / split / name
+            side.mkdir(parents=True)
             for i in range(count + number):
                 noise = torch.rand(SIZE, SIZE, 3, generator=draw) * 150
                 noise[..., 2 - number] += 6
                 pixels = noise.to(torch.uint8).numpy()
-                Image.fromarray(pixels).save(folder / f"{i:03}.png")
-    (dataset / "_SUCCESS").write_text("ab" * 32 + "\n")
-    return dataset
+                Image.fromarray(pixels).save(side / f"{i:03}.png")
+    (folder / "_SUCCESS").write_text("ab" * 32 + "\n")
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +87,16 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     with serve(made) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         yield made
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty destination of each kind."""
+    if request.param == "bucket":
+        request.getfixturevalue("emulator")
+        return open_store("gs://models/exports")
+    (tmp_path / "exports").mkdir()
+    return open_store(str(tmp_path / "exports"))
 
 
 @pytest.fixture(scope="session")
@@ -126,9 +145,9 @@ def trained(trained_checkpoint: Path, trained_dataset: Path, tmp_path: Path) -> 
     return Trained(trained_checkpoint, run_dir, trained_dataset)
 
 
-def _train(dataset: Path, run_dir: Path, blur_pool: bool = False) -> Path:
+def _train(source: Path, run_dir: Path, blur_pool: bool = False) -> Path:
     config = TrainConfig(
-        data=str(dataset),
+        data=str(source),
         val_fraction=0,
         output_dir=str(run_dir),
         model="cifar_resnet8",
@@ -140,7 +159,7 @@ def _train(dataset: Path, run_dir: Path, blur_pool: bool = False) -> Path:
     )
     torch.manual_seed(0)
     network = build(config.model, len(CLASSES), blur_pool)
-    index = scan(dataset / "train")
+    index = scan(source / "train")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
     events = []
     images, targets, _ = next(evaluation_batches(index, SIZE, len(index)))
@@ -177,6 +196,6 @@ def registry_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[registry.Regist
     monkeypatch.setattr(client, "LOOK", 0.0)
     # Its client reads all certificate authorities for each connection, those of HTTP too.
     monkeypatch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
-    with registry.serve() as found:
-        yield found
-    assert not found.violations
+    with registry.serve() as server:
+        yield server
+    assert not server.violations

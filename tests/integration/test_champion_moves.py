@@ -1,5 +1,6 @@
 """Moves of CHAMPION by compare-and-set, their history, and deletions of other versions."""
 
+import io
 import os
 import subprocess
 import sys
@@ -111,6 +112,33 @@ def test_a_rollback_does_not_change_the_order_of_versions(where: Store) -> None:
     known = champions.history(where, "m")
     assert [champions.replaced_by(known, version) for version in (A, B, C)] == ["", A, B]
     assert champions.replaced_by(known, "d" * 12) is None
+
+
+def test_changes_that_champion_did_not_follow_are_skipped(
+    where: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(version: str, expected: str, by: str) -> None:
+        """Write a move to the history alone, as a killed command does."""
+        with monkeypatch.context() as patch:
+            update = type(where).update
+            patch.setattr(
+                type(where),
+                "update",
+                lambda self, name, change: (
+                    update(self, name, change) if name.endswith("CHAMPIONS") else None
+                ),
+            )
+            move(where, "m", version, expected, by)
+
+    for version, expected in ((A, ""), (B, A), (C, B)):
+        move(where, "m", version, expected, "run")
+    kill(B, C, "promote")
+    assert champions.replaced_by(champions.history(where, "m"), C) == B
+    move(where, "m", B, C, champions.ROLLBACK)
+    assert champions.replaced_by(champions.history(where, "m"), B) == A
+    kill(A, B, champions.ROLLBACK)
+    move(where, "m", A, B, "promote")
+    assert champions.replaced_by(champions.history(where, "m"), A) == B
 
 
 def test_the_history_is_bounded_and_skips_invalid_lines(tmp_path: Path) -> None:
@@ -311,6 +339,24 @@ def test_temporary_file_of_a_killed_move_is_replaced_by_the_next(tmp_path: Path)
     assert (done.returncode, len(list(tmp_path.glob(".*.tmp")))) == (9, 1)
     open_store(str(tmp_path)).update("CHAMPION", lambda _: b"new")
     assert {path.name for path in tmp_path.iterdir()} == {"CHAMPION", ".CHAMPION.lock"}
+
+
+def test_two_uploads_of_a_version_leave_it_complete(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / bundle.NAME
+    folder.mkdir(parents=True)
+    (folder / "weights").write_bytes(b"w" * 1000)
+    bundle.seal(folder)
+    where = open_store(str(tmp_path / "models"))
+
+    class Reads(io.BytesIO):
+        def read(self, *size: int | None) -> bytes:
+            if self.tell() == 0 and any(Path(where.uri).rglob(".*.tmp")):
+                bundle.upload(folder, "m", where)  # another one while this one has begun
+            return super().read(*size)
+
+    name = f"m/{bundle.version(folder)}/weights"
+    assert not where._put(Reads((folder / "weights").read_bytes()), name)
+    assert bundle.in_folder(Path(where.uri, name).parent).verify() == 1000
 
 
 def test_temporary_files_of_a_killed_upload_are_deleted(tmp_path: Path) -> None:

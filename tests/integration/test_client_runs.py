@@ -1,3 +1,4 @@
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,13 +7,16 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from kfp_ddp.client import follow
-from kfp_ddp.client.connection import open_client
+from kfp_ddp.client import follow, run_info
+from kfp_ddp.client.run_info import RunFinder
 from kfp_ddp.client.runs import find_run, newest_runs
 from kfp_ddp.client.steps import Step
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, JobError, ServerError
+from kfp_ddp.core.errors import InputError, JobError, RunCancelledError, ServerError
+from kfp_ddp.jobs.identity import WORKFLOWS
+from kfp_ddp.k8s.api import ApiError, custom
 from kfp_ddp.pipelines.document import read
+from tests.cluster import FakeApi
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
 from tests.run_output import Terminal
@@ -23,9 +27,14 @@ Call = Callable[..., Result]
 
 
 @pytest.fixture
-def client(kfp_server: KfpServer) -> Iterator[Any]:
-    with open_client(Connection(host=kfp_server.url)) as client:
-        yield client
+def finder(kfp_server: KfpServer) -> Iterator[RunFinder]:
+    with RunFinder(Connection(host=kfp_server.url)) as finder:
+        yield finder
+
+
+@pytest.fixture
+def client(finder: RunFinder) -> Any:
+    return finder.client
 
 
 def _create(server: KfpServer, *names: str) -> list[str]:
@@ -121,7 +130,7 @@ def test_a_watched_run_that_failed_exits_with_1(call: Call, kfp_server: KfpServe
 
 
 def test_a_run_is_followed_through_faults_of_the_server(
-    client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+    finder: RunFinder, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run_id,) = _create(kfp_server, "flowers")
     lines: list[str] = []
@@ -143,7 +152,8 @@ def test_a_run_is_followed_through_faults_of_the_server(
     steps = meanwhile()
     view = follow.lines(lines.append, progress)
     monkeypatch.setattr(follow, "sleep", lambda _: next(steps))
-    run = follow.follow(client, run_id, view)
+    read, _ = follow.watched(finder, finder.find(run_id))
+    run = follow.follow(read, view)
     assert run.state == "SUCCEEDED"
     texts = [line.split(maxsplit=1)[1] for line in lines]
     assert texts[0] == "● preflight       running"
@@ -159,7 +169,11 @@ def test_a_run_is_cancelled_and_retried(call: Call, kfp_server: KfpServer) -> No
     kfp_server.store.set_state(run_id, "FAILED")
     assert "canceled" in call("runs").output
     (row,) = json.loads(call("runs", "--state", "canceled", "--json").stdout)
-    assert (row["state"], row["cancelled"]) == ("FAILED", True)
+    assert (row["state"], row["cancelled"]) == ("CANCELED", True)
+    described = json.loads(call("describe", run_id, "--no-files", "--json").stdout)
+    assert {name: described[name] for name in row} == row
+    assert call("describe", run_id, "--no-files").output.startswith("flowers  CANCELED")
+    assert isinstance(call("status", run_id, "--follow").exception, RunCancelledError)
     assert json.loads(call("runs", "--state", "failed", "--json").stdout) == []
     assert "CANCELED" in call("status", "flowers").output
     assert "flowers is already over (FAILED)" in str(call("cancel", "flowers").exception)
@@ -170,8 +184,8 @@ def test_a_run_is_cancelled_and_retried(call: Call, kfp_server: KfpServer) -> No
     assert "FAILED" in call("status", "flowers").output
 
 
-def test_on_a_terminal_the_tree_is_redrawn_in_place(
-    client: Any, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+def test_terminal(
+    finder: RunFinder, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (run_id,) = _create(kfp_server, "flowers")
     terminal = Terminal()
@@ -182,7 +196,7 @@ def test_on_a_terminal_the_tree_is_redrawn_in_place(
     kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
     monkeypatch.setattr(follow, "sleep", end)
     with follow.live_tree(lambda _: "step 3/9 · loss 0.5", terminal) as view:
-        follow.follow(client, run_id, view)
+        follow.follow(follow.watched(finder, finder.find(run_id))[0], view)
     running, over = terminal.getvalue().split("\x1b[2K", 1)
     assert "step 3/9 · loss 0.5" in running
     assert "SUCCEEDED" in over
@@ -190,7 +204,7 @@ def test_on_a_terminal_the_tree_is_redrawn_in_place(
 
 
 def test_an_interrupt_or_a_silent_server_ends_the_following_only(
-    client: Any,
+    finder: RunFinder,
     kfp_server: KfpServer,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -202,11 +216,51 @@ def test_an_interrupt_or_a_silent_server_ends_the_following_only(
 
     monkeypatch.setattr(follow, "sleep", interrupt)
     with pytest.raises(SystemExit) as ended:
-        follow.until_over(client, Connection(), run_id)
+        follow.until_over(finder, finder.find(run_id))
     assert ended.value.code == 130
     assert f"kfp-ddp status {run_id[:8]} --follow" in capsys.readouterr().err
+    run = finder.find(run_id)
+    kfp_server.fail("get_run", faults.status(401, "expired"), times=1)
+    with pytest.raises(ServerError, match=r"expired.*; the run continues"):
+        follow.until_over(finder, run)
     kfp_server.fail("get_run", faults.status(503))
     monkeypatch.setattr(follow, "SILENCE_SECONDS", -1.0)
     with pytest.raises(ServerError, match="503"):
-        follow.follow(client, run_id, lambda run, steps: None)
+        follow.until_over(finder, run)
     assert not kfp_server.requests_for("terminate_run")
+
+
+@pytest.mark.parametrize(("user", "reads_as"), [(-1, 1000), (1234, 1234)])
+def test_files_on_a_claim_are_read_as_their_user(
+    finder: RunFinder,
+    kfp_server: KfpServer,
+    monkeypatch: pytest.MonkeyPatch,
+    user: int,
+    reads_as: int,
+) -> None:
+    (run_id,) = _create(kfp_server, "flowers")
+    arguments = {"work_claim": "work", "job": {"run_as_user": user}}
+    kfp_server.store.runs[run_id]["runtime_config"]["parameters"] = arguments
+    users: list[object] = []
+
+    def open_claim(*given: object) -> Any:
+        users.append(given[-1])
+        return contextlib.nullcontext(lambda run: None)
+
+    monkeypatch.setattr(run_info, "open_claim", open_claim)
+    monkeypatch.setattr(finder, "api", FakeApi)
+    finder.find(run_id).files()
+    assert users == [reads_as]
+
+
+@pytest.mark.parametrize(("status", "reads"), [(503, 2), (403, 1)])
+def test_the_cluster_is_not_asked_again_only_after_a_refusal(
+    finder: RunFinder, monkeypatch: pytest.MonkeyPatch, status: int, reads: int
+) -> None:
+    workflows = custom(WORKFLOWS, "space", "workflows")
+    api = FakeApi({workflows: ApiError(status, "", "no")})
+    monkeypatch.setattr(finder, "api", lambda: api)
+    cluster = follow.Cluster(finder, "run")
+    for _ in range(2):
+        cluster._read(lambda api: api.call("GET", workflows), None)
+    assert len(api.requests) == reads

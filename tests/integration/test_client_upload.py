@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from kfp_ddp.cli import app
 from kfp_ddp.pipelines.document import read
+from tests import commands
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
 from tests.schedules import OWN
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def upload(*words: str) -> Result:
-    return CliRunner().invoke(app, ["upload", *words])
+    return commands.call("upload", *words)
 
 
 def change(file: Path, description: str) -> None:

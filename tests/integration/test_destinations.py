@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.core.errors import StorageError
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 from tests.destinations import Contract, OfBuckets, put
@@ -39,6 +39,15 @@ class TestFolder(Contract):
             os.umask(before)
         (lock,) = (tmp_path / "results").glob(".*.lock")
         assert stat.S_IMODE(lock.stat().st_mode) == 0o666
+
+    @pytest.mark.parametrize("name", ["../a", "/a", "run/../../a", "a\0"])
+    def test_names_that_lead_elsewhere_are_one_line(self, where: Store, name: str) -> None:
+        where.write("run/a", b"a")
+        for ask in (where.exists, where.delete, lambda name: where.read(name, 9)):
+            with pytest.raises(InputError, match="is not a name below"):
+                ask(name)
+        with pytest.raises(InputError, match=r"^cannot write .*/run/a/b: Not a directory"):
+            where.write("run/a/b", b"")
 
     def test_full_disk_of_a_reader_is_no_source_fault(self, where: Store, tmp_path: Path) -> None:
         put(where, tmp_path, "run/a")

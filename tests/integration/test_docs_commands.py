@@ -1,37 +1,39 @@
-"""The commands of the pages run, in their order, against a KFP server."""
+"""The commands of the pages and the files in examples/ run."""
 
+import os
+import runpy
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from kfp_ddp.cli import app
-from tests import photographs
+from kfp_ddp.local.results import outputs
+from kfp_ddp.training import images, rank, transforms
+from kfp_ddp.training.checkpoint import load_model, newest_valid
+from kfp_ddp.training.flags import parse
+from tests.commands import call
 from tests.kfp_server.server import KfpServer
+from tests.local_pipeline import pipeline
 from tests.pages import ROOT, SETTINGS_FILE, of_ours, typed
+from tests.photographs import plain, write
 
 PAGES = ("README.md", *(f"docs/{name}.md" for name in ("cluster", "laptop", "nightly", "release")))
-# The test of each command that needs a cluster, a bucket, minutes or a person.
+# Commands that need a cluster, a bucket, minutes or a person; other tests run them.
 ELSEWHERE = {
-    "compile": "tests/unit/test_compile.py",
-    "install": "tests/e2e/test_install.py",
-    "doctor": "tests/e2e/test_scenarios_doctor.py",
-    "demo": "tests/integration/test_pipeline.py",
-    "predict": "tests/integration/test_run_local.py",
-    "compare": "tests/unit/test_client_compare.py",
-    "describe": "tests/unit/test_client_describe.py",
-    "logs": "tests/e2e/test_client_inspect.py",
-    "download": "tests/unit/test_client_compare.py",
-    "models": "tests/integration/test_client_models.py",
-    "promote": "tests/integration/test_client_models.py",
-    "retry": "tests/integration/test_client_runs.py",
-    "rollback": "tests/integration/test_client_models.py",
-    "serve": "tests/integration/test_serve.py",
-    "tensorboard": "tests/integration/test_tensorboard_command.py",
-    "verify": "tests/integration/test_verify_command.py",
+    *("compile", "install", "doctor", "demo", "predict", "compare", "describe", "logs", "download"),
+    *("models", "promote", "retry", "rollback", "serve", "tensorboard", "verify"),
 }
 FOLLOWS = ("--follow", "--watch")
 """Options that wait for the end of a run."""
+if TYPE_CHECKING:
+    from tests.kfp_server.server import KfpServer
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def scene(tmp_path: Path, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
     monkeypatch.setenv("KFP_DDP_REGISTRY", "registry.example.com/ml")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    photographs.write(tmp_path / "photos", 2)
+    write(tmp_path / "photos", 2)
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "compiled").symlink_to(ROOT / "compiled")
     (tmp_path / "compiled").symlink_to(ROOT / "compiled")
@@ -57,7 +59,7 @@ def test_commands_of_a_page_succeed(page: str, scene: KfpServer) -> None:
     assert ours
     for words in ours:
         arguments = [word for word in words if word not in FOLLOWS]
-        answer = CliRunner().invoke(app, arguments)
+        answer = call(*arguments)
         message = f"kfp-ddp {' '.join(arguments)}: {answer.output}{answer.exception}"
         assert answer.exit_code == 0, message
 
@@ -68,5 +70,83 @@ def here(words: list[str]) -> bool:
     return words[0] not in ELSEWHERE and "--local" not in words and not of_a_bucket
 
 
-def test_other_tests_exist() -> None:
-    assert [file for file in ELSEWHERE.values() if not (ROOT / file).exists()] == []
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    return plain(plain(folder / "train", 8).with_name("val"), 2).parent
+
+
+def test_readme_lists_every_file() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    assert all(f"({path.name})" in listed for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.slow
+def test_own_pipeline_is_compiled_and_runs(photographs: Path, tmp_path: Path) -> None:
+    own = EXAMPLES / "own_pipeline.py"
+    words = ["compile", str(own), "--directory", str(tmp_path), "--registry", "example.com/ml"]
+    assert CliRunner().invoke(app, words).output.split() == [str(tmp_path / "photographs.yaml")]
+    assert "image: example.com/ml/trainer:" in (tmp_path / "photographs.yaml").read_text()
+    settings = {"model": "cifar_resnet8", "image_size": 16, "epochs": 1, "workers": 0}
+    arguments = {
+        "source": str(photographs),
+        "training": settings,
+        "backend": "local",
+        "job": {"nproc_per_node": 1},
+        "least": 0.0,
+    }
+    done = pipeline(arguments, tmp_path, tmp_path / "photographs.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert outputs(tmp_path, "verdict")["Output"] == "good"
+
+
+def test_own_network_is_trained_and_loaded(photographs: Path, tmp_path: Path) -> None:
+    words = ["--data", str(photographs), "--output-dir", str(tmp_path), "--image-size", "16"]
+    words += ["--epochs", "1", "--workers", "0", "--learning-rate", "0.001"]
+    assert rank.run(parse([*words, "--model", f"{EXAMPLES / 'own_model.py'}:build"]))
+    checkpoint = newest_valid(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    network, _ = load_model(checkpoint.path)
+    assert type(network).__name__ == "Mixer"
+
+
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
+def test_program_starts_a_run_and_waits_for_it(
+    kfp_server: "KfpServer", tmp_path: Path, state: str, code: int
+) -> None:
+    program = [sys.executable, str(EXAMPLES / "client.py"), kfp_server.url, "gs://bucket/x"]
+    home = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=home) as client:
+        assert client.stdout is not None
+        for line in client.stdout:
+            if line.startswith("run "):
+                kfp_server.put_run(line.split()[1], state, {"train": state})
+                break
+        end = threading.Timer(60, client.kill)  # only if it never ends
+        end.start()
+        output = client.stdout.read()
+        end.cancel()
+    assert client.returncode == code
+    assert f"state {state}" in output
+    assert ("failed train" in output) == bool(code)
+    (request,) = kfp_server.requests_for("create_run")
+    parameters = request.body["runtime_config"]["parameters"]
+    assert parameters["training"] == {"image_size": 64}
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_own_script_reads_a_photograph_as_the_evaluation_does(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photograph, exif = tmp_path / "turned.jpg", Image.Exif()
+    exif[0x112] = 6  # as of a camera that was held upright
+    Image.radial_gradient("L").crop((0, 0, 250, 160)).convert("RGB").save(photograph, exif=exif)
+    listed = tmp_path / "images.csv"
+    listed.write_text(f"path,split,target\n{photograph},val,1\n")
+    monkeypatch.setenv("KFP_DDP_IMAGES", str(listed))
+    script = runpy.run_path(str(EXAMPLES / "own_script.py"))
+    settings = {"image_size": size, "mean": [0, 0, 0], "std": [1, 1, 1]}
+    seen, target = script["Images"]("val", settings)[0]
+    expected = transforms.evaluate(images.read(str(photograph)), size)
+    assert (seen * 255 - expected).abs().max() <= 2
+    assert target == 1

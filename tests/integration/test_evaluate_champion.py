@@ -177,9 +177,7 @@ def test_a_champion_with_more_classes_is_evaluated_by_their_names(
     assert "re-evaluated on this split" in new.judge(champion)[1]
 
 
-def test_a_champion_that_lacks_a_class_is_compared_on_the_others(
-    champion: Path, source: Path, challenger: Challenger
-) -> None:
+def test_a_champion_without_one_class(champion: Path, source: Path, challenger: Challenger) -> None:
     new = challenger.changed(source, lambda data: picture(data / "val/violet/a.png"))
     new = new.untrained("blue", "green", "red", "violet")
     record = new.evaluate(champion)
@@ -267,9 +265,7 @@ def damage(kind: str, folder: Path) -> None:
         ("no weights", "has no model.safetensors to evaluate on this split"),
     ],
 )
-def test_an_unusable_bundle_is_an_error(
-    kind: str, message: str, champion: Path, source: Path, challenger: Challenger
-) -> None:
+def test_bad(kind: str, message: str, champion: Path, source: Path, challenger: Challenger) -> None:
     new = challenger.changed(source, add_image)
     damage(kind, champion)
     with pytest.raises(SystemExit) as caught:

@@ -32,7 +32,7 @@ def test_val_is_as_trained(trained: Trained, tmp_path: Path) -> None:
         name = data / path.parent.name / f"{path.parents[1].name}-{path.name}"
         name.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, name)
-    known = checkpoint.verify(trained.checkpoint).manifest["config"]
+    known = checkpoint.verify(trained.checkpoint).fields["config"]
     config = {**known, "data": str(data), "val_fraction": 0.3}
     split = trained.rewritten(tmp_path / "checkpoints", config=config)._replace(dataset=data)
     record = split.evaluate().result
@@ -77,7 +77,7 @@ def skipping(trained: Trained, tmp_path: Path) -> Trained:
     dataset = Path(shutil.copytree(trained.dataset, tmp_path / "damaged"))
     for name in BROKEN:
         (dataset / "val" / name).write_bytes(b"no image")
-    known = checkpoint.verify(trained.checkpoint).manifest["config"]
+    known = checkpoint.verify(trained.checkpoint).fields["config"]
     config = {**known, "on_bad_image": "skip"}
     return trained.rewritten(tmp_path / "checkpoints", config=config)._replace(dataset=dataset)
 
@@ -145,9 +145,7 @@ def saved_again(image: Path, target: Path) -> None:
     Image.open(image).save(target, quality=95, subsampling=0)
 
 
-def test_changed_labels_and_copies_are_listed_and_can_be_excluded(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_changed_labels_and_copies_can_be_excluded(trained: Trained, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(trained.dataset, source, ignore=shutil.ignore_patterns("_*"))
     trained = trained._replace(dataset=source)
@@ -194,12 +192,10 @@ def test_changed_labels_and_copies_are_listed_and_can_be_excluded(
     assert not again & {row["path"] for row in rows}
 
 
-def test_label_that_is_corrected_in_the_table_is_no_longer_listed(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_a_corrected_label_is_no_longer_listed(trained: Trained, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(trained.dataset, source, ignore=shutil.ignore_patterns("_*"))
-    known = checkpoint.verify(trained.checkpoint).manifest["config"]
+    known = checkpoint.verify(trained.checkpoint).fields["config"]
     config = {**known, "labels": "labels.csv"}
     trained = trained.rewritten(tmp_path / "checkpoints", config=config)
     folder = trained.evaluation.parent
@@ -223,9 +219,7 @@ def test_label_that_is_corrected_in_the_table_is_no_longer_listed(
     assert to_check({}) == before
 
 
-def test_training_images_that_cannot_be_searched_are_one_line(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_training_images_cannot_be_searched(trained: Trained, tmp_path: Path) -> None:
     source = Path(shutil.copytree(trained.dataset, tmp_path / "source"))
     for image in source.glob("train/*/*"):
         image.write_bytes(b"no image")

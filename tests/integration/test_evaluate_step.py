@@ -1,8 +1,12 @@
-"""The evaluate step in one process, and its optional measurements."""
+"""The evaluate step in one process and on several ranks."""
 
 import csv
+import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +18,7 @@ from PIL import Image
 from kfp_ddp.components.evaluate.component import evaluate as component
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.evaluation.comparison import mcnemar
+from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import FILE, PREDICTIONS, Evaluation
 from kfp_ddp.training import checkpoint as checkpoints
 from kfp_ddp.training.checkpoint import load_model
@@ -21,6 +26,18 @@ from kfp_ddp.training.data import evaluation_batches
 from kfp_ddp.training.model import build, normalise
 from kfp_ddp.training.splits import scan
 from tests.evaluations import State, Trained, artifacts, run_step
+
+OF_A_RUN = ("seconds", "world_size", "hardware", "written")
+"""Fields of the record that differ between evaluations of one checkpoint."""
+STEP = """
+import json, sys
+from pathlib import Path
+from tests.evaluations import Trained, run_step
+inputs = json.loads(sys.argv[1])
+folders = [Path(inputs.pop(name)) for name in ("out", *Trained._fields)]
+folder, record, filled = run_step(*folders, **inputs)
+print("OUTPUTS", json.dumps([record.accuracy, str(folder), filled["confusion_matrix"].metadata]))
+"""
 
 
 def predictions(run_dir: Path) -> list[dict[str, str]]:
@@ -125,9 +142,7 @@ def own(trained: Trained, tmp_path: Path) -> Trained:
         (filled(3e38), "returns NaN or infinity for .*: training diverged"),
     ],
 )
-def test_invalid_input_is_an_error(
-    damage: Callable[[Trained], object], message: str, own: Trained
-) -> None:
+def test_invalid_input(damage: Callable[[Trained], object], message: str, own: Trained) -> None:
     damage(own)
     with pytest.raises(InputError, match=message):
         own.evaluate()
@@ -135,9 +150,7 @@ def test_invalid_input_is_an_error(
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
-def test_weights_of_a_wrapped_network_are_accepted(
-    trained: Trained, tmp_path: Path, prefix: str
-) -> None:
+def test_weights_of_a_wrapped_network(trained: Trained, tmp_path: Path, prefix: str) -> None:
     expected = trained.evaluate().result.confusion
     wrapped = trained.rewritten(
         tmp_path, lambda state: {prefix + name: value for name, value in state.items()}
@@ -213,8 +226,6 @@ def test_slices_intervals_and_gain_are_in_the_record(trained: Trained, tmp_path:
     assert set(record.intervals) == {"balanced_accuracy", "macro_f1", "calibration_error"}
     for name, interval in record.intervals.items():
         assert interval.low <= getattr(record, name) <= interval.high
-    assert record.baseline is not None
-    assert (record.baseline.name, record.baseline.share) == ("red", 17 / 48)
     assert record.macro_roc_auc is not None
     assert record.compared is None
 
@@ -246,3 +257,57 @@ def test_an_invalid_table_of_tags_fails_before_the_evaluation(trained: Trained) 
     with pytest.raises(InputError, match=r"tags is none\.csv, but this file is not found"):
         trained.evaluate(options={"tags": "none.csv"})
     assert not trained.evaluation.exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one(trained: Trained, blurred_checkpoint: Path, tmp_path: Path) -> None:
+    """Also those of the test split and of a champion that was evaluated on one image less."""
+    before = trained._replace(checkpoint=blurred_checkpoint, run_dir=tmp_path / "before")
+    before.evaluate()
+    champion = tmp_path / "champion"
+    champion.mkdir()
+    shutil.copy(before.evaluation, champion / "metrics.json")
+    shutil.copy(before.evaluation.with_name("predictions.csv"), champion)
+    weights.write(*checkpoints.load_model(blurred_checkpoint), champion / "model.safetensors")
+    bundle.seal(champion)
+    dataset = Path(shutil.copytree(trained.dataset, tmp_path / "data"))
+    shutil.copy(dataset / "val" / "red" / "000.png", dataset / "val" / "red" / "more.png")
+    shutil.copytree(dataset / "val", dataset / "test")
+    given = trained._replace(dataset=dataset)
+    more = {"batch_size": 7, "champion": str(champion)}
+    inputs = {**given._asdict(), **more, "out": tmp_path, "job": {"nproc_per_node": 2}}
+    step = subprocess.run(
+        [sys.executable, "-u", "-c", STEP, json.dumps(inputs, default=str)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    output = step.stdout
+    assert step.returncode == 0, output
+    for rank in range(2):
+        assert f"rank {rank} of 2 on" in output
+    folder = given.evaluation.parent
+    record = Evaluation.read(given.evaluation)
+    accuracy, path, charts = json.loads(output.split("OUTPUTS ")[1].splitlines()[0])
+    assert (accuracy, path) == (record.accuracy, str(folder))
+    assert (record.world_size, record.samples) == (2, 49)
+    assert charts["confidenceMetrics"]
+    assert not (folder / "process.json").exists()
+    by_ranks = written(given.run_dir)
+    assert json.loads(by_ranks["evaluation/champion/evaluation.json"])["samples"] == 49
+    given.evaluate(**more)
+    assert written(given.run_dir) == by_ranks
+
+
+def written(run_dir: Path) -> dict[str, str]:
+    """Return the tables and records of all evaluations, without what differs between two."""
+    files = {}
+    for folder in ("evaluation", "evaluation-test", "evaluation/champion"):
+        record = json.loads((run_dir / folder / "evaluation.json").read_text())
+        remaining = {name: value for name, value in record.items() if name not in OF_A_RUN}
+        files[f"{folder}/evaluation.json"] = json.dumps(remaining)
+        files[f"{folder}/predictions.csv"] = (run_dir / folder / "predictions.csv").read_text()
+    files["labels"] = (run_dir / "evaluation" / "labels_to_check.csv").read_text()
+    return files

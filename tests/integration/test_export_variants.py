@@ -143,9 +143,7 @@ def test_the_step_reuses_the_forms_of_the_release(exported: Trained, tmp_path: P
 
 
 @pytest.mark.slow
-def test_two_exports_write_the_same_bytes(
-    exported: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exports_repeat(exported: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prove, "_SECONDS_EACH", 0.0)
     shutil.copytree(exported.evaluation.parent, tmp_path / "evaluation")
     again, first = exported._replace(run_dir=tmp_path).export(REQUESTED), exported.bundle

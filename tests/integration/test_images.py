@@ -1,32 +1,24 @@
-"""What can be tested of the images where no container engine is: their files and their installs."""
+"""Images and the wheel, where no container engine is: their files and their installs."""
 
 import re
 import shlex
 import subprocess
+import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
-
-
 STORES = (
-    "google.cloud.storage",
-    "boto3",
-    "azure.storage.blob",
-    "azure.identity",
-    "huggingface_hub",
+    *("google.cloud.storage", "boto3", "azure.storage.blob", "azure.identity", "huggingface_hub"),
 )
 # What the steps of an image import when they need it, and so does their command line.
 LIBRARIES = {
     "launcher": (
-        *(
-            "kfp_ddp.cli",
-            "kfp_ddp.jobs.run",
-            "kfp_ddp.jobs.task",
-        ),
+        *("kfp_ddp.cli", "kfp_ddp.jobs.run", "kfp_ddp.jobs.task"),
         *("kfp_ddp.storage.gcs", "kubernetes.client", "kubeflow.training"),
         *(*STORES, "google_crc32c"),
     ),
@@ -40,13 +32,13 @@ LIBRARIES = {
 
 def steps_of(image: str) -> list[str]:
     """Components whose steps run in the image."""
-    found = [
+    result = [
         path.parent.name
         for path in sorted(REPOSITORY.glob("components/*/component.py"))
         if f"kfp-ddp/{image}:" in path.read_text().partition("def ")[0]
     ]
-    assert found
-    return found
+    assert result
+    return result
 
 
 def dockerfile(image: str) -> list[str]:
@@ -144,3 +136,40 @@ def test_images_have_one_base_and_only_our_files() -> None:
     }
     assert copied <= let_in
     assert let_in - copied <= {"README.md", "LICENSE", "images"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out)]
+    subprocess.run([*build, str(REPOSITORY)], check=True, capture_output=True)
+    return next(out.glob("*.whl"))
+
+
+def test_wheel_has_every_module_and_file_of_the_package(wheel: Path) -> None:
+    """The links of kfp_ddp/ are folders in the wheel."""
+    root = REPOSITORY / "kfp_ddp"
+    files = {
+        f"kfp_ddp/{path.relative_to(root).as_posix()}"
+        for folder in (root, *(link for link in root.iterdir() if link.is_symlink()))
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    assert {"kfp_ddp/training/config.py", "kfp_ddp/report/templates/style.css"} <= files
+    assert files - packed == set()
+
+
+@pytest.mark.slow
+def test_wheel_works_in_a_new_environment(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+    probe = "import kfp_ddp.components, kfp_ddp.pipelines, kfp_ddp.training"
+    subprocess.run([python, "-c", probe], check=True, cwd=tmp_path)
+    program = tmp_path / "venv" / "bin" / "kfp-ddp"
+    shown = subprocess.run([program, "--help"], check=True, capture_output=True, text=True)
+    assert "Runs on Kubeflow Pipelines:" in shown.stdout
+    out = tmp_path / "compiled"
+    subprocess.run([program, "compile", "--directory", out], check=True, capture_output=True)
+    assert (out / "train_resnet.yaml").exists()

@@ -12,12 +12,13 @@ import pytest
 import torch
 from google.cloud import storage
 
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models import bundle, champion, initial_weights, weights
 from kfp_ddp.runs.train.on_node import with_local_weights
 from kfp_ddp.storage.http import origin
 from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.source import Retry
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.initial_weights import read
@@ -26,6 +27,12 @@ from kfp_ddp.training.torchvision_weights import TORCHVISION
 from tests import tls
 from tests.evaluations import Trained
 from tests.sync_runs import small_disk
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_RETRY", "_PROBES"):
+        monkeypatch.setattr(initial_weights, name, Retry(2, 0.01))
 
 
 def config(pretrained: str, output: Path) -> TrainConfig:
@@ -69,9 +76,7 @@ def test_file_in_a_bucket_is_downloaded_once(emulator: storage.Client, tmp_path:
         local("gs://models/nothing", tmp_path / "other")
 
 
-def test_bundle_champion_and_checkpoint_are_downloaded_by_uri(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_bundle_champion_and_checkpoint_by_uri(trained: Trained, tmp_path: Path) -> None:
     network, info = checkpoint.load_model(trained.checkpoint)
     where = open_store((tmp_path / "models").as_uri())
     bundle_folder = tmp_path / "bundle"
@@ -186,14 +191,15 @@ def test_file_name_tells_the_network(address: str, model: str) -> None:
 
 
 @contextmanager
-def answering(answer: bytes, folder: Path) -> Iterator[str]:
-    """The address of a server by TLS that answers so, whatever it is asked."""
+def answering(answer: bytes | list[bytes], folder: Path) -> Iterator[str]:
+    """The address of a server by TLS that answers so, whatever it is asked; the last one again."""
+    answers = answer if isinstance(answer, list) else [answer]
     certificate = tls.loopback_certificate(folder)
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             self.rfile.readline()
-            self.wfile.write(answer)
+            self.wfile.write(answers.pop(0) if len(answers) > 1 else answers[0])
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
@@ -207,6 +213,25 @@ def answering(answer: bytes, folder: Path) -> Iterator[str]:
             yield f"https://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         origin.tls.cache_clear()
+
+
+@pytest.mark.parametrize("fault", [b"HTTP/1.1 503 Away\r\n", b"HTTP/1.1 200 OK\r\n", b""])
+def test_a_fault_is_tried_again(
+    fault: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = b"Content-Length: 4\r\n\r\n"
+    fault = fault and fault + length + b"xy"
+    answers = [fault, b"HTTP/1.1 200 OK\r\n" + length + b"data"]
+    with answering(answers, tmp_path) as server:
+        monkeypatch.setenv("KFP_DDP_WEIGHTS", server)
+        monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+        if fault != b"HTTP/1.1 200 OK\r\n" + length + b"xy":
+            assert initial_weights.find("auto", "resnet18").pretrained.startswith(server)
+            answers[:] = [fault, *answers]
+        assert local(f"{server}/w.pth", tmp_path / "run").read_bytes() == b"data"
+    for ask in (lambda: initial_weights.find("true", "resnet18"), lambda: local(server, tmp_path)):
+        with pytest.raises(UnavailableError):
+            ask()
 
 
 def test_redirect_to_http_is_not_followed(tmp_path: Path) -> None:
@@ -236,7 +261,7 @@ def test_too_large_file_fails(head: bytes, tmp_path: Path, monkeypatch: pytest.M
 
 def test_full_disk_during_a_download_is_one_line(tmp_path: Path) -> None:
     answer = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(3_000_000)
-    full = r"^cannot download pretrained=https://\S+/w\.pth to \S+: No space left on device"
+    full = r"^cannot write to \S+/w\.pth: No space left on device"
     with (
         small_disk(tmp_path / "small", "size=1m") as disk,
         answering(answer, tmp_path) as server,

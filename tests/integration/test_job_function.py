@@ -4,6 +4,7 @@ import base64
 import functools
 import importlib.util
 import json
+import re
 import string
 import tempfile
 from collections.abc import Callable
@@ -23,17 +24,8 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from tests import workers
 
 HARD = [
-    "$HOME",
-    "$$",
-    "$(PATH)",
-    "$(KFP_DDP_NODE)",
-    "`id`",
-    "'\"",
-    "\\n",
-    "{{x}}",
-    "%s",
-    "∑模型",
-    "#",
+    *("$HOME", "$$", "$(PATH)", "$(KFP_DDP_NODE)", "`id`", "'\"", "\\n", "{{x}}", "%s"),
+    *("∑模型", "#"),
 ]
 TEXT = st.lists(
     st.sampled_from([*HARD, "\\", '"""', "\u2028", "\x7f"]) | st.text(max_size=9), max_size=6
@@ -121,10 +113,10 @@ def alone(lr: float, name: str = "a", *, more: Any = None) -> None:
 
 
 def test_arguments_known_at_run_time(tmp_path: Path) -> None:
-    inputs = as_function(alone, {"name": "kept"}, later=["lr"])
+    inputs = as_function(alone, {"name": "remaining"}, later=["lr"])
     words = ["lr=0.5", "more=a=b $(PATH)"]
     done = workers.run(specification({**inputs, "args": words}), tmp_path / "a")
-    assert done.stdout.decode() == "(0.5, 'kept', 'a=b $(PATH)')\n"
+    assert done.stdout.decode() == "(0.5, 'remaining', 'a=b $(PATH)')\n"
     lacking = workers.run(specification(inputs), tmp_path / "b")
     assert "missing 1 required positional argument: 'lr'" in lacking.stderr.decode()
     wrong = workers.run(specification({**inputs, "args": ["lr"]}), tmp_path / "c")
@@ -137,9 +129,9 @@ def annotated(
     *others: list[
         Path
     ],
-    ünïcode: Any = ("a", 1), **kept: Path,
+    ünïcode: Any = ("a", 1), **remaining: Path,
 ) -> list[Path]:
-    content: Any = {"->": where, ": Path": (others, ünïcode, kept)}
+    content: Any = {"->": where, ": Path": (others, ünïcode, remaining)}
     print(content)
     return []
 # fmt: on
@@ -220,10 +212,8 @@ class Holder:
     ],
 )
 def test_an_incomplete_function_is_an_input_error(func: Any, says: str) -> None:
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=re.escape(says)):
         as_function(func, {"lr": 1})
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_a_function_without_a_file_is_an_input_error() -> None:

@@ -13,6 +13,7 @@ from kfp_ddp.jobs.authoring import locked
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from tests import workers
 from tests.package_index import digest, index
+from tests.serving import free_port
 
 TELL = "import kfpddp_one, os; print(kfpddp_one.SAY, os.path.dirname(kfpddp_one.__file__))"
 
@@ -61,27 +62,26 @@ def test_a_package_that_the_image_has_is_not_installed_again(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("packages", "says"),
+    ("packages", "message"),
     [
         (["kfpddp-one==3.0"], "the requirement kfpddp-one==3.0 (from versions: 1.0, 2.0)"),
         ([f"kfpddp-two==1.0 --hash=sha256:{'0' * 64}"], "DO NOT MATCH THE HASHES"),
         (["kfpddp-one==1.0", "kfpddp-one==2.0"], "Cannot install kfpddp-one==1.0 and kfpddp-one"),
     ],
 )
-def test_a_failed_installation_is_one_line(tmp_path: Path, packages: list[str], says: str) -> None:
+def test_a_failed_installation_is_one_line(
+    tmp_path: Path, packages: list[str], message: str
+) -> None:
     done = workers.run(specification(packages, index(tmp_path)), tmp_path / "worker")
     last = done.stderr.decode().splitlines()[-1]
     assert last.startswith("error: packages cannot be installed: ")
-    assert says in last
+    assert message in last
     assert (done.returncode, done.stdout) == (1, b"")
 
 
 def test_an_index_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}/simple"
-        spec = specification(["kfpddp-one==1.0"], url)
-        done = workers.run(spec, tmp_path / "worker", PIP_RETRIES="1")
+    spec = specification(["kfpddp-one==1.0"], f"http://127.0.0.1:{free_port()}/simple")
+    done = workers.run(spec, tmp_path / "worker", PIP_RETRIES="1")
     last = done.stderr.decode().splitlines()[-1]
     assert "the requirement kfpddp-one==1.0 (from versions: none)" in last
     assert "(the index cannot be reached: " in last
@@ -128,7 +128,7 @@ def test_a_lock_of_our_own_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("-r other.txt", "'-r other.txt' is not a pin such as name==1.0"),
         ("timm", "'timm' is not a pin"),
@@ -138,12 +138,11 @@ def test_a_lock_of_our_own_is_one() -> None:
         (f"a==1 --hash=sha256:{'a' * 64}\nb==2", "'b==2' has no hash and others have"),
     ],
 )
-def test_an_invalid_lock_is_an_input_error(tmp_path: Path, text: str, says: str) -> None:
+def test_an_invalid_lock_is_an_input_error(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text(text)
-    with pytest.raises(InputError, match=says) as error:
+    with pytest.raises(InputError, match=message):
         locked(file)
-    assert "\n" not in str(error.value)
 
 
 def test_a_missing_lock_is_an_input_error(tmp_path: Path) -> None:

@@ -23,14 +23,3 @@ def test_metrics_of_dashboard_and_alerts_exist(tmp_path: Path) -> None:
         named = set(re.findall(r"kfp_ddp_\w+", (MONITORING / file).read_text())) - {LABEL}
         assert len(named) > 5, file
         assert named - served == set(), file
-
-
-def test_panels_do_not_overlap() -> None:
-    board = json.loads((MONITORING / "dashboard" / "trainings.json").read_text())
-    taken: set[tuple[int, int]] = set()
-    for panel in board["panels"]:
-        at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert not cells & taken, panel["title"]
-        assert max(x for x, _ in cells) < 24, panel["title"]
-        taken |= cells

@@ -1,20 +1,36 @@
-"""The pipelines retrain, finetune, evaluate_checkpoint, sync_dataset through kfp.local, in turn."""
+"""The committed pipelines through kfp.local, also stopped in one step after the other."""
 
+import io
+import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from PIL import Image
 
-from kfp_ddp.local import results
+from kfp_ddp.local import demo, results
+from kfp_ddp.local.results import outputs
+from kfp_ddp.training import model_file
+from kfp_ddp.training.layout import lay_out
+from tests.gcs_server import Bucket
 from tests.local_pipeline import pipeline
-from tests.photographs import plain
+from tests.photographs import plain, write
 
 pytestmark = pytest.mark.slow
 COMPILED = Path(__file__).parents[2] / "compiled"
 TRAINING = {"image_size": 16, "workers": 0, "val_fraction": 0.25, "warmup_epochs": 0.0}
+REPOSITORY = Path(__file__).parents[2]
+SETTINGS = ("model=cifar_resnet8", "image_size=16", "epochs=12", "checkpoint_steps=2")
+PROGRAM = [sys.executable, "-m", "kfp_ddp", "run", "photos", "--local", "--ranks", "2"]
+COMMAND = [*PROGRAM, *(word for one in SETTINGS for word in ("--set", one))]
 
 
 class Place:
@@ -64,9 +80,9 @@ def nightly(place: Place, **changed: Any) -> None:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """The folder after a first nightly run."""
-    found = Place(tmp_path_factory.mktemp("place"))
-    nightly(found)
-    return found
+    place = Place(tmp_path_factory.mktemp("place"))
+    nightly(place)
+    return place
 
 
 def test_first_nightly_run_exports_the_champion(place: Place) -> None:
@@ -82,6 +98,15 @@ def test_second_nightly_run_trains_nothing(place: Place) -> None:
     assert place.outputs("changes")["reason"].startswith("nothing new: dataset ")
     assert f"exported as {before}" in place.outputs("changes")["reason"]
     assert place.champion == before
+
+
+def test_a_new_setting_is_trained(place: Place) -> None:
+    before = place.champion
+    nightly(place, epochs=3, gate={"min_accuracy": 0.1, "min_improvement": -1.0})
+    versions = {path.parent.name for path in place.models.glob("*/_SUCCESS")}
+    assert versions == {before, place.champion}, "keep=1 spares what was compared with"
+    assert len(versions) == 2
+    assert len(list(place.models.glob("tried/*.json"))) == 2
 
 
 def test_champion_is_fine_tuned(place: Place) -> None:
@@ -126,3 +151,212 @@ def test_sync_reuses_the_existing_version(place: Place) -> None:
     images = list(place.source.rglob("*.png"))
     assert (synced["files"], synced["downloaded"]) == (len(images), 0)
     assert (Path(synced["path"]) / "_SUCCESS").is_file()
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plain(tmp_path_factory.mktemp("photographs"), 16)
+
+
+def run(name: str, source: Path, folder: Path, **more: Any) -> "subprocess.CompletedProcess[str]":
+    arguments: dict[str, Any] = {
+        "source": str(source),
+        "backend": "local",
+        "job": {"nproc_per_node": 1},
+        "sync": {"dataset": "shades"},
+        "model_name": "shades",
+        "destination": str(folder / "models"),
+        "gate": {"min_accuracy": 0.9},
+        **more,
+    }
+    return pipeline(arguments, folder, REPOSITORY / "compiled" / f"{name}.yaml")
+
+
+def test_best_trial_is_exported_if_another_failed(photographs: Path, tmp_path: Path) -> None:
+    done = run(
+        "sweep",
+        photographs,
+        tmp_path,
+        model="cifar_resnet8",
+        epochs=2,
+        training={"image_size": 16, "workers": 0, "val_fraction": 0.25, "warmup_epochs": 0.0},
+        sweep={
+            "trials": [
+                {"model": "vgg11"},  # cannot take images of 16 px
+                {"learning_rate": 0.05},
+                {"learning_rate": 1e-9},
+            ]
+        },
+        gate={"min_accuracy": 0.4},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = outputs(tmp_path, "leaderboard")
+    assert (result["trials"], result["failed"]) == (3, 1)
+    assert result["best_accuracy"] == pytest.approx(outputs(tmp_path, "evaluate")["accuracy"])
+    config = json.loads((Path(result["run_dir"]) / "config.json").read_text())
+    assert config["stop_behind_epochs"] == 1
+    assert len(list((tmp_path / "models" / "shades").glob("*/_SUCCESS"))) == 1
+    (page,) = tmp_path.glob("artifacts/*/*/sweep_report")
+    assert "failed: training failed: rank 0: model=vgg11 cannot take images" in page.read_text()
+    (table,) = tmp_path.glob("artifacts/*/*/sweep_summary")
+    head, _, *rows = table.read_text().splitlines()
+    assert head == "|  | learning_rate | accuracy | loss | epochs | ended |"
+    assert [row[:4] for row in rows] == ["| 1 ", "| 2 ", "|  |"]
+
+
+def test_own_script_is_evaluated_gated_and_exported(photographs: Path, tmp_path: Path) -> None:
+    script = REPOSITORY / "examples" / "own_script.py"
+    done = run(
+        "own_script",
+        photographs,
+        tmp_path,
+        script=model_file.pack(script),
+        model="own_script.py:build",
+        epochs=12,
+        training={
+            "batch_size": 8,
+            "learning_rate": 0.05,
+            "image_size": 16,
+            "val_fraction": 0.25,
+            "script_args": "--momentum 0.8",
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert outputs(tmp_path, "evaluate")["accuracy"] >= 0.9
+    (bundle,) = (path.parent for path in (tmp_path / "models" / "shades").glob("*/_SUCCESS"))
+    assert "def build(num_classes: int)" in (bundle / "network.py").read_text()
+    assert (bundle / "model.onnx").is_file()
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def summary(output: Path) -> dict[str, Any]:
+    return demo.run(output, ranks=2, arguments={})
+
+
+def test_demo_trains_evaluates_and_exports(summary: dict[str, Any], output: Path) -> None:
+    assert summary["accuracy"] >= 0.97
+    assert (summary["files"], summary["files_copied"]) == (1797, 1797)
+    assert summary["blessed"] is True
+    assert json.loads((output / "summary.json").read_text()) == summary
+    assert all(name in Path(summary["report"]).read_text() for name in ("<svg", "data:image/"))
+    assert "<svg" in Path(summary["loss_curve"]).read_text()
+    lines = next(output.glob("work/*/*/metrics.jsonl")).read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert next(event for event in events if event["event"] == "start")["world_size"] == 2
+    assert (events[-1]["event"], events[-1]["status"]) == ("end", "done")
+
+
+def test_second_demo_copies_and_uploads_nothing(summary: dict[str, Any], output: Path) -> None:
+    again = demo.run(output, ranks=1, arguments={"epochs": 1})
+    assert again["files_copied"] == 0
+    assert again["blessed"] is False
+    assert (Path(again["bundle"]) / "_SUCCESS").is_file()
+    assert "uploaded_to" not in again
+
+
+def test_small_bucket_without_a_split_is_trained(bucket: Bucket, tmp_path: Path) -> None:
+    """Warm-up and batch are sized by the images; the split is by name."""
+    for label in ("cat", "dog"):
+        for number in range(16):
+            picture = io.BytesIO()
+            shade = 15 * number + (9 if label == "cat" else 0)
+            Image.new("RGB", (9, 8), (shade, 80, 80)).save(picture, "PNG")
+            bucket.put(f"photos/{label}/{number}.png", picture.getvalue())
+    arguments = {
+        "source": "gs://bucket/photos",
+        "model": "cifar_resnet8",
+        "epochs": 2,
+        "training": {"image_size": 8, "workers": 0, "val_fraction": 0.25},
+        "backend": "local",
+        "gate": {},
+    }
+    done = pipeline(arguments, tmp_path)
+    assert done.returncode == 0, done.stdout
+    names = [name.removeprefix("photos/") for name in bucket.objects]
+    sides = lay_out(names, val_fraction=0.25)
+    assert f"2 classes, {len(sides.train)} to train on, {len(sides.val)} to validate" in done.stdout
+    (run_dir,) = tmp_path.glob("work/*/*/")
+    config = json.loads((run_dir / "config.json").read_text())
+    assert (config["epochs"], config["batch_size"]) == (2, 8)
+    assert 0 < config["warmup_epochs"] < 2
+    predictions = (run_dir / "evaluation" / "predictions.csv").read_text().splitlines()[1:]
+    assert {row.partition(",")[0] for row in predictions} == {name for name, _ in sides.val}
+    assert (run_dir / "bundle" / "_SUCCESS").is_file()
+
+
+def test_error_of_a_step_is_one_line(tmp_path: Path) -> None:
+    done = pipeline({"source": "file:///nowhere/at/all", "backend": "local"}, tmp_path)
+    assert done.returncode != 0
+    errors = [text.strip() for text in done.stdout.splitlines() if "error: " in text]
+    assert errors, done.stdout
+    assert all("/nowhere/at/all" in text for text in errors), errors
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    write(tmp_path / "photos", each=24)
+    (tmp_path / "photos" / "bark" / "birds.ogg").write_text("no image")
+    return tmp_path
+
+
+def newest_step(run: Path) -> int:
+    steps = (path.name[5:] for path in run.glob("work/*/*/checkpoints/step-*[0-9]"))
+    return max(map(int, steps), default=0)
+
+
+def stop(step: str, number: signal.Signals, home: Path) -> str:
+    """Run the command, send it a signal in a step, and return what it wrote to stderr."""
+    run = home / "run-output" / "photos"
+    (run / "pipeline.log").unlink(missing_ok=True)
+    trained = newest_step(run)
+    inside = {**os.environ, "TMPDIR": str(home)}
+    with subprocess.Popen(COMMAND, cwd=home, stderr=subprocess.PIPE, text=True, env=inside) as one:
+        log = ""
+        while f"Executing task '{step}'" not in log or (
+            step == "train" and newest_step(run) == trained
+        ):
+            assert one.poll() is None
+            time.sleep(0.02)
+            log = (run / "pipeline.log").read_text() if (run / "pipeline.log").exists() else ""
+        one.send_signal(number)
+        errors = one.communicate()[1]
+    if number != signal.SIGKILL:
+        assert one.returncode == 130
+        assert processes_in(home) == []
+        assert not list(home.glob("kfp-ddp-cache-*")), "decoded images are gone, too"
+    return errors
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Return the processes with a path in the folder on their command line."""
+    return [
+        process.info["pid"]
+        for process in psutil.process_iter(["pid", "cmdline"])
+        if any(str(folder) in part for part in process.info["cmdline"] or ())
+    ]
+
+
+def test_same_command_resumes_to_the_bit(home: Path) -> None:
+    stop("data-sync", signal.SIGKILL, home)
+    assert "the same command resumes (step " in stop("train", signal.SIGINT, home)
+    stop("train", signal.SIGKILL, home)
+    assert "(step 84 of 84)" in stop("evaluate", signal.SIGTERM, home)
+    stop("export", signal.SIGKILL, home)
+    done = subprocess.run([*COMMAND, "--json"], cwd=home, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "resuming at step 84 of 84 " in done.stderr
+    run = home / "run-output" / "photos"
+    assert json.loads(done.stdout)["bundle"] == str(run / "bundle")
+    subprocess.run(COMMAND, cwd=home, check=True, capture_output=True)
+    again = run.with_name("photos-2")
+    models = [one / "bundle" / "model.safetensors" for one in (run, again)]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    names = {path.name for path in run.parent.iterdir()}
+    assert names == {"photos", "photos-2", "data", "latest"}
+    assert (run.parent / "latest").resolve() == again
+    assert not list(run.parent.glob("data/versions/*/bark/*.ogg"))

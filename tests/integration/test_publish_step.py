@@ -238,9 +238,7 @@ def test_without_a_destination_the_bundle_remains_in_the_run(run_dir: Path, tmp_
         ('{"blessed": true, "reason": "", "evaluation_sha256": "00"}', "of another evaluation"),
     ],
 )
-def test_a_model_that_is_not_blessed_is_not_published(
-    verdict: str | None, text: str, run_dir: Path, tmp_path: Path
-) -> None:
+def test_a_rejected_model(verdict: str | None, text: str, run_dir: Path, tmp_path: Path) -> None:
     path = run_dir / "evaluation" / VERDICT
     path.unlink()
     if verdict is not None:
@@ -322,7 +320,7 @@ def test_a_registry_that_refuses_does_not_move_the_champion(
     ):
         publish.python_func(**inputs)
     assert not (tmp_path / "models" / "squares" / "CHAMPION").exists()
-    registry_server.faults.clear()
+    registry_server.heal()
     uri, version = publish.python_func(**inputs)
     assert (tmp_path / "models" / "squares" / "CHAMPION").read_text() == f"{version}\n"
     assert bundle.intact(Path(uri))

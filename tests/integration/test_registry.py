@@ -22,8 +22,9 @@ from kfp_ddp.models.release import Registering
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 from tests.exports import exported
-from tests.registry_server import server as faults
-from tests.registry_server.server import RegistryServer
+from tests.kfp_server import faults
+from tests.registry_server.server import RegistryServer, status
+from tests.serving import Fault, Handler
 
 
 @pytest.fixture
@@ -153,19 +154,19 @@ def test_registering_again_changes_nothing(registry_server: RegistryServer, mode
     ]
 
 
-@pytest.mark.parametrize("fault", [faults.status(500), faults.drop, faults.lose_answer])
+@pytest.mark.parametrize("fault", [status(500), faults.gone, faults.lost])
 @pytest.mark.parametrize(
     "operation",
     ["create_registered_model", "create_model_version", "upsert_model_version_artifact"],
 )
 def test_an_interrupted_registration_is_completed_by_the_next(
-    registry_server: RegistryServer, model: Model, operation: str, fault: faults.Fault
+    registry_server: RegistryServer, model: Model, operation: str, fault: Fault
 ) -> None:
     version = model.publish(3)
     registry_server.fail(operation, fault)
     with pytest.raises(StorageError):
         model.register(registry_server.url, version)
-    registry_server.faults.clear()
+    registry_server.heal()
     model.register(registry_server.url, version)
     (row,) = registered(registry_server.url, model.name).values()
     assert row["source"] == "run-3"
@@ -179,7 +180,7 @@ def test_requests_are_repeated_after_temporary_faults(
 ) -> None:
     monkeypatch.setattr(client, "PATIENCE", 60)
     version = model.publish(3)
-    for fault in (faults.status(503), faults.drop, faults.lose_answer):
+    for fault in (status(503), faults.gone, faults.lost):
         registry_server.fail(operation, fault, 1)
     model.register(registry_server.url, version)
     assert list(registered(registry_server.url, model.name)) == [version]
@@ -188,10 +189,10 @@ def test_requests_are_repeated_after_temporary_faults(
 def test_two_writers_create_one_version(registry_server: RegistryServer, model: Model) -> None:
     version, store = model.publish(3), registry_server.store
 
-    def other_first(handler: faults.Handler) -> bool:
-        registry_server.faults.clear()
+    def other_first(handler: Handler, _: RegistryServer) -> bool:
+        registry_server.heal()
         model.register(registry_server.url, version)
-        return False
+        return True
 
     for operation in ("create_registered_model", "create_model_version"):
         registry_server.fail(operation, other_first, 1)
@@ -225,21 +226,19 @@ def test_there_are_never_two_champions(registry_server: RegistryServer, model: M
     for before, version in ((one, two), (two, one)):
         champions: list[int] = []
 
-        def count(_: faults.Handler, champions: list[int] = champions) -> bool:
+        def count(*_: object, champions: list[int] = champions) -> bool:
             properties = (row["customProperties"] for row in registry_server.store.versions)
             named = [row["stage"]["string_value"] for row in properties]
             champions.append(named.count("champion"))
-            return False
+            return True
 
         registry_server.fail("*", count)
         model.promote(registry_server.url, version, before)
-        registry_server.faults.clear()
+        registry_server.heal()
         assert set(champions) == {0, 1}
 
 
-def test_a_missing_champion_is_registered_and_other_versions_are_unchanged(
-    address: str, model: Model
-) -> None:
+def test_a_missing_champion_leaves_other_versions_unchanged(address: str, model: Model) -> None:
     register_foreign(address, model.name)
     version = model.publish(3)
     model.promote(address, version, "")
@@ -261,23 +260,23 @@ def test_all_pages_of_versions_are_read(
 @pytest.mark.parametrize(
     ("fault", "error", "text"),
     [
-        (faults.status(401), InputError, r"\(401: injected\): set registry_token"),
-        (faults.status(403), InputError, r"\(403: injected\): set registry_token"),
-        (faults.status(404), StorageError, r"refused .*\(404: injected\)"),
-        (faults.status(422, "no\nway"), StorageError, r"refused .*\(422: no way\)"),
-        (faults.status(503), StorageError, r"refused .*\(503: injected\)"),
-        (faults.drop, StorageError, "does not respond"),
+        (status(401), InputError, r"\(401: injected\): set registry_token"),
+        (status(403), InputError, r"\(403: injected\): set registry_token"),
+        (status(404), StorageError, r"refused .*\(404: injected\)"),
+        (status(422, "no\nway"), StorageError, r"refused .*\(422: no way\)"),
+        (status(503), StorageError, r"refused .*\(503: injected\)"),
+        (faults.gone, StorageError, "does not respond"),
         (faults.silence, StorageError, "does not respond"),
-        (faults.page(), InputError, "not respond like Model Registry's API"),
-        (faults.page(404), StorageError, r"refused .*\(404\)"),
-        (faults.page(502), StorageError, r"refused .*\(502\)"),
-        (faults.other_json, InputError, "not respond like Model Registry's API"),
+        (faults.page, InputError, "not respond like Model Registry's API"),
+        (faults.proxy_error(404), StorageError, r"refused .*\(404\)"),
+        (faults.proxy_error(502), StorageError, r"refused .*\(502\)"),
+        (faults.answer('{"items": [{}]}'), InputError, "not respond like Model Registry's API"),
     ],
 )
 def test_a_faulty_registry_fails_with_one_line_error(
     registry_server: RegistryServer,
     model: Model,
-    fault: faults.Fault,
+    fault: Fault,
     error: type[Exception],
     text: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -293,7 +292,7 @@ def test_a_faulty_registry_fails_with_one_line_error(
 
 def test_a_check_changes_nothing(registry_server: RegistryServer) -> None:
     opened(registry_server.url).check()
-    registry_server.fail("*", faults.page())
+    registry_server.fail("*", faults.page)
     with pytest.raises(InputError, match="not respond like Model Registry's API"):
         opened(registry_server.url).check()
     assert registry_server.changes() == []
@@ -301,9 +300,7 @@ def test_a_check_changes_nothing(registry_server: RegistryServer) -> None:
         opened("http://127.0.0.1:9").check()
 
 
-def test_the_token_comes_from_the_secret(
-    registry_server: RegistryServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_token_in_secret(registry_server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     registry_server.token = "open sesame"
     with pytest.raises(InputError, match=r"denies access \(401: Unauthorized\)"):
         opened(registry_server.url).check()
@@ -311,14 +308,15 @@ def test_the_token_comes_from_the_secret(
         opened(registry_server.url, registry_token="word")
     monkeypatch.setenv("word", "open sesame\n")
     opened(registry_server.url, registry_token="word").check()
-    (tmp_path / "token").write_text("open sesame\n")
-    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
-    opened(registry_server.url).check()
 
 
-def test_account_token_needs_https(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mounted", [True, False])
+def test_token_needs_https(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mounted: bool) -> None:
     (tmp_path / "token").write_text("of the account")
-    monkeypatch.setattr(client, "_POD_TOKEN", tmp_path / "token")
+    if mounted:
+        monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
+    else:
+        monkeypatch.setattr(client, "_POD_TOKEN", tmp_path / "token")
     assert opened("https://registry")._token == "of the account"
     assert opened("http://registry")._token == ""
 

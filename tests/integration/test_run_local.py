@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 
 from kfp_ddp import predict as predict_module
-from kfp_ddp.cli import app
-from kfp_ddp.core.errors import InputError
 from kfp_ddp.predict import load
 from kfp_ddp.training import images, transforms
 from kfp_ddp.training.checkpoint import load_model
 from kfp_ddp.training.model import normalise
 from tests import photographs
+from tests.commands import call, refused
 
 SMALL = ("model=cifar_resnet8", "image_size=16", "epochs=1", "cache_gb=0", "exclude=*.mp4")
 
@@ -27,6 +25,7 @@ SMALL = ("model=cifar_resnet8", "image_size=16", "epochs=1", "cache_gb=0", "excl
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = photographs.write(tmp_path_factory.mktemp("home") / "my photos", each=24)
+    (folder.parent / "w.pth").touch()
     for name in ("notes.txt", "walk.mp4"):
         (folder / name).write_text("not an image")
     return folder
@@ -134,24 +133,22 @@ def test_torch_predicts_the_same_without_onnx_runtime(
         (("{photos}", "--output", "{photos}/out"), "contain each other"),
         (("{photos}", "--ranks", "2", "--set", "nproc_per_node=2"), "are one setting"),
         (("{photos}", "-f", "nowhere.yaml"), "nowhere.yaml cannot be read"),
+        (("{photos}", "--set", "pretrained=imagenet"), "there is no file imagenet: give"),
+        (
+            ("{photos}", "--set", "pretrained={photos}/../w.pth"),
+            "w.pth contains no readable weights",
+        ),
         (("{photos}", "--output", "{other}"), "holds files that are not of a run"),
     ],
 )
 def test_invalid_input_is_one_line_before_anything_is_copied(
-    words: tuple[str, ...],
-    line: str,
-    photos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...], line: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     other = tmp_path / "other"
     (other / "work").mkdir(parents=True)
     filled = [word.format(photos=photos, other=other) for word in words]
-    result = CliRunner().invoke(app, ["run", *filled, "--local"])
-    assert isinstance(result.exception, InputError), result.output
-    assert line in str(result.exception)
-    assert "\n" not in str(result.exception)
+    assert line in refused("run", *filled, "--local")
     assert list(tmp_path.rglob("*")) == [other, other / "work"]
 
 
@@ -159,17 +156,15 @@ def test_check_shows_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     photographs.write(tmp_path / "photos", each=12)
     words = ["run", "photos", "--local", "--check", "--set", "pretrained=false", "--json"]
-    found = json.loads(CliRunner().invoke(app, words).stdout)
-    assert (found["train"] + found["val"], found["broken"]) == (36, {})
-    assert found["settings"]["training"]["on_bad_image"] == "skip"
+    check = json.loads(call(*words).stdout)
+    assert (check["train"] + check["val"], check["broken"]) == (36, {})
+    assert check["settings"]["training"]["on_bad_image"] == "skip"
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 def test_empty_class_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
     source, output = photographs.write(tmp_path / "photos", each=12), tmp_path / "output"
     (source / "sand").mkdir()
-    words = ["run", str(source), "--local", "--output", str(output)]
-    result = CliRunner().invoke(app, [*words, "--set", "exclude=*.png"])
-    assert isinstance(result.exception, InputError), result.output
-    assert str(result.exception).startswith("class folder sand has no images")
+    error = refused("run", source, "--local", "--output", output, "--set", "exclude=*.png")
+    assert error.startswith("class folder sand has no images")
     assert not output.exists()

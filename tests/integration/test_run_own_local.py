@@ -4,14 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from kfp_ddp.cli import app
 from kfp_ddp.pipelines.compiled import pipelines_of, write
+from tests import commands
 
 Call = Callable[..., Result]
-
-
 PROGRAM = """
 from kfp import dsl
 
@@ -47,10 +45,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     (tmp_path / "program.py").write_text(PROGRAM)
     write(pipelines_of(tmp_path / "program.py"), tmp_path)
 
-    def called(*words: str) -> Result:
-        return CliRunner().invoke(app, ["run", *words, "--local"])
-
-    return called
+    return lambda *words: commands.call("run", *words, "--local")
 
 
 def test_own_pipeline_runs_and_shows_its_outputs(call: Call) -> None:
@@ -82,6 +77,10 @@ def test_pipeline_with_a_loop_does_not_promise_to_resume(call: Call) -> None:
         (["sums.yaml", "--replace"], "--replace is for --output"),
         (["sums.yaml", "--epochs", "3"], "there is no setting 'epochs'"),
         (["sums.yaml", "--image-size", "3"], "--set image_size=VALUE"),
+        (["sums.yaml", "--lr", "3"], "--set learning_rate=VALUE"),
+        (["sums.yaml", "--zzz"], "no option --zzz\n"),
+        (["sums.yaml", "--champion", "x"], "--set champion=VALUE"),
+        (["sums.yaml", "--epoch", "3"], "did you mean --epochs?"),
         (["sums.yaml", "--ranks", "2"], "--ranks is for train_resnet"),
         (["sums.yaml", "--pipeline", "retrain"], "are two pipelines"),
         (["photos", "--pipeline", "mine"], "with --local, --pipeline is one of train_resnet,"),

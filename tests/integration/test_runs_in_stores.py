@@ -35,7 +35,6 @@ def test_a_run_is_stored_resumed_and_deleted(
             first.finish()
         assert InBucket(work).last().keys() == {"run-1"}
         runs = InBucket(work)
-        runs.last()
         assert runs.in_use("run-1", lambda run: False)
     folder.delete(f"checkpoints/step-00000030/{MANIFEST}")  # as after an interrupted upload
     with TrainingFolder(uri, 2, every=60.0) as second:

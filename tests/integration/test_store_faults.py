@@ -13,6 +13,7 @@ from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from azure.core.exceptions import ClientAuthenticationError
 from huggingface_hub import close_session
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError
@@ -167,9 +168,7 @@ class Endless(Handler):
 
 @pytest.mark.parametrize("status", [200, 403])
 @pytest.mark.parametrize("scheme", ["s3", "az", "hf"])
-def test_a_page_without_end_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, scheme: str, status: int
-) -> None:
+def test_an_endless_page_is_cut(monkeypatch: pytest.MonkeyPatch, scheme: str, status: int) -> None:
     for module in (s3_objects, azure, huggingface):
         monkeypatch.setattr(module, "MAX_PAGE", PAGE)
     Endless.sent, Endless.status = 0, status
@@ -285,6 +284,9 @@ def test_the_first_name_takes_one_request(scheme: str, monkeypatch: pytest.Monke
         ("s3", 403, "AccessDenied", "no permission to read 'a' of"),
         ("s3", 403, "InvalidObjectState", "archive"),
         ("s3", 412, "PreconditionFailed", "changed during each of two attempts"),
+        ("s3", 400, "ExpiredToken", "credentials for 'a' of .* are invalid"),
+        ("s3", 403, "InvalidAccessKeyId", "credentials for 'a' of .* are invalid"),
+        ("s3", 403, "RequestTimeTooSkewed", "correct its clock"),
         ("az", 503, "ServerBusy", ""),
         ("az", 401, "InvalidAuthenticationInfo", ""),
         ("az", 403, "AuthorizationFailure", "no permission to read 'a' of"),
@@ -322,3 +324,36 @@ def test_the_sdk_explains_a_refused_request_and_renews_its_credentials(
             result = sync(f"{scheme}://bucket/x", tmp_path, Options(timeout=5), retry=RETRY)
             assert content(result.path) == {"a": b"abc"}
             assert result.retries
+
+
+def test_azure_without_access_is_not_a_missing_blob(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = ERROR.format("ResourceNotFound").encode()  # what anonymous requests get
+    headers = {"Content_Type": "application/xml", "x_ms_error_code": "ResourceNotFound"}
+    with serving(Server(lambda *_: (404, body, headers))) as url:
+        use(url, monkeypatch)
+        where = open_store("az://bucket/x")
+        for ask in (lambda: where.read("a", 9), lambda: where.write("a", b""), where.has_files):
+            with pytest.raises(InputError, match=r"^no permission to "):
+                ask()
+
+
+def test_azure_with_an_identity_is_never_anonymous(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ClientAuthenticationError("no answer")
+
+    monkeypatch.setattr("azure.identity.DefaultAzureCredential.get_token", refuse)
+    for name in ("AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", *azure._IDENTITY):
+        monkeypatch.delenv(name, raising=False)
+    assert azure._credential() is None
+    monkeypatch.setenv("AZURE_CLIENT_ID", "id")
+    with pytest.raises(UnavailableError, match="no answer"):
+        azure._credential()
+
+
+@pytest.mark.parametrize("size", ["abc", "-5", "9" * 30])
+def test_s3_with_an_impossible_size_is_one_line(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = page("s3", {}, ["x/a"]).replace(b"<Size>3<", f"<Size>{size}<".encode())
+    with serving(Server(lambda *_: (200, listed, {"Content_Type": "application/xml"}))) as url:
+        use(url, monkeypatch)
+        with pytest.raises(InputError, match="response is invalid"):
+            open_source("s3://bucket/x").listing()

@@ -1,5 +1,6 @@
-"""What passes over the connections of a sync: odd answers, TLS, a proxy, a slow disk."""
+"""Connections of a sync: how many, how fast, and with what peers."""
 
+import asyncio
 import base64
 import contextlib
 import random
@@ -17,19 +18,23 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.datasets.transfer import SMALL
+from kfp_ddp.datasets.transfer import PROGRESS, SMALL
 from kfp_ddp.storage.http import connection, origin
+from kfp_ddp.storage.http.answer import LOWEST_SPEED, Pace
 from kfp_ddp.storage.source import Retry
 from tests import tls
 from tests.gcs_server import Bucket, serve
-from tests.serving import serving
-from tests.sync_runs import RETRY, content
+from tests.serving import RawServer, head, serving
+from tests.sync_runs import RETRY, content, manifest
 
 BODIES = {
     "small": random.Random(2).randbytes(20_000),
     "several buffers": random.Random(3).randbytes(SMALL),
     "large": random.Random(1).randbytes(3 * SMALL + 500_000),
 }
+QUICK = Options(concurrency=2, timeout=1)
+TWICE = Retry(attempts=2, pause=0.01, longest=0.02)
+SMALL_BODY, LARGE_BODY = bytes(20_000), bytes(3 * SMALL)
 
 
 def options(concurrency: int = 2) -> Options:
@@ -38,9 +43,7 @@ def options(concurrency: int = 2) -> Options:
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 @pytest.mark.parametrize("fault", ["unsized", "chunked", "excess"])
-def test_odd_answers_give_the_right_bytes(
-    bucket: Bucket, tmp_path: Path, fault: str, concurrency: int
-) -> None:
+def test_odd_answers_are_read(bucket: Bucket, tmp_path: Path, fault: str, concurrency: int) -> None:
     objects = BODIES | {str(number): bytes([number]) * 50 for number in range(9)}
     bucket.put_all(objects)
     for name in BODIES:
@@ -78,7 +81,32 @@ def test_host_is_looked_up_once_for_connections_that_are_opened_together(
     assert len(lookups) == 1
 
 
+def test_a_silent_address_leaves_time_for_the_next(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.put_all({"a": b"x"})
+    resolve = connection._resolve
+
+    async def two(host: str, port: int) -> list[Any]:
+        (first, *_) = await resolve(host, port)
+        return [(*first[:4], (SILENT, port)), first]
+
+    async def connect(self: Any, sock: socket.socket, address: Any) -> None:
+        if address[0] == SILENT:
+            await asyncio.sleep(60)
+        await connected(self, sock, address)
+
+    connected = asyncio.selector_events.BaseSelectorEventLoop.sock_connect
+    monkeypatch.setattr(asyncio.selector_events.BaseSelectorEventLoop, "sock_connect", connect)
+    monkeypatch.setattr(connection, "_resolve", two)
+    monkeypatch.setattr(connection, "_CONNECT", 0.4)
+    sync("gs://bucket/ds", tmp_path, options(), retry=Retry(1))
+
+
+SILENT = "192.0.2.1"  # of no host, by RFC 5737
 FILES = {f"{number:02}": bytes([number]) * 20_000 for number in range(40)}
+
+
 FILES |= {f"large-{number}": bytes([number]) * (SMALL + 5) for number in range(4)}
 
 
@@ -205,3 +233,98 @@ def test_writes_overlap(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.Monk
     version = sync("gs://bucket/ds", tmp_path, options(concurrency=8), retry=RETRY).path
     assert most[0] > 2
     assert content(version) == bodies
+
+
+@pytest.fixture
+def peer() -> Iterator[RawServer]:
+    server = RawServer()
+    with serving(server):
+        yield server
+        server.stopped = True
+
+
+@pytest.fixture
+def secure_peer(
+    peer: RawServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RawServer]:
+    """The same over TLS, with a certificate that we trust."""
+    certificate = tls.loopback_certificate(tmp_path)
+    peer.secure = tls.server_context(certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    origin.tls.cache_clear()
+    yield peer
+    origin.tls.cache_clear()
+
+
+def address_of(peer: RawServer, body: bytes, at_once: bytes, rest: bytes) -> str:
+    """Serve a manifest of one file, and its answer in these two parts; the manifest's address."""
+    listed = manifest({"x": body})
+    peer.answers = {"/m.jsonl": head(listed) + listed, "/x": (at_once, rest)}
+    scheme = "https" if peer.secure else "http"
+    return f"{scheme}://127.0.0.1:{peer.server_address[1]}/m.jsonl"
+
+
+DRIPS = {
+    "head": (SMALL_BODY, b"", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 60_000),
+    "small": (SMALL_BODY, head(SMALL_BODY), SMALL_BODY),
+    "large": (LARGE_BODY, head(LARGE_BODY) + LARGE_BODY[: 2 * SMALL], LARGE_BODY[2 * SMALL :]),
+    "trailers": (
+        SMALL_BODY,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n"
+        % (len(SMALL_BODY), SMALL_BODY),
+        b"X: y\r\n" * 10_000,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("drip", "fixture"),
+    [*((drip, "peer") for drip in DRIPS), ("small", "secure_peer"), ("large", "secure_peer")],
+)
+def test_slow_peer(request: pytest.FixtureRequest, tmp_path: Path, drip: str, fixture: str) -> None:
+    url = address_of(request.getfixturevalue(fixture), *DRIPS[drip])
+    with pytest.raises(StorageError, match=r"^cannot read 'x' of [^\n]*less than 1000 bytes a sec"):
+        sync(url, tmp_path / "target", QUICK, retry=TWICE)
+
+
+@pytest.mark.parametrize("body", [SMALL_BODY, LARGE_BODY], ids=["small", "large"])
+def test_slow_peer_is_waited_for(secure_peer: RawServer, tmp_path: Path, body: bytes) -> None:
+    secure_peer.step = len(body) // 30
+    url = address_of(secure_peer, body, head(body), body)
+    assert content(sync(url, tmp_path / "target", QUICK, retry=TWICE).path) == {"x": body}
+
+
+def test_breaks_after_a_few_bytes_each_come_to_an_end(peer: RawServer, tmp_path: Path) -> None:
+    """A range of some bytes an answer would bring 3 MB in as many requests."""
+    url = address_of(peer, LARGE_BODY, b"", b"")
+
+    class Brief(dict[str, bytes | tuple[bytes, bytes]]):
+        asked = 0
+
+        def __getitem__(self, path: str) -> bytes | tuple[bytes, bytes]:
+            if path != "/x":
+                return super().__getitem__(path)
+            self.asked += 1
+            peer.stopped = True  # the connection ends with the answer
+            part = LARGE_BODY[: SMALL + PROGRESS + self.asked * 10]
+            return head(LARGE_BODY) + part, b"x"
+
+    peer.answers = brief = Brief(peer.answers)
+    with pytest.raises(StorageError, match=r"^cannot read 'x' of "):
+        sync(url, tmp_path / "target", QUICK, retry=TWICE)
+    assert brief.asked <= 2 * TWICE.attempts**2
+
+
+def test_pace_counts_waiting_alone_and_each_period_anew() -> None:
+    pace = Pace(10)
+    pace.waited(100)  # for the first byte: how long is another's matter
+    pace.bytes += LOWEST_SPEED * 10
+    pace.waited(9.9)
+    pace.waited(0.1)
+    pace.bytes += 10**9  # no credit for later
+    pace.waited(10)
+    pace.bytes += 1
+    pace.waited(9)
+    with pytest.raises(TimeoutError, match="less than 1000 bytes a second"):
+        pace.waited(1)

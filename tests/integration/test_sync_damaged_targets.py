@@ -1,9 +1,10 @@
-"""Targets with planted links and damaged metadata: a correct result or one line of error."""
+"""Targets that are damaged, full or without write permission."""
 
 import json
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import KfpDdpError, StorageError
-from kfp_ddp.datasets import mirror
+from kfp_ddp.datasets import checks, mirror
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
+from kfp_ddp.datasets.transfer import SMALL
 from tests.gcs_server import Bucket
-from tests.sync_runs import content, fill, run, unpacked, write
+from tests.sync_runs import another_user, content, fill, run, small_disk, unpacked, write
 
 OBJECTS = {name: name.encode() * 50 for name in ("a/x", "a/y", "a/deep/z", "b/x", "top", "empty")}
 OBJECTS |= {"b/large": bytes((1 << 20) + 1), "empty": b""}
@@ -219,9 +221,7 @@ def forged(line: bytes, choose: random.Random) -> bytes:
 @pytest.mark.parametrize("kind", ["versions", "tar", "mirror"])
 @given(choose=st.randoms(use_true_random=False))
 @settings(max_examples=50, **FUZZ)
-def test_damaged_metadata_gives_a_correct_result_or_one_line(
-    tmp_path: Path, kind: str, choose: random.Random
-) -> None:
+def test_damaged_metadata_harms_nothing(tmp_path: Path, kind: str, choose: random.Random) -> None:
     base = Path(tempfile.mkdtemp(dir=tmp_path))
     source, target = base / "source", base / "target"
     objects = {name: data for name, data in OBJECTS.items() if len(data) < 1000}
@@ -242,3 +242,93 @@ def test_damaged_metadata_gives_a_correct_result_or_one_line(
         assert {name: files.get(name) for name in objects} == objects
         assert files.keys() == objects.keys() or not options["delete"]
     shutil.rmtree(base)
+
+
+def test_archive_needs_no_inodes_but_room_for_all_of_it(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket)
+    with small_disk(tmp_path / "disk", "size=260k,nr_inodes=30") as disk:
+        first = run(disk, pack="tar").path
+        bucket.put("ds/new", b"new")
+        bucket.gets.clear()
+        with pytest.raises(StorageError, match=r"free, but 120.0 kB will be written"):
+            run(disk, pack="tar")
+        assert "120.0 kB will be written" in run(disk, pack="tar", dry_run=True).refusal
+        assert bucket.gets == []
+        assert (disk / "current").resolve() == first
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "large"),
+    [("size=64k", 40, 0), ("size=8m,nr_inodes=30", 40, 0), ("size=64k", 0, SMALL + 1)],
+)
+def test_disk_that_fills_up_meanwhile_is_one_line_and_can_be_resumed(
+    bucket: Bucket,
+    tmp_path: Path,
+    options: str,
+    count: int,
+    large: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    objects = fill(bucket, count)
+    if large:
+        objects["large"] = bytes(large)
+        bucket.put("ds/large", objects["large"])
+    monkeypatch.setattr(checks, "check_room", lambda *_: None)  # another writer took the room
+    with small_disk(tmp_path / "disk", options) as disk:
+        with pytest.raises(StorageError, match=r"cannot write .*No space left.*free space"):
+            run(disk)
+        assert not (disk / "current").exists()
+        subprocess.run(["mount", "-o", "remount,size=8m,nr_inodes=500", str(disk)], check=True)
+        assert content(run(disk).path) == objects
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_disk_is_one_line_whatever_does_not_fit(
+    bucket: Bucket, tmp_path: Path, mirror: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one inode more each time, another step of the protocol is the one that fails."""
+    objects = fill(bucket, 4)
+    monkeypatch.setattr(checks, "check_room", lambda *_: None)
+    refused = set()
+    for inodes in range(2, 40):
+        folder = tmp_path / str(inodes)
+        with small_disk(folder, f"size=8m,nr_inodes={inodes}") as disk:
+            try:
+                run(disk, mirror=mirror)
+            except StorageError as error:
+                name = Path(str(error).split()[3].rstrip(":")).name
+                refused.add("a file" if name.endswith(".png") else name)  # whichever came first
+            else:
+                assert content(disk if mirror else disk / "current") == objects
+                break
+            subprocess.run(["mount", "-o", "remount,nr_inodes=100", str(disk)], check=True)
+            assert content(run(disk, mirror=mirror).path) == objects
+    wanted = {"building", "journal", "a file"}
+    wanted |= {"manifest.jsonl"} if mirror else {"_MANIFEST.jsonl", "_SUCCESS"}
+    assert wanted <= refused
+
+
+def test_modes_do_not_depend_on_the_umask(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket, 4)
+    mask = os.umask(0o077)
+    try:
+        version = run(tmp_path).path
+    finally:
+        os.umask(mask)
+    modes = {path.stat().st_mode & 0o777 for path in version.rglob("*") if path.is_file()}
+    assert modes == {0o644}
+    folders = [version, *(path for path in version.rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o755}
+
+
+def test_target_without_rights_is_one_line(bucket: Bucket, tmp_path: Path) -> None:
+    fill(bucket, 4)
+    run(tmp_path / "imports-everything")
+    (tmp_path / "target").mkdir(mode=0o555)
+    with (
+        another_user(tmp_path),
+        pytest.raises(
+            StorageError, match=r"^cannot write .*for uid 65534 \(on a claim: fsGroup\)$"
+        ),
+    ):
+        run(Path("target"))

@@ -15,6 +15,7 @@ from kfp_ddp.datasets import stage
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync as sync_stubbornly
 from kfp_ddp.datasets.transfer import SMALL
+from kfp_ddp.storage.folder import open_folder
 from kfp_ddp.storage.folder_source import FolderSource
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.storage.source import SourceOptions
@@ -120,6 +121,14 @@ def test_source_disk_that_fails_while_read_is_one_line(source: Path, tmp_path: P
         sync(str(source), tmp_path / "target", Options(symlinks="follow"))
 
 
+def test_a_folder_is_read_in_batches(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = FolderSource(str(source), SourceOptions()).listing()
+    monkeypatch.setattr("kfp_ddp.storage.folder_source._TOGETHER", 2)
+    assert FolderSource(str(source), SourceOptions()).listing() == listing
+    uri = f"file://{source}#1"  # no fragment: a folder may have this name
+    assert FolderSource(uri, SourceOptions()).root == open_folder(uri).root == Path(f"{source}#1")
+
+
 def test_root_of_a_volume_is_a_source(source: Path, tmp_path: Path) -> None:
     """As uid 1000 sees ext4's own folder."""
     write(source, {"lost+found/#12": b"of a broken disk", "a/lost+found/x": b"an image of ours"})
@@ -128,9 +137,7 @@ def test_root_of_a_volume_is_a_source(source: Path, tmp_path: Path) -> None:
     assert sorted(found) == ["3.jpg", "a/2.jpg", "a/b/1.jpg", "a/lost+found/x"]
 
 
-def test_what_is_excluded_is_neither_entered_nor_read(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_excluded_folders_are_not_read(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.getuid():
         pytest.skip("needs root, to make what another user may not read")
     (source / "other").mkdir(mode=0o700)

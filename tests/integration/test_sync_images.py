@@ -49,11 +49,11 @@ def test_the_report_counts_classes_and_the_log_has_a_line(
     assert "## Images: 201 in 2 classes" in report
     assert f"| cat | {train} | {val} | 0 |" in report
     assert f"| {cell('dog|x')} |" in report
-    assert "1 image has the content of one of another class" in report
+    assert "1 image is the same as one of another class" in report
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("images: ")]
     assert f"2 classes, {len(found.train)} to train on, {len(found.val)} to validate" in line
-    assert "1 image has the content" in line
+    assert "1 image is the same" in line
     again = report_of(tmp_path, LAYOUT)
     assert "unchanged, nothing copied" in again
     assert "## Images: 201 in 2 classes" in again
@@ -133,9 +133,9 @@ def test_the_same_content_on_two_sides_is_leakage(tags: bool) -> None:
     objects += [("val/a/x.jpg", 97 * 100 + 3), ("val/b/y.jpg", 1), ("test/b/z.jpg", 98 * 100 + 4)]
     objects += [("train/a/again.jpg", 97 * 100 + 5)]
     found = look_at(listing(*objects, tags=tags), Rule(), None)
-    assert [warning for warning in found.warnings if "content" in warning] == [
-        "2 images of val or test have the content of one of another side, test/b/z.jpg that of "
-        "train/b/4.jpg first: what is measured flatters"
+    assert [warning for warning in found.warnings if "the same" in warning] == [
+        "2 images of val or test are the same as images of another split (test/b/z.jpg and "
+        "train/b/4.jpg): the measured accuracy is too high"
     ]
 
 
@@ -146,7 +146,7 @@ def test_classes_with_few_images_or_none_on_a_side_are_told() -> None:
     objects += [("train/c/1.jpg", 1), ("val/a/1.jpg", 2), ("val/c/1.jpg", 3)]
     assert look_at(listing(*objects), Rule(), None).warnings == (
         "1 class without images to validate: b (20 to train on)",
-        "1 class with less than 10 images to train on: c (1)",
+        "1 class with fewer than 10 images to train on: c (1)",
     )
 
 

@@ -1,6 +1,7 @@
 """Damage on the disk is found and mended as `verify` asks, also in packed versions."""
 
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets import build, disk
 from kfp_ddp.datasets.pack import TarStage
+from kfp_ddp.storage.listing import Listing
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, unpacked
 
@@ -121,6 +123,21 @@ def test_packed_version_is_deterministic_and_reuses_files(bucket: Bucket, tmp_pa
     third = run(tmp_path / "a", pack="tar")
     assert bucket.gets == ["ds/aaa"]
     assert unpacked(third.path, "tar") == objects | {long: b"long", "aaa": b"new"}
+
+
+def test_the_header_of_a_large_member_has_room(tmp_path: Path) -> None:
+    listing = Listing()
+    listing.add("a", 512, 0)
+    listing.add("b", 8**11, 0)  # in a sparse file
+    stage = TarStage(tmp_path / "stage", listing)
+    stage.open()
+    stage.put(0, b"a" * 512, 0)
+    stage.finish(1, stage.begin(1)[0], 0)
+    stage.close()
+    with tarfile.open(stage.path(0)) as archive:
+        assert [(one.name, one.size) for one in archive] == [("a", 512), ("b", 8**11)]
+        assert (file := archive.extractfile("a"))
+        assert file.read() == b"a" * 512
 
 
 def test_archives_end_at_their_size(bucket: Bucket, tmp_path: Path) -> None:

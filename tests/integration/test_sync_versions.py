@@ -181,7 +181,7 @@ def test_dry_run_says_why_a_run_would_fail(bucket: Bucket, tmp_path: Path, mirro
     objects = fill(bucket)
     with small_disk(tmp_path / "disk", "size=64k") as disk:
         for target in (disk, disk / "not" / "there"):
-            _refused_alike(target, r"free and 120.0 kB are to come", mirror=mirror)
+            _refused_alike(target, r"free, but 120.0 kB will be written", mirror=mirror)
     with small_disk(tmp_path / "inodes", "size=8m,nr_inodes=30") as disk:
         _refused_alike(disk, r"inodes free", mirror=mirror)
     assert bucket.gets == []
@@ -235,9 +235,7 @@ def test_an_object_that_is_no_image_is_refused_by_its_size(bucket: Bucket, tmp_p
     assert run(tmp_path, max_object_mb=0.0011).downloaded == 1
 
 
-def test_bandwidth_in_megabytes_holds_for_every_body(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bandwidth_limit(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, int]] = []
 
     def delay(self: Throttle, count: int) -> float:

@@ -13,18 +13,15 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed.launcher import api
 
 from kfp_ddp.core import failure
-from kfp_ddp.training import checkpoint
+from kfp_ddp.training import checkpoint, node
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.watch import LAUNCH, PARENT
 from tests.serving import free_port
 from tests.training_ranks import config, dataset, events, newest
 from tests.waiting import until
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return dataset(tmp_path_factory.mktemp("launch") / "data")
 
 
 class Launched:
@@ -126,11 +123,7 @@ def test_invalid_data_is_exit_code_2_and_one_line(tmp_path: Path, launch: Launch
     node.ends(2)
     record = node.failure()
     assert f"dataset {tmp_path}/data: there is one class only (only)" in record.error
-    assert (record.rank, record.retryable, record.consequence) == (
-        -1,
-        False,
-        False,
-    )
+    assert (record.rank, record.retryable, record.consequence) == (-1, False, False)
 
 
 @pytest.mark.slow
@@ -157,6 +150,37 @@ def test_exit_codes_of_a_stop(data: Path, tmp_path: Path, launch: Launch) -> Non
     record = json.loads(message.read_text())
     assert (record["rank"], record["error"]) == (1, "ended by SIGKILL")
     assert record["retryable"] is True
+
+
+@pytest.mark.slow
+def test_signal_to_all_stops_ranks_in_order(data: Path, tmp_path: Path, launch: Launch) -> None:
+    """As Ctrl-C of a local run; then loaders whose rank was killed end."""
+    run = endless(data, tmp_path / "run").model_copy(update={"workers": 1})
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        started = launch(run, nproc=1)
+        started.wait_for(": loss ")
+        (rank,) = started.ranks()
+        started.wait_until(lambda rank=rank: bool(rank.children()))  # type: ignore[misc]
+        loaders = rank.children()
+        for process in [*loaders, rank] if number == signal.SIGTERM else [rank]:
+            process.send_signal(number)
+        started.ends(143 if number == signal.SIGTERM else 137)
+        assert psutil.wait_procs(loaders, timeout=30)[1] == []
+        assert number == signal.SIGKILL or preempted_at(run) > 0
+
+
+@pytest.mark.parametrize(("set_to", "threads"), [("", "4"), ("7", "7")])
+def test_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: str, threads: str) -> None:
+    for name in ("OMP_NUM_THREADS", PARENT, LAUNCH):
+        monkeypatch.setenv(name, set_to)
+    if not set_to:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(node, "_stop_on_signals", lambda file: None)
+    monkeypatch.setattr(node, "cpus_of_a_rank", lambda ranks: 9 / ranks)
+    monkeypatch.setattr(api, "elastic_launch", lambda settings, command: lambda *argv: None)
+    nothing: dict[str, Any] = {"check": lambda args: None, "summary": str}
+    assert node.launch(["--nproc-per-node", "2"], ["module"], tmp_path, **nothing) == 0
+    assert os.environ["OMP_NUM_THREADS"] == threads
 
 
 @pytest.mark.slow
@@ -203,9 +227,7 @@ def test_final_failure_is_not_restarted(tmp_path: Path, launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_completed_run_returns_0_and_restarted_ranks_resume(
-    data: Path, tmp_path: Path, launch: Launch
-) -> None:
+def test_completed_run_and_restarted_ranks(data: Path, tmp_path: Path, launch: Launch) -> None:
     """The second start is from scratch, as set, and continues after the loss of a rank."""
     run = config(data, tmp_path / "run", epochs=1, warmup_epochs=0, tensorboard=True)
     logs = tmp_path / "run" / "logs"

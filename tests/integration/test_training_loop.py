@@ -26,12 +26,6 @@ from tests.training_ranks import (
 )
 from tests.waiting import until
 
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return dataset(tmp_path_factory.mktemp("loop") / "data")
-
-
 SMALL: dict[str, Any] = {
     "epochs": 2,
     "batch_size": 8,
@@ -169,11 +163,11 @@ def test_diverging_run_keeps_checkpoints(data: Path, tmp_path: Path, weight_deca
     wild = {"learning_rate": 10, "weight_decay": weight_decay, "log_steps": 5}
     ranks = Ranks(config(data, output, **more, **wild), 2)
     assert ranks.wait() == [1, 1], ranks.output()
-    said = ranks.output()
-    assert "error: the loss became" in said or "error: after step" in said
-    assert "the loss became NaN or infinite at step" in said
-    assert "learning rate" in said
-    assert ".png" in said
+    message = ranks.output()
+    assert "error: the loss became" in message or "error: after step" in message
+    assert "the loss became NaN or infinite at step" in message
+    assert "learning rate" in message
+    assert ".png" in message
     last = newest(output)
     assert last.step >= 12
     state = last.state()["model"]
@@ -202,6 +196,15 @@ def test_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: fl
     (unreadable,) = events(tmp_path / "skip", "unreadable")
     assert (unreadable["images"], unreadable["files"]) == (1, [name])
     assert events(tmp_path / "skip", "step")[-1]["skipped_images"] == 1
+
+
+def test_validation_without_a_readable_image_is_refused(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "data", train=16, val=4)
+    for path in (root / "val").rglob("*.png"):
+        path.write_bytes(b"no image")
+    fields: dict[str, Any] = {"on_bad_image": "skip", "epochs": 1, "warmup_epochs": 0}
+    output = output_of(config(root, tmp_path / "run", **fields), 1, code=2)
+    assert "error: none of the validation images can be read" in output
 
 
 @pytest.mark.slow

@@ -54,9 +54,7 @@ def test_windows_of_archives_resume(archives: Path, tmp_path: Path) -> None:
     assert "shuffle_buffer_mb was 0.01 and is now 0.02" in unlike.output()
 
 
-def test_evaluation_and_proof_are_equal_for_archives_and_folders(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_archives_are_evaluated_as_folders(trained: Trained, tmp_path: Path) -> None:
     packed = sync(str(trained.dataset), tmp_path / "claim", Options(pack="tar")).path
     (packed / "_SUCCESS").write_text((trained.dataset / "_SUCCESS").read_text())
     results, samples = [], []

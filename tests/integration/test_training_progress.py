@@ -1,24 +1,57 @@
-"""Progress and traces of ranks, and which of them the others wait for."""
+"""Progress, traces and memory of ranks, and which of them the others wait for."""
 
 import gzip
+import io
 import json
 import os
+import platform
 import signal
 import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from PIL import Image
 
-from kfp_ddp.cli import app
 from kfp_ddp.client import trace as tracing
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from kfp_ddp.training.watch import Progress, remove_stale
+from tests.commands import output
 from tests.training_ranks import Ranks, config, dataset
 from tests.waiting import until
+
+FAULTS = """
+import resource, sys
+import torch
+from kfp_ddp.training.distributed import keep_freed
+
+if sys.argv[1] == "keep":
+    keep_freed()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):  # at first it takes more, until the blocks fit between others
+    torch.ones(16 * 2**20)
+before = faults()
+torch.ones(16 * 2**20)
+print(faults() - before)
+"""
+DECODE = """
+import resource, sys
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.training.images import read
+import torchcodec.decoders
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read(sys.argv[1])
+except InputError as error:
+    assert 'max_pixels=100000000' in str(error), error
+else:
+    sys.exit('decoded')
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
 
 
 def told(folder: Path, rank: int = 0) -> dict[str, Any]:
@@ -129,11 +162,7 @@ def test_running_rank_traces_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ranks.wait_for("epoch 1/5000")
     with pytest.raises(InputError, match=r"has no rank 2: its ranks are 0 to 1"):
         ask(tmp_path / "run", rank=2)
-    asked = CliRunner().invoke(
-        app, ["trace", str(tmp_path / "run"), "--rank", "1", "--steps", "3", "--minutes", "1"]
-    )
-    assert asked.exit_code == 0, asked.output
-    file = Path(asked.stdout.strip())
+    file = Path(output("trace", run.output_dir, "--rank=1", "--steps=3", "--minutes=1").strip())
     assert file.parent == tmp_path / "run" / "traces"
     assert file.name.startswith("rank-1-steps-")
     events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
@@ -197,3 +226,25 @@ def test_invalid_trace_request_is_ignored(tmp_path: Path, text: str) -> None:
     assert TraceRequest.read(folder) is None
     (folder.path / folder.TRACE_REQUEST).write_text(text)
     assert TraceRequest.read(folder) is None
+
+
+def result_of(script: str, argument: str) -> int:
+    command = [sys.executable, "-c", script, argument]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
+def test_freed_memory_is_reused_without_the_kernel() -> None:
+    """Page faults of 64 MiB after the same size was freed."""
+    assert 4 * result_of(FAULTS, "keep") < result_of(FAULTS, "default")
+
+
+def test_memory_does_not_depend_on_the_size_in_a_header(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    Image.new("1", (12_000, 12_000)).save(content, "PNG")
+    (tmp_path / "bomb.png").write_bytes(content.getvalue())
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert result_of(DECODE, str(tmp_path / "bomb.png")) * unit < 50e6

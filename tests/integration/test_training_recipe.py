@@ -1,8 +1,9 @@
 """Features of the loop: each resumes to the bit, and does what its source describes."""
 
 import json
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from kfp_ddp.runs.train.outputs import chosen_checkpoint
 from kfp_ddp.training import checkpoint, rank
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_of
-from kfp_ddp.training.saving import behind
+from kfp_ddp.training.saving import Best, behind
 from kfp_ddp.training.trainer import Validation
 from tests.training_ranks import config, dataset, events, newest, state_hash, trainer
 
@@ -94,11 +95,15 @@ def test_frozen_body_keeps_its_statistics(data: Path, tmp_path: Path, epochs: in
     assert min(rates) == pytest.approx(max(rates) * 0.25)
 
 
-def _accuracies(patch: pytest.MonkeyPatch, *accuracies: float) -> None:
+def _accuracies(
+    patch: pytest.MonkeyPatch, *accuracies: float, losses: Iterable[float] = ()
+) -> None:
     """Set the results of evaluations, which chance decides with few images."""
-    values = iter(accuracies)
+    values, given = iter(accuracies), iter(losses)
     patch.setattr(
-        Validation, "measure", lambda *_: {"loss": 1.0, "accuracy": next(values), "top5": 1.0}
+        Validation,
+        "measure",
+        lambda *_: {"loss": next(given, 1.0), "accuracy": next(values), "top5": 1.0},
     )
 
 
@@ -136,13 +141,24 @@ def test_best_checkpoint_is_kept_and_is_the_result(
     directory = tmp_path / "run" / "checkpoints"
     assert [step_of(path) for path in checkpoint.steps(directory)] == [12, 9, 4]
     best = checkpoint.verify(directory / "step-00000004")
-    assert best.manifest["metrics"]["accuracy"] == 0.9
+    assert best.fields["metrics"]["accuracy"] == 0.9
     assert _result(tmp_path / "run") == 4
     shutil.rmtree(best.path)
     assert _result(tmp_path / "run") == 12
     _accuracies(monkeypatch, 0.9, 0.5)
     assert trainer(run(data, tmp_path / "newest", epochs=2)).fit()
     assert _result(tmp_path / "newest") == 4
+
+
+def test_of_equal_accuracies_the_lowest_loss_is_best_and_resets_the_patience(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = (math.nan, 0.9, 0.5, math.nan, 0.7)
+    _accuracies(monkeypatch, 1.0, 0.9, 0.9, 1.0, 0.9, losses=losses)
+    ties = run(data, tmp_path / "run", epochs=9, keep_best=True, early_stop_epochs=2)
+    assert trainer(ties).fit()
+    assert (_result(tmp_path / "run"), newest(tmp_path / "run").step) == (6, 10)
+    assert Best(step=4, epoch=2, accuracy=0.9, waited=0).loss == 0, "of an earlier version"
 
 
 def test_overflowing_gradients_only_change_the_loss_scale(data: Path, tmp_path: Path) -> None:

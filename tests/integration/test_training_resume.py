@@ -1,15 +1,28 @@
-"""Interrupted at any instant and resumed, a run ends with the bits of an uninterrupted one."""
+"""Trainings that are interrupted, restored and resumed."""
 
+import json
 import random
 import signal
+import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.sync import sync
 from kfp_ddp.training import checkpoint
+from kfp_ddp.training.checkpoint import Writer, verify
+from kfp_ddp.training.learner import Learner
+from kfp_ddp.training.manifest import step_dir
+from kfp_ddp.training.prepare import resolve
+from kfp_ddp.training.trainer import Trainer
 from tests.training_ranks import (
+    ALONE,
     Ranks,
     config,
     dataset,
@@ -17,12 +30,8 @@ from tests.training_ranks import (
     state_hash,
     train,
     train_until_killed,
+    trainer,
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return dataset(tmp_path_factory.mktemp("resume") / "data")
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +106,160 @@ def test_other_world_sizes_see_the_same_batches(data: Path, tmp_path: Path) -> N
     ):
         if not name.endswith("num_batches_tracked"):
             torch.testing.assert_close(mine, theirs, rtol=5e-3, atol=2e-3, msg=name)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return dataset(tmp_path / "data", train=16, val=4, classes=2)
+
+
+def fit(photos: Path, output: Path, **fields: Any) -> None:
+    settings = {"epochs": 1, "warmup_epochs": 0, "deterministic": False, **fields}
+    assert trainer(config(photos, output, **settings)).fit()
+
+
+def resumed(photos: Path, output: Path, **fields: Any) -> Trainer:
+    """A run that has restored its checkpoint."""
+    loop = trainer(config(photos, output, deterministic=False, **fields))
+    try:
+        assert loop.saving.resume() == 2
+    finally:
+        loop.report.metrics.close()
+    return loop
+
+
+def groups(photos: Path, output: Path, **fields: Any) -> list[dict[str, Any]]:
+    return resumed(photos, output, **fields).learner.optimizer.param_groups
+
+
+def test_decay_and_momentum_are_those_of_the_configuration(photos: Path, tmp_path: Path) -> None:
+    fit(photos, tmp_path / "run", weight_decay=0.5, momentum=0.8)
+    decayed, plain = groups(photos, tmp_path / "run")
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.5, 0.0)
+    assert [group["momentum"] for group in (decayed, plain)] == [0.8] * 2
+    resolved = resolve(config(photos, tmp_path / "run", deterministic=False), ALONE, 16)
+    assert (resolved.weight_decay, resolved.momentum) == (0.5, 0.8)
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (written["weight_decay"], written["momentum"]) == (0.5, 0.8)
+    more = {"weight_decay": 0.25, "momentum": 0.0}
+    decayed, plain = groups(photos, tmp_path / "run", **more)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.25, 0.0)
+    states = [(group["momentum"], group["nesterov"]) for group in (decayed, plain)]
+    assert states == [(0, False)] * 2
+    assert trainer(config(photos, tmp_path / "run", deterministic=False, **more)).fit()
+
+
+def test_copy_is_of_its_step(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step's forward pass continues meanwhile, and its update waits."""
+    fill, backward, states = Writer._fill_later, Learner.backward, []
+    passed = threading.Event()
+
+    def noted(learner: Learner, loss: torch.Tensor) -> None:
+        backward(learner, loss)
+        passed.set()
+
+    def late(writer: Writer) -> None:
+        assert writer._later
+        passed.clear()
+        passed.wait(1)  # there is no other pass after the last save
+        time.sleep(0.3)
+        fill(writer)
+
+    monkeypatch.setattr(Learner, "backward", noted)
+    for name, how in (("at once", fill), ("late", late)):
+        monkeypatch.setattr(Writer, "_fill_later", how)
+        output = tmp_path / name
+        fit(photos, output, checkpoint_steps=1, keep_checkpoints=9, ema_decay=0.9)
+        states.append(verify(step_dir(output / "checkpoints", 1)).state())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def _other_name(photos: Path) -> None:
+    image = next((photos / "train" / "class1").iterdir())
+    image.rename(image.with_name("another.png"))
+
+
+def _other_size(photos: Path) -> None:
+    image = next((photos / "train" / "class1").iterdir())
+    image.write_bytes(image.read_bytes() + b"more")
+
+
+@pytest.mark.parametrize("change", [_other_name, _other_size])
+def test_images_are_the_same(photos: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
+    fit(photos, tmp_path / "run")
+    photos = photos.rename(tmp_path / "moved")  # the folder may change
+    groups(photos, tmp_path / "run")
+    change(photos)
+    with pytest.raises(InputError, match="paths and sizes of the training images") as caught:
+        groups(photos, tmp_path / "run")
+    assert "resume=never" in str(caught.value)
+
+
+def test_run_does_not_resume_with_other_images_of_equal_size(photos: Path, tmp_path: Path) -> None:
+    """A version records the checksum of each file."""
+    first, *_, second = sorted((photos / "train").rglob("*.png"))
+    second.write_bytes(first.read_bytes())
+    version = sync(str(photos), tmp_path / "claim", Options()).path
+    fit(version, tmp_path / "run")
+    content = bytearray(first.read_bytes())
+    content[-1] ^= 1
+    second.write_bytes(content)
+    changed = sync(str(photos), tmp_path / "claim", Options()).path
+    assert changed != version
+    groups(version, tmp_path / "run")
+    with pytest.raises(InputError, match="contents of the training images"):
+        groups(changed, tmp_path / "run")
+
+
+def test_best_accuracy_starts_again_with_other_validation_images(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(photos, tmp_path / "run", keep_best=True)
+    assert resumed(photos, tmp_path / "run").saving.best is not None
+    image = next((photos / "val" / "class1").iterdir())
+    image.write_bytes(image.read_bytes() + b"more")
+    loop = resumed(photos, tmp_path / "run")
+    assert loop.saving.best is None
+    assert "the validation images changed" in capsys.readouterr().out
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.0])
+def test_averages_resume_or_start_anew(photos: Path, tmp_path: Path, decay: float) -> None:
+    output = tmp_path / "run"
+    fit(photos, output, ema_decay=decay)
+    state = newest(output).state()
+    average = state["ema"] if decay else state["model"]
+    if decay:
+        assert not torch.equal(average["fc.weight"], state["model"]["fc.weight"])
+        statistics = [name for name in state["model"] if "running" in name]
+        assert statistics
+        assert all(torch.equal(average[name], state["model"][name]) for name in statistics)
+        assert same(checkpoint.load_model(newest(output).path)[0].state_dict(), average)
+    learner = resumed(photos, output, ema_decay=0.9).learner
+    assert learner.ema is not None
+    assert same(learner.ema.model.state_dict(), average)
+    assert same(learner.network.state_dict(), state["model"])
+
+
+@pytest.mark.parametrize("where", ["network", "averages", "loss"])
+def test_loop_saves_nothing_that_is_not_finite(photos: Path, tmp_path: Path, where: str) -> None:
+    loop = trainer(config(photos, tmp_path / "run", ema_decay=0.9, deterministic=False))
+    assert loop.learner.ema is not None
+    loop.step = 1
+    if where == "loss":
+        loop.divergence.first_bad_step.fill_(0)
+        loop._save()
+        loop.saving.writer.wait()
+    else:
+        broken = loop.learner.network if where == "network" else loop.learner.ema.model
+        with torch.no_grad():
+            next(broken.parameters())[0] = float("nan")
+        loop._save()
+        with pytest.raises(JobError, match=r"after step 1 .* is NaN or infinite"):
+            loop.saving.writer.wait()
+    loop.report.metrics.close()
+    assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []

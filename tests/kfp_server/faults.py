@@ -1,13 +1,11 @@
 """What goes wrong with servers: each is called in place of an answer."""
 
 import json
-from collections.abc import Callable
+import os
 from typing import Any
 
 from tests.kfp_server.refusal import STACK
-
-Fault = Callable[[Any, Any], None]
-"""Called with the request's handler and the server."""
+from tests.serving import Fault
 
 
 def silence(handler: Any, server: Any) -> None:
@@ -21,9 +19,11 @@ def gone(handler: Any, _: Any) -> None:
     handler.close_connection = True
 
 
-def lost(handler: Any, _: Any) -> None:
-    """What is asked for is done, but the connection ends before it is said."""
+def lost(handler: Any, _: Any) -> bool:
+    """Let the request have its effect, and lose the answer."""
+    handler.wfile = open(os.devnull, "wb")  # noqa: SIM115
     handler.close_connection = True
+    return True
 
 
 def cut(handler: Any, _: Any) -> None:

@@ -60,13 +60,6 @@ def _filtered(rows: list[Row], text: str, what: str) -> list[Row]:
         match one["operation"]:
             case "EQUALS" | 1:
                 rows = [row for row in rows if row.get(key, "") == wanted]
-            case "NOT_EQUALS" | 2:
-                rows = [row for row in rows if row.get(key, "") != wanted]
-            case "IS_SUBSTRING" | 9:
-                rows = [row for row in rows if wanted in row.get(key, "")]
-            case "IN" | 8:
-                given = one.get("string_values", one.get("stringValues", {}))["values"]
-                rows = [row for row in rows if row.get(key, "") in given]
             case other:
                 raise invalid(what, f"unknown operation {other}")
     return rows

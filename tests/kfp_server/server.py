@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.parser import BytesParser
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -21,8 +20,7 @@ from tests.kfp_server.catalog import Row
 from tests.kfp_server.refusal import RefusalError, gateway
 from tests.kfp_server.runs import OVER, Store
 from tests.kfp_server.specs import NotYamlError
-from tests.serving import Handler
-from tests.serving import serving as in_thread
+from tests.serving import Faulty, Handler
 
 RECORDED = Path(__file__).with_name("recorded")
 
@@ -42,31 +40,17 @@ class Request:
 
 
 @dataclass
-class KfpServer:
+class KfpServer(Faulty):
     """The server as tests see it."""
 
     store: Store
-    url: str = ""
-    token: str = ""
-    """The token that requests must bear; '' for none."""
     cookie: str = ""
-    """The cookie that they must bring; '' for none."""
+    """The cookie that requests must bring; '' for none."""
     requests: list[Request] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    closing: threading.Event = field(default_factory=threading.Event)
-    _faults: list[tuple[str, faults.Fault, int | None]] = field(default_factory=list)
 
     def requests_for(self, operation: str) -> list[Request]:
         """The requests for an operation, such as create_run."""
         return [one for one in self.requests if one.operation == operation]
-
-    def fail(self, operation: str, fault: faults.Fault, times: int | None = None) -> None:
-        """Let requests for an operation, or any for '*', meet a fault: `times`, or from now on."""
-        self._faults.append((operation, fault, times))
-
-    def heal(self) -> None:
-        """No faults from now on."""
-        self._faults.clear()
 
     def record(self, name: str, **other: Any) -> str:
         """Have the run of recorded/NAME.json, with other fields set; its id."""
@@ -86,31 +70,13 @@ class KfpServer:
         self.store.runs[run_id]["run_details"] = {"task_details": details(nodes, run_id)}
         self.store.set_state(run_id, state)
 
-    def fault(self, operation: str) -> faults.Fault | None:
-        """What the next request for an operation meets."""
-        for at, (wanted, fault, times) in enumerate(self._faults):
-            if wanted in (operation, "*"):
-                left = None if times is None else times - 1
-                if left == 0:
-                    del self._faults[at]
-                else:
-                    self._faults[at] = (wanted, fault, left)
-                return fault
-        return None
-
 
 @contextmanager
 def serving(listen: tuple[str, int] = ("127.0.0.1", 0), **store: Any) -> Iterator[KfpServer]:
     """A server on a port of its own, ended with the block."""
     server = KfpServer(Store(**store))
-    handler = type("Handler", (_Handler,), {"kfp": server})
-    http = ThreadingHTTPServer(listen, handler)
-    http.block_on_close = False  # a kept connection ends with its client
-    with in_thread(http) as server.url:
-        try:
-            yield server
-        finally:
-            server.closing.set()
+    with server.serve(_Handler, listen):
+        yield server
 
 
 class _NoSessionError(Exception):
@@ -118,7 +84,7 @@ class _NoSessionError(Exception):
 
 
 class _Handler(Handler):
-    kfp: KfpServer
+    stand_in: KfpServer
     lock = threading.Lock()
 
     def do_GET(self) -> None:
@@ -133,28 +99,27 @@ class _Handler(Handler):
         headers = {key.lower(): value for key, value in self.headers.items()}
         request = Request(name, self.command, unquote(parts.path), query, body, headers)
         with self.lock:
-            self.kfp.requests.append(request)
-            fault = self.kfp.fault(name)
+            self.stand_in.requests.append(request)
+            fault = self.stand_in.fault(name)
         try:
-            if fault:
-                if fault is faults.lost:
-                    self._called(called, request)
-                fault(self, self.kfp)
+            if fault and not fault(self, self.stand_in):
                 return
             self.answer(200, self._called(called, request))
         except RefusalError as refusal:
             self.answer(refusal.status, refusal.body)
         except _NoSessionError:
-            faults.login_page(self, self.kfp)
+            faults.login_page(self, self.stand_in)
         except NotYamlError:
-            faults.silence(self, self.kfp)  # as the real one, which never answered
+            faults.silence(self, self.stand_in)  # as the real one, which never answered
 
     do_POST = do_DELETE = do_PATCH = do_PUT = do_GET
 
     def _called(self, called: Any, request: Request) -> Row:
         self._check_login(request)
         if not called:
-            self.kfp.violations.append(f"{request.method} {request.path} is no operation of KFP")
+            self.stand_in.violations.append(
+                f"{request.method} {request.path} is no operation of KFP"
+            )
             raise gateway(404, "Not Found", request.path)
         operation, values = called
         surplus = set(request.query) - operation.query
@@ -162,9 +127,9 @@ class _Handler(Handler):
         if operation.body not in ("", "file"):
             wrong += contract.faults(request.body, operation.body, "body")
         if wrong:
-            self.kfp.violations += [f"{operation.name}: {one}" for one in wrong]
+            self.stand_in.violations += [f"{operation.name}: {one}" for one in wrong]
             raise gateway(400, "Bad Request", wrong[0])
-        method: Callable[..., Row] | None = getattr(self.kfp.store, operation.name, None)
+        method: Callable[..., Row] | None = getattr(self.stand_in.store, operation.name, None)
         if method is None:
             raise NotImplementedError(f"the contract server has no {operation.name} yet")
         with self.lock:
@@ -182,13 +147,13 @@ class _Handler(Handler):
 
     def _check_login(self, request: Request) -> None:
         token, cookies = request.headers.get("authorization", ""), request.headers.get("cookie", "")
-        if self.kfp.token and token != f"Bearer {self.kfp.token}":
+        if self.stand_in.token and token != f"Bearer {self.stand_in.token}":
             raise gateway(
                 401,
                 "Failed to authenticate: Unauthenticated",
                 "Request header error: there is no user identity header.",
             )
-        if self.kfp.cookie and self.kfp.cookie not in cookies.split("; "):
+        if self.stand_in.cookie and self.stand_in.cookie not in cookies.split("; "):
             raise _NoSessionError
 
 

@@ -81,8 +81,13 @@ def test_the_newest_bundles_the_champion_and_its_predecessor_remain(
         monkeypatch.setattr("time.time", lambda number=number: float(number))
         exported(models, tmp_path, number, champion=version(number - 1) if number > 1 else "")
     models.update("CHAMPION", lambda _: f"{version(3)}\n".encode())
+    folder = tmp_path / "models" / "cats"
+    (folder / version(1) / f".{'0' * 16}.tmp").write_text("half")
+    (folder / attempts.FOLDER / ".4.json.tmp").write_text("half")
     assert set(prune(models, 2)) == {version(1), version(4)}
     assert versions(models) == {version(number) for number in (2, 3, 5, 6)}
+    remaining = {path.name for path in folder.rglob("*")}
+    assert not {version(1), version(4), ".1.json.lock", ".4.json.lock", ".4.json.tmp"} & remaining
     assert unchanged(models, "4") is None
     assert prune(models, 2) == []
 
@@ -132,9 +137,7 @@ def asked(tmp_path: Path, **given: Any) -> tuple[bool, str, dsl.Markdown]:
     return changed, attempt, summary
 
 
-def test_what_was_tried_is_not_new_and_the_step_says_what_came_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_tried_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed, attempt, summary = asked(tmp_path, training={"epochs": 3}, job={"nodes": 1})
     assert (changed, summary.metadata["changed"]) == (True, True)
     where = open_store(f"{tmp_path}/cats")

@@ -1,11 +1,14 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.checks.choice import Choice, Machine, Photographs, choose
+from kfp_ddp.checks.choice import Choice, Machine, Photographs, choose, count_gpus
 from kfp_ddp.checks.form import SUBJECTS
+from kfp_ddp.checks.sizing import choose_weights
+from kfp_ddp.models.initial_weights import MOST_IMAGES, RANDOM_START, Start
 from kfp_ddp.training.config import TrainConfig
 
 OLD = Machine(cores=2, memory_gb=8, device="cpu", gpus=0)
@@ -57,7 +60,13 @@ HARDWARE = st.builds(
 )
 
 
+def find(_: str, model: str, images: int) -> Start:
+    """Return the weights of a network, as where they can always be had."""
+    return Start("true", model) if images < MOST_IMAGES else RANDOM_START
+
+
 @settings(deadline=None, derandomize=True)
+@example(OLD, [44_000, 46_000], 300, 0.002, True)  # with as many to validate
 @given(
     HARDWARE,
     st.lists(st.integers(1, 3_000_000), min_size=2, max_size=2).map(sorted),
@@ -72,6 +81,11 @@ def test_more_images_never_have_fewer_pixels(
         choose(photographs(count, short_side, decoding), machine, {}, weights=weights)
         for count in counts
     )
+    auto = (
+        choose_weights(photographs(count, short_side, decoding), machine, {}, 0, find)[0]
+        for count in counts
+    )
+    assert size(next(auto)) <= size(next(auto))
     assert size(few) <= size(many)
     assert size(few) >= 64 or 0 < short_side < 64
     assert few.arguments["epochs"] >= many.arguments["epochs"]
@@ -98,6 +112,17 @@ def test_memory_images_and_an_apple_gpu_limit_the_ranks() -> None:
     few, apple = choose(photographs(24), NEW, {}), choose(photographs(500), APPLE, {})
     assert (few.ranks, few.arguments["training"]["batch_size"]) == (1, 8)
     assert (apple.ranks, apple.arguments["training"]["strategy"]) == (1, "single")
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"), [(None, 4), ("", 0), ("-1", 0), ("0", 1), ("2,3", 2), ("0,-1,1", 1)]
+)
+def test_visible_gpus(monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: int) -> None:
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: [path] * 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus() == gpus
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from kfp_ddp.cli import COMMANDS, app, options
-from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.pipelines.compiled import Images
 from tests import run_output
+from tests.commands import call, output, refused
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
 from tests.waiting import until
@@ -46,9 +45,7 @@ def test_help_imports_nothing_heavy() -> None:
         ),
     ],
 )
-def test_a_command_starts_without_what_only_others_need(
-    imported: str, unwanted: tuple[str, ...]
-) -> None:
+def test_a_command_imports_only_its_own(imported: str, unwanted: tuple[str, ...]) -> None:
     probe = f"import sys, {imported}\nprint(sorted({{*{unwanted!r}}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -70,15 +67,18 @@ def test_an_option_is_spelt_as_in_other_commands_and_as_it_was(name: str, spelt:
 
 
 def test_settings_of_a_run_are_listed_with_their_defaults() -> None:
-    listed = json.loads(CliRunner().invoke(app, ["settings", "--json"]).stdout)
+    listed = json.loads(output("settings", "--json"))
     rows = {(row["mapping"], row["name"]): row for row in listed}
-    assert {name for mapping, name in rows if mapping == "job"} >= set(LaunchSpec.model_fields)
+    job = {name for mapping, name in rows if mapping == "job"}
+    assert job >= set(LaunchSpec.model_fields) - {"nodes", "gpus_per_node"}
+    boxes = {name: row["default"] for (mapping, name), row in rows.items() if not mapping}
+    assert (boxes["recipe"], boxes["epochs"], boxes["pretrained"]) == ("auto", "0", "auto")
+    assert "epochs" not in {name for mapping, name in rows if mapping == "training"}
     assert rows["job", "shm_size"]["default"] == "2Gi"
     assert rows["job", "spot"]["choices"] == "One of '', gke, aks, karpenter, eks."
     assert ("", "source") in rows
-    assert "learning_rate=0.1" in CliRunner().invoke(app, ["settings", "lr"]).output
-    missing = CliRunner().invoke(app, ["settings", "epocsh"]).exception
-    assert "did you mean 'epochs'?" in str(missing)
+    assert "learning_rate=0.1" in output("settings", "lr")
+    assert "did you mean 'epochs'?" in refused("settings", "epocsh")
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,7 @@ def test_settings_of_a_run_are_listed_with_their_defaults() -> None:
 )
 def test_a_registry_that_no_image_could_come_from_is_refused(registry: str, tmp_path: Path) -> None:
     arguments = ["compile", "--registry", registry, "--directory", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments)
-    assert isinstance(result.exception, InputError)
-    assert str(result.exception).endswith("give host/path in lower case, without a scheme")
+    assert refused(*arguments).endswith("give host/path in lower case, without a scheme")
     assert list(tmp_path.iterdir()) == []
     for valid in ("localhost:5000/a", "10.0.0.1:5000", "e.com/a_b/c-d/e__f.g/", "a-b.dev/p/r"):
         Images(valid).check()
@@ -100,7 +98,7 @@ def test_a_registry_that_no_image_could_come_from_is_refused(registry: str, tmp_
 
 @pytest.mark.parametrize(("word", "meant"), [("predic", "predict"), ("train", "run")])
 def test_a_command_that_is_misspelt_or_called_otherwise_is_suggested(word: str, meant: str) -> None:
-    answer = CliRunner().invoke(app, [word])
+    answer = call(word)
     assert answer.exit_code == 2
     assert f"No such command '{word}'. Did you mean '{meant}'?" in answer.output
 
@@ -118,20 +116,15 @@ def test_windows_is_refused_in_one_line(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["demo"], ["run", "photos", "--local"]])
-def test_what_an_install_lacks_is_named_with_its_extra(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(options, "find_spec", lambda name: None if name == "psutil" else name)
-    result = CliRunner().invoke(app, words)
-    assert isinstance(result.exception, InputError)
-    assert "needs psutil, which is not installed: pip install 'kfp-ddp[" in str(result.exception)
+    assert "needs psutil, which is not installed: pip install 'kfp-ddp[" in refused(*words)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bucket_without_its_scheme_is_no_folder_to_sync(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["sync", "gs:/bucket/flowers", str(tmp_path / "target")])
-    assert "is not an address: write gs://bucket/flowers" in str(result.exception)
+    assert "write gs://bucket/flowers" in refused("sync", "gs:/bucket/flowers", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,14 +1,20 @@
-"""What is said of two models on the same samples."""
+"""Models on the same samples, and the leaderboard of trainings."""
 
+import json
 import math
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.comparison import compare, mcnemar, newcombe
+from kfp_ddp.evaluation.leaderboard import run
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, Prediction, wilson
+from kfp_ddp.runs.train.outputs import _figures
+from kfp_ddp.training.manifest import Manifest
 from tests.exports import evaluated
 
 Side = dict[str, Prediction]
@@ -37,9 +43,7 @@ def record(folder: Path, side: Side) -> Evaluation:
         (1, 1, 7, 12, -0.5069, -0.0256),  # Fagerland 2014, Statistics in Medicine 33:2850
     ],
 )
-def test_newcombe_against_published_values(
-    both: int, won: int, lost: int, neither: int, low: float, high: float
-) -> None:
+def test_newcombe(both: int, won: int, lost: int, neither: int, low: float, high: float) -> None:
     n = both + won + lost + neither
     assert newcombe(both + won, both + lost, won, n) == pytest.approx((low, high), abs=6e-5)
 
@@ -57,8 +61,8 @@ def test_the_interval_holds_the_gain_and_turns_around_with_the_sides() -> None:
 
 def test_newcombe_where_one_share_leaves_no_correlation() -> None:
     (_, high), (low, _) = wilson(0, 20), wilson(5, 20)
-    found = newcombe(0, 5, 0, 20)
-    assert found[1] == pytest.approx(-0.25 + math.hypot(high, 0.25 - low))
+    result = newcombe(0, 5, 0, 20)
+    assert result[1] == pytest.approx(-0.25 + math.hypot(high, 0.25 - low))
     low, high = wilson(1, 2)  # and where the correction for continuity takes all of it
     half = math.hypot(0.5 - low, high - 0.5)
     assert newcombe(1, 1, 0, 2) == pytest.approx((-half, half))
@@ -76,14 +80,14 @@ def test_the_gain_is_told_with_its_interval_and_by_class(tmp_path: Path) -> None
     rows = [("cat", True, False)] * 6 + [("cat", True, True)] * 20 + [("dog", False, True)] * 2
     ours, theirs = sides(rows + [("dog", True, True)] * 22)
     mine, before = record(tmp_path / "a", ours), record(tmp_path / "b", theirs)
-    found = compare(mine, before, (ours, theirs), where="gs://b/m", version="0123456789ab")
-    assert found.gain == pytest.approx(mine.accuracy - before.accuracy) == pytest.approx(4 / 50)
-    assert (found.low, found.high) == newcombe(48, 44, 6, 50)
-    assert (found.won, found.lost, found.p_value) == (6, 2, mcnemar(6, 2))
-    by_class = {one.name: (one.samples, one.won, one.lost, one.gain) for one in found.classes}
+    result = compare(mine, before, (ours, theirs), where="gs://b/m", version="0123456789ab")
+    assert result.gain == pytest.approx(mine.accuracy - before.accuracy) == pytest.approx(4 / 50)
+    assert (result.low, result.high) == newcombe(48, 44, 6, 50)
+    assert (result.won, result.lost, result.p_value) == (6, 2, mcnemar(6, 2))
+    by_class = {one.name: (one.samples, one.won, one.lost, one.gain) for one in result.classes}
     assert by_class == {"cat": (26, 6, 0, 6 / 26), "dog": (24, 0, 2, -2 / 24)}
-    assert (found.classes[0].low, found.classes[0].high) == newcombe(26, 20, 6, 26)
-    assert found.champion_accuracy == before.accuracy
+    assert (result.classes[0].low, result.classes[0].high) == newcombe(26, 20, 6, 26)
+    assert result.champion_accuracy == before.accuracy
 
 
 def test_other_samples_do_not_compare(tmp_path: Path) -> None:
@@ -97,3 +101,85 @@ def test_other_samples_do_not_compare(tmp_path: Path) -> None:
             where="m",
             version="",
         )
+
+
+def training(
+    folder: Path, name: str, accuracies: list[float], loss: float = 1.0, **settings: Any
+) -> str:
+    """Write the folder of a training with ten steps and a checkpoint in each epoch."""
+    path = folder / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"output_dir": str(path), **settings}))
+    events: list[dict[str, Any]] = [{"event": "start", "steps_total": 30}]
+    for epoch, accuracy in enumerate(accuracies, 1):
+        figures = {"epoch": epoch, "accuracy": accuracy, "loss": loss}
+        events.append({"event": "eval", "step": 10 * epoch, **figures})
+    reason = "behind" if len(accuracies) < 3 else ""
+    events.append({"event": "end", "status": "done", "reason": reason})
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)))
+    return str(path)
+
+
+def ranked(
+    folder: Path, trials: list[tuple[str, str, str]]
+) -> tuple[tuple[str, str], str, str, dict[str, float]]:
+    """Return the best, page, table and metrics of trials: folder, checkpoint and failure."""
+    page, table = (SimpleNamespace(path=str(folder / name)) for name in ("page", "table"))
+    figures: dict[str, float] = {}
+    metrics = SimpleNamespace(log_metric=figures.__setitem__)
+    run_dirs, checkpoints, failures = ([trial[at] for trial in trials] for at in range(3))
+    best = run(run_dirs, checkpoints, failures, page, metrics, table)
+    return best, Path(page.path).read_text(), Path(table.path).read_text(), figures
+
+
+def test_trials_are_ranked_by_accuracy_and_then_by_loss(tmp_path: Path) -> None:
+    peak = training(tmp_path, "peak", [0.9, 0.5, 0.4], learning_rate=0.4, model="a")
+    low = training(tmp_path, "low", [0.2, 0.3, 0.8], 0.7, learning_rate=0.1, model="a")
+    same = training(tmp_path, "same", [0.2, 0.3, 0.8], 0.5, learning_rate=0.2, model="a")
+    early = training(tmp_path, "early", [0.1], learning_rate=0.01, model="a")
+    gone = (str(tmp_path / "gone"), "", "rank 0: <b>no</b> memory")
+    trials = [
+        (peak, f"{peak}/checkpoints/step-00000030", ""),
+        (low, f"{low}/checkpoints/step-00000030", ""),
+        gone,
+        (same, f"{same}/checkpoints/step-00000030", ""),
+        (early, f"{early}/checkpoints/step-00000010", ""),
+    ]
+    best, page, table, figures = ranked(tmp_path, trials)
+    assert best == (f"{same}/checkpoints/step-00000030", same)
+    assert figures == {"trials": 5, "failed": 1, "ended_early": 1, "best_accuracy": 0.8}
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert [row[:3] for row in rows] == [
+        ["1", "0.2", "80.00%"],
+        ["2", "0.1", "80.00%"],
+        ["3", "0.4", "40.00%"],
+        ["4", "0.01", "10.00%"],
+        ["", "", ""],
+    ]
+    assert rows[3][-1] == "behind"
+    assert "model" not in table.splitlines()[0]  # which is equal in all
+    assert "<b>no</b>" not in page
+    assert "&lt;b&gt;no&lt;/b&gt; memory" in page
+
+
+def test_the_accuracy_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    peak = training(tmp_path, "peak", [0.9, 0.5, 0.4], learning_rate=0.4)
+    low = training(tmp_path, "low", [0.2, 0.3, 0.8], learning_rate=0.1)
+    last, first = f"{low}/checkpoints/step-00000030", f"{peak}/checkpoints/step-00000010"
+    best, *_, figures = ranked(tmp_path, [(low, last, ""), (peak, first, "")])
+    assert best[1] == peak
+    assert figures["best_accuracy"] == 0.9
+    again = {"event": "eval", "step": 10, "epoch": 1, "accuracy": 0.85, "loss": 1.0}
+    with Path(peak, "metrics.jsonl").open("a") as file:  # a resume repeats that step
+        file.write(f"\n{json.dumps(again)}")
+    assert ranked(tmp_path, [(low, last, ""), (peak, first, "")])[-1]["best_accuracy"] == 0.85
+    newest = Manifest(Path(first), 10, "", {})
+    assert _figures(Path(peak), newest)["val_accuracy"] == 0.85
+
+
+def test_without_a_successful_trial_the_step_fails(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="0 run_dirs, 0 checkpoints and 0 failures"):
+        ranked(tmp_path, [])
+    with pytest.raises(SystemExit, match="all 2 trials failed; the first: no room"):
+        ranked(tmp_path, [("/gone/1", "", "no room"), ("/gone/2", "", "no card")])
+    assert "no card" in (tmp_path / "table").read_text()

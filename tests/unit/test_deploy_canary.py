@@ -118,9 +118,22 @@ def test_several_answers_in_a_row_must_be_correct(server: Callable[[list[Answer]
     assert len(answers) == 1
 
 
-def test_a_lasting_problem_ends_the_test(
+def test_time_counts_from_the_first_wrong_answer_in_a_row(
     server: Callable[[list[Answer]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    right, busy, answers = (200, answer(*LOGITS)), (503, b"busy"), list[Answer]()
+    monkeypatch.setattr(canary, "ask", lambda *_: (answers.pop(0)[1] == b"busy" and "busy", 9.0))
+    answers.extend([*[right] * 8, busy, *[right] * 9])
+    assert try_out("", "", SAMPLE, 9, 5) > 0
+    answers.extend([right, busy] * 500)
+    with pytest.raises(JobError, match="busy"):
+        try_out("", "", SAMPLE, 9, 5)
+    assert len(answers) > 900
+
+
+def test_problem(server: Callable[[list[Answer]], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "SILENT_SECONDS", 0.0)
     monkeypatch.setattr(canary, "WRONG_SECONDS", 0.0)
     url = server([(200, answer(0, 0, 0))])

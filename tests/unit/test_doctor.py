@@ -85,11 +85,7 @@ def test_pvc_that_cannot_be_mounted_is_bad(phase: str, spec: Object, message: st
     ("classes", "default", "remedy"),
     [
         (["gold"], "gold", "kfp-ddp install -n space --work-claim mine"),
-        (
-            ["a", "b"],
-            "",
-            "kfp-ddp install -n space --work-claim mine --storage-class CLASS, one",
-        ),
+        (["a", "b"], "", "kfp-ddp install -n space --work-claim mine --storage-class CLASS, one"),
         ([], "", "install a CSI driver whose volumes many nodes can mount, then kfp-ddp install"),
     ],
 )
@@ -177,9 +173,7 @@ SHOP = f"{INFERENCE}/namespaces/space/inferenceservices/shop"
         ({SHOP: {"metadata": {}}}, "bad", "was not made by kfp-ddp", "name another"),
     ],
 )
-def test_kserve_is_checked_for_a_service(
-    objects: dict[str, Object], state: str, message: str, remedy: str
-) -> None:
+def test_kserve(objects: dict[str, Object], state: str, message: str, remedy: str) -> None:
     api = FakeApi({"/readyz": {}, **objects})
     assert kserve(cluster(api)) == []
     (finding,) = kserve(cluster(api, service="shop"))

@@ -74,7 +74,10 @@ def test_options_are_those_of_any_folder() -> None:
         options_on_nodes({"delete": False})
 
 
-@pytest.mark.parametrize("text", ["each-node:", "each-node:[1]", 'each-node:{"source": "x"}'])
+DEEP = f"each-node:{'[' * 100_000}"
+
+
+@pytest.mark.parametrize("text", ["each-node:", "each-node:[1]", 'each-node:{"source": "x"}', DEEP])
 def test_an_address_that_says_nothing_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="names no dataset"):
         EachNode.parse(text)
@@ -105,9 +108,9 @@ def test_on_each_node_there_is_an_address_of_what_to_bring(tmp_path: Path) -> No
     sync = {"exclude": ["*.md"], "dry_run": True, "verify": "full", "max_delete": 0.1}
     claim, path = step(tmp_path, publish="each-node", source="gs://bucket/ds", sync=sync)
     assert claim == "data"
-    found = EachNode.parse(path)
-    assert (found.source, found.dataset, found.digest) == ("gs://bucket/ds", "digits", "5" * 64)
-    assert found.options == {"exclude": ["*.md"], "max_delete": 1.0}
+    parsed = EachNode.parse(path)
+    assert (parsed.source, parsed.dataset, parsed.digest) == ("gs://bucket/ds", "digits", "5" * 64)
+    assert parsed.options == {"exclude": ["*.md"], "max_delete": 1.0}
     assert "brings version 555555555555 of gs://bucket/ds" in (tmp_path / "report.md").read_text()
 
 
@@ -116,13 +119,10 @@ def test_on_each_node_there_is_an_address_of_what_to_bring(tmp_path: Path) -> No
     [
         ({"publish": "each-node"}, "publish=each-node needs the source"),
         ({"dataset": ""}, "dataset='' cannot be used: it should be at most 40 lower-case letters"),
-        ({"dataset": "A_b"}, "dataset='A_b' cannot be used: it should be at most 40 lower-case"),
         ({"digest": "5" * 63}, "cannot be used: it should be the digest that data_sync returned"),
         ({"publish": "nonsense"}, "publish='nonsense' is unknown: it is one of auto, in-place"),
         ({"publish": "populator"}, "source is ''; the populator needs gs://bucket/prefix"),
-        ({"options": {"keep_claims": -1}}, "keep_claims=-1 cannot be used: it should be greater"),
         ({"options": {"keep_claim": 1}}, "options has no setting 'keep_claim'; did you mean"),
-        ({"options": {"publish": "none"}}, "options has no setting 'publish'"),
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path: Path, inputs: dict[str, Any], why: str) -> None:

@@ -99,9 +99,7 @@ def test_areas_agree_with_sklearn(classes: int, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("samples", "classes"), [(3000, 2), (60, 3)])
-def test_curve_is_made_of_points_of_the_exact_one(
-    samples: int, classes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curve(samples: int, classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three classes with a block each; of two, the odds are of the second."""
     monkeypatch.setattr(roc, "_BLOCK", 60 if classes == 3 else roc._BLOCK)
     logits, targets = logits_and_targets(samples, classes, seed=5)

@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -86,12 +87,27 @@ def hostile_programs(content: bytes, target: Path) -> dict[str, bytes]:
         config = json.dumps({"config": {"x": {**entry, "tensor_meta": None}}}).encode()
         return config if name.endswith("constants_config.json") else part
 
+    def context(text: str) -> str:
+        return json.dumps(text)[1:-1]  # within a text of the graph
+
+    empty = context('"builtins.dict", "context": "[]"')
+    factory = {"default_factory_module": "this", "default_factory_name": "s", "dict_context": []}
+    member = [{"__enum__": True, "fqn": "this:s", "name": 0}]
     return {
+        "enumeration": edit_graph(
+            content, empty, context(f'"builtins.dict", "context": {json.dumps(json.dumps(member))}')
+        ),
+        "default": edit_graph(
+            content, empty, context(f'"collections.defaultdict", "context": {json.dumps(factory)}')
+        ),
+        "attribute": edit_graph(content, "aten.mul.Tensor", "aten.mul.__class__"),
         "pickled weight": rewritten(content, weight),
         "custom object": rewritten(content, constant),
         "operator": edit_graph(content, "torch.ops.aten.mul.Tensor", "torch.os.system"),
         "name": edit_graph(content, '"name": "images"', '"name": "images=print(1)"'),
         "expression": edit_graph(content, "Symbol('", f"{code} or Symbol('".replace('"', "'")),
+        "long number": edit_graph(content, "Symbol('", f"{'1' * 20_000}!Symbol('"),
+        "symbols": edit_graph(content, "Symbol('", f"{'s77+' * 1000}!Symbol('"),
         "compressed": zipped(bytes(10_000_000)),
         "entry": zipped(b"", "archive/extra/run.py"),
         "not a zip": b"torn",
@@ -111,6 +127,7 @@ def test_a_program_that_would_run_code_is_refused(program: bytes, tmp_path: Path
         with pytest.raises(InputError, match=r"model\.pt2 is refused"):
             programs.load(content)
     assert not target.exists()
+    assert "this" not in sys.modules
 
 
 def test_pickled_samples_and_guards_are_dropped(program: bytes, tmp_path: Path) -> None:

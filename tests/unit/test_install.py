@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 from kfp_ddp import __version__
 from kfp_ddp.checks.claims import CLASSES, unfinished_owner
-from kfp_ddp.cli import app
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.install import Installation, check, owner, replace, wait
 from kfp_ddp.k8s.api import Object, custom
 from tests.cluster import FakeApi, pod, waiting
+from tests.commands import output
 
 
 def existing(**classes: str) -> dict[str, Object]:
@@ -26,9 +25,7 @@ def existing(**classes: str) -> dict[str, Object]:
 
 
 def printed(*options: str) -> list[Object]:
-    result = CliRunner().invoke(app, ["install", "--print", "-n", "team", *options])
-    assert result.exit_code == 0, result.output
-    return list(yaml.safe_load_all(result.output))
+    return list(yaml.safe_load_all(output("install", "--print", "-n", "team", *options)))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +49,8 @@ def test_manifests_have_the_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
         if item["kind"] == "ClusterRoleBinding":
             assert item["metadata"]["name"].endswith(".team")
     monkeypatch.setenv("KFP_DDP_NAMESPACE", "vision")
-    output = CliRunner().invoke(app, ["install", "--print"]).output
-    names = {item["metadata"].get("namespace", "vision") for item in yaml.safe_load_all(output)}
+    items = yaml.safe_load_all(output("install", "--print"))
+    names = {item["metadata"].get("namespace", "vision") for item in items}
     assert names == {"vision"}
 
 

@@ -1,19 +1,26 @@
-"""What a launcher says and does in the moment between SIGTERM and its end."""
+"""How a job is ended, and its processes."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.jobs import local
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.watch_cache import WatchCache
+from kfp_ddp.runs.teardown.engine import run as teardown
 from tests.cluster import FakeApi
 
 JOB = "/apis/kubeflow.org/v1/namespaces/space/pytorchjobs/x"
@@ -22,6 +29,7 @@ EVICTED: Object = {"metadata": {"uid": "p", "deletionTimestamp": "now"}, "spec":
 CANCELLED: Object = {"metadata": {"uid": "w"}, "spec": {"activeDeadlineSeconds": 0}}
 ADOPTED = "launcher was evicted; Retry adopts its job, or creates a new one"
 GOES_ON = "; job x keeps running for the retry, unless the run fails"
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Files:
@@ -70,7 +78,7 @@ def ended(
 
 
 @pytest.mark.parametrize(
-    ("seen", "step", "error", "says", "asks"),
+    ("seen", "step", "error", "part", "asks"),
     [
         ([EVICTED], 40, "launcher was evicted; Retry resumes from step 40 or later", GOES_ON, []),
         ([EVICTED], 0, "launcher was evicted; Retry resumes from step 0 or later", GOES_ON, []),
@@ -89,14 +97,14 @@ def test_the_reaction_to_a_signal(
     seen: list[Object],
     step: int | None,
     error: str,
-    says: str,
+    part: str,
     asks: list[str],
 ) -> None:
     """Argo makes the error of a step of its termination message."""
     cluster = FakeApi({POD: 0})
     ended(monkeypatch, cluster, seen, step)
     assert message.read_text() == error
-    assert capfd.readouterr().out.splitlines()[-1] == error + says
+    assert capfd.readouterr().out.splitlines()[-1] == error + part
     assert cluster.requests == asks
 
 
@@ -120,9 +128,7 @@ def test_an_eviction_is_reported_once(message: Path, capfd: pytest.CaptureFixtur
     assert capfd.readouterr().out == message.read_text() + "\n"
 
 
-def test_a_hanging_step_reports_an_eviction(
-    message: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_hanging_step_reports_eviction(message: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A sync of the claim may take longer than the step has."""
     api = FakeApi({POD: 0})
     ending = Ending(api, None)
@@ -184,3 +190,78 @@ def test_the_newest_checkpoint_is_the_one_of_the_highest_step(tmp_path: Path) ->
     for name in ("step-00000009", "step-00000040", ".step-50.tmp", "step-x", "other"):
         (folder.checkpoints / name).mkdir(parents=True)
     assert files.newest_step() == 40
+
+
+@contextmanager
+def sleeper(*words: str, leads: bool = True) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process with these words on its command line that does nothing."""
+    child = subprocess.Popen([*SLEEP, *words], process_group=0 if leads else None)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def launcher(run_dir: Path) -> list[str]:
+    """What stands on the command line of a launcher of ranks."""
+    return [local.NODE, "--nproc-per-node=2", "--", "--output-dir", str(run_dir)]
+
+
+def test_teardown_ends_a_recorded_group_once(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with sleeper(*launcher(run_dir)) as child:
+        local.record(run_dir, child.pid)
+        assert local.recorded(run_dir) == child.pid
+        assert teardown("run", "local", {}, str(tmp_path)) == f"ended process group {child.pid}"
+        assert child.wait(timeout=10) < 0
+        assert teardown("run", "local", {}, str(tmp_path)) == "nothing to clean up"
+
+
+def test_a_pid_that_was_used_again_is_not_touched(tmp_path: Path) -> None:
+    with sleeper(*launcher(tmp_path)) as child:
+        local.record(tmp_path, child.pid)
+        file = RunFolder(tmp_path).process
+        entry = json.loads(file.read_text())
+        for change in ({"started": "1"}, {"host": "elsewhere"}, {"pid": str(child.pid)}):
+            file.write_text(json.dumps({**entry, **change}))
+            assert local.recorded(tmp_path) is None
+        for text in ("not json", "[]", "3", "[" * 9999, '{"pid": true}'):
+            file.write_text(text)
+            assert local.recorded(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "leads"),
+    [
+        ([], True),
+        ([local.NODE], True),
+        ([local.NODE, "--output-dir"], True),
+        (launcher(Path("/another/run")), True),
+        (["another.module", *launcher(Path("RUN"))[1:]], True),
+        (launcher(Path("RUN")), False),
+    ],
+)
+def test_a_record_of_others_is_not_believed(tmp_path: Path, words: list[str], leads: bool) -> None:
+    """Whoever can write to the work claim can write it."""
+    with sleeper(*(word.replace("RUN", str(tmp_path)) for word in words), leads=leads) as child:
+        local.record(tmp_path, child.pid)
+        assert local.recorded(tmp_path) is None
+
+
+def test_processes_of_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sleeper(*launcher(tmp_path)) as child:
+        local.record(tmp_path, child.pid)
+        assert local.recorded(tmp_path) == child.pid
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert local.recorded(tmp_path) is None
+
+
+def test_start_time_knows_the_living_from_the_dead() -> None:
+    assert local.start_time(os.getpid())
+    with sleeper() as child:
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert local.start_time(child.pid) is None, "a zombie"
+    assert local.start_time(child.pid) is None

@@ -1,12 +1,81 @@
-"""The cause of a failure, from pods and from the end of a log as torchrun and mpirun wrote it."""
+"""Failures of ranks, launchers and pods, and the first cause."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kfp_ddp.jobs.failure import LogError, error_in_log, root_cause
+from kfp_ddp.core.failure import RECORD, Failure, final_failure, lost_peer, read, write_record
+from kfp_ddp.jobs.failure import ROOT, LogError, error_in_log, root_cause
 from tests.cluster import ended, worker
+
+
+def test_failure_has_the_format_of_earlier_versions() -> None:
+    failure = Failure(143, 3, "stopped", retryable=True, time=12.5, consequence=True)
+    assert Failure.parse(f"a line of the program\n{failure.to_json()}\n") == failure
+    written = json.loads(Failure(2, 0, "no data", False, 1.5, pod="job-worker-0").to_json())
+    earlier = {"exit_code": 2, "rank": 0, "error": "no data", "retryable": False, "time": 1.5}
+    assert written == {**earlier, "consequence": False}
+    assert Failure.parse(json.dumps(earlier)) == Failure(2, 0, "no data", False, 1.5)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "ValueError: x", "[1]", "7", '{"error": "x"}', '{"rank": "x", "error": ""}']
+)
+def test_other_text_is_not_a_failure(text: str) -> None:
+    assert Failure.parse(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4242",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the server shutdown?",
+        "Timed out waiting 1800000ms for recv operation to complete",
+        "torch.distributed.DistStoreError: Socket Timeout",
+        "RendezvousTimeoutError: 2 of 4",
+        "NCCL error in: x.cpp:1, remote process exited or there was a network error",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exit",
+        "ncclSystemError: System call (e.g. socket, malloc) failed",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)",
+        "SignalException: Process 8 got signal: 15",
+        "stopped by SIGTERM; the checkpoint of step 5 is durable",
+        "ORTE has lost communication with a remote daemon.",
+    ],
+)
+def test_message_of_a_lost_peer_is_recognized(text: str) -> None:
+    assert lost_peer(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: no such layer",
+        "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 0",
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "TimeoutError: timed out waiting for the labels",
+        "loss is nan at step 12",
+    ],
+)
+def test_other_error_is_not_a_lost_peer(text: str) -> None:
+    assert not lost_peer(text)
+
+
+def test_final_record_is_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / "0", tmp_path / "1", tmp_path / "none"]
+    for path, failure, final in (
+        (files[0], Failure(1, 0, "crashed", False, 1.0), False),
+        (files[1], Failure(143, 1, "the heartbeat is stale", True, 2.0), True),
+    ):
+        monkeypatch.setenv(RECORD, str(path))
+        write_record(failure, final)
+    kept = "the checkpoint of step 5 is durable"
+    assert final_failure(files, kept) == Failure(
+        143, 1, f"the heartbeat is stale; {kept}", True, 2.0
+    )
+    monkeypatch.delenv(RECORD)
+    write_record(Failure(1, 0, "x", False), final=True)
 
 
 def pod(index: int, code: int, message: str = "", at: int = 0, **more: Any) -> dict[str, Any]:
@@ -94,6 +163,8 @@ Root Cause (first observed failure):
   traceback : {told}
 ============================================================
 """
+
+
 SEE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
 
 
@@ -106,6 +177,8 @@ RANKS = """\
 [rank1]: which has a second line
 [rank0]: RuntimeError: Connection closed by peer [10.244.0.53]:62375.
 """
+
+
 CHAIN = """\
 [rank1]: Traceback (most recent call last):
 [rank1]:   File x
@@ -117,7 +190,11 @@ CHAIN = """\
 [rank1]:   File y
 [rank1]: ValueError: no such layer
 """
+
+
 RECORDED = 'Traceback (most recent call last):\n    File "x", line 1, in main\n  KeyError: 1\n'
+
+
 SIGNAL = "Signal 11 (SIGSEGV) received by PID 8"
 
 
@@ -135,9 +212,7 @@ SIGNAL = "Signal 11 (SIGSEGV) received by PID 8"
         ("", SEE, 3, "exit code 3"),
     ],
 )
-def test_the_error_of_the_rank_that_torchrun_names(
-    log: str, recorded: str, code: int, error: str
-) -> None:
+def test_the_error_of_torchruns_rank(log: str, recorded: str, code: int, error: str) -> None:
     report = REPORT.format(told=recorded, code=code)
     assert error_in_log((log + report).splitlines()) == LogError(error, 1)
 
@@ -179,3 +254,14 @@ def test_mpirun_names_a_rank_that_raised_one_that_was_killed_and_a_lost_node() -
 def test_mpirun_of_a_program_without_a_traceback() -> None:
     line = ["bad flag --x", *MPIRUN.splitlines()[5:]]
     assert error_in_log(line) == LogError("bad flag --x", 1)
+
+
+def test_a_record_that_is_nested_too_deep_is_no_failure(tmp_path: Path) -> None:
+    (file := tmp_path / "failure.json").write_text("[" * 100_000)
+    assert read(tmp_path) is None
+    assert final_failure([file], "") is None
+
+
+@pytest.mark.parametrize("rank", ["", "x (local_rank: 0)"])
+def test_a_report_of_torchrun_that_is_cut_is_read(rank: str) -> None:
+    assert error_in_log([ROOT, f"  rank      : {rank}", "  exitcode  : "]).rank == -1

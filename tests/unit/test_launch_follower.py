@@ -1,5 +1,6 @@
 """The loop that follows a job: what it makes of what its watches hold, without a cluster."""
 
+import json
 import threading
 import time
 from dataclasses import replace
@@ -20,6 +21,7 @@ from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.ranks import Stall, StallWatch
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds.base import started
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import Reason
 from tests.cluster import MADE, ended, hold, job, nowhere, pod
@@ -63,7 +65,7 @@ def test_a_job_that_its_operator_calls_failed_is_over_and_stays(ending: Ends) ->
 def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> None:
     one = follower(ending, job("Failed"))
     gone = pod("a", ended(1))
-    one.pods = Pods.of_new(JOB, KINDS["pytorchjob"]).look(JOB, {"a": gone}, {}, 1)
+    one.pods = Pods(KINDS["pytorchjob"], started(JOB)).look(JOB, {"a": gone}, {}, 1)
     assert one.run(Limits()).pods == [gone]
 
 
@@ -91,21 +93,19 @@ def test_nothing_is_waited_for_that_is_not_being_stopped(ending: Ends) -> None:
 def test_a_job_that_was_given_up_is_marked_so(ending: Ends) -> None:
     one = follower(ending, job("Running"))
     crash = pod("a", ended(1))
-    one.pods = Pods.of_new(JOB, KINDS["pytorchjob"]).look(JOB, {"a": crash}, {}, 1)
+    one.pods = Pods(KINDS["pytorchjob"], started(JOB)).look(JOB, {"a": crash}, {}, 1)
     outcome = one.run(Limits(crashes=1))
     assert outcome.given_up
     assert outcome.pods == [crash]
 
 
-def test_a_stall_is_the_cause_and_its_node_is_avoided(
-    ending: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_of_a_stall(ending: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stall = Stall(Failure(1, -1, "rank 1 is silent", retryable=True), "node-1")
     monkeypatch.setattr(StallWatch, "look", lambda self, look, limit: stall)
     following_ranks = Follower(nowhere(), KINDS["pytorchjob"], JOB, ending, tmp_path, progress=True)
     following_ranks.watches = follower(ending, job("Running")).watches
     outcome = following_ranks.run(Limits(stall=1))
-    assert (outcome.failure, outcome.avoid) == (stall.failure, "node-1")
+    assert (outcome.failure, outcome.node) == (stall.failure, "node-1")
     assert outcome.given_up
 
 
@@ -179,10 +179,7 @@ def test_the_queue_is_requested_less_and_less_often(
             return {"": Reason("", reason)}
 
         monkeypatch.setattr("kfp_ddp.jobs.follow.narrator.explain", explain)
-        narrator.report(
-            Look(kind, job, Pods.of_new(job, kind), True, now=0, clock=clock),
-            [],
-        )
+        narrator.report(Look(kind, job, Pods(kind, started(job)), True, now=0, clock=clock), [])
 
     for clock in range(100, 200):
         tell(clock, queued, "third in line")
@@ -251,3 +248,19 @@ def test_a_step_leaves_in_the_midst_of_a_line_of_its_own() -> None:
     with printer.lock:  # as where a signal interrupts `say`
         printer.stop()
     assert printer.over
+
+
+def test_pods_of_a_deleted_job_of_the_same_name_do_not_count(ending: Ends) -> None:
+    one = follower(ending, job("Failed"))
+    old, new = pod("x-worker-0", uid="old"), pod("x-worker-0", ended(1), uid="new")
+    old["metadata"]["creationTimestamp"] = "2025-12-31T23:59:59Z"
+    new["metadata"]["creationTimestamp"] = MADE
+    one.watches.pods.objects = {"old": old, "new": new}
+    assert one.run(Limits()).pods == [new]
+
+
+@pytest.mark.parametrize("event", [{"event": "eval", "accuracy": None}, {"event": "step"}])
+def test_odd_metrics_end_no_following(ending: Ends, tmp_path: Path, event: dict[str, Any]) -> None:
+    one = Follower(nowhere(), KINDS["pytorchjob"], JOB, ending, tmp_path, progress=True)
+    RunFolder(tmp_path).metrics.write_text(f"{json.dumps(event)}\n")
+    assert hold(one, {}, job("Succeeded")).run(Limits()).failure is None

@@ -1,12 +1,14 @@
 """What a launch leaves for a later one, and which attempt a launch goes on with."""
 
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.jobs import jobs as creating
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp
@@ -15,7 +17,7 @@ from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import Attempts
-from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.api import ApiError, Object
 from tests.cluster import MADE, FakeApi, nowhere
 
 MAPS = "/api/v1/namespaces/space/configmaps"
@@ -176,10 +178,27 @@ def test_a_preemption_uses_up_no_retry() -> None:
     attempts = Attempts.resume(
         {0: job("Failed"), 1: job("Failed", PREEMPTED), 2: job("Failed")}, KINDS["pytorchjob"]
     )
-    assert (attempts.current, attempts.count) == (2, 3)
+    assert (attempts.current, attempts.first) == (2, 0)
     assert attempts.retries_left(3) == 2
     assert Attempts.resume({}, KINDS["pytorchjob"]).retries_left(3) == 3
     attempts = Attempts.resume(
         {0: job("Failed", REPORTED), 1: job("Failed"), 2: job()}, KINDS["pytorchjob"]
     )
-    assert (attempts.count, attempts.retries_left(1)) == (2, 0)
+    assert (attempts.first, attempts.retries_left(1)) == (1, 0)
+
+
+def test_a_conflict_that_is_no_job_is_tried_again_and_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    jobs = jobs_of(FakeApi())
+    path = jobs.path(0)
+    quota = ApiError(409, "Conflict", "the quota q has been modified")
+    jobs.api.objects[path.rpartition("/")[0]] = quota  # type: ignore[attr-defined]
+    monkeypatch.setattr(creating, "DELETION_SECONDS", 60)
+    clock = iter(range(0, 1000, 40))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with pytest.raises(JobError, match="the quota q has been modified"):
+        jobs.ensure(0)
+    assert pauses == [0.5]

@@ -195,7 +195,8 @@ def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
         seen = look(job={"status": {"conditions": list(conditions)}}, kind="trainjob")
         end = verdict(seen, limits) or Verdict(State("failed", "restarted"), given_up=True)
         failure = end.failure or root_cause([left], end.state.message)
-        return Outcome(end.state, seen.job, [left], failure=failure, given_up=end.given_up)
+        given_up = end.given_up
+        return Outcome(end.state, given_up, failure=failure, job=seen.job, pods=[left])
 
     monkeypatch.setattr(run, "_follow", follow)
     return created
@@ -217,17 +218,16 @@ def test_an_operators_deadline_is_final(api: FakeApi, monkeypatch: pytest.Monkey
         "failed: it took longer than deadline_minutes=60 and was ended; its checkpoints are kept"
     )
     assert created == [0]
+    assert "longer than the deadline of its runtime" in launch(api)
 
 
-def test_a_preemption_uses_no_retry_and_a_node_at_fault_is_avoided(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preemption_and_bad_node(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     failure, failed = Failure(1, -1, "stalled", retryable=True), State("failed")
     outcomes = iter(
         [
-            Outcome(failed, {}, failure=failure, preempted=True),
-            Outcome(failed, {}, failure=failure, avoid="b"),
-            Outcome(State("succeeded"), {}),
+            Outcome(failed, failure=failure, preempted=True),
+            Outcome(failed, failure=failure, node="b"),
+            Outcome(State("succeeded")),
         ]
     )
     attempts = []
@@ -238,7 +238,7 @@ def test_a_preemption_uses_no_retry_and_a_node_at_fault_is_avoided(
 
     monkeypatch.setattr(run, "_follow", follow)
     spec = LaunchSpec.create(image="a:1", command=["x"], retries=1)
-    assert run.launch(spec, "run", "train", "", api).attempts == 3
+    assert run.launch(spec, "run", "train", "", api).failure is None
     assert attempts == [(0, frozenset()), (1, frozenset()), (2, frozenset({"b"}))]
 
 

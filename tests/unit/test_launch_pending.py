@@ -31,35 +31,24 @@ def waiting(reason: str, message: str) -> Object:
     return pending(cluster.waiting(reason, message))
 
 
+IMAGES = {"persistentVolumeClaim": {"claimName": "images"}}
 ROOT = "container has runAsNonRoot and image will run as root"
 
 
 @pytest.mark.parametrize(
-    ("pod", "says"),
+    ("pod", "text"),
     [
-        (
-            unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
-            "no node has enough nvidia.com/gpu free",
-        ),
-        (
-            unscheduled("0/3 nodes are available: 3 node(s) had untolerated taint {gpu: }"),
-            "nodes are tainted and not tolerated",
-        ),
-        (
-            unscheduled("3 node(s) didn't match Pod's node affinity/selector"),
-            "no node fits its selector or affinity",
-        ),
+        (unscheduled("0/3: 3 Insufficient nvidia.com/gpu."), "no node has enough nvidia.com/gpu"),
+        (unscheduled("0/3 ...: 3 node(s) had untolerated taint {gpu: }"), "nodes are tainted"),
+        (unscheduled("3 node(s) didn't match Pod's node affinity/selector"), "no node fits its"),
         (waiting("ImagePullBackOff", "not found"), "cannot pull a:1 (ImagePullBackOff: not found)"),
         (waiting("CreateContainerConfigError", 'secret "s" not found'), "cannot start"),
         (waiting("CreateContainerConfigError", ROOT), "or non_root=false"),
-        (
-            unscheduled("x", volumes=[{"persistentVolumeClaim": {"claimName": "images"}}]),
-            "claim images does not exist",
-        ),
+        (unscheduled("x", volumes=[IMAGES]), "claim images does not exist"),
     ],
 )
-def test_a_pending_pod_is_explained(pod: dict[str, Any], says: str) -> None:
-    assert says in explain(JOB, State("created"), [pod], [], FakeApi())
+def test_a_pending_pod_is_explained(pod: dict[str, Any], text: str) -> None:
+    assert text in explain(JOB, State("created"), [pod], [], FakeApi())
 
 
 @pytest.mark.parametrize(

@@ -148,3 +148,13 @@ def test_progress_is_printed_at_intervals_and_at_the_end(tmp_path: Path) -> None
     printer.update(200, at_once=True)
     assert len(report) == 3
     assert printer.updated_at == 112
+
+
+@pytest.mark.parametrize("odd", [None, "many", [1], float("nan"), 10**400])
+def test_figures_that_are_no_numbers_are_left_out(odd: object) -> None:
+    names = ("steps_total", "accuracy", "step", "loss", "images_per_s", "time", "step_seconds")
+    kinds = ("start", "step", "eval", "step", "end")
+    progress = TrainingProgress()
+    progress.update([{"event": kind, **dict.fromkeys(names, odd)} for kind in kinds])
+    progress.update([{"event": "step", "step": number, "loss": odd} for number in (1, 2)])
+    assert progress.line().startswith("step ")

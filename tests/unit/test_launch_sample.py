@@ -1,4 +1,4 @@
-"""A job of many pods: which logs are followed, and what is kept, asked and said of each pod."""
+"""The state of pods, and those that are followed of many."""
 
 import json
 import random
@@ -17,13 +17,25 @@ from kfp_ddp.jobs.follow.follower import Follower, Outcome
 from kfp_ddp.jobs.follow.logs import LogCursor, PodLog, Stamp
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.jobs.kinds.base import State
+from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.k8s.api import Object, core
-from kfp_ddp.k8s.pods import used_images
+from kfp_ddp.k8s.pods import (
+    ended_at,
+    has_crashed,
+    has_failed,
+    has_started,
+    seconds_to_stop,
+    used_images,
+    waits,
+    was_restarted,
+    writes_no_more,
+)
 from tests import cluster
 from tests.cluster import RUNS, FakeApi, ended, hold, nowhere, worker
 
 MAIN = ("pytorch",)
+BARE: dict[str, Any] = {"metadata": {"name": "a"}}
+MADE = "2026-01-01T00:00:00Z"
 
 
 def pod(number: int, node: int, state: Object = RUNS, role: str = "worker") -> Object:
@@ -131,9 +143,7 @@ def follower(pods: dict[str, Object]) -> Follower:
     return hold(Follower(nowhere(), KINDS["pytorchjob"], failed, ending, None), pods, failed)
 
 
-def test_the_sample_note_is_printed_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_note(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PodLog, "run", lambda self: None)
     created = follower(job(17, nodes=17, **{f"w{i}": {"waiting": {}} for i in range(17)}))
     for pods in (created.watches.pods.objects, created.watches.pods.objects, job(17, nodes=17), {}):
@@ -220,7 +230,7 @@ def test_a_stall_of_many_is_seen_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
         line = {"rank": rank, "pod": f"x-worker-{rank}", "node": "", "phase": "step", "time": 0}
         (tmp_path / f"{rank}.json").write_text(json.dumps({**line, "step": 7}))
     runs = cluster.job("Running")
-    seen = Pods.of_new(runs, KINDS["pytorchjob"]).look(runs, pods, {}, 0)
+    seen = Pods(KINDS["pytorchjob"], started(runs)).look(runs, pods, {}, 0)
     still, opened = ranks.StallWatch(tmp_path), 0
 
     def count(*fields: Any) -> Any:
@@ -238,3 +248,111 @@ def test_a_stall_of_many_is_seen_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
     assert stall is not None
     assert "all 130 ranks are at step 7" in stall.failure.error
     assert 20 <= clock < 30
+
+
+def of_phase(phase: str = "", *containers: dict[str, Any], **status: Any) -> dict[str, Any]:
+    named = [{"name": f"c{number}", **item} for number, item in enumerate(containers)]
+    return {**BARE, "status": {"phase": phase, "containerStatuses": named, **status}}
+
+
+def stopped_with(code: int | None, at: str | None = None) -> dict[str, Any]:
+    return {"state": {"terminated": {"exitCode": code, "finishedAt": at}}}
+
+
+RUNNING: dict[str, Any] = {"state": {"running": {}}}
+
+
+WAITS: dict[str, Any] = {"state": {"waiting": {}}}
+
+
+NOTHING = [BARE, {**BARE, "status": None}, {**BARE, "status": {"containerStatuses": None}}]
+
+
+@pytest.mark.parametrize("bare", NOTHING)
+def test_a_pod_without_a_status_waits(bare: dict[str, Any]) -> None:
+    assert waits(bare)
+    assert not writes_no_more(bare)
+    assert not has_started(bare, "c0")
+    assert not has_failed(bare)
+    assert not has_crashed(bare)
+    assert not was_restarted(bare)
+    assert ended_at(bare) == "~"
+
+
+@pytest.mark.parametrize(
+    ("phase", "waiting", "writes"),
+    [
+        ("Pending", True, False),
+        ("Running", False, True),
+        ("Unknown", False, True),
+        ("Succeeded", False, False),
+        ("Failed", False, False),
+    ],
+)
+def test_waiting_and_writing_follow_from_the_phase(phase: str, waiting: bool, writes: bool) -> None:
+    assert (waits(of_phase(phase)), not writes_no_more(of_phase(phase))) == (waiting, writes)
+    assert has_failed(of_phase(phase)) == (phase == "Failed")
+
+
+@pytest.mark.parametrize(
+    ("container", "started"),
+    [
+        (RUNNING, True),
+        (stopped_with(0), True),
+        (WAITS, False),
+        ({"state": None}, False),
+        ({**WAITS, "restartCount": 1}, True),
+        ({**WAITS, "restartCount": 0}, False),
+    ],
+)
+def test_a_container_has_a_log_once_it_ran(container: dict[str, Any], started: bool) -> None:
+    assert has_started(of_phase("Pending", RUNNING, container), "c1") is started
+    assert not has_started(of_phase("Pending", RUNNING, container), "c2")
+
+
+def test_a_pod_that_is_stopped_may_run_for_its_time_of_grace() -> None:
+    stopped = {"name": "a", "deletionTimestamp": MADE}
+    grace = {"spec": {"terminationGracePeriodSeconds": 30}}
+    assert seconds_to_stop({**of_phase("Running"), **grace, "metadata": stopped}) == 30
+    assert seconds_to_stop({**of_phase("Running"), **grace}) == 0
+    assert seconds_to_stop({**of_phase("Failed"), **grace, "metadata": stopped}) == 0
+    assert seconds_to_stop({**of_phase("Running"), "metadata": stopped}) == 0
+    assert seconds_to_stop({**of_phase("Running"), "metadata": stopped, "spec": {}}) == 0
+
+
+def test_a_pod_ended_with_its_first_container() -> None:
+    one, other = "2026-01-01T00:00:01Z", "2026-01-01T00:00:02Z"
+    assert (
+        ended_at(of_phase("Failed", stopped_with(1, other), RUNNING, stopped_with(1, one))) == one
+    )
+    assert ended_at(of_phase("Failed", stopped_with(1), stopped_with(1, other))) == other
+    assert ended_at(of_phase("Failed", stopped_with(1), {"state": None})) == "~"
+    assert max("9999-12-31T23:59:59Z", "~") == "~", "what is not known sorts last"
+
+
+@pytest.mark.parametrize(
+    ("codes", "failed", "crashed"),
+    [
+        ((0, 0), False, False),
+        ((None,), False, False),
+        ((0, 1), True, True),
+        ((143,), True, False),
+        ((143, 0, 2), True, True),
+    ],
+)
+def test_a_crash_is_no_stop(codes: tuple[int | None, ...], failed: bool, crashed: bool) -> None:
+    seen = of_phase("Running", *map(stopped_with, codes), RUNNING)
+    assert (has_failed(seen), has_crashed(seen)) == (failed, crashed)
+    evicted = of_phase(
+        "Running", *map(stopped_with, codes), conditions=[{"type": "DisruptionTarget"}]
+    )
+    assert not has_crashed(evicted)
+    ready = of_phase("Running", *map(stopped_with, codes), conditions=[{"type": "Ready"}])
+    assert has_crashed(ready) == crashed
+
+
+def test_a_container_that_ended_before_was_restarted() -> None:
+    again = {**RUNNING, "lastState": {"terminated": {"exitCode": 0}}}
+    assert was_restarted(of_phase("Running", RUNNING, again))
+    assert not was_restarted(of_phase("Running", RUNNING, {**RUNNING, "lastState": None}))
+    assert not was_restarted(of_phase("Running", {**RUNNING, "lastState": {"running": {}}}))

@@ -24,7 +24,7 @@ def manifest(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"image": ""}, "image='' cannot be used"),
         ({"cpu": "four"}, "cpu='four' cannot be used"),
@@ -35,20 +35,14 @@ def manifest(**fields: Any) -> dict[str, Any]:
         ({"entry": "a.py"}, "give command or entry, not both"),
         ({"command": (), "entry": "a.py"}, "entry='a.py' without code: as_folder gives both"),
         ({"command": (), "packages_to_install": ["a==1"]}, "need a command, a script or an entry"),
-        (
-            {"kind": "mpijob", "packages_to_install": ["a==1"]},
-            "its command runs only in the launcher",
-        ),
+        ({"kind": "mpijob", "packages_to_install": ["a==1"]}, "runs only in the launcher"),
         ({"pip_index_urls": ["https://e.com"]}, "pip_index_urls without packages_to_install"),
         ({"packages_to_install": ["a==1.*"]}, "it should be a pin such as name==1.0"),
         ({"code": "src"}, "code cannot be used: it should be what as_folder makes, or /path/"),
         ({"code": "gs://b/train.tar.gz"}, "code cannot be used: it should be what as_folder"),
         ({"queue": "q"}, "queue='q' without scheduler"),
         ({"image": "a b"}, "image='a b' cannot be used: it should be the name of an image"),
-        (
-            {"claims": {"data": "c"}},
-            "claims.data.[key]='data' cannot be used: it should be an absol",
-        ),
+        ({"claims": {"data": "c"}}, "claims.data.[key]='data' cannot be used"),
         ({"claims": {"/data": "a/../b"}}, "it should be the name of a claim, or name:ro"),
         ({"env": {"A B": "c"}}, "it should be the name of a variable"),
         ({"node_selector": {"a/b/c": ""}}, "it should be the key of a label"),
@@ -63,17 +57,19 @@ def manifest(**fields: Any) -> dict[str, Any]:
         ({"resources": {"limits": {"rdma/hca": "one"}}}, "it should be a quantity such as"),
         ({"cpu": "500m", "cpu_request": "1"}, "cpu: 1 are requested, above the limit of 500m"),
         (
-            {"memory": "1G", "resources": {"requests": {"memory": "1Gi"}}, "memory_request": "1Gi"},
-            "memory: 1Gi are requested, above the limit of 1G",
+            {"memory": "1G", "memory_request": "1Gi"},
+            "memory: 1Gi are requested, above the limit of",
         ),
-        (
-            {"resources": {"limits": {"rdma/hca": "1"}, "requests": {"rdma/hca": "2"}}},
-            "rdma/hca: 2 are requested, above the limit of 1",
-        ),
+        ({"resources": {"limits": {"a/b": "1"}, "requests": {"a/b": "2"}}}, "a/b: 2 are requested"),
+        ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "is not a number of GPUs"),
+        ({"volumes": [{"emptyDir": {}}]}, "volumes: one has no name"),
+        ({"volume_mounts": [{"name": "a"}]}, "volume_mounts: one has no mountPath"),
+        ({"volume_mounts": [{"name": "a", "mountPath": "/a"}]}, "volume_mounts name 'a'"),
+        ({"claims": {"/data": "a", "/data/": "b"}}, "/data is mounted twice"),
     ],
 )
-def test_an_invalid_setting_fails_with_one_line(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(InputError, match=re.escape(says)):
+def test_an_invalid_setting_fails_with_one_line(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
         LaunchSpec.create(**{**SPEC, **fields})
 
 
@@ -99,7 +95,6 @@ def test_a_name_is_short_and_the_same_again_and_differs_by_run_task_and_loop() -
         assert len(f"{name}-r99-worker-4095") <= 63
         assert name[0].isalpha()
         assert name == name.lower()
-    assert identify("run-1", "train", "7", spec) == identify("run-1", "train", "7", spec)
 
 
 @pytest.mark.parametrize("bad", ["", "-a", "a b", "x" * 64, "a/b"])
@@ -121,7 +116,7 @@ def test_the_job_belongs_to_the_workflow_and_blocks_nothing() -> None:
 
 
 def test_single_settings_override_resources() -> None:
-    options = {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "requests": {"cpu": "1"}}
+    options = {part: {"cpu": "1", "nvidia.com/gpu": "1"} for part in ("limits", "requests")}
     spec = LaunchSpec.create(**SPEC, resources=options, cpu="8", cpu_request="6", gpus_per_node=4)
     assert pod.resources(spec, defaults=False) == {
         "limits": {"cpu": "8", "nvidia.com/gpu": "4"},

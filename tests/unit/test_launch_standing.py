@@ -149,9 +149,7 @@ def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> s
         ([(0, "unschedulable", "no node"), (99999, "unschedulable", "no node")], 0, ""),
     ],
 )
-def test_a_reason_ends_the_job_after_its_limit(
-    seen: list[tuple[float, str, str]], pending: float, kind: str
-) -> None:
+def test_limit_of_a_reason(seen: list[tuple[float, str, str]], pending: float, kind: str) -> None:
     assert stood(*seen, pending=pending) == kind
 
 
@@ -174,9 +172,7 @@ def failed(code: int, message: str, where: str = "containerStatuses") -> Object:
         ([failed(1, "key")], "worker-1: exit code 1: key; besides, worker-0: no secret", False),
     ],
 )
-def test_the_cause_names_the_pod_that_never_started(
-    pods: list[dict[str, Any]], error: str, retryable: bool
-) -> None:
+def test_cause_is_pending(pods: list[dict[str, Any]], error: str, retryable: bool) -> None:
     """The operator itself says no more than that a worker failed."""
     result = root_cause(pods, "1 Worker replica(s) failed", never_started="worker-0: no secret")
     assert (result.error, result.retryable) == (error, retryable)

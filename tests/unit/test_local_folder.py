@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from kfp_ddp.cli import app
+from kfp_ddp.client import follow
 from kfp_ddp.client.run_info import local_run
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.local import engine, results, runs, screen
@@ -39,6 +40,12 @@ def test_each_command_has_a_folder_until_it_is_complete(tmp_path: Path) -> None:
     assert unfinished(None, "a") == first
     complete(first)
     assert unfinished(None, "a") is None
+    stopped, fresh = (begin(LocalRun("f", {}), None, "photos") for _ in range(2))
+    for at, run in enumerate((stopped, fresh)):
+        os.utime(run.folder / "run.json", (at, at))
+    assert unfinished(None, "f") == fresh
+    complete(fresh)
+    assert unfinished(None, "f") is None, "not the one that --fresh left"
     link_latest(other)
     link_latest(first)
     assert (tmp_path / "run-output" / "latest").resolve() == first.folder
@@ -64,7 +71,7 @@ def test_running_command_is_refused_and_keeps_its_cache(tmp_path: Path) -> None:
     assert (run.folder / "cache").is_dir()
 
 
-def test_status_of_a_folder(tmp_path: Path) -> None:
+def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_output.make(tmp_path / "mine", failed="train")
     (tmp_path / "latest").symlink_to(folder.name)
     state = CliRunner().invoke(app, ["status", "latest", "--json"])
@@ -73,12 +80,17 @@ def test_status_of_a_folder(tmp_path: Path) -> None:
     assert "FAILED" in [step["state"] for step in document["steps"] if step["name"] == "train"]
     followed = CliRunner().invoke(app, ["status", "latest", "--follow"])
     assert isinstance(followed.exception, JobError)
-    assert "mine" in followed.output
+    assert "mine" in str(followed.exception)
     stopped = begin(LocalRun("a", {}), None, "photos").folder
     (stopped / "pipeline.log").touch()
     assert local_run(stopped).state == "UNFINISHED"
     with locked(stopped):
         assert local_run(stopped).state == "RUNNING"
+        ended = (folder / "pipeline.log").read_text()
+        monkeypatch.setattr(follow, "sleep", lambda _: (stopped / "pipeline.log").write_text(ended))
+        followed = CliRunner().invoke(app, ["status", str(stopped), "--follow"])
+    assert "teardown" in followed.output
+    assert isinstance(followed.exception, JobError)
 
 
 def write(output: Path, step: str, /, **values: Any) -> None:
@@ -106,6 +118,17 @@ def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> 
         written = tmp_path / f"artifacts/run/for-loop-1-iteration-{iteration}/train"
         os.utime(written / "executor_output.json", (9 - iteration, 9 - iteration))
     assert runs.describe_step(tmp_path, "train") == "18 steps"
+    metrics = tmp_path / "work" / "run" / "train" / "metrics.jsonl"
+    metrics.parent.mkdir(parents=True)
+    rows = [
+        {"event": "start", "steps_total": 180},
+        *({"event": "step", "step": s, "time": s, "images_per_s": 5} for s in (5, 65)),
+        {"event": "end", "step": 69, "status": "done", "reason": "accuracy has not improved"},
+    ]
+    metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    line = "69 of 180 steps, stopped early, 5 images/s"
+    assert runs.describe_step(tmp_path, "train") == line
+    assert results.Progress(tmp_path).line(80).endswith("step 69/180 · 5 images/s · stopped early")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -147,9 +170,9 @@ def photos(tmp_path: Path) -> Path:
         (tmp_path / label).mkdir()
         for number in range(9 if label > "b" else 20):
             Image.new("RGB", (60, 40), "red").save(tmp_path / label / f"{number}.jpg")
-    cut, fake = tmp_path / "a" / "3.jpg", tmp_path / "a" / "4.jpg"
+    cut, empty = tmp_path / "a" / "3.jpg", tmp_path / "a" / "4.jpg"
     cut.write_bytes(cut.read_bytes()[:500])
-    fake.write_text("no image")
+    empty.write_bytes(b"")
     os.mkfifo(tmp_path / "b" / "pipe.png")
     for name in (
         "__MACOSX/._3.jpg",
@@ -177,9 +200,37 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
     assert "3 files not read: 2 .svg, 1 .csv" in notes
     assert "labels=labels.csv" in notes
     assert r"c\x1b" in notes, "few images"
-    assert "\n".join(found.lines).count("a/") == 2
+    assert "\n".join(found.left_out).count("a/") == 2
+    with pytest.raises(InputError, match=r"labels=b/pipe\.png cannot be read .*not a plain file"):
+        look(str(photos), {"training": {"labels": "b/pipe.png"}})
     with pytest.raises(InputError, match=r"3 images .*3\.jpg .*--set on_bad_image=skip"):
         look(str(photos), {"training": {"on_bad_image": "fail"}})
+    assert "a/4.jpg: it is empty" in "\n".join(found.left_out)
+    assert {"*.svg", "/a/3.jpg", "/b/pipe.png"} < {*found.excluded}
+    left = look(str(photos), {"sync": {"exclude": ["/b/1?.jpg", *found.excluded]}})
+    assert not left.broken
+    assert "13 of 50 images left out by exclude" in left.photographs.notes
+
+
+def test_notes_count_what_can_be_read(photos: Path) -> None:
+    for part, count in (("train", 12), ("val", 2)):
+        for label in "xy":
+            (photos / part / label).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (60, 40)).save(photos / part / label / f"{number}.png")
+    for name in ("train/x/0", "train/x/1", "train/x/2", "val/y/0", "val/y/1"):
+        (photos / f"{name}.png").write_text("no image")
+    for more in ({}, {"script": "mine.py"}):  # which reads all files
+        found = look(str(photos), {"training": more})
+        assert found.photographs.notes[-2:] == (
+            "1 class without images to validate, so no classes are distinguished: "
+            "y (12 to train on)",
+            "1 class with fewer than 10 images to train on: x (9)",
+        )
+    for number in range(3, 12):
+        (photos / f"train/x/{number}.png").write_text("no image")
+    with pytest.raises(InputError, match=r"14 images cannot .* class folder train/x has no images"):
+        look(str(photos), {})
 
 
 def test_table_of_many_classes_fits_a_screen(tmp_path: Path) -> None:

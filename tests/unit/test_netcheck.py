@@ -3,15 +3,24 @@
 import itertools
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from kfp_ddp.cli import app
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.jobs import netcheck
+from kfp_ddp.jobs.follow.follower import Outcome
+from kfp_ddp.jobs.follow.logs import LONGEST, unprinted
+from kfp_ddp.jobs.kinds.base import State
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import split_lines
 from kfp_ddp.training.netcheck.rank import rounds, transports
 from kfp_ddp.training.netcheck.record import Network, NetworkCheck, Node, Size, need, problems
+from tests.cluster import FakeApi
 
 ASKED = NetworkCheck()
 
@@ -116,11 +125,7 @@ def test_ranks_of_this_machine_measure() -> None:
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
     result = Network.model_validate_json(done.stdout)
-    assert (result.ranks, result.backend, len(result.nodes)) == (
-        2,
-        "gloo",
-        1,
-    )
+    assert (result.ranks, result.backend, len(result.nodes)) == (2, "gloo", 1)
     assert [size.bytes for size in result.sizes] == [4096, 32768, 262144, 1_000_000]
     assert all(size.ms > 0 and size.bus_gbit_s > 0 for size in result.sizes)
     assert result.latency_us > 0
@@ -133,9 +138,62 @@ def test_ranks_of_this_machine_measure() -> None:
         (("--job", "nodes=3"), "--job sets nodes, which is an option of its own"),
         (("--job", "command=[x]"), "--job sets command, which the step sets itself"),
         (("--largest-mb", "0"), "largest_mb"),
+        (("--backend", "local", "--job", "bogus=1"), "bogus"),
+        (("--backend", "local", "--job", "nproc_per_node=two"), "nproc_per_node"),
     ],
 )
 def test_invalid_settings_are_one_line(words: tuple[str, ...], says: str) -> None:
     done = CliRunner().invoke(app, ["netcheck", *words])
     assert isinstance(done.exception, InputError)
     assert says in str(done.exception)
+
+
+def test_nodes_zero_is_refused() -> None:
+    assert CliRunner().invoke(app, ["netcheck", "--nodes", "0"]).exit_code == 2
+
+
+def test_a_large_result_arrives_in_lines_that_are_not_split() -> None:
+    result = network(even(200))
+    stamp = "2026-11-25T10:00:00.123456789Z"
+    lines = [f"{stamp} {line}\n".encode() for line in result.lines()]
+    raw = [piece.decode().rstrip("\n") for piece in split_lines(lines, LONGEST)]
+    assert len(raw) == len(lines) > 1
+    texts = ["nccl: ready", *(text for _, text in unprinted(raw, 0, None))]
+    assert netcheck._read(texts) == result
+    with pytest.raises(JobError, match="ended without a result"):
+        netcheck._read(texts[:-1])
+
+
+@pytest.mark.parametrize(("job", "pods"), [({"nodes": 3}, 3), ({"elastic": "2:4"}, 2)])
+def test_network_of_a_job_is_measured_each_time(
+    job: dict[str, Any], pods: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[LaunchSpec] = []
+
+    def launch(spec: LaunchSpec, *_: Any) -> Outcome:
+        created.append(spec)
+        lines = {"uid": [*network(even(spec.nodes)).lines()]}
+        return Outcome(State("succeeded"), job={"metadata": {"name": "x"}}, last_lines=lines)
+
+    monkeypatch.setattr(netcheck, "launch", launch)
+    api = FakeApi()
+    netcheck.require(1.0, {"image": "a", **job}, ("run", "train", ""), api)
+    (spec,) = created
+    assert (spec.nodes, spec.pods()) == (pods, pods)
+    assert api.deleted() == [spec.job_kind.path("space", "x")]  # else a retry would adopt it
+    with pytest.raises(JobError, match="less than the minimum of 10"):
+        netcheck.require(10.0, {"image": "a", **job}, ("run", "train", ""), api)
+
+
+def test_component_measures_locally_with_its_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(netcheck, "here", lambda check, ranks: network(even(1), ranks=ranks))
+    run: Any = netcheck.run
+    artifact = SimpleNamespace(path=str(tmp_path / "out"), log_metric=lambda *_: None)
+    ids = {"run_id": "r", "task_name": "t", "task_id": ""}
+    fields = {**ids, "backend": "local", "nodes": 2, "gpus_per_node": 0, "check": {}, "image": "a"}
+    more = {"network_summary": artifact, "network_metrics": artifact}
+    assert run(**fields, **more, job={"nproc_per_node": 2})
+    with pytest.raises(InputError, match="nproc_per_nodes"):
+        run.__wrapped__(**fields, **more, job={"nproc_per_nodes": 2})

@@ -153,9 +153,7 @@ def test_no_password_is_sent_without_tls(monkeypatch: pytest.MonkeyPatch) -> Non
         ("failure", "failed", True),
     ],
 )
-def test_notify_on_selects_the_ends(
-    monkeypatch: pytest.MonkeyPatch, which: str, state: Any, expected: bool
-) -> None:
+def test_notify_on(monkeypatch: pytest.MonkeyPatch, which: str, state: Any, expected: bool) -> None:
     with hook() as (address, posted):
         values = {"notify_webhook": "H", "notify_on": which, "H": address}
         sent(monkeypatch, Outcome("1f0c", state), **values)

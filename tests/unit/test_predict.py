@@ -1,15 +1,28 @@
+"""A bundle that predicts, and its model repository."""
+
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+import torch
+from onnx import TensorProto, helper
 from PIL import Image
 
 from kfp_ddp.cli import serve as predict
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.predict import square
+from kfp_ddp.export import contents, formats, onnx_forms
+from kfp_ddp.export.formats import INPUT, OUTPUT
+from kfp_ddp.predict import Model, square
 from kfp_ddp.training import images, transforms
 from kfp_ddp.training.config import Reading
+from tests import triton
+
+CLASSES = ("daisy", "two\nlines", "Löwen zahn")
 
 
 def noise(width: int, height: int, channels: int) -> Image.Image:
@@ -51,6 +64,17 @@ def test_only_the_centre_of_a_line_is_computed(shape: tuple[int, int], tmp_path:
     assert grown_kb < 400 << 10  # the largest picture takes 108 MB when decoded
 
 
+@pytest.mark.parametrize(
+    "one", ["a.jpg", Path("a.jpg"), b"", noise(9, 9, 3), np.zeros((9, 9, 3), np.uint8)], ids=type
+)
+def test_one_picture_is_no_list(one: Any) -> None:
+    model = Model(("a", "b"), 9, 9, "", "", lambda pixels: np.zeros((len(pixels), 2), np.float32))
+    with pytest.raises(InputError, match="give a list of pictures"):
+        model(one)
+    assert model([np.asarray(noise(9, 9, 3))] * 2).shape == (2, 2)
+    assert model([]).shape == (0, 2)
+
+
 def test_an_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
     text, cut = (tmp_path / name for name in ("notes.jpg", "cut.jpg"))
     text.write_text("hello")
@@ -76,3 +100,81 @@ def test_control_characters_in_names_are_escaped(capsys: pytest.CaptureFixture[s
     out, err = capsys.readouterr()
     assert out == "…x07\\n.jpg  cat\\x1b[2J 100.0%\n"
     assert err == "error: cannot read b\\x1b[2J\n"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    graph = helper.make_graph(
+        [helper.make_node("Own", [INPUT], [OUTPUT], domain="ours")],
+        "model",
+        [helper.make_tensor_value_info(INPUT, TensorProto.UINT8, ["batch", 3, 16, 16])],
+        [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["batch", len(CLASSES)])],
+    )
+    made = tmp_path / "model.onnx"
+    made.write_bytes(helper.make_model(graph).SerializeToString())
+    contents.write_repository(tmp_path / "serving", made, "flowers", CLASSES, 16)
+    return tmp_path / "serving"
+
+
+def test_files_are_in_the_layout_of_the_servers(repository: Path) -> None:
+    files = sorted(str(path.relative_to(repository)) for path in repository.rglob("*.*"))
+    assert files == ["flowers/1/model.onnx", "flowers/config.pbtxt", "flowers/labels.txt"]
+    labels = (repository / "flowers" / "labels.txt").read_text().splitlines()
+    assert labels == ["daisy", "two lines", "Löwen zahn"]
+
+
+def test_the_configuration_fits_the_model(repository: Path, tmp_path: Path) -> None:
+    config = triton.parsed((repository / "flowers" / "config.pbtxt").read_text(), tmp_path)
+    graph = onnx.load(repository / "flowers" / "1" / "model.onnx").graph
+    types: dict[int, int] = {TensorProto.UINT8: 2, TensorProto.FLOAT: 11}  # of its enum DataType
+    assert config.backend == "onnxruntime"
+    assert config.HasField("dynamic_batching")
+    assert config.max_batch_size > 1
+    for configured, values in ((config.input, graph.input), (config.output, graph.output)):
+        (one,), (tensor,) = configured, values
+        shape: Any = tensor.type.tensor_type.shape.dim
+        assert one.name == tensor.name
+        assert one.data_type == types[tensor.type.tensor_type.elem_type]
+        assert shape[0].dim_param, "a batch of any size"
+        assert list(one.dims) == [dim.dim_value for dim in shape[1:]]
+    assert config.output[0].label_filename == "labels.txt"
+
+
+def session(folder: Path, size: int) -> Callable[[Any], Any]:
+    """Return the form of a model that returns its pixels."""
+    value = helper.make_tensor_value_info
+    shape: list[str | int | None] = ["batch", 3, size, size]
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["images"], ["logits"], to=TensorProto.FLOAT)],
+        "pixels",
+        [value("images", TensorProto.UINT8, shape)],
+        [value("logits", TensorProto.FLOAT, shape)],
+    )
+    opset = helper.make_opsetid("", formats.OPSET)
+    formats.save_onnx(helper.make_model(graph, opset_imports=[opset]), folder / "square.onnx")
+    onnx_forms.write_resize(folder / "square.onnx", folder / "whole.onnx", size)
+    ready = onnxruntime.InferenceSession(folder / "whole.onnx", providers=["CPUExecutionProvider"])
+    return lambda images: ready.run(None, {"images": images})[0]
+
+
+@pytest.mark.parametrize("size", [16, 160])
+def test_pixels_are_those_of_the_evaluation_up_to_rounding(size: int, tmp_path: Path) -> None:
+    whole = session(tmp_path, size)
+    draw = torch.Generator().manual_seed(0)
+    # Unchanged, smaller, larger, wide, high, odd, and scaled to half a pixel.
+    for sides in ((size, size), (300, 401), (97, 31), (183, 183), (500, 160), (20, 25), (366, 183)):
+        image = torch.randint(0, 256, (3, *sides), dtype=torch.uint8, generator=draw)
+        expected = transforms.evaluate(image, size)
+        result = whole(image[None].numpy())[0]
+        assert result.shape == expected.shape
+        difference = np.abs(result - expected.numpy())
+        assert difference.max() <= 2, sides
+        assert difference.mean() < 0.1, sides
+
+
+def test_images_of_one_size_form_a_batch(tmp_path: Path) -> None:
+    whole = session(tmp_path, 16)
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (3, 3, 40, 25), dtype=torch.uint8).numpy()
+    alone = np.concatenate([whole(image[None]) for image in images])
+    np.testing.assert_array_equal(whole(images), alone)

@@ -254,9 +254,7 @@ def test_in_standard_mode_the_answering_pods_do_not_change_during_a_trial(server
 
 
 @pytest.mark.parametrize(("more", "refused"), [({"args": ["of the old one"]}, ""), ({}, "canary")])
-def test_a_model_that_kserve_cannot_try_beside_another_replaces_it(
-    server: Server, more: dict[str, Any], refused: str
-) -> None:
+def test_model_without_canary(server: Server, more: dict[str, Any], refused: str) -> None:
     """A canary takes fields of the other, and KServe before 0.20 has no such field.
 
     The API server answers that with 500, for which other requests are repeated.
@@ -330,3 +328,10 @@ def test_current_and_previous_versions_are_in_service(server: Server) -> None:
     server.refuse = {"GET": 403}
     with pytest.raises(JobError, match="cannot list inferenceservices"):
         in_service(server)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_a_damaged_annotation_is_one_line(text: str) -> None:
+    service = {"metadata": {"name": "shop", "annotations": {rollout.BEFORE: text}}}
+    with pytest.raises(InputError, match="of InferenceService shop is invalid"):
+        before(service)

@@ -23,6 +23,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import bundle, signature
 from kfp_ddp.models.bundle import in_folder
+from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.release import Signing
 from kfp_ddp.storage.kinds import open_store
 from tests.exports import exported
@@ -62,6 +63,20 @@ def make(tmp_path: Path, key: Any = None) -> Path:
 
 def check(folder: Path, key: Any = KEY) -> None:
     signature.check(in_folder(folder), signature.by_key(key.public_key()))
+
+
+def test_a_champion_of_another_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bundle" / "serving" / "cats").mkdir(parents=True)
+    (tmp_path / "bundle" / "serving" / "cats" / "config.pbtxt").write_text("")
+    folder, signer = make(tmp_path, KEY), signature.by_key(KEY.public_key())
+    version = bundle.version(folder)
+    for name in ("cats", "dogs"):
+        uri = bundle.upload(folder, name, open_store(str(tmp_path / "b")))
+        (tmp_path / "b" / name / "CHAMPION").write_text(version)
+        assert open_bundle(uri, signer=signer).model_name == "cats"
+    assert open_bundle(str(tmp_path / "b" / "cats"), signer=signer).version == version
+    with pytest.raises(InputError, match="is of the model cats: do not use it"):
+        open_bundle(str(tmp_path / "b" / "dogs"), signer=signer)
 
 
 @pytest.mark.parametrize("kind", KEYS)
@@ -135,6 +150,11 @@ def test_a_flipped_bit_makes_a_signature_invalid(tmp_path: Path) -> None:
             )
 
 
+SIGNED = '{"verificationMaterial": {%s}, "dsseEnvelope": {%s}}'
+TYPE = '"payloadType": "application/vnd.in-toto+json"'
+ENVELOPE = f'"payload": "e30=", {TYPE}, "signatures": [{{"sig": "e30="}}]'
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -144,20 +164,9 @@ def test_a_flipped_bit_makes_a_signature_invalid(tmp_path: Path) -> None:
         ("[]", "not a signature by a key"),
         ("{}", "not a signature by a key"),
         ('{"verificationMaterial": {}, "dsseEnvelope": {}}', "not a signature by a key"),
-        (
-            '{"verificationMaterial": {"publicKey": 1}, "dsseEnvelope": {"payload": "e30="}}',
-            "not a signature by a key",
-        ),
-        (
-            '{"verificationMaterial": {}, "dsseEnvelope": {"payload": "!", "signatures": []}}',
-            "not a signature by a key",
-        ),
-        (
-            '{"verificationMaterial": {"publicKey": {"hint": 7}}, "dsseEnvelope": '
-            '{"payload": "e30=", "payloadType": "application/vnd.in-toto+json", '
-            '"signatures": [{"sig": "e30="}]}}',
-            "was made by another key, 7",
-        ),
+        (SIGNED % ('"publicKey": 1', '"payload": "e30="'), "not a signature by a key"),
+        (SIGNED % ("", '"payload": "!", "signatures": []'), "not a signature by a key"),
+        (SIGNED % ('"publicKey": {"hint": 7}', ENVELOPE), "was made by another key, 7"),
     ],
 )
 def test_an_invalid_signature_is_one_line(tmp_path: Path, content: str, words: str) -> None:

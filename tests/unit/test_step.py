@@ -20,9 +20,7 @@ def test_error_of_a_user_ends_the_step_with_one_line() -> None:
         run()
 
 
-def test_step_uses_the_mounted_secret_unless_the_environment_has_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mounted_secret_or_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @step
     def run() -> dict[str, str]:
         return dict(os.environ)

@@ -1,4 +1,4 @@
-"""Answers of servers, whole, cut and mangled: the right bytes or an `HttpError`, nothing else."""
+"""Answers of HTTP servers, and how many connections a transfer opens."""
 
 import random
 from collections.abc import Iterator
@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 import pytest
 
+from kfp_ddp.datasets.transfer import BUSY, Growth
 from kfp_ddp.storage.http.answer import BLOCK, Answer, HttpError
 from tests.sync_runs import mangled
 
 LIMIT = 400
 WHOLE, CUT, MANGLED = 4000, 20_000, 20_000
 FRAMING = (b"\r\n", b"-", b"f", b"\0", b"0\r\n\r\n", b" ")
+IDLE = BUSY / 2
 
 
 class Made(NamedTuple):
@@ -127,3 +129,24 @@ def test_more_than_was_listed_is_refused_before_it_is_there(head: bytes) -> None
     refusal = Answer(0)
     refusal.feed(b"HTTP/1.1 403 No\r\n" + head)
     assert refusal.size <= BLOCK, "the words of a refusal may be longer than the object"
+
+
+def decisions(*periods: tuple[float, float]) -> list[bool]:
+    """What is told after each of these periods of (processors in use, bytes a second)."""
+    growth = Growth(lambda: 0)
+    return [growth.of_use(busy, rate) for busy, rate in periods]
+
+
+@pytest.mark.parametrize(
+    ("caught", "periods", "grows"),
+    [
+        ("an idle processor waits for the link", [(IDLE, 10), (IDLE, 10)], [True, True]),
+        ("nothing arrived yet, so nothing is known", [(IDLE, 0), (1, 0)], [False, False]),
+        ("twice as many brought twice as much", [(1, 100), (2, 200), (4, 400)], [True] * 3),
+        ("twice as many brought no more", [(1, 100), (1.2, 105)], [True, False]),
+        ("a lucky period later is no reason", [(1, 100), (1, 100), (1, 900)], [True, False, False]),
+        ("an idle processor later is", [(1, 100), (1, 100), (IDLE, 50)], [True, False, True]),
+    ],
+)
+def test_growth(caught: str, periods: list[tuple[float, float]], grows: list[bool]) -> None:
+    assert decisions(*periods) == grows, caught

@@ -82,10 +82,8 @@ def test_flipping_keeps_what_stands_in_the_way(store: Store) -> None:
         store.flip(ONE)
     (store.root / "current").rmdir()
     store.work.rename(store.root / "moved")
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(StorageError, match=f"^cannot write to {store.work}: No such file"):
         store.flip(ONE)
-    said = f"cannot write {store.root}/current as uid {os.geteuid()}: No such file or directory"
-    assert str(caught.value).startswith(said)
     assert not (store.root / "current").is_symlink()
 
 
@@ -122,7 +120,7 @@ def test_no_lease_is_left_through_a_link(store: Store, tmp_path: Path) -> None:
     published(store)
     (tmp_path / "outside").mkdir()
     (store.work / "leases").symlink_to(tmp_path / "outside")
-    with pytest.raises(StorageError, match=f"^cannot write {store.leases(ONE)} as uid "):
+    with pytest.raises(StorageError, match=f"^cannot write to {store.work}/leases: "):
         store.hand_out(ONE, "run")
     assert list((tmp_path / "outside").iterdir()) == []
 

@@ -21,7 +21,7 @@ from tests.cluster import FakeApi
 from tests.files import write
 
 DAY = 86400.0
-NOTHING = "nothing was left to end"
+NOTHING = "nothing to clean up"
 
 
 def run(work: object, **job: Any) -> str:
@@ -281,11 +281,11 @@ def test_a_notification_never_fails_a_run(
         ({"notify_on": "no"}, f"{prefix} notify_on='no' is"),
         ({"notify_slack": "NO_SUCH_KEY"}, "nothing was sent to NO_SUCH_KEY: the bucket's secret"),
     ):
-        assert engine.run("run-1", "local", job, str(tmp_path)) == "nothing was left to end"
+        assert engine.run("run-1", "local", job, str(tmp_path)) == "nothing to clean up"
         assert message in capsys.readouterr().out
     monkeypatch.setattr(engine, "open_store", lambda work: 1 / 0)
     job = {"notify_slack": "KEY"}
-    assert engine.run("run-1", "local", job, str(tmp_path)) == "nothing was left to end"
+    assert engine.run("run-1", "local", job, str(tmp_path)) == "nothing to clean up"
     assert f"warning: {prefix} division" in capsys.readouterr().out
 
 

@@ -1,6 +1,11 @@
-"""An Apple GPU, which no machine of a test has: `Apple` stands in for its memory and its limits."""
+"""Trainings without CUDA, and on an Apple GPU, for whose memory and limits `Apple` stands in."""
 
+import ctypes
 import functools
+import importlib.util
+import os
+import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,14 @@ from kfp_ddp.training.checkpoint import load_model
 from tests.training_ranks import config, dataset, run
 
 APPLE = torch.device("mps")
+FILE = Path(__file__).parents[2] / "images" / "without_cuda.py"
+SPEC = importlib.util.spec_from_file_location("without_cuda", FILE)
+assert SPEC is not None
+assert SPEC.loader is not None
+without_cuda = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(without_cuda)
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch needs no CUDA")
+MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 class Apple(TorchFunctionMode):
@@ -72,3 +85,34 @@ def test_training_avoids_float64_on_an_apple_gpu(apple: None, tmp_path: Path) ->
     assert gpu.moved > 8, "batches, network and sums went to the device"
     _, info = load_model(next((tmp_path / "run" / "checkpoints").glob("step-*")))
     assert info.classes == ("class0", "class1")
+
+
+@on_linux
+def test_stub_library_loads_with_its_names(tmp_path: Path) -> None:
+    names = ["cublasCreate_v2", "cublasDestroy_v2", *(f"cublas{n}" for n in range(3000))]
+    content = without_cuda.shell("libcublas.so.13", "V1", names, MACHINES[platform.machine()])
+    (tmp_path / "libcublas.so.13").write_bytes(content)
+    loaded = ctypes.CDLL(str(tmp_path / "libcublas.so.13"), mode=os.RTLD_NOW)
+    assert all(hasattr(loaded, name) for name in names)
+    assert not hasattr(loaded, "cublasUnknown")
+
+
+@on_linux
+def test_linked_libraries_of_torch_are_read() -> None:
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    needed, undefined = without_cuda.linked(library.read_bytes())
+    assert "libc10.so" in needed
+    assert needed["libc.so.6"].startswith("GLIBC_")
+    assert "malloc" in undefined
+    assert "cublasCreate_v2" not in undefined
+
+
+def test_lock_without_cuda_keeps_all_other_packages() -> None:
+    lock = (FILE.parents[1] / "requirements.lock").read_text()
+    remaining, every = (
+        {line.split("==")[0] for line in text.splitlines() if "==" in line.split(" ")[0]}
+        for text in (without_cuda.small(lock), lock)
+    )
+    assert {"torch", "torchvision", "numpy", "kfp", "nvidia-cuda-runtime"} <= remaining
+    assert not {"nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "triton"} & remaining
+    assert {name.partition("-")[0] for name in every - remaining} == {"nvidia", "cuda", "triton"}

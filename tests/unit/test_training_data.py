@@ -5,6 +5,7 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,13 +81,20 @@ def test_cached_are_as_decoded(split: Path, tmp_path: Path, augment: str, traini
     assert plain.targets == cached.targets
 
 
-def test_cache_is_reused_only_for_the_same_data(split: Path, tmp_path: Path) -> None:
+def test_cache_is_reused_only_for_the_same_data(
+    split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index = scan(split)
     config = run(split, cache_dir=str(tmp_path))
     folder = folder_for(config, [index, index.only([])])
     assert folder is not None
     assert Cache(folder, "train", 6, 1).build(index.where, config, True, 0).checked == 6
     assert Cache(folder, "train", 6, 1).build(index.where, config, True, 0).checked == 0
+    with monkeypatch.context() as full:  # by this cache
+        full.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+        assert folder_for(config, [index, index.only([])]) == folder
+        with pytest.raises(StorageError, match="not enough space"):
+            folder_for(config, [index, index.only([0])])
     shutil.copy(index.paths[0], index.paths[5])
     assert folder_for(config, [index, index.only([])]) != folder
     names = {

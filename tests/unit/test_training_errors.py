@@ -138,9 +138,7 @@ def test_root_cause_is_the_first_failure_that_is_not_a_consequence() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{SMILING FACE WITH SUNGLASSES}", '"'])
-def test_long_error_fits_into_a_termination_message(
-    letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_error(letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = tmp_path / "termination"
     monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(message))
     failure = Failure(2, 0, f"it begins {letter * 5000} and ends", retryable=False)

@@ -85,9 +85,7 @@ def test_no_step_waits_for_the_gpu(name: str, data: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("synchronising_steps_fail")
-def test_no_step_of_ddp_waits_for_the_gpu(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ddp_never_syncs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner, "spread", strategies.Ddp)
     dist.init_process_group(
         "nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1

@@ -85,9 +85,7 @@ def test_bundle_and_safetensors_file_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [source(5), {n: v for n, v in source().items() if "fc" not in n}])
-def test_classifier_of_another_class_count_is_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: State
-) -> None:
+def test_new_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str], state: State) -> None:
     torch.save(state, tmp_path / "theirs.pth")
     network = started(run(tmp_path / "theirs.pth"))
     check_weights(network, state, ignored="fc.")
@@ -188,6 +186,36 @@ def test_compressed_archive_is_refused_before_it_is_read(tmp_path: Path) -> None
             packed.writestr(name, stored.read(name))
     with pytest.raises(InputError, match="compressed archive"):
         started(run(tmp_path / "c.pth"))
+
+
+class _Bomb(dict[str, Any]):
+    """Pickled as a call of `print`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("touched",)
+
+
+@pytest.mark.parametrize(
+    ("state", "fields"),
+    [
+        (_Bomb(), {}),
+        ([1], {}),
+        ({"ema": None}, {}),
+        ({"ema": None, "model": source()}, {"classes": 5}),
+        ({"ema": None, "model": source()}, {"config": 5}),
+        ({"ema": None, "model": source()}, {"model": [1]}),
+    ],
+)
+def test_hostile_checkpoint_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], state: Any, fields: dict[str, Any]
+) -> None:
+    about = checkpoint.manifest_of(run("", model="cifar_resnet8"), CLASSES, epoch=1.0)
+    path = checkpoint.write(tmp_path, 1, state, {**about, **fields})
+    for read in (lambda: started(run(path)), lambda: checkpoint.load_model(path)):
+        with pytest.raises(InputError) as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    assert "touched" not in capsys.readouterr().out
 
 
 def test_header_of_any_depth_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.training.layout import Layout, Part, lay_out
 from kfp_ddp.training.sides import Labels
-from kfp_ddp.training.splits import count_images, sides_of, splits_of
+from kfp_ddp.training.splits import count_images, scan, sides_of, splits_of
 
 
 def laid_out(names: Iterable[str], labels: str = "", called: str = "labels.csv") -> Layout:
@@ -94,10 +94,7 @@ def test_hidden_files_and_other_files_are_ignored() -> None:
         (["train/cat/1.jpg", "train/dog/1.jpg", "val/eel/1.jpg"], "'eel' is in val/ but not"),
         (["train/cat/1.jpg", "train/dog/1.jpg", "val/"], "val/ has no images"),
         (["train/cat/1.jpg", "train/dog/1.jpg", "val/1.jpg"], "val/ has no class folders.*labels"),
-        (
-            ["train/cat/1.jpg", "train/dog/1.jpg", "val/1.jpg", "LOC_val_solution.csv"],
-            "such as LOC_val_solution.csv",
-        ),
+        (["train/cat/1.jpg", "val/1.jpg", "LOC_val_solution.csv"], "such as LOC_val_solution.csv"),
         (["train/cat/1.jpg", "val/cat/1.jpg", "valid/cat/1.jpg"], "val/ and valid/"),
         ([*photographs(9, "cat", "dog"), "test/cat/1.jpg"], "test/ is next to"),
         (["cat/00000.jpg", "dog/b.jpg"], "none of the 2 images.*only one"),
@@ -137,11 +134,7 @@ IMAGENET = [
 @pytest.mark.parametrize(
     ("called", "first", "line"),
     [
-        (
-            "LOC_val_solution.csv",
-            "ImageId,PredictionString\n",
-            "{0},{1} 85 1 499 272 {1} 1 1 2 2 \n",
-        ),
+        ("LOC_val_solution.csv", "ImageId,PredictionString\n", "{0},{1} 85 1 49 27 {1} 1 1 2 2 \n"),
         ("val_map.txt", "", "{0}.JPEG {1}\n"),
         ("val.csv", "", "val/{0}.JPEG,{1}\r\n"),
     ],
@@ -298,6 +291,17 @@ def test_invalid_dataset_is_one_line(tmp_path: Path) -> None:
         sides_of(tmp_path, "val", ("cat", "dog"), {})
     with pytest.raises(InputError, match="has no folder test/"):
         sides_of(tmp_path, "test", ("cat", "dog"), {"val_fraction": 0.1})
+
+
+def test_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    for name in (b"cat/1.png", b"cat/2.png", b"dog/1.png", b"dog/caf\xe9.png"):
+        path = tmp_path / "train" / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for list_images in (lambda: splits_of(tmp_path), lambda: scan(tmp_path / "train")):
+        with pytest.raises(InputError, match=r"dog/caf\\udce9\.png' is not UTF-8") as caught:
+            list_images()
+        str(caught.value).encode()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all folders")

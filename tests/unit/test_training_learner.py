@@ -146,6 +146,9 @@ def test_balanced_classes_have_equal_weight() -> None:
     losses = F.cross_entropy(logits, targets, reduction="none")
     by_class = [losses[targets == number].mean() for number in range(3)]
     assert float(loss(logits, targets)) == pytest.approx(float(sum(by_class)) / 3, rel=1e-5)
+    parts = [slice(at, at + 3) for at in (0, 3, 6)]  # micro-batches change nothing
+    mean = torch.stack([loss(logits[part], targets[part]) for part in parts]).mean()
+    torch.testing.assert_close(mean, loss(logits, targets))
 
 
 def test_loss_of_mixed_images_is_that_of_mixed_targets() -> None:

@@ -214,8 +214,12 @@ def test_resume_never_is_for_the_first_start_only(
 
 
 def test_start_records_its_launchers_or_its_run(tmp_path: Path) -> None:
-    record = tmp_path / "begun-by"
+    record, config = tmp_path / "begun-by", tmp_path / "config.json"
+    config.write_text("{}")
+    config.with_name("before").hardlink_to(config)
     saving.begin(run(tmp_path), ["b", "a"])
+    assert config.with_name("before").read_text() == "{}", "replaced, never half written"
+    assert TrainConfig.from_json(config.read_text()) == run(tmp_path)
     assert not record.exists()
     saving.begin(run(tmp_path, resume="never"), ["b", "", "a", "b"])
     assert record.read_text() == "a\nb"

@@ -62,9 +62,7 @@ def steps_of_ranks(
         *((True, "", world, step) for world in (2, 3, 6) for step in (0, 5, 82, 120)),
     ],
 )
-def test_order_does_not_depend_on_the_ranks_or_a_resume(
-    packed: bool, sampling: str, world: int, first_step: int
-) -> None:
+def test_order_of_resumes(packed: bool, sampling: str, world: int, first_step: int) -> None:
     steps = steps_of_ranks(world, first_step, packed=packed, sampling=sampling)
     assert all(len(step) == BATCH // MICRO for step in steps)
     assert steps == steps_of_ranks(1, packed=packed, sampling=sampling)[first_step:]

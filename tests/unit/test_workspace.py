@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core import folders
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.runs.training_folder import FollowedFolder, TrainingFolder
 from kfp_ddp.runs.workspace import open_workspace
@@ -128,9 +128,7 @@ def test_a_training_resumes_in_another_pod(uri: str, remote: Path) -> None:
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_new_start_moves_earlier_checkpoints_aside(
-    uri: str, store: Store, remote: Path, tmp_path: Path, saved: bool
-) -> None:
+def test_a_new_start(uri: str, store: Store, remote: Path, tmp_path: Path, saved: bool) -> None:
     put(store, tmp_path / "a", 900, 1000)
     write(remote / "checkpoints.old-0/step-00000007" / STATE, "of an earlier start")
     with TrainingFolder(uri, KEEP, every=60.0) as first:
@@ -222,18 +220,24 @@ def test_uploads_continue_when_the_bucket_can_be_reached_again(
         wait_for(remote / "checkpoints/step-00000020" / MANIFEST)
 
 
-def test_an_unreachable_bucket_is_a_retryable_error(uri: str, remote: Path) -> None:
+def test_an_unreachable_bucket_is_a_retryable_error_and_a_missing_right_is_not(
+    uri: str, remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def be_away(*_: object) -> None:
+        raise UnavailableError("no answer")
+
     with TrainingFolder(uri, KEEP, every=60.0) as folder:
+        with monkeypatch.context() as patch:
+            patch.setattr(folder, "upload", be_away)
+            with pytest.raises(UnavailableError, match="be uploaded"):
+                folder.finish(seconds=0)
         write(remote, "no folder")
         save(folder.path, 10)
-        with pytest.raises(StorageError, match=r"cannot be uploaded") as raised:
-            folder.finish(seconds=0)
-    assert raised.value.retryable
+        with pytest.raises(InputError, match="check the path and this user's rights"):
+            folder.finish()
 
 
-def test_a_step_downloads_its_inputs_and_uploads_its_outputs(
-    uri: str, store: Store, remote: Path, tmp_path: Path
-) -> None:
+def test_inputs_and_outputs(uri: str, store: Store, remote: Path, tmp_path: Path) -> None:
     put(store, tmp_path / "a", 10, 20)
     (remote / "metrics.jsonl").write_text("1\n")
     write(remote / "evaluation/evaluation.json", "{}")

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until, with_retries
+from tests.e2e.harness import workflow
+from tests.e2e.harness.grounds import IMAGE, UID, Grounds, with_retries
 
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 POD_OF = "serving.kserve.io/inferenceservice"
@@ -162,18 +163,7 @@ def _prepare(grounds: Grounds) -> None:
 
 def _define(api: client.ApiClient) -> None:
     """Make InferenceServices known to the cluster, by KServe's own definition."""
-    body = json.loads(gzip.decompress(DEFINITION.read_bytes()))
-    definitions = client.ApiextensionsV1Api(api)
-    name = body["metadata"]["name"]
-    with suppress(client.ApiException):
-        definitions.create_custom_resource_definition(body)
-
-    def established() -> bool:
-        definition = definitions.read_custom_resource_definition(name)
-        conditions = definition.status.conditions or []
-        return any(c.type == "Established" and c.status == "True" for c in conditions)
-
-    until(established, "the definition of InferenceService", 60)
+    workflow.establish(api, json.loads(gzip.decompress(DEFINITION.read_bytes())))
 
 
 class StandIn(Kserve):

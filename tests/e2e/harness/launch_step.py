@@ -25,7 +25,7 @@ def main(run_id, task_name, task_id, run_dir, spec):
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
     done = launch(LaunchSpec.create(**spec), run_id, task_name, task_id, Api.connect(), folder)
-    print("DONE", done.job["metadata"]["name"], done.attempts, flush=True)
+    print("DONE", done.job["metadata"]["name"], flush=True)
 
 main(**json.loads(sys.argv[1]))
 """

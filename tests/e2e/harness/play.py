@@ -13,10 +13,8 @@ import json
 import threading
 import uuid
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from google.protobuf import json_format
@@ -87,9 +85,6 @@ class Run:
         self.steps: dict[str, Step] = {}
         self.ids: Counter[str] = Counter()
         """How many ids tasks of a name were given."""
-        self.names: Counter[str] = Counter()
-        """How many steps have the name of a task, in the iterations of loops."""
-        self._naming = threading.Lock()
         self.succeeded: bool | None = None
         self.grounds = grounds
         self._document = components.load_component_from_file(str(compiled))
@@ -137,7 +132,7 @@ class Run:
         for step in self.steps.values():
             forget(self.grounds, step.pod)
         again = copy.copy(self)
-        again.steps, again.ids, again.names, again.succeeded = {}, Counter(), Counter(), None
+        again.steps, again.ids, again.succeeded = {}, Counter(), None
         again._terminated = threading.Event()
         again._thread = threading.Thread(target=again._play, daemon=True)
         return again
@@ -198,12 +193,6 @@ class Run:
         ]
         return any(name in self.steps and not self.steps[name].succeeded for name in before)
 
-    def name_of(self, task: str) -> str:
-        """The name of a step: train, and train-2 for the next iteration of a loop."""
-        with self._naming:
-            self.names[task] += 1
-            return task if self.names[task] == 1 else f"{task}-{self.names[task]}"
-
     def execute(self, task: _Task, image: str, command: list[str], env: dict[str, str]) -> bool:
         """Run a step's pod to its end, again if it is lost; whether it ended well."""
         owner = workflow.owner(self.workflow)
@@ -254,13 +243,6 @@ class Run:
             path.write_bytes(content)
 
 
-class _Iterations(ThreadPoolExecutor):
-    """Threads of a loop, which know what run they are of."""
-
-    def submit(self, function: Any, /, *args: Any, **known: Any) -> Any:
-        return super().submit(contextvars.copy_context().run, function, *args, **known)
-
-
 class PodTask(task_handler_interface.ITaskHandler):  # type: ignore[misc]
     """KFP's interface to whatever runs a task's command."""
 
@@ -290,7 +272,7 @@ def _execute_task(**known: Any) -> Any:
         return {}, status.Status.SUCCESS
     component = known["components"][known["task_spec"].component_ref.name]
     label = component.executor_label
-    name = run.name_of(known["task_name"])
+    name = known["task_name"]
     _task.set(
         _Task(
             name=name,
@@ -339,8 +321,6 @@ def _install() -> None:
         return wrapper
 
     task_executor.execute_single_task = _execute_task
-    loops = SimpleNamespace(ThreadPoolExecutor=_Iterations, as_completed=as_completed)
-    enhanced_dag_orchestrator.concurrent = SimpleNamespace(futures=loops)
     task_executor._warn_local_only_noops = outside_runs(_warn)
     placeholder_utils.make_random_id = _task_id
     subprocess_task_handler.SubprocessTaskHandler = _handler

@@ -109,12 +109,7 @@ def queue(grounds: Grounds, cpu: str) -> Iterator[Queue]:
     objects: tuple[tuple[str, str, str, Object], ...] = (
         (f"{BASE}/resourceflavors", "ResourceFlavor", cluster_queue, {}),
         (f"{BASE}/clusterqueues", "ClusterQueue", cluster_queue, spec),
-        (
-            f"{BASE}/workloadpriorityclasses",
-            "WorkloadPriorityClass",
-            created.urgent,
-            {"value": 1000},
-        ),
+        (f"{BASE}/workloadpriorityclasses", "WorkloadPriorityClass", created.urgent, {"value": 99}),
         (
             custom(GROUP_VERSION, grounds.namespace, "localqueues"),
             "LocalQueue",
@@ -132,10 +127,7 @@ def queue(grounds: Grounds, cpu: str) -> Iterator[Queue]:
 
 
 def _spec(grounds: Grounds, flavor: str, cpu: str) -> dict[str, Any]:
-    resources = [
-        {"name": "cpu", "nominalQuota": cpu},
-        {"name": "memory", "nominalQuota": "100Gi"},
-    ]
+    resources = [{"name": "cpu", "nominalQuota": cpu}, {"name": "memory", "nominalQuota": "100Gi"}]
     flavors = [{"name": flavor, "resources": resources}]
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": grounds.namespace}},

@@ -30,11 +30,7 @@ STOCK: list[dict[str, list[str]]] = [
         "resources": ["workflows"],
         "verbs": ["get", "list", "watch", "update", "patch"],
     },
-    {
-        "apiGroups": [""],
-        "resources": ["pods", "pods/exec", "pods/log", "services"],
-        "verbs": ["*"],
-    },
+    {"apiGroups": [""], "resources": ["pods", "pods/exec", "pods/log", "services"], "verbs": ["*"]},
     {
         "apiGroups": ["", "apps", "extensions"],
         "resources": ["deployments", "replicasets"],

@@ -63,7 +63,7 @@ def define_kind(
     group, _, version = group_version.partition("/")
     plural, name = f"{kind.lower()}s", f"{kind.lower()}s.{group}"
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    body = {
+    body: dict[str, Any] = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": name, "annotations": dict(annotations)},
@@ -81,7 +81,13 @@ def define_kind(
             ],
         },
     }
-    definitions = client.ApiextensionsV1Api(api)
+    establish(api, body)
+    return name
+
+
+def establish(api: client.ApiClient, body: dict[str, Any]) -> None:
+    """Create a definition of a kind, unless it exists, and wait until it is served."""
+    definitions, name = client.ApiextensionsV1Api(api), body["metadata"]["name"]
     try:
         definitions.create_custom_resource_definition(body)
     except client.ApiException as error:
@@ -93,5 +99,4 @@ def define_kind(
         conditions = result.status.conditions or []
         return any(c.type == "Established" and c.status == "True" for c in conditions)
 
-    until(established, f"the definition of {kind}", 30)
-    return name
+    until(established, f"the definition {name}", 60)

@@ -1,18 +1,52 @@
-"""The pods of a job of any kind: metadata, rights, resources and scheduling."""
+"""The manifest of each kind of job: metadata, rights, resources and scheduling."""
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kubernetes.utils import parse_quantity
 
-from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs import payload
+from kfp_ddp.jobs.identity import identify, metadata
+from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.kinds.base import Runtime
 from kfp_ddp.jobs.kinds.pod import default_resources
 from kfp_ddp.jobs.kinds.trainjob import TOKEN_DIR
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.k8s.objects import amount
+from tests.launch_specs import QUANTITIES, specifications, templates
 
 SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
 LABELS = {"kfp-ddp/run-id": "run", "kueue.x-k8s.io/queue-name": "team"}
 V1 = ["pytorchjob", "tfjob", "mpijob"]
+UNBUFFERED = "PYTHONUNBUFFERED"
+# A value of each setting that some kind does not support.
+OTHER: dict[str, Any] = {
+    "elastic": "1:2",
+    "runtime": "mine",
+    "nproc_per_node": 2,
+    "nccl_timeout_minutes": 5.0,
+    "host_network": True,
+    "init_containers": [{"name": "fetch"}],
+    "topology_spread": [{"topologyKey": "zone"}],
+    "priority_class": "high",
+    "image_pull_policy": "Always",
+    "restart_policy": "OnFailure",
+    "backoff_limit": 0,
+    "scheduler": "volcano",
+    "env_from_secrets": ["secret"],
+    "clean_pod_policy": "All",
+    "ttl_seconds": 5,
+}
+EXAMPLES = settings(
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
 
 
 def made(kind: str, result: Runtime | None = None, **fields: Any) -> dict[str, Any]:
@@ -20,39 +54,12 @@ def made(kind: str, result: Runtime | None = None, **fields: Any) -> dict[str, A
     return dict(spec.job_kind.manifest(spec, {"name": "job", "labels": LABELS}, "", result)["spec"])
 
 
-def templates(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The pod templates of a job by role; of a TrainJob what it patches in its runtime."""
-    if "runtimePatches" in job:
-        (patch,) = job["runtimePatches"]
-        (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-        return {"Node": node["template"]["spec"]["template"]}
-    (replicas,) = (value for key, value in job.items() if key.endswith("eplicaSpecs"))
-    return {role: replica["template"] for role, replica in replicas.items()}
-
-
-def asked(kind: str, job: dict[str, Any]) -> list[dict[str, Any]]:
+def resources_of(kind: str, job: dict[str, Any]) -> list[dict[str, Any]]:
     """What the workers of a job ask for."""
     if kind == "trainjob":
         return [job["trainer"].get("resourcesPerNode", {})]
     workers = {role: item for role, item in templates(job).items() if role != "Launcher"}
     return [item["spec"]["containers"][0]["resources"] for item in workers.values()]
-
-
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_workers_have_no_token_without_an_account(kind: str) -> None:
-    """An MPIJob's launcher starts its ranks through the API server."""
-    for role, template in templates(made(kind, nodes=2)).items():
-        pod = template["spec"]
-        hidden = {mount["mountPath"] for mount in pod["containers"][0].get("volumeMounts", [])}
-        if kind == "trainjob":
-            assert TOKEN_DIR in hidden
-        else:
-            mounted = None if role == "Launcher" else False
-            assert pod.get("automountServiceAccountToken") is mounted
-    for template in templates(made(kind, nodes=2, service_account="worker")).values():
-        pod = template["spec"]
-        assert "automountServiceAccountToken" not in pod
-        assert TOKEN_DIR not in {m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -73,9 +80,9 @@ def test_infiniband_adds_its_capability_and_device(kind: str) -> None:
     for template in templates(job).values():
         capabilities = template["spec"]["containers"][0]["securityContext"]["capabilities"]
         assert capabilities == {"drop": ["ALL"], "add": ["SYS_NICE", "IPC_LOCK"]}
-    assert {item["limits"]["rdma/hca"] for item in asked(kind, job)} == {"1"}
+    assert {item["limits"]["rdma/hca"] for item in resources_of(kind, job)} == {"1"}
     own = {"rdma/hca": "4", "example.com/fpga": "2"}
-    for item in asked(kind, made(kind, **rdma, resources={"limits": own})):
+    for item in resources_of(kind, made(kind, **rdma, resources={"limits": own})):
         assert item["limits"].items() >= own.items()
     for template in templates(made(kind)).values():
         security = template["spec"]["containers"][0]["securityContext"]
@@ -159,3 +166,82 @@ def test_a_trainjob_names_the_kind_of_its_runtime() -> None:
         reference = made("trainjob", Runtime(kind), runtime="mine")["runtimeRef"]
         assert reference["name"] == "mine"
         assert reference["kind"] == kind
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_an_unsupported_setting_is_refused(kind: str) -> None:
+    """A setting without effect would go unnoticed."""
+    unsupported = {item.setting for item in KINDS[kind].unsupported}
+    for name, value in OTHER.items():
+        fields = {**SPEC, "kind": kind, name: value}
+        if name in unsupported:
+            with pytest.raises(InputError, match=name):
+                LaunchSpec.create(**fields)
+        else:
+            assert LaunchSpec.create(**fields).kind == kind
+    assert unsupported <= OTHER.keys()
+    assert LaunchSpec.create(**SPEC, kind=kind, scheduler="kueue").kind == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "starts", "variables"),
+    [
+        ("pytorchjob", ["python3", "-m", "torch.distributed.run"], {"PET_RDZV_CONF"}),
+        ("trainjob", ["python3", "-m", "torch.distributed.run"], {"PET_RDZV_CONF", UNBUFFERED}),
+        ("tfjob", ["python3"], {UNBUFFERED}),
+        ("mpijob", ["mpirun", "python3"], {"OMPI_MCA_hwloc_base_binding_policy", UNBUFFERED}),
+    ],
+)
+def test_how_each_kind_starts_a_script(kind: str, starts: list[str], variables: set[str]) -> None:
+    spec = LaunchSpec.create(image="a:1", script="print()", kind=kind)
+    assert pod.command(spec, "map") == [*starts, "/etc/kfp-ddp/script.py"]
+    without_map = pod.command(spec, "")
+    assert without_map[: len(starts)] == starts
+    assert without_map[-2:] == [
+        "-c",
+        payload.RUN_FROM_ENV.format(variable="KFP_DDP_SCRIPT", file="script.py"),
+    ]
+    assert {entry["name"] for entry in pod.environment(spec, "map")} == {pod.NODE, *variables}
+
+
+def manifest(spec: LaunchSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a job and its metadata."""
+    meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
+    return spec.job_kind.manifest(spec, meta), meta
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@EXAMPLES
+@given(data=st.data())
+def test_every_pod_has_our_labels_no_rights_and_resources(kind: str, data: st.DataObject) -> None:
+    spec = data.draw(specifications(kind))
+    job, meta = manifest(spec)
+    ours = {key: value for key, value in meta["labels"].items() if key.startswith("kfp-ddp/")}
+    limited = {"cpu": spec.cpu or not spec.cpu_request}
+    limited["memory"] = spec.memory or not spec.memory_request
+    for role, template in templates(job["spec"]).items():
+        pod, (container,) = template["spec"], template["spec"]["containers"]
+        assert template["metadata"]["labels"].items() >= ours.items()
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        if kind == "trainjob":
+            resources = [job["spec"]["trainer"]["resourcesPerNode"]]
+            hidden = TOKEN_DIR in {mount["mountPath"] for mount in container["volumeMounts"]}
+            assert hidden == (not spec.service_account)
+            mounted = [mount["name"] for mount in container["volumeMounts"]]
+            assert len(mounted) == len(set(mounted) & {item["name"] for item in pod["volumes"]})
+        else:
+            containers = [container, *pod.get("initContainers", [])]
+            resources = [item["resources"] for item in containers]
+            no_token = not spec.service_account and role != "Launcher"
+            assert (pod.get("automountServiceAccountToken") is False) == no_token
+        for item in resources:
+            for name in ("cpu", "memory"):
+                assert name in item["requests"]
+                assert name in item.get("limits", {}) or not limited[name]
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(text=QUANTITIES)
+def test_a_quantity_is_parsed_as_by_the_kubernetes_client(text: str) -> None:
+    assert amount(text) == Fraction(parse_quantity(text))

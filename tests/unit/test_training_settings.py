@@ -1,13 +1,20 @@
-"""Settings that depend on data, ranks, recipe and checkpoint: batches, devices, recipes."""
+"""Settings of a training: checks, batches and the command of the workers."""
 
+import re
+import subprocess
+import sys
 import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.runs.train import engine
+from kfp_ddp.runs.train.engine import node_command, with_timeout
 from kfp_ddp.training import checkpoint, distributed, learner
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
@@ -17,7 +24,106 @@ from kfp_ddp.training.recipes import RECIPES, RecipeName, configured
 from kfp_ddp.training.recipes import main as recipes_main
 from tests.training_ranks import run
 
+REQUIRED = {"data": "/d", "output_dir": "/o"}
 FOLDERS = {"data": "/d", "output_dir": "/o"}
+PIECES = ("$", "$$", "(HOME)", "$(HOME)", "$$(A)", "a", "/", " ", "{", "}", "(", ")", "'", '"', "ä")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"epochs": 0}, ("epochs=0", "greater than or equal to 1")),
+        ({"model": "resnet5"}, ("model='resnet5'", "torchvision", "did you mean 'resnet50'")),
+        ({"epocs": 3}, ("'epocs'", "did you mean 'epochs'")),
+        ({"epochs": 3, "warmup_epochs": 3}, ("warmup_epochs=3", "epochs=3", "lower")),
+        ({"batch_size": 10, "micro_batch_size": 3}, ("batch_size=10", "micro_batch_size=3")),
+        ({"start_image_size": 300}, ("start_image_size=300", "224")),
+        ({"strategy": "fsdp", "ema_decay": 0.9}, ("ema_decay", "strategy=ddp")),
+        ({"strategy": "fsdp", "compile": True}, ("compile", "strategy=ddp")),
+    ],
+)
+def test_invalid_value_is_one_line(fields: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        TrainConfig.create(**{**REQUIRED, **fields})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_json_and_flags_restore_the_configuration() -> None:
+    run = TrainConfig.create(
+        **REQUIRED, model="resnet18", deterministic=True, blur_pool=False, learning_rate=1e-5
+    )
+    assert TrainConfig.from_json(run.to_json()) == run
+    assert parse(run.to_argv()) == run
+
+
+def test_flags_have_only_the_fields_that_were_set() -> None:
+    """What nobody set must still be known as such by the ranks, where it may yield."""
+    run = TrainConfig.create(**REQUIRED, epochs=3, batch_size=256, tensorboard=False)
+    assert run.to_argv() == [
+        *("--data", "/d", "--output-dir", "/o", "--epochs", "3", "--batch-size", "256"),
+        "--no-tensorboard",
+    ]
+    again = parse(run.to_argv())
+    assert again.model_fields_set == run.model_fields_set == set(run.given())
+    other_forms = parse(
+        ["--data=/d", "--output_dir", "/o", "--pretrained", "epochs=2", "--compile"]
+    )
+    assert other_forms.model_fields_set == {"data", "output_dir", "pretrained", "compile"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "warmup"),
+    [
+        ({}, 5.0),
+        ({"epochs": 3}, 0.3),
+        ({"epochs": 1}, 0.1),
+        ({"epochs": 200}, 5.0),
+        ({"epochs": 3, "warmup_epochs": 2.5}, 2.5),
+        ({"epochs": 3, "warmup_epochs": 0}, 0),
+        ({"micro_batch_size": 3}, 5.0),  # does not divide the default batch size
+    ],
+)
+def test_default_warm_up_follows_the_epochs(fields: dict[str, Any], warmup: float) -> None:
+    run = TrainConfig.create(**REQUIRED, **fields)
+    assert run.warmup_epochs == pytest.approx(warmup)
+    assert parse(run.to_argv()) == run
+    assert "warmup_epochs" in run.to_json()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("https://ana:s3cr3t@example.com/w.pth", "https://s3cr3t@example.com/w.pth"),
+        *("https://example.com/w.pth?X-Amz-Signature=s3cr3t", "http://example.com/w.pth#s3cr3t"),
+        *("s3://bucket/w.pth?sig=s3cr3t", "gs://s3cr3t@bucket/w.pth", "az://b/w.pth#s3cr3t"),
+    ],
+)
+def test_address_with_a_secret_is_refused_and_not_shown(address: str) -> None:
+    with pytest.raises(InputError, match=r"^pretrained has a login or a query in it") as caught:
+        TrainConfig.create(**REQUIRED, pretrained=address)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["https://e.com/a@b.pth", "gs://b/a@c.pth", "/a@b?.pth"])
+def test_odd_names_of_weights_are_accepted(address: str) -> None:
+    assert TrainConfig.create(**REQUIRED, pretrained=address).pretrained == address
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"data": "/d", "output_dir": "/o", "x": 1}'])
+def test_invalid_json_is_one_line(text: str) -> None:
+    with pytest.raises(InputError):
+        TrainConfig.from_json(text)
+
+
+def test_unknown_flag_has_a_hint() -> None:
+    with pytest.raises(InputError, match=r"--epocs; did you mean 'epochs'"):
+        parse(["--data", "/d", "--output-dir", "/o", "--epocs", "3"])
+
+
+def test_launcher_does_not_import_torch() -> None:
+    probe = "import sys, kfp_ddp.training.node; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
 
 
 def world(size: int) -> World:
@@ -35,9 +141,7 @@ def world(size: int) -> World:
         ({"strategy": "single", "batch_size": 8}, 2, "strategy=single but 2 ranks"),
     ],
 )
-def test_batch_that_cannot_be_divided_is_refused(
-    tmp_path: Path, fields: dict[str, Any], ranks: int, words: str
-) -> None:
+def test_indivisible_batch(tmp_path: Path, fields: dict[str, Any], ranks: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         resolve(run(tmp_path, **fields), world(ranks), 96)
 
@@ -101,6 +205,8 @@ def test_elastic_run_allows_unequal_shares(tmp_path: Path, monkeypatch: pytest.M
         resolve(config, world(3), 96)
     monkeypatch.setenv("KFP_DDP_ELASTIC", "1")
     assert resolve(config, world(3), 96).micro_batch_size == 8
+    undivided = run(tmp_path, batch_size=10)  # a node joins: two micro-batches for three ranks
+    assert [resolve(undivided, world(n), 96).micro_batch_size for n in (1, 2, 3)] == [10, 5, 2]
     with pytest.raises(InputError, match="evenly among 3 ranks with micro_batch_size=8; use"):
         resolve(config.model_copy(update={"strategy": "fsdp"}), world(3), 96)
 
@@ -152,12 +258,11 @@ def test_another_optimizer_has_rates_of_its_own() -> None:
         ("digits", {}),
         ("digits --epochs 4", {"epochs": 4}),  # fewer than the warm-up of no recipe
         ("imagenet-fast --no-blur-pool --epochs 90", {"blur_pool": False, "epochs": 90}),
+        ("imagenet-90 --epochs 3", {"epochs": 3}),  # fewer than its own warm-up
         ("finetune --pretrained=/c", {"pretrained": "/c"}),
     ],
 )
-def test_recipe_is_printed_as_flags(
-    flags: str, fields: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags(flags: str, fields: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert recipes_main([*flags.split(), "--data", "/d", "--output-dir", "/o"]) == 0
     expected = configured(flags.split()[0], {**FOLDERS, **fields})
     config = parse(capsys.readouterr().out.split())
@@ -170,3 +275,59 @@ def test_value_that_a_shell_would_change_is_refused(capsys: pytest.CaptureFixtur
     assert "'/a folder' does not pass through a shell" in capsys.readouterr().err
     assert recipes_main(["digits", "--epocs", "3"]) == 2
     assert recipes_main(["mnist"]) == 2
+
+
+def expanded(word: str) -> str:
+    """A word of a command as Kubernetes makes it where every variable is set."""
+    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda result: (result[1] and "VALUE") or "$", word)
+
+
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_kubernetes_expands_nothing_in_the_command(name: str) -> None:
+    config = TrainConfig(data=f"/data/{name}", output_dir="/work/$(RUN)", run_id="$$")
+    words = node_command(config)
+    assert [expanded(word) for word in words[4:]] == config.to_argv()
+
+
+@pytest.mark.parametrize(
+    ("training", "job", "minutes"),
+    [
+        ({}, {}, None),
+        ({"timeout_minutes": 5}, {}, 5),
+        ({}, {"nccl_timeout_minutes": 30}, 30),
+        ({"timeout_minutes": 30}, {"nccl_timeout_minutes": 30.0}, 30),
+        ({"timeout_minutes": 5}, {"nccl_timeout_minutes": 0}, 5),
+    ],
+)
+def test_time_out_is_that_of_the_collectives(training: Any, job: Any, minutes: Any) -> None:
+    assert with_timeout(training, job).get("timeout_minutes") == minutes
+
+
+@pytest.mark.parametrize("job", [{"elastic": "1:2"}, {"restart_policy": "OnFailure"}])
+def test_pods_that_come_while_others_go_on_need_a_claim(job: Any, tmp_path: Path) -> None:
+    """Each would begin with the checkpoint that lay in the bucket when it came, or with none."""
+    (name,) = job
+    with pytest.raises(SystemExit, match=f"^error: job sets {name}=.* work in a bucket"):
+        engine.run(
+            run_id="run-1",
+            task_name="train",
+            task_id="",
+            dataset_path="/data",
+            training={},
+            backend="pytorchjob",
+            job=job,
+            image="image",
+            work_dir=(tmp_path / "bucket").as_uri(),
+            trained_model=None,
+            train_metrics=None,
+            loss_curve=None,
+            training_job=None,
+            task_config=None,
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_time_outs_are_one_line() -> None:
+    with pytest.raises(InputError, match="which are one time-out: give one of them"):
+        with_timeout({"timeout_minutes": 5}, {"nccl_timeout_minutes": 10})
