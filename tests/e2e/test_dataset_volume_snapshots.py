@@ -165,21 +165,23 @@ def populator_api(api: client.ApiClient) -> Iterator[None]:
 def test_account_of_a_profile_can_do_all_with_deploy(ground: Ground, tmp_path: Path) -> None:
     editor = ground.account_with(name="default-editor")
     staging = ground.staging("standard")
+    auto = request(staging, "2" * 64, publish="auto", dataset="roses")
     with pytest.raises(StorageError, match="cannot get claim"):
-        publish(editor, request(staging, "2" * 64, publish="auto"))
+        publish(editor, auto)
     with applied(ground, tmp_path):
-        result = publish(editor, request(staging, "2" * 64, publish="auto"))
-        assert (result.strategy, result.claim) == ("snapshot", "ds-digits-222222222222")
+        result = publish(editor, auto)
+        assert (result.strategy, result.claim) == ("snapshot", "ds-roses-222222222222")
         assert "has a snapshot class" in result.notes[0]
         assert not any("cannot be seen" in note for note in result.notes)
         for digit in "34":
-            demand = request(staging, digit * 64, publish="clone", keep_claims=1)
+            more = {"publish": "clone", "dataset": "roses", "keep_claims": 1}
+            demand = request(staging, digit * 64, **more)
             result = publish(editor, demand)
         assert set(collect(editor, demand, result.claim)) == {
-            "ds-digits-222222222222", "ds-digits-333333333333",
+            "ds-roses-222222222222", "ds-roses-333333333333",
         }  # fmt: skip
     with pytest.raises(StorageError, match="cannot get claim"):
-        publish(editor, request(staging, "2" * 64, publish="auto"))
+        publish(editor, auto)
 
 
 def test_populator_creates_the_objects_of_the_gke_docs(ground: Ground, tmp_path: Path) -> None:
