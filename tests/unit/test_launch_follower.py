@@ -14,6 +14,7 @@ from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow import follower as following
+from kfp_ddp.jobs.follow import logs
 from kfp_ddp.jobs.follow.decisions import Limits, Look, Pods
 from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp
@@ -218,8 +219,9 @@ def test_the_heartbeat_is_touched_now_and_then_and_cursors_are_saved_at_once(
 
 
 def test_a_step_that_leaves_prints_no_line_that_its_successor_prints_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logs, "STOP_SECONDS", 10)  # other processes may need the processor
     folder, printer = RunFolder(tmp_path), Printer()
     files, over = StepFiles(folder, "x", printer), threading.Event()
     printed = threading.Semaphore(0)
