@@ -60,11 +60,7 @@ def launch(
     with ending.watching():
         while True:
             ending.attend(jobs.path(attempts.current))
-            name = jobs.identity.job_name(attempts.current)
-            ending.leave_if_cancelled(f"{jobs.kind.title} {name}")
-            job = jobs.ensure(attempts.current)
-            check_job.check_gang(api, spec, job, ending.cancelled)
-            outcome = Follower(api, jobs.kind, job, ending, run_dir, progress).run(limits)
+            outcome = _follow(jobs, attempts.current, ending, run_dir, progress, limits)
             if outcome.failure is None:
                 return outcome
             if outcome.given_up:
@@ -74,6 +70,7 @@ def launch(
             if outcome.preempted:
                 jobs.mark(attempts.current, PREEMPTED)
                 attempts.preempted.add(attempts.current)
+                name = jobs.identity.job_name(attempts.current)
                 print(
                     f"{name} could not resume after its preemption; creating a new job", flush=True
                 )
@@ -130,6 +127,15 @@ def _retry_or_raise(jobs: Jobs, attempts: Attempts, failure: Failure, deleted: b
             where += f", or kubectl logs -n {jobs.api.namespace} {failure.pod}"
         raise JobError(f"{jobs.kind.title} {name} failed{tries}: {failure.error}{where}")
     print(f"{failure.error}; retrying, {left} of {retries} retries left", flush=True)
+
+
+def _follow(
+    jobs: Jobs, number: int, ending: Ending, run_dir: Path | None, progress: bool, limits: Limits
+) -> Outcome:
+    ending.leave_if_cancelled(f"{jobs.kind.title} {jobs.identity.job_name(number)}")
+    job = jobs.ensure(number)
+    check_job.check_gang(jobs.api, jobs.spec, job, ending.cancelled)
+    return Follower(jobs.api, jobs.kind, job, ending, run_dir, progress).run(limits)
 
 
 def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:
