@@ -199,6 +199,6 @@ def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
 def _paths(folder: Path, part: Part) -> tuple[str, ...]:
     paths = tuple(f"{folder}/{name}" for name in part.names)
     for path in paths:
-        if path.encode(errors="replace").decode() != path:
+        if not path.isascii() and path.encode(errors="replace").decode() != path:
             raise InputError(f"the name {path!a} is not UTF-8: rename it")
     return paths
