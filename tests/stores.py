@@ -22,6 +22,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kfp-dd
 VERSITY = "v1.8.0"
 AZURITE = "3.37.0"
 REGISTRY = "v3.1.2"
+WANDB = "0.31.0"
+SCHEDULER_PLUGINS = "sigs.k8s.io/scheduler-plugins@v0.31.8"
 SECONDS = 900
 
 
@@ -59,7 +61,7 @@ def versitygw(folder: Path, key: str, secret: str, host: str = "127.0.0.1") -> I
     address = f"{host}:{free_port()}"
     command = [str(server), "--port", address, "--access", key, "--secret", secret]
     ready = re.compile(rf"(http://{re.escape(host)}:\d+)")
-    with _running([*command, "posix", str(folder)], folder.with_suffix(".log"), ready) as url:
+    with running([*command, "posix", str(folder)], folder.with_suffix(".log"), ready) as url:
         yield url
 
 
@@ -74,7 +76,7 @@ def azurite(log: Path) -> Iterator[str]:
     )
     command = [str(server), "--inMemoryPersistence", "--disableTelemetry", "--blobPort", "0"]
     ready = re.compile(r"successfully listens on (http://\S+)")
-    with _running([*command, "--skipApiVersionCheck"], log, ready) as url:
+    with running([*command, "--skipApiVersionCheck"], log, ready) as url:
         yield url
 
 
@@ -82,6 +84,23 @@ def registry_program() -> Path:
     """The reference registry of container images: one static program."""
     package = f"github.com/distribution/distribution/v3/cmd/registry@{REGISTRY}"
     return _from_go("registry", package)
+
+
+def coscheduler() -> tuple[Path, Path]:
+    """Scheduler-plugins' scheduler, and the definition of its PodGroup.
+
+    Its module has replacements, which `go install` refuses; the one here is of any patch version.
+    """
+    source = CACHE / "scheduler-plugins"
+    script = f"""set -e
+        module=$(go mod download -json {SCHEDULER_PLUGINS} | sed -n 's/.*"Dir": "\\(.*\\)".*/\\1/p')
+        rm -rf {source} && cp -r "$module" {source} && chmod -R u+w {source} && cd {source}
+        go mod edit -replace=k8s.io/cloud-provider=k8s.io/cloud-provider@v0.31.0
+        go build -o bin/ ./cmd/scheduler"""
+    settings = {"GOFLAGS": "-mod=mod -trimpath", "CGO_ENABLED": "0"}
+    command = ["bash", "-c", script]
+    program = installed(source / "bin" / "scheduler", "go", command, **settings)
+    return program, source / "manifests" / "coscheduling" / "crd.yaml"
 
 
 @contextlib.contextmanager
@@ -98,7 +117,7 @@ def registry(folder: Path, log: Path, logins: str = "") -> Iterator[str]:
         settings["auth"] = {"htpasswd": {"realm": "r", "path": str(log.with_suffix(".logins"))}}
     log.with_suffix(".yaml").write_text(json.dumps(settings))
     command = [str(registry_program()), "serve", str(log.with_suffix(".yaml"))]
-    with _running(command, log, ready) as host:
+    with running(command, log, ready) as host:
         yield host
 
 
@@ -116,7 +135,7 @@ def prometheus(config: Path) -> Iterator[str]:
     command = [prometheus_program("prometheus"), f"--web.listen-address={address}"]
     command += [f"--config.file={config}", f"--storage.tsdb.path={config.with_suffix('.data')}"]
     ready = re.compile(r"(Server is ready to receive web requests)")
-    with _running(command, config.with_suffix(".log"), ready):
+    with running(command, config.with_suffix(".log"), ready):
         yield f"http://{address}"
 
 
@@ -136,12 +155,19 @@ def mlflow(folder: Path, password: str) -> Iterator[str]:
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     }
     ready = re.compile(r"running on (http://\S+)")
-    with _running(command, folder / "log", ready, **settings) as url:
+    with running(command, folder / "log", ready, **settings) as url:
         yield url
 
 
+def wandb() -> Path:
+    """The folder of the packages of Weights & Biases, some of which are others of ours."""
+    folder = CACHE / f"wandb-{WANDB}"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+    return installed(folder / "wandb", sys.executable, [*command, f"wandb=={WANDB}"]).parent
+
+
 @contextlib.contextmanager
-def _running(
+def running(
     command: list[str], log: Path, ready: re.Pattern[str], **settings: str
 ) -> Iterator[str]:
     """Run a server for the length of a block; yields the address that its log tells."""

@@ -76,6 +76,8 @@ def unschedulable(message: str) -> str:
     lacking = sorted(set(re.findall(r"Insufficient ([\w./-]*\w)", message)))
     if lacking:
         return f"no node has enough {', '.join(lacking)} free ({short})"
+    if gap := sorted(set(re.findall(r"([\w./-]+):\{\{", message))):  # of coscheduling
+        return f"the nodes have not enough {', '.join(gap)} free for all pods at once ({short})"
     if "taint" in message:
         return f"nodes are tainted and not tolerated ({short})"
     if "affinity" in message or "selector" in message:

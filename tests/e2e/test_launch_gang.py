@@ -1,17 +1,18 @@
-"""Gang scheduling is verified by the PodGroup that the operator creates or not.
+"""Gangs of the scheduler of scheduler-plugins, by the PodGroup that the operator creates or not."""
 
-Scheduler-plugins' PodGroups are served here, and no scheduler looks at them. With the default
-scheduler as that of its gangs, the operator makes groups while pods run as ever.
-"""
-
+import contextlib
+import json
+import os
+import re
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -20,31 +21,57 @@ from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.rights import act_as
 from tests.e2e.harness.scene import namespace
-from tests.e2e.harness.workflow import define_kind
+from tests.e2e.harness.workflow import establish
+from tests.serving import free_port
+from tests.stores import coscheduler, running
 
+pytestmark = pytest.mark.slow
 OPERATOR, OPERATORS_NAMESPACE = "training-operator", "kubeflow"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-# Who defines a kind of Kubernetes' own groups names where that was agreed to.
-AGREED = "https://github.com/kubernetes-sigs/scheduler-plugins/pull/50"
+NAME = "coscheduling"
+RIGHTS = ("authentication", "authorization")
+PLUGIN = {"name": "Coscheduling"}
+CONFIG = {
+    "apiVersion": "kubescheduler.config.k8s.io/v1",
+    "kind": "KubeSchedulerConfiguration",
+    "leaderElection": {"leaderElect": False},
+    "profiles": [
+        {
+            "schedulerName": NAME,
+            "plugins": {
+                "multiPoint": {"enabled": [PLUGIN]},
+                "queueSort": {"enabled": [PLUGIN], "disabled": [{"name": "*"}]},
+            },
+        }
+    ],
+}
 
 
 @pytest.fixture(scope="module")
-def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
-    """A namespace in a cluster that has the PodGroups of scheduler-plugins."""
-    agreed = {"api-approved.kubernetes.io": AGREED}
-    name = define_kind(cluster, GANGS["coscheduling"].group_version, "PodGroup", agreed)
-    try:
-        with namespace(cluster) as space:
-            yield space
-    finally:
-        Api(cluster, "default").delete(f"{CRDS}/{name}")
+def grounds(
+    cluster: client.ApiClient, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Grounds]:
+    """A namespace in a cluster with the scheduler and its PodGroups."""
+    program, definition = coscheduler()
+    folder, kubeconfig = tmp_path_factory.mktemp("scheduler"), os.environ["KUBECONFIG"]
+    file, port = folder / "config.yaml", free_port()
+    file.write_text(json.dumps({**CONFIG, "clientConnection": {"kubeconfig": kubeconfig}}))
+    command = [str(program), f"--config={file}", f"--secure-port={port}"]
+    command += [f"--{right}-kubeconfig={kubeconfig}" for right in RIGHTS]
+    ready = re.compile(r"(Serving securely)")
+    with contextlib.ExitStack() as stack:
+        kind = yaml.safe_load(definition.read_text())
+        establish(cluster, kind)
+        stack.callback(Api(cluster, "default").delete, f"{CRDS}/{kind['metadata']['name']}")
+        stack.enter_context(running(command, folder / "log", ready))
+        yield stack.enter_context(namespace(cluster))
 
 
 @pytest.fixture
 def ganging(cluster: client.ApiClient, grounds: Grounds) -> Iterator[None]:
-    """The operator makes gangs, of the scheduler that every pod has anyway."""
+    """The operator makes gangs."""
     try:
-        _restart_operator(cluster, ["--gang-scheduler-name=default-scheduler"])
+        _restart_operator(cluster, [f"--gang-scheduler-name={NAME}"])
         yield
     finally:
         _restart_operator(cluster, None)
@@ -67,21 +94,35 @@ def test_job_with_a_pod_group_succeeds(grounds: Grounds, ganging: None) -> None:
             pods = grounds.core.list_namespaced_pod(
                 grounds.namespace, label_selector=KINDS[kind].pod_selector(name)
             )
-            marks = [pod.metadata.labels[GANGS["coscheduling"].mark] for pod in pods.items]
+            marks = [pod.metadata.labels[GANGS[NAME].mark] for pod in pods.items]
             assert marks == [name, name]
+            assert {pod.spec.scheduler_name for pod in pods.items} == {NAME}
 
 
-def launched(api: Api, kind: str = "pytorchjob") -> Any:
+def test_no_pod_of_a_gang_that_does_not_fit_gets_a_node(grounds: Grounds, ganging: None) -> None:
+    """One of the pods would fit."""
+    with act_as(grounds.api, grounds.namespace, grounds.service_account) as account:
+        api = Api(account, grounds.namespace)
+        with pytest.raises(JobError, match="not enough cpu free for all pods at once"):
+            launched(api, cpu_request="1200m", pending_minutes=0.2)
+    events = grounds.core.list_namespaced_event(grounds.namespace).items
+    waiting = {event.involved_object.name for event in events if event.reason == "FailedScheduling"}
+    placed = {event.involved_object.name for event in events if event.reason == "Scheduled"}
+    assert len(waiting - placed) == 2
+
+
+def launched(api: Api, kind: str = "pytorchjob", **more: Any) -> Any:
     """The job of two pods that end soon, as a gang."""
     spec = LaunchSpec.create(
         kind=kind,
         image=IMAGE,
         command=["python3", "-c", "import time; time.sleep(3)"],
         nodes=2,
-        scheduler="coscheduling",
+        scheduler=NAME,
         run_as_user=UID,
         clean_pod_policy="None",
         retries=0,
+        **more,
     )
     return launch(spec, str(uuid.uuid4()), "train", "", api).job
 

@@ -1,8 +1,6 @@
 """Custom resources with the smallest definition, such as the Argo Workflow that owns a run."""
 
 import uuid
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from kubernetes import client
@@ -53,12 +51,7 @@ def owner(workflow: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def define_kind(
-    api: client.ApiClient,
-    group_version: str,
-    kind: str,
-    annotations: Mapping[str, str] = MappingProxyType({}),
-) -> str:
+def define_kind(api: client.ApiClient, group_version: str, kind: str) -> str:
     """Define a namespaced kind with any content, wait until it is served, and return its name."""
     group, _, version = group_version.partition("/")
     plural, name = f"{kind.lower()}s", f"{kind.lower()}s.{group}"
@@ -66,7 +59,7 @@ def define_kind(
     body: dict[str, Any] = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": name, "annotations": dict(annotations)},
+        "metadata": {"name": name},
         "spec": {
             "group": group,
             "scope": "Namespaced",
