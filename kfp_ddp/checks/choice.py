@@ -47,6 +47,8 @@ class Machine:
     """Number of GPUs; 0 for the CPU."""
     pods: int = 0
     """Number of pods of a job, which have all of these together; 0 for this machine."""
+    core_speed: float = 1.0
+    """Speed of a core in computing, relative to that of `COSTS`."""
 
     def __str__(self) -> str:
         kinds = {"cpu": "no GPU", "cuda": f"{self.gpus} GPU(s)", "mps": "Apple GPU"}
@@ -62,7 +64,8 @@ class Machine:
     @property
     def speed(self) -> float:
         """Speed in cores of `COSTS`; a GPU by order of magnitude, like that of a laptop."""
-        return {"cpu": self.cores * SHARE, "cuda": 100.0 * self.gpus, "mps": 12.0}[self.device]
+        cpu = self.cores * SHARE * self.core_speed
+        return {"cpu": cpu, "cuda": 100.0 * self.gpus, "mps": 12.0}[self.device]
 
 
 def this_machine() -> Machine:
@@ -75,7 +78,16 @@ def this_machine() -> Machine:
         return Machine(cores, memory_gb, "cuda", gpus)
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return Machine(cores, memory_gb, "mps", 1)
-    return Machine(cores, memory_gb, "cpu", 0)
+    return Machine(cores, memory_gb, "cpu", 0, core_speed=_core_speed())
+
+
+def _core_speed() -> float:
+    """Return `Machine.core_speed` of this machine, by the width of its vector instructions."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return WITHOUT_AVX512
+    return 1.0 if " avx512f " in flags else WITHOUT_AVX512
 
 
 def count_gpus() -> int:
@@ -108,6 +120,8 @@ COSTS = {
     "cifar_resnet8": Cost(0.0004, 0.032),
 }
 """Measured on a Zen 5 core with AVX-512, fp32."""
+WITHOUT_AVX512 = 0.5
+"""Speed of a core without it, measured on a Zen core: training takes 1.7 to 2.3 times as long."""
 EVALUATION = 0.3
 """Cost of an image in an evaluation, as a fraction of that in training."""
 FINISH = 0.0005

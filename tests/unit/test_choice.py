@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,6 @@ OLD = Machine(cores=2, memory_gb=8, device="cpu", gpus=0)
 NEW = Machine(cores=12, memory_gb=32, device="cpu", gpus=0)
 APPLE = Machine(cores=8, memory_gb=16, device="mps", gpus=1)
 GAMING = Machine(cores=8, memory_gb=32, device="cuda", gpus=1)
-
-
 JOB = Machine(cores=16, memory_gb=0, device="cuda", gpus=2, pods=2)
 MACHINES = [OLD, NEW, APPLE, GAMING, JOB]
 
@@ -26,8 +25,7 @@ def photographs(images: int, short_side: int = 1000, decoding: float = 0.002) ->
 
 
 def size(choice: Choice) -> int:
-    found: int = choice.arguments["training"]["image_size"]
-    return found
+    return int(choice.arguments["training"]["image_size"])
 
 
 @pytest.mark.parametrize("weights", [True, False])
@@ -96,6 +94,8 @@ def test_more_hardware_has_more_pixels_and_slow_decoding_fewer_epochs() -> None:
     quick, slow = (choose(photographs(6_000, 3_000, s), OLD, {}) for s in (0.002, 0.06))
     assert quick.arguments["epochs"] > slow.arguments["epochs"]
     assert size(quick) == size(slow)
+    fast, slow = (choose(photographs(500), replace(NEW, core_speed=s), {}) for s in (1, 0.5))
+    assert slow.arguments["epochs"] < fast.arguments["epochs"] or size(slow) < size(fast)
 
 
 @pytest.mark.parametrize("machine", MACHINES[1:], ids=str)
