@@ -1,12 +1,10 @@
 """The settings of a training run, shared by pipeline, launcher and loop; free of torch."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.training import model_file
 from kfp_ddp.training.torchvision_weights import TORCHVISION
@@ -326,21 +324,6 @@ class TrainConfig(Settings):
     def is_set(self, name: str) -> bool:
         """Return whether the field was set; a default may be replaced by a better one."""
         return name in self.model_fields_set
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Parse what `to_json` wrote; raise InputError as `create` does."""
-        try:
-            fields = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"the configuration is not JSON: {error}") from None
-        if not isinstance(fields, dict):
-            raise InputError("the configuration must be a JSON object of field names and values")
-        return cls.create(**fields)
-
-    def to_json(self) -> str:
-        """Return all fields as an indented JSON object."""
-        return self.model_dump_json(indent=2)
 
     def to_argv(self) -> list[str]:
         """Return the command line flags of the fields that were set; `parse` reverses it."""

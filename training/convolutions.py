@@ -23,17 +23,12 @@ Pair = tuple[int, int]
 def use_products(network: nn.Module) -> None:
     """Let plain convolutions on a CPU compute as products if faster; only sums are reordered."""
     for module in network.modules():
-        if type(module) is nn.Conv2d and _is_plain(module):
+        if (
+            type(module) is nn.Conv2d
+            and (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros")
+            and not isinstance(module.padding, str)
+        ):
             module.__class__ = Conv2d
-
-
-def _is_plain(layer: nn.Conv2d) -> bool:
-    return (
-        layer.groups == 1
-        and layer.dilation == (1, 1)
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-    )
 
 
 class Conv2d(nn.Conv2d):
@@ -69,11 +64,16 @@ class _Product(torch.autograd.Function):
         images, weight = ctx.saved_tensors
         how = (ctx.stride, ctx.padding)
         of_images, of_weight, of_bias = ctx.needs_input_grad[:3]
-        grad = grads[0].permute(0, 2, 3, 1)
-        rows = grad.reshape(-1, len(weight))
+        rows = grads[0].permute(0, 2, 3, 1).reshape(-1, len(weight))
+        grad_of_weight = None
+        if of_weight:
+            outputs, channels, high, wide = weight.shape
+            patches = _patches(images, weight, *how).reshape(len(rows), -1)
+            product = (rows.t() @ patches).view(outputs, high, wide, channels)
+            grad_of_weight = product.permute(0, 3, 1, 2)
         return (
             _grad_of_images(grads[0], images, weight, *how) if of_images else None,
-            _grad_of_weight(rows, images, weight, *how) if of_weight else None,
+            grad_of_weight,
             rows.sum(0) if of_bias else None,
             None,
             None,
@@ -97,28 +97,19 @@ def _rows(weight: Tensor) -> Tensor:
     return weight.permute(0, 2, 3, 1).flatten(1)
 
 
-def _grad_of_weight(
-    rows: Tensor, images: Tensor, weight: Tensor, stride: Pair, padding: Pair
-) -> Tensor:
-    (outputs, channels, high, wide) = weight.shape
-    patches = _patches(images, weight, stride, padding).reshape(len(rows), -1)
-    return (rows.t() @ patches).view(outputs, high, wide, channels).permute(0, 3, 1, 2)
-
-
 def _grad_of_images(
     grad: Tensor, images: Tensor, weight: Tensor, stride: Pair, padding: Pair
 ) -> Tensor:
     (high, wide), (down, across), (top, left) = weight.shape[2:], stride, padding
     (count, _, height, width), (rows, columns) = images.shape, grad.shape[2:]
-    pointwise = (high, wide, *stride, *padding) == (1, 1, 1, 1, 0, 0)
-    if not pointwise and columns > SHORTER and (high, wide) != (1, 1):
+    if columns > SHORTER and (high, wide) != (1, 1):
         dilation, transposed, wanted = (1, 1), False, (True, False, False)
         result: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
             grad, images, weight, None, stride, padding, dilation, transposed, (0, 0), 1, wanted
         )
         return result[0]
     products = grad.permute(0, 2, 3, 1) @ _rows(weight)
-    if pointwise:
+    if (high, wide, *stride, *padding) == (1, 1, 1, 1, 0, 0):
         return products.permute(0, 3, 1, 2)
     products = products.view(count, rows, columns, high, wide, -1)
     # Summed in float32 at least, as a convolution kernel does.

@@ -1,7 +1,7 @@
 """Images in batches: decoded by loader processes, and moved to the device one step ahead."""
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -51,44 +51,33 @@ class Images(Dataset[Batch]):
 
     def __getitems__(self, keys: list[Key]) -> Batch:
         """Load the micro-batch of these keys, all of one epoch's size."""
-        config = self.config
+        config, index, cache = self.config, self.index, self.cache
         if self.ahead is not None and isinstance(keys, Keys):
             self.ahead.begin(keys.ahead)
-        size = config.image_size
-        if self.for_training:
-            size = transforms.size_of_epoch(config, keys[0][0])
-        images = channels_last(len(keys), size)
-        indices = [position % len(self.index) for _, position in keys]
-        readable: list[int] = []
+        if not self.for_training:
+            return _evaluated(index, config.image_size, keys, config.reading, cache)
+        images = channels_last(len(keys), transforms.size_of_epoch(config, keys[0][0]))
+        indices: list[int] = []
+        skipped: list[int] = []
         for row, (epoch, drawn) in enumerate(keys):
-            position = indices[row]
+            position = drawn % len(index)
             again = drawn - position
             try:
                 decoded, at = self._usable(epoch, position, again)
             except InputError as error:
-                if self.for_training or config.on_bad_image == "fail":
-                    return Batch(images, indices, indices, [], str(error))
-                continue
-            if at == position:
-                readable.append(row)
-            indices[row] = at
-            prepared = self.cache is not None
-            images[row] = transforms.finish(
-                decoded.image, config, self.for_training, epoch, at + again, prepared, decoded[1:]
-            )
-        unreadable = set(range(len(keys))).difference(readable)
-        skipped = [keys[row][1] % len(self.index) for row in unreadable]
-        if skipped and not self.for_training:
-            images, indices = images[readable], [indices[row] for row in readable]
-        targets = [self.index.targets[at] for at in indices]
-        return Batch(images, targets, indices, skipped, "")
+                return Batch(images, [], [], [], str(error))
+            if at != position:
+                skipped.append(position)
+            indices.append(at)
+            images[row] = transforms.finish(decoded, config, epoch, at + again, cache is not None)
+        return Batch(images, [index.targets[at] for at in indices], indices, skipped, "")
 
     def _usable(self, epoch: int, position: int, again: int) -> tuple[Decoded, int]:
         """Load the image at `position`, or with on_bad_image=skip the next readable one."""
         try:
             return self._read(epoch, position, again), position
         except InputError:
-            if self.config.on_bad_image == "fail" or not self.for_training:
+            if self.config.on_bad_image == "fail":
                 raise
         for offset in range(1, min(len(self.index), 100)):
             at = (position + offset) % len(self.index)
@@ -100,12 +89,33 @@ class Images(Dataset[Batch]):
 
     def _read(self, epoch: int, position: int, again: int) -> Decoded:
         config, where = self.config, self.index.where(position)
-        if self.for_training and self.cache is None and config.images != "strict":
+        if self.cache is None and config.images != "strict":
             needed = functools.partial(transforms.needed, config, epoch, position + again)
-            return read_part(where, config.reading, needed)[0]
-        cache = self.cache
-        image = cache.read(position, where) if cache else read(where, config.reading)
+            return read_part(where, config.reading, needed)
+        image = self.cache.read(position, where) if self.cache else read(where, config.reading)
         return Decoded(image, *image.shape[-2:])
+
+
+def _evaluated(
+    index: Index, size: int, keys: Sequence[Key], reading: Reading, cache: Cache | None = None
+) -> Batch:
+    """Load images as for an evaluation; unreadable ones are left out, or an error."""
+    images = channels_last(len(keys), size)
+    positions: list[int] = []
+    skipped: list[int] = []
+    for _, position in keys:
+        where = index.where(position)
+        try:
+            image = cache.read(position, where) if cache else read(where, reading)
+        except InputError as error:
+            if reading.on_bad_image == "fail":
+                return Batch(images, [], [], [], str(error))
+            skipped.append(position)
+            continue
+        images[len(positions)] = image if cache else transforms.evaluate(image, size)
+        positions.append(position)
+    targets = [index.targets[position] for position in positions]
+    return Batch(images[: len(positions)], targets, positions, skipped, "")
 
 
 def channels_last(count: int, size: int) -> Tensor:
@@ -177,22 +187,13 @@ def decoded(
     """
     ahead = ReadAhead(index.slices) if index.slices else None
     for keys in batches:
-        images = channels_last(len(keys), image_size)
-        positions: list[int] = []
         if ahead:
             ahead.begin(keys.ahead)
-        for _, position in keys:
-            try:
-                image = read(index.where(position), reading)
-            except InputError:
-                if reading.on_bad_image == "fail":
-                    raise
-                continue
-            images[len(positions)] = transforms.evaluate(image, image_size)
-            positions.append(position)
-        if positions:
-            targets = torch.tensor([index.targets[position] for position in positions])
-            yield images[: len(positions)], targets, torch.tensor(positions)
+        batch = _evaluated(index, image_size, keys, reading)
+        if batch.error:
+            raise InputError(batch.error)
+        if batch.indices:
+            yield batch.images, torch.tensor(batch.targets), torch.tensor(batch.indices)
 
 
 class DeviceBatch(NamedTuple):
@@ -226,8 +227,15 @@ def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Device
     scale, shift = (value.to(device).view(1, -1, 1, 1) for value in affine())
     ahead: DeviceBatch | None = None
     for batch in batches:
+        if batch.error:
+            raise InputError(batch.error)
         with torch.cuda.stream(side):
-            following = _move(batch, device, scale, shift)
+            images = batch.images.to(device, non_blocking=True)
+            images = torch.addcmul(shift, images, scale)
+            images = images.contiguous(memory_format=torch.channels_last)
+            targets = torch.tensor(batch.targets, dtype=torch.long, pin_memory=True)
+            targets = targets.to(device, non_blocking=True)
+            following = DeviceBatch(images, targets, batch.indices, batch.skipped)
         if ahead is not None:
             yield ahead
         torch.cuda.current_stream(device).wait_stream(side)
@@ -256,16 +264,6 @@ def _on_cpu(batches: Iterator[Batch]) -> Iterator[DeviceBatch]:
         images = values.view(count, height, width, channels).permute(0, 3, 1, 2)
         targets = torch.tensor(batch.targets, dtype=torch.long)
         yield DeviceBatch(images, targets, batch.indices, batch.skipped)
-
-
-def _move(batch: Batch, device: torch.device, scale: Tensor, shift: Tensor) -> DeviceBatch:
-    if batch.error:
-        raise InputError(batch.error)
-    images = batch.images.to(device, non_blocking=True)
-    targets = torch.tensor(batch.targets, dtype=torch.long, pin_memory=True)
-    targets = targets.to(device, non_blocking=True)
-    ready = torch.addcmul(shift, images, scale).contiguous(memory_format=torch.channels_last)
-    return DeviceBatch(ready, targets, batch.indices, batch.skipped)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Pillow reads them, HEIC needs the extra `heif`. Of several frames or pages the first one counts.
 """
 
+import importlib
 import io
 import re
 from typing import Any, BinaryIO
@@ -48,7 +49,9 @@ def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
     if not kind:
         raise ValueError("it is not a picture" if head else "it is empty")
     try:
-        image: Image.Image = _opener(kind)(file)
+        # `Image.open` would try the readers of other formats, and limits the size.
+        module = importlib.import_module("pi_heif" if kind == "Heif" else f"PIL.{kind}ImagePlugin")
+        image: Image.Image = getattr(module, f"{kind}ImageFile")(file)
     except ImportError:
         raise ValueError("HEIC needs pip install 'kfp-ddp[heif]'") from None
     except Exception as error:  # noqa: BLE001  the readers of Pillow raise many
@@ -62,14 +65,6 @@ def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
     # Pillow has a limit of its own for TIFF.
     Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS or pixels, pixels)
     return image
-
-
-def _opener(kind: str) -> Any:
-    """Return the reader of one format; `Image.open` would try others, and limits the size."""
-    import importlib
-
-    module = "pi_heif" if kind == "Heif" else f"PIL.{kind}ImagePlugin"
-    return getattr(importlib.import_module(module), f"{kind}ImageFile")
 
 
 def is_plain(image: Image.Image) -> bool:

@@ -7,9 +7,8 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import NoReturn, Protocol, TypeVar
 
 import torch
@@ -37,6 +36,11 @@ class World:
     def first(self) -> bool:
         """Whether this is rank 0, which writes files."""
         return self.rank == 0
+
+    def print(self, line: str) -> None:
+        """Print a line on rank 0."""
+        if self.first:
+            print(line, flush=True)
 
     def from_first(self, produce: Callable[[], T]) -> T:
         """Return on every rank what `produce` returns on rank 0; errors as in `raise_on_all`."""
@@ -74,13 +78,6 @@ class World:
         values: list[T | None] | None = [None] * self.size if self.first else None
         dist.gather_object(value, values, dst=0, group=self.control)
         return values  # type: ignore[return-value]
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        """Return sums over the ranks in float64."""
-        total = torch.tensor(values, dtype=torch.float64)
-        if self.control is not None:
-            dist.all_reduce(total, group=self.control)
-        return [float(value) for value in total]
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
@@ -203,7 +200,7 @@ class Stop:
         """Request a stop on SIGTERM and SIGINT; does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._on_signal)
+                signal.signal(number, lambda got, _: self.ask(signal.Signals(got).name))
 
     def ask(self, reason: str) -> None:
         """Request a stop of all ranks at the next step boundary."""
@@ -226,9 +223,6 @@ class Stop:
             self._work = None
         stop, save = self._tensor.tolist()
         return bool(stop), bool(save)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.ask(signal.Signals(number).name)
 
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,6 @@ class Need(NamedTuple):
     """Largest divisor of its sides: 1, 2, 4 or 8."""
     rows: int
     """Rows from the top, at full size."""
-    drawn: Any = None
-    """Random values of the transform, passed on with the image."""
 
 
 Needed = Callable[[int, int], Need]
@@ -52,8 +50,8 @@ class Decoded(NamedTuple):
     height: int
     width: int
     divisor: int = 1
-    drawn: Any = None
-    """As in `Need`."""
+    plain: bool = True
+    """Whether the file is RGB of 8 bits."""
 
 
 def decode_part(data: bytes, needed: Needed) -> Decoded | None:
@@ -70,7 +68,7 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
     height, width = frame.height, frame.width
     if swapped:
         height, width = width, height
-    by, rows, drawn = needed(height, width)
+    by, rows = needed(height, width)
     while mirrored and (height % by or width % by):  # the last pixel would be incomplete
         by //= 2
     image = None
@@ -82,7 +80,7 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
         return None
     if swapped:
         image = image.transpose(-1, -2)
-    return Decoded(image.flip(mirrored) if mirrored else image, height, width, by, drawn)
+    return Decoded(image.flip(mirrored) if mirrored else image, height, width, by)
 
 
 def _above(data: bytes, frame: Frame, rows: int) -> Tensor | None:
@@ -114,17 +112,17 @@ def _sized(data: bytes, height: int, width: int, *, strict: bool) -> Tensor | No
 
 def read(path: str | Where, reading: Reading = READING) -> Tensor:
     """Decode an image to RGB uint8 [3, H, W], rotated by its EXIF orientation; raise InputError."""
-    return read_part(path, reading)[0].image
+    return read_part(path, reading).image
 
 
 def read_part(
     path: str | Where,
     reading: Reading,
     needed: Needed = lambda height, width: Need(1, max(height, width)),
-) -> tuple[Decoded, bool]:
-    """Decode like `read`, of a JPEG only the needed part; also return if the file is 8-bit RGB."""
+) -> Decoded:
+    """Decode like `read`, of a JPEG only the needed part."""
     try:
-        decoded, plain = _decode(path, reading, needed)
+        decoded = _decode(path, reading, needed)
     except (RuntimeError, ValueError, OSError) as error:
         why = (getattr(error, "strerror", None) or str(error)).splitlines()[0].rpartition(", ")[2]
         raise InputError(
@@ -132,15 +130,15 @@ def read_part(
             "images with --set on_bad_image=skip"
         ) from None
     if reading.images == "strict":
-        if not plain:
+        if not decoded.plain:
             raise InputError(f"{path} is not RGB of 8 bits: convert it, or set images=convert")
         if decoded.height != decoded.width:
             size = f"{decoded.width}x{decoded.height}"
             raise InputError(f"{path} is {size}, not square: crop it, or set images=convert")
-    return decoded, plain
+    return decoded
 
 
-def _decode(path: str | Where, reading: Reading, needed: Needed) -> tuple[Decoded, bool]:
+def _decode(path: str | Where, reading: Reading, needed: Needed) -> Decoded:
     """Decode with the fastest library for the format; all of them give the same pixels."""
     where = Where(path) if isinstance(path, str) else path
     data = content(where, reading.most_bytes)
@@ -148,7 +146,7 @@ def _decode(path: str | Where, reading: Reading, needed: Needed) -> tuple[Decode
     pixels = frame.height * frame.width if frame else plain_pixels(data)
     if 0 < pixels <= reading.max_pixels:
         if frame and (part := decode_part(data, needed)):
-            return part, True
+            return part
         if not frame:
             from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
@@ -156,10 +154,10 @@ def _decode(path: str | Where, reading: Reading, needed: Needed) -> tuple[Decode
             # quarters of the time of Pillow.
             tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             image: Tensor = decode_image(tensor, mode="RGB")
-            return Decoded(image, *image.shape[-2:]), True
+            return Decoded(image, *image.shape[-2:])
     array, plain = decoder.decode(data, reading)
-    image = torch.from_numpy(array).permute(2, 0, 1)
-    return Decoded(image, *image.shape[-2:]), plain
+    height, width, _ = array.shape
+    return Decoded(torch.from_numpy(array).permute(2, 0, 1), height, width, plain=plain)
 
 
 class Findings(NamedTuple):
@@ -187,7 +185,7 @@ def examine(
     not_rgb, first = 0, ""
     for position in positions:
         try:
-            decoded, plain = read_part(where(position), config.reading)
+            decoded = read_part(where(position), config.reading)
         except InputError:
             if config.on_bad_image == "fail":
                 raise
@@ -195,8 +193,8 @@ def examine(
             if keep:
                 keep(position, None)
             continue
-        not_rgb += not plain
-        first = first or ("" if plain else str(where(position)))
+        not_rgb += not decoded.plain
+        first = first or ("" if decoded.plain else str(where(position)))
         if keep:
             keep(position, decoded.image)
     return Findings(len(positions), tuple(broken), not_rgb, first)

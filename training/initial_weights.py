@@ -194,18 +194,11 @@ def _named_alike(
     tensors: dict[str, Tensor], own: set[str], model: str, image_size: int = 224
 ) -> dict[str, Tensor]:
     """Strip prefixes that wrappers put before the network's own names."""
-    for _ in range(len(_PREFIXES)):
+    for prefix in _PREFIXES * len(_PREFIXES):
         if own & tensors.keys():
             break
-        for prefix in _PREFIXES:
-            inner = {
-                name.removeprefix(prefix): value
-                for name, value in tensors.items()
-                if name.startswith(prefix)
-            }
-            if inner:
-                tensors = inner
-                break
+        inner = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
+        tensors = inner or tensors
     early = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")  # as torchvision renames
     tensors = {n if n in own else early.sub(r"\1\2", n): v for n, v in tensors.items()}
     known = {n: v for n, v in tensors.items() if n in own or not n.startswith(_SURPLUS)}

@@ -24,7 +24,14 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     own = own_model.load_for(config)
     if own and own.optimizer:
         return own.create_optimizer(network, config, peak(config))
-    groups, rate = _groups(network, config), peak(config)
+    decay, rate = config.weight_decay, peak(config)
+    groups = _by_decay(list(network.parameters()), decay)
+    if has_separate_body(config.freeze_epochs, config.body_lr_factor):
+        body = body_weights(network)
+        below = {id(weight) for weight in body}
+        head = [weight for weight in network.parameters() if id(weight) not in below]
+        scaled = [{**group, "lr_scale": config.body_lr_factor} for group in _by_decay(body, decay)]
+        groups = [*_by_decay(head, decay), *scaled]
     fused = None if config.strategy == "fsdp" else True  # DTensors have foreach kernels only
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, rate, fused=fused)
@@ -32,21 +39,11 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     return torch.optim.SGD(groups, rate, momentum, nesterov=momentum > 0, fused=fused)
 
 
-def _groups(network: nn.Module, config: TrainConfig) -> list[dict[str, Any]]:
-    """Group parameters: no weight decay on vectors, as biases; body and classifier if separate.
+def _by_decay(weights: list[nn.Parameter], decay: float) -> list[dict[str, Any]]:
+    """Group weights: no decay on vectors, such as biases.
 
     No decay there improves ImageNet by a few tenths of a point (Jia et al. 2018, section 3.2).
     """
-    if not has_separate_body(config.freeze_epochs, config.body_lr_factor):
-        return _by_decay(list(network.parameters()), config.weight_decay)
-    below = {id(weight) for weight in body_weights(network)}
-    head = [p for p in network.parameters() if id(p) not in below]
-    body = _by_decay(body_weights(network), config.weight_decay)
-    scaled = [{**group, "lr_scale": config.body_lr_factor} for group in body]
-    return [*_by_decay(head, config.weight_decay), *scaled]
-
-
-def _by_decay(weights: list[nn.Parameter], decay: float) -> list[dict[str, Any]]:
     return [
         {"params": [p for p in weights if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},
@@ -102,24 +99,6 @@ class Ema:
             mine.copy_(theirs)
 
 
-class Body:
-    """The layers below the classifier of `network`, which can be frozen."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self.frozen = False
-        self._weights = [weight for weight in body_weights(network) if weight.requires_grad]
-        self._norms = [m for m in network.modules() if isinstance(m, _BatchNorm)]
-
-    def freeze(self, frozen: bool) -> None:
-        """Freeze or unfreeze the weights and BatchNorm statistics; clears gradients."""
-        self.frozen = frozen
-        for weight in self._weights:
-            weight.requires_grad_(not frozen)
-            weight.grad = None
-        for norm in self._norms:
-            norm.train(not frozen)
-
-
 class Learner:
     """The trained state; `accumulates`: a rank has several micro-batches in a step."""
 
@@ -146,7 +125,9 @@ class Learner:
         kind = torch.float16 if config.precision == "fp16" else torch.bfloat16
         self.autocast = torch.autocast(device, kind, enabled=half)
         self.scaler = torch.amp.GradScaler(device, enabled=config.precision == "fp16")
-        self.body = Body(self.network) if config.freeze_epochs else None
+        self._frozen = False
+        body = body_weights(self.network) if config.freeze_epochs else []
+        self._body = [weight for weight in body if weight.requires_grad]
         norms = [m for m in self.network.modules() if isinstance(m, _BatchNorm)]
         self._norms = [(norm, norm.momentum) for norm in norms]
 
@@ -158,15 +139,20 @@ class Learner:
     def begin_epoch(self, epoch: int) -> None:
         """Freeze the body in the first `freeze_epochs`, and train it in later epochs."""
         frozen = epoch < self.config.freeze_epochs
-        if self.body and self.body.frozen != frozen:
-            self.body.freeze(frozen)
+        if self._frozen != frozen:
+            self._frozen = frozen
+            for weight in self._body:
+                weight.requires_grad_(not frozen)
+                weight.grad = None
+            for norm, _ in self._norms:
+                norm.train(not frozen)
             self.strategy.rewrap()
 
     def train(self) -> None:
-        """Set the network to training mode, except frozen layers."""
+        """Set the network to training mode, except frozen BatchNorm statistics."""
         self.network.train()
-        if self.body and self.body.frozen:
-            self.body.freeze(True)
+        for norm, _ in self._norms:
+            norm.train(not self._frozen)
 
     def limit_statistics(self, number: int, count: int) -> None:
         """Let only the first of `count` micro-batches update BatchNorm's running statistics.

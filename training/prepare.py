@@ -39,12 +39,11 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     caches = _built_or_examined(config, world, train, val)
     world.from_first(lambda: saving.begin(config, launches))
     contents = world.from_first(lambda: contents_of(Path(config.data), train, val))
-    digests = [digest_of(index, world) for index in (train, val)]
-    return (
-        config,
-        Split(train, caches[0], digests[0], contents[0]),
-        Split(val, caches[1], digests[1], contents[1]),
+    train_split, val_split = (
+        Split(index, cache, digest_of(index, world), digest)
+        for index, cache, digest in zip((train, val), caches, contents, strict=True)
     )
+    return config, train_split, val_split
 
 
 def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
@@ -170,39 +169,36 @@ def _built_or_examined(
         if raised is not None:
             world.raise_on_all(raised, rank)
     part = world.rank if folder is None else world.local_rank
-    _warn(world.gather((part, findings)), world.first)
+    reports = world.gather((part, findings))
+    if world.first:
+        _warn(reports)
     return caches
 
 
-def _warn(reports: list[tuple[int, list[Findings]]], first: bool) -> None:
+def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
     """Print a warning if images were converted or could not be read.
 
     `reports` has each rank's part, and its findings in each split. Each node examines all parts for
     its cache unless the cache is filled already, so a part is counted once.
     """
-    seen: dict[tuple[int, int], Findings] = {}
-    for part, splits in reports:
-        for number, item in enumerate(splits):
-            seen[part, number] = max(item, seen.get((part, number), item))
-    findings = list(seen.values())
+    findings = [item for splits in dict(sorted(reports)).values() for item in splits]
     checked = sum(item.checked for item in findings)
     broken = sorted(name for item in findings for name in item.broken)
     not_rgb = sum(item.not_rgb for item in findings)
     unusual = [item.first_not_rgb for item in findings if item.first_not_rgb]
-    warnings = []
     if broken:
         more = f" and {len(broken) - _NAMED:,} more" if len(broken) > _NAMED else ""
-        warnings.append(
+        print(
             f"warning: {len(broken):,} of {checked:,} images cannot be read and are skipped: "
-            f"{', '.join(broken[:_NAMED])}{more}\n"
+            f"{', '.join(broken[:_NAMED])}{more}",
+            file=sys.stderr,
         )
     if unusual:
-        warnings.append(
+        print(
             f"warning: of {checked} images checked, {not_rgb} are not RGB (first {unusual[0]}); "
-            "they are converted, images=strict refuses them\n"
+            "they are converted, images=strict refuses them",
+            file=sys.stderr,
         )
-    if first:
-        print(*warnings, sep="", end="", file=sys.stderr, flush=True)
 
 
 def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:

@@ -142,22 +142,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *flags = arguments
     try:
         fields = read_flags(flags, prog=f"recipes {name}", defaults=RECIPES[name])
-        print(" ".join(_words(configured(name, fields).to_argv())))
+        words = configured(name, fields).to_argv()
+        for word in words:
+            if shlex.quote(word) != word:  # $(...) would keep the quotes
+                raise InputError(
+                    f"{word!r} does not pass through a shell's $(...) unchanged: "
+                    "use names without spaces and special characters"
+                )
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    print(" ".join(words))
     return 0
-
-
-def _words(argv: list[str]) -> list[str]:
-    """Return `argv` if a shell splits the printed line into the same words."""
-    for word in argv:
-        if shlex.quote(word) != word:  # $(...) would keep the quotes
-            raise InputError(
-                f"{word!r} does not pass through a shell's $(...) unchanged: "
-                "use names without spaces and special characters"
-            )
-    return argv
 
 
 if __name__ == "__main__":

@@ -63,14 +63,13 @@ class Report:
             **({"class_weights": class_weights} if class_weights else {}),
         )
         self.first_step = done + 1
-        if done >= self.steps_total and self.world.first:
-            print(
+        if done >= self.steps_total:
+            self.world.print(
                 f"nothing to train: step {done} is saved and epochs={self.config.epochs} "
-                f"end at step {self.steps_total}; raise epochs to continue",
-                flush=True,
+                f"end at step {self.steps_total}; raise epochs to continue"
             )
-        elif exhausted and self.world.first:
-            print(f"nothing to train: {exhausted}; raise early_stop_epochs to continue", flush=True)
+        elif exhausted:
+            self.world.print(f"nothing to train: {exhausted}; raise early_stop_epochs to continue")
 
     def is_due(self, step: int) -> bool:
         """Return whether to report `step`: also the first and the last one, for short runs."""
@@ -94,18 +93,16 @@ class Report:
             figures["loss_scale"] = float(scaler.get_scale())
         phases = [f"{phase}_seconds" for phase in REPORTED]
         mine = [figures[name] for name in phases]
-        rows, sums = self._gather(mine, [float(loss) * micro_batches, micro_batches])
-        mean = sums[0] / sums[1]
+        gathered = self.world.gather((mine, float(loss) * micro_batches, micro_batches))
+        rows, losses, counts = zip(*gathered, strict=True)
+        mean = sum(losses) / sum(counts)
         pace = Pace([row[: len(OWN)] for row in rows], figures["step_seconds"])
         columns = zip(*rows, strict=True)
         means = {name: fmean(column) for name, column in zip(phases, columns, strict=True)}
-        if self.world.first:
-            speed = figures["images_per_s"]
-            print(
-                f"step {step}/{self.steps_total}: loss {mean:.4f}, {speed:,.0f} images/s"
-                + pace.straggler,
-                flush=True,
-            )
+        speed = f"{figures['images_per_s']:,.0f} images/s"
+        self.world.print(
+            f"step {step}/{self.steps_total}: loss {mean:.4f}, {speed}{pace.straggler}"
+        )
         self.metrics.write(
             "step",
             step=step,
@@ -133,17 +130,15 @@ class Report:
         """Report an evaluation at the end of an epoch, and its duration."""
         epoch = step // self.steps_per_epoch
         self.metrics.write("eval", epoch=epoch, step=step, **figures)
-        if self.world.first:
-            print(
-                f"epoch {epoch}/{self.config.epochs}: accuracy {figures['accuracy']:.2%}, "
-                f"loss {figures['loss']:.4f}, evaluated in {seconds:.1f} s",
-                flush=True,
-            )
+        self.world.print(
+            f"epoch {epoch}/{self.config.epochs}: accuracy {figures['accuracy']:.2%}, "
+            f"loss {figures['loss']:.4f}, evaluated in {seconds:.1f} s"
+        )
 
     def end(self, status: str, step: int, reason: str, decoded: int) -> None:
         """Report how the run ended, and how all ranks spent their time; a collective call."""
-        if status == "done" and step < self.steps_total and self.world.first:
-            print(f"ended at step {step} of {self.steps_total}: {reason}", flush=True)
+        if status == "done" and step < self.steps_total:
+            self.world.print(f"ended at step {step} of {self.steps_total}: {reason}")
         times = self._report_time_spent(step, decoded)
         self.metrics.write("end", status=status, step=step, reason=reason, **times)
         self.metrics.close()
@@ -151,10 +146,11 @@ class Report:
     def _report_time_spent(self, step: int, decoded: int) -> dict[str, Any]:
         """Return the fields of the last event; rank 0 prints them as text."""
         seconds = self.meter.timeline.read()
-        rows, _ = self._gather([seconds[phase] for phase in PHASES], [])
-        nodes = self.world.to_first(os.environ.get(NODE) or socket.gethostname())
-        if nodes is None:
+        node = os.environ.get(NODE) or socket.gethostname()
+        gathered = self.world.to_first(([seconds[phase] for phase in PHASES], node))
+        if gathered is None:
             return {}
+        rows, nodes = zip(*gathered, strict=True)
         spent, steps = TimeSpent(rows), step - self.first_step + 1
         fields: dict[str, Any] = {"seconds": spent.total}
         fields |= {f"{phase}_seconds": took for phase, took in spent.mean.items()}
@@ -170,14 +166,3 @@ class Report:
         by_rank = {phase: [round(value, 3) for value in spent.by_rank(phase)] for phase in PHASES}
         self.metrics.write("ranks", step=step, nodes=nodes, seconds=by_rank)
         return {**fields, "advice": hints}
-
-    def _gather(
-        self, mine: Sequence[float], summed: Sequence[float]
-    ) -> tuple[list[list[float]], list[float]]:
-        """Return values by rank, and sums over the ranks, in one collective."""
-        width, size = len(mine), self.world.size
-        values = [0.0] * (width * size)
-        values[self.world.rank * width : (self.world.rank + 1) * width] = mine
-        sums = self.world.sum([*summed, *values])
-        rest = sums[len(summed) :]
-        return [rest[at : at + width] for at in range(0, len(rest), width)], sums[: len(summed)]

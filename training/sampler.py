@@ -182,7 +182,7 @@ repetition in an epoch has the position + n * samples."""
 
 
 class Keys(list[Key]):
-    """A micro-batch of images in archives, and the pieces to read for later ones."""
+    """A micro-batch, and the pieces of archives to read for later ones."""
 
     ahead: Sequence[Piece] = ()
 
@@ -223,17 +223,16 @@ class ResumableSampler:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Key]]:
         """Yield this rank's micro-batches of an epoch from its step `first_step` on."""
         shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        if self.windows is None:
-            if self.classes:
-                order = self.classes.epoch(shuffle)
-            else:
-                order = torch.randperm(self.samples, generator=shuffle)
-            for micro in self._distribute(order, first_step):
-                yield [(epoch, position) for position in micro]
-            return
-        windows = self.windows.epoch(shuffle)
-        ahead = windows.ahead(first_step, self.micro, self.rank, self.world)
-        for number, micro in enumerate(self._distribute(windows.order, first_step)):
+        ahead: dict[int, list[Piece]] = {}
+        if self.windows:
+            windows = self.windows.epoch(shuffle)
+            order = windows.order
+            ahead = windows.ahead(first_step, self.micro, self.rank, self.world)
+        elif self.classes:
+            order = self.classes.epoch(shuffle)
+        else:
+            order = torch.randperm(self.samples, generator=shuffle)
+        for number, micro in enumerate(self._distribute(order, first_step)):
             keys = Keys((epoch, position) for position in micro)
             keys.ahead = ahead.get(number, ())
             yield keys

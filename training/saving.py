@@ -92,10 +92,9 @@ class Saving:
         self.restart_clock()
 
     def judge(self, step: int, epoch: int, figures: dict[str, float]) -> bool:
-        """Record an evaluation after an epoch; return whether it is the best, on all ranks."""
+        """Record an evaluation, which all ranks have; return whether it is the best."""
         self.latest = figures
-        accuracy, loss = self.world.from_first(lambda: (figures["accuracy"], figures["loss"]))
-        new = Best(step, epoch, accuracy, 0, loss)
+        new = Best(step, epoch, figures["accuracy"], 0, figures["loss"])
         better = self.best is None or new.rank > self.best.rank
         if self.best is None or better:
             self.best = new
@@ -179,10 +178,9 @@ class Saving:
         best, validation = (valid.fields.get(name) for name in ("best", "validation"))
         same = not (validation and self._validation) or validation == self._validation
         self.best = Best(**best) if best and same else None
-        if self.world.first:
-            print(f"resumed from {valid.path}", flush=True)
-        if self.world.first and not same:
-            print("the validation images changed: the best accuracy starts again", flush=True)
+        self.world.print(f"resumed from {valid.path}")
+        if not same:
+            self.world.print("the validation images changed: the best accuracy starts again")
         return valid.step
 
 
@@ -265,7 +263,7 @@ def begin(config: TrainConfig, launches: Sequence[str]) -> None:
     """Write the settings; with resume=never, move checkpoints away, and record this start."""
     folder = RunFolder(config.output_dir)
     with atomic_write(folder.config) as file:  # others read it meanwhile
-        file.write(f"{config.to_json()}\n".encode())
+        file.write(f"{config.model_dump_json(indent=2)}\n".encode())
     if config.resume != "never":
         return
     if checkpoint.steps(folder.checkpoints):

@@ -209,15 +209,20 @@ class Labels:
             raise InputError(f"labels {name} is not UTF-8 text: save it as UTF-8") from None
         kind = name.lower().rpartition(".")[2]
         try:
-            numbered = _objects(text) if kind in ("jsonl", "json") else _columns(text, kind)
-            rows = tuple(_checked(name, numbered))
-        except InputError:
-            raise
+            lines = _objects(text) if kind in ("jsonl", "json") else _columns(text, kind)
+            numbered = list(lines)
         except (csv.Error, ValueError, RecursionError) as error:
             raise InputError(f"labels {name} cannot be read ({error}): correct it") from None
-        if not rows:
+        if not numbered:
             raise InputError(f"labels {name} is empty: add a row of path and label for each image")
-        return cls(name, rows)
+        for number, row in numbered:
+            if not row.path or not row.label:
+                raise InputError(
+                    f"line {number} of labels {name} has no path or no label: write both, as "
+                    "path,label or under such a header"
+                )
+        rows = (row._replace(path=row.path.removeprefix("./")) for _, row in numbered)
+        return cls(name, tuple(rows))
 
 
 def _columns(text: str, kind: str) -> Iterator[tuple[int, Row]]:
@@ -258,16 +263,6 @@ def _objects(text: str) -> Iterator[tuple[int, Row]]:
 def _value(fields: dict[str, object], known: Sequence[str]) -> str:
     value = next((fields[name] for name in known if name in fields), "")
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
-
-
-def _checked(name: str, rows: Iterator[tuple[int, Row]]) -> Iterator[Row]:
-    for number, row in rows:
-        if not row.path or not row.label:
-            raise InputError(
-                f"line {number} of labels {name} has no path or no label: write both, as "
-                "path,label or under such a header"
-            )
-        yield row._replace(path=row.path.removeprefix("./"))
 
 
 def by_labels(tops: dict[str, list[str]], labels: Labels) -> Assignment:

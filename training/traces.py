@@ -45,8 +45,8 @@ class Traces:
         if request is None or request.id == self._known:
             return
         self._known = request.id
-        existing = self._folder.traces.glob("*") if request.rank == self._rank else ()
-        if request.rank == self._rank and not any(request.matches(path.name) for path in existing):
+        done = (request.matches(path.name) for path in self._folder.traces.glob("*"))
+        if request.rank == self._rank and not any(done):
             self._request = request
 
     def step(self, step: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kfp_ddp import __version__
-from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
 from kfp_ddp.core.settings import mapping_in, mapping_of
@@ -226,8 +226,8 @@ def note(run_dir: Path, metrics: Mapping[str, float], tags: Mapping[str, str]) -
     """Add results of a later step to the MLflow run of a training; a failure is only a warning."""
     folder = RunFolder(run_dir)
     try:
-        config = TrainConfig.from_json(folder.config.read_text())
-    except (OSError, KfpDdpError):
+        config = TrainConfig.create(**mapping_of(folder.config))
+    except InputError:
         return
     if not config.mlflow_uri:
         return

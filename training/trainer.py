@@ -141,7 +141,8 @@ class Validation:
         if learner.strategy.collective_state:
             self._forward_with_others(network, rounds)
         learner.train()
-        *totals, count = self.world.sum([*sums.tolist(), samples])
+        by_rank = self.world.gather([*sums.tolist(), samples])
+        *totals, count = map(sum, zip(*by_rank, strict=True))
         if not count:
             raise InputError("none of the validation images can be read: repair or replace them")
         figures = zip(("loss", "accuracy", "top5"), totals, strict=True)

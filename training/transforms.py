@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kfp_ddp.training import own_model
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.images import Need
+from kfp_ddp.training.images import Decoded, Need
 
 _SPARE = 1.5
 """With this margin, a partially decoded image differs after resizing by 0.4 to 1.5 of 255 on
@@ -22,7 +22,10 @@ _LINE = 1000
 
 
 def augmentation(config: TrainConfig) -> str:
-    """Return the augmentation of a run, with "auto" resolved."""
+    """Return the augmentation of a run, with "auto" resolved; "own" for that of a user's file."""
+    own = own_model.load_for(config)
+    if own and own.transforms:
+        return "own"
     if config.augment != "auto":
         return config.augment
     return "shift" if config.model.startswith("cifar") else "crop-flip"
@@ -51,8 +54,7 @@ def generator(seed: int, epoch: int, index: int) -> random.Random:
 def _is_fixed(config: TrainConfig, for_training: bool) -> bool:
     """Return whether every epoch starts with the same square of an image."""
     fixed = size_of_epoch(config, 0) == size_of_epoch(config, config.epochs)
-    own = own_model.load_for(config)
-    parts = augmentation(config).startswith("crop") or (own and own.transforms)
+    parts = augmentation(config).startswith(("crop", "own"))
     return not for_training or (fixed and not parts)
 
 
@@ -79,35 +81,20 @@ def prepared_bytes(config: TrainConfig, for_training: bool) -> int:
 
 
 def finish(
-    image: Tensor,
-    config: TrainConfig,
-    for_training: bool,
-    epoch: int,
-    position: int,
-    prepared: bool,
-    full: tuple[int, int, int, "Drawn | None"] | None = None,
+    decoded: Decoded, config: TrainConfig, epoch: int, position: int, prepared: bool
 ) -> Tensor:
-    """Apply the rest of the transform: uint8 [3, H, W] to uint8 [3, size, size].
-
-    For a partially decoded image `full` has its full height and width, the divisor, and the crop
-    that was drawn for `needed`; otherwise the same crop is drawn here.
-    """
-    if not for_training:
-        return image if prepared else evaluate(image, config.image_size)
-    size = size_of_epoch(config, epoch)
-    augment = augmentation(config)
+    """Apply the random part of a training image's transform: to uint8 [3, size, size]."""
+    image, size = decoded.image, size_of_epoch(config, epoch)
+    augment, draw = augmentation(config), generator(config.seed, epoch, position)
     own = own_model.load_for(config)
     if own and own.transforms:
-        return own.apply_transforms(image, size, generator(config.seed, epoch, position))
+        return own.apply_transforms(image, size, draw)
     if augment.startswith("crop"):
-        height, width, by, drawn = full or (*image.shape[-2:], 1, None)
-        crop, draw = drawn or _drawn(config, epoch, position, height, width)
-        top, left, high, wide = _in_divided(crop, image, by)
+        crop = _crop(decoded.height, decoded.width, config.crop_min_area, draw)
+        top, left, high, wide = _in_divided(crop, image, decoded.divisor)
         image = image[:, top : top + high, left : left + wide]
-    else:
-        draw = generator(config.seed, epoch, position)
-        if not (prepared and _is_fixed(config, for_training)):
-            image = evaluate(image, size)
+    elif not (prepared and _is_fixed(config, for_training=True)):
+        image = evaluate(image, size)
     if augment.startswith("shift"):
         image = _shift(image, max(1, size // 8), draw)
     if augment.endswith("flip") and draw.random() < 0.5:
@@ -166,15 +153,6 @@ class Crop(NamedTuple):
     width: int
 
 
-Drawn = tuple[Crop, random.Random]
-"""A random crop, and the random generator for the rest of the transform."""
-
-
-def _drawn(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Drawn:
-    draw = generator(config.seed, epoch, position)
-    return _crop(height, width, config.crop_min_area, draw), draw
-
-
 def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop:
     """Draw a random part of an image, aspect 3:4 to 4:3 (Szegedy et al. 2014)."""
     for _ in range(10):
@@ -189,18 +167,17 @@ def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop
 
 
 def needed(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Need:
-    """Return the part of a training image that its random crop needs.
+    """Return the part of a training image that the random crop of `finish` needs.
 
     Its sides are divided as long as the crop has `_SPARE` times the pixels of each side of the
     network's input. Other transforms need the complete image.
     """
-    own = own_model.load_for(config)
-    if not augmentation(config).startswith("crop") or (own and own.transforms):
+    if not augmentation(config).startswith("crop"):
         return Need(1, height)
-    drawn = _drawn(config, epoch, position, height, width)
-    crop, least = drawn[0], _SPARE * size_of_epoch(config, epoch)
+    crop = _crop(height, width, config.crop_min_area, generator(config.seed, epoch, position))
+    least = _SPARE * size_of_epoch(config, epoch)
     by = next((by for by in (8, 4, 2) if min(crop.height, crop.width) >= by * least), 1)
-    return Need(by, crop.top + crop.height, drawn)
+    return Need(by, crop.top + crop.height)
 
 
 def _in_divided(crop: Crop, image: Tensor, by: int) -> Crop:
@@ -240,14 +217,10 @@ def mixed(images: Tensor, config: TrainConfig, epoch: int, first: int) -> tuple[
     before = torch.cat([images[-1:], images[:-1]])
     if not pastes:
         return torch.lerp(before, images, own), own
-    top, bottom, left, right = _box(images.shape[-2], images.shape[-1], 1 - own, draw)
-    out = images.clone()
-    out[:, :, top:bottom, left:right] = before[:, :, top:bottom, left:right]
-    return out, 1 - (bottom - top) * (right - left) / (images.shape[-2] * images.shape[-1])
-
-
-def _box(height: int, width: int, area: float, draw: random.Random) -> tuple[int, int, int, int]:
-    """Draw top, bottom, left and right of a part with this share of the area, cut at the edges."""
-    high, wide = round(height * math.sqrt(area)), round(width * math.sqrt(area))
+    height, width = images.shape[-2:]
+    high, wide = (round(side * math.sqrt(1 - own)) for side in (height, width))
     top, left = draw.randrange(height) - high // 2, draw.randrange(width) - wide // 2
-    return max(0, top), min(height, top + high), max(0, left), min(width, left + wide)
+    rows, columns = slice(max(0, top), top + high), slice(max(0, left), left + wide)
+    out = images.clone()
+    out[:, :, rows, columns] = before[:, :, rows, columns]
+    return out, 1 - out[0, 0, rows, columns].numel() / (height * width)

@@ -21,7 +21,6 @@ from tests.training_ranks import (
     newest,
     output_of,
     state_hash,
-    train,
     train_until_killed,
 )
 from tests.waiting import until
@@ -58,7 +57,7 @@ def test_every_recipe_trains(name: str, tmp_path: Path) -> None:
     if name == "finetune":
         four = dataset(tmp_path / "four", train=24, val=6, classes=4)
         first = config(four, tmp_path / "first", epochs=1, warmup_epochs=0, image_size=16)
-        assert train(first, 1) == [0]
+        output_of(first, 1)
         extra = {"pretrained": str(tmp_path / "first" / "checkpoints" / "step-00000003")}
     folders = {"data": str(root), "output_dir": str(tmp_path / "run")}
     run = configured(name, {**folders, **SMALL, **SMALLER[name], **extra})
@@ -129,7 +128,7 @@ def test_fsdp_trains_like_ddp(data: Path, tmp_path: Path) -> None:
     ends = []
     for strategy in ("ddp", "fsdp"):
         run = config(data, tmp_path / strategy, ema_decay=0.0, epochs=2, strategy=strategy)
-        assert train(run, 2) == [0, 0]
+        output_of(run, 2)
         ends.append(checkpoint.load_model(newest(tmp_path / strategy).path)[0].state_dict())
     assert ends[0].keys() == ends[1].keys()
     one, other = (
@@ -148,8 +147,7 @@ def test_compiled_network_is_saved_with_plain_names(data: Path, tmp_path: Path, 
     )
     if shutil.which("g++") is None:
         pytest.skip("torch.compile on a CPU needs g++")
-    ranks = Ranks(run, world)
-    assert ranks.wait(240) == [0] * world, ranks.output()
+    output_of(run, world)
     checkpoint.load_model(tmp_path / "run" / "checkpoints" / "step-00000012")
 
 
@@ -159,11 +157,9 @@ def test_diverging_run_keeps_checkpoints(data: Path, tmp_path: Path, weight_deca
     """The larger decay lets weights overflow in an update before any loss does, and at a save."""
     output, more = tmp_path / "run", {"warmup_epochs": 0, "checkpoint_steps": 1}
     good = config(data, output, epochs=1, **more)
-    assert train(good, 2) == [0, 0]
+    output_of(good, 2)
     wild = {"learning_rate": 10, "weight_decay": weight_decay, "log_steps": 5}
-    ranks = Ranks(config(data, output, **more, **wild), 2)
-    assert ranks.wait() == [1, 1], ranks.output()
-    message = ranks.output()
+    message = output_of(config(data, output, **more, **wild), 2, code=1)
     assert "error: the loss became" in message or "error: after step" in message
     assert "the loss became NaN or infinite at step" in message
     assert "learning rate" in message
@@ -187,12 +183,10 @@ def test_broken_image_stops_all_ranks_or_is_counted(tmp_path: Path, cache_gb: fl
         codes = stopped.wait()
         assert 2 in codes, stopped.output()
         assert broken.name in stopped.output()
-    skipping = Ranks(
-        config(root, tmp_path / "skip", **fields, on_bad_image="skip", log_steps=12), 2
-    )
-    assert skipping.wait() == [0, 0], skipping.output()
+    skipping = config(root, tmp_path / "skip", **fields, on_bad_image="skip", log_steps=12)
+    output = output_of(skipping, 2)
     name = broken.relative_to(root).as_posix()
-    assert f"1 of 116 images cannot be read and are skipped: {name}" in skipping.output()
+    assert f"1 of 116 images cannot be read and are skipped: {name}" in output
     (unreadable,) = events(tmp_path / "skip", "unreadable")
     assert (unreadable["images"], unreadable["files"]) == (1, [name])
     assert events(tmp_path / "skip", "step")[-1]["skipped_images"] == 1
@@ -279,7 +273,7 @@ def test_gradient_is_clipped_by_its_norm_over_all_ranks(strategy: str, tmp_path:
 
     def weights(name: str, **fields: Any) -> torch.Tensor:
         run = config(root, tmp_path / name, **{**plain, "strategy": strategy, **fields})
-        assert train(run, 2) == [0, 0]
+        output_of(run, 2)
         network, _ = checkpoint.load_model(tmp_path / name / "checkpoints" / "step-00000001")
         return torch.cat([each.detach().flatten() for each in network.parameters()])
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, JobError
@@ -19,6 +18,7 @@ from kfp_ddp.training.checkpoint import load_model, newest_valid
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.flags import parse
 from kfp_ddp.training.prepare import prepare
+from tests.photographs import plain
 from tests.training_ranks import ALONE, config, dataset, newest, output_of, trainer
 
 OWN = """
@@ -219,13 +219,7 @@ def test_optimizer_loss_and_transforms_are_used_and_resume(data: Path, tmp_path:
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
-    for label in ("cat", "dog"):
-        for number in range(12):
-            path = tmp_path / "data" / label / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shade = 200 if label == "cat" else 10
-            Image.new("RGB", (8, 8), (shade, number, number)).save(path)
-    return tmp_path / "data"
+    return plain(tmp_path / "data", 12, 8)
 
 
 def settings(data: Path, text: str, **more: Any) -> dict[str, Any]:
@@ -248,16 +242,16 @@ def test_script_gets_inputs_and_is_saved(
     assert own_script.run(config)
     folder = RunFolder(fields["output_dir"])
     argv, epochs, classes, rows = json.loads((folder.path / "inputs").read_text())
-    assert (argv, epochs, classes) == (["--depth", "3", "two fields"], 3, ["cat", "dog"])
+    assert (argv, epochs, classes) == (["--depth", "3", "two fields"], 3, ["dark", "light"])
     assert {row["path"] for row in rows} == {str(path) for path in photographs.glob("*/*")}
-    assert {(row["class"], row["target"]) for row in rows} == {("cat", "0"), ("dog", "1")}
+    assert {(row["class"], row["target"]) for row in rows} == {("dark", "0"), ("light", "1")}
     checkpoint = newest_valid(folder.checkpoints)
     assert checkpoint is not None
     assert (checkpoint.step, checkpoint.fields["metrics"]) == (12, {"accuracy": 0.75})
     assert checkpoint.fields["config"]["val_fraction"] == 0.25  # whoever evaluates splits alike
     network, info = load_model(checkpoint.path)
     assert bool((network.state_dict()["1.weight"] == 0.25).all())
-    assert info.classes == ("cat", "dog")
+    assert info.classes == ("dark", "light")
     for rank in ("0", "1"):  # all ranks of a retried step return: none waits for another
         monkeypatch.setenv("RANK", rank)
         (folder.path / "inputs").unlink(missing_ok=True)
@@ -309,14 +303,7 @@ def test_stopped_script_can_be_resumed(photographs: Path) -> None:
 def test_file_of_the_command_line_is_packed(photographs: Path) -> None:
     file = photographs.parent / "mine.py"
     file.write_text(SAVES)
-    flags = [
-        "--data",
-        str(photographs),
-        "--output-dir",
-        str(photographs.parent / "run"),
-        "--script",
-        str(file),
-    ]
+    flags = ["--data", "/d", "--output-dir", "/o", "--script", str(file)]
     config = parse([*flags, "--model", "mine.py:build"])
     assert config.script == config.model_code == packed.pack(SAVES.encode())
     assert "--model-code" not in config.to_argv()

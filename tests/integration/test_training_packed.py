@@ -10,7 +10,7 @@ from kfp_ddp.datasets.sync import sync
 from kfp_ddp.export.prove import real_samples
 from kfp_ddp.training import checkpoint
 from tests.evaluations import Trained
-from tests.training_ranks import Ranks, config, dataset, state_hash, train, train_until_killed
+from tests.training_ranks import config, dataset, output_of, state_hash, train_until_killed
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_archives_train_to_folders_bits(folders: Path, archives: Path, tmp_path:
         ("cached", archives, {"cache_gb": 1, "cache_dir": str(tmp_path)}),
     ):
         run = config(data, tmp_path / name, epochs=1, warmup_epochs=0, **more)
-        assert train(run, 2) == [0, 0]
+        output_of(run, 2)
         ended.add(state_hash(run))
     assert len(ended) == 1
 
@@ -45,13 +45,12 @@ def test_windows_of_archives_resume(archives: Path, tmp_path: Path) -> None:
         config(archives, tmp_path / name, **fields, shuffle_buffer_mb=0.01)
         for name in ("whole", "parts")
     )
-    assert train(whole, 2) == [0, 0]
+    output_of(whole, 2)
     train_until_killed(parts, 2, "os.replace")
-    assert train(parts, 2) == [0, 0]
+    output_of(parts, 2)
     assert state_hash(parts) == state_hash(whole)
-    unlike = Ranks(whole.model_copy(update={"shuffle_buffer_mb": 0.02}), 1)
-    assert unlike.wait() == [2]
-    assert "shuffle_buffer_mb was 0.01 and is now 0.02" in unlike.output()
+    unlike = output_of(whole.model_copy(update={"shuffle_buffer_mb": 0.02}), 1, code=2)
+    assert "shuffle_buffer_mb was 0.01 and is now 0.02" in unlike
 
 
 def test_archives_are_evaluated_as_folders(trained: Trained, tmp_path: Path) -> None:

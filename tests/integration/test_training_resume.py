@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.training import checkpoint
@@ -27,8 +27,8 @@ from tests.training_ranks import (
     config,
     dataset,
     newest,
+    output_of,
     state_hash,
-    train,
     train_until_killed,
     trainer,
 )
@@ -37,7 +37,7 @@ from tests.training_ranks import (
 @pytest.fixture(scope="module")
 def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     run = config(data, tmp_path_factory.mktemp("resume") / "whole", checkpoint_steps=3)
-    assert train(run, 2) == [0, 0]
+    output_of(run, 2)
     return state_hash(run)
 
 
@@ -61,7 +61,7 @@ def _interrupt_and_resume(data: Path, output: Path, number: int) -> str:
         if how == signal.SIGTERM:
             # Before the handler is in place a rank dies of the signal, and its peer of the loss.
             assert set(codes) <= {0, 143, -signal.SIGTERM, 1}, ranks.output()
-    assert train(run, 2) == [0, 0]
+    output_of(run, 2)
     return state_hash(run)
 
 
@@ -84,7 +84,7 @@ def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_pa
     train_until_killed(run, 2, point)
     last = newest(tmp_path / "run")
     assert last.step == 3
-    assert train(run, 2) == [0, 0]
+    output_of(run, 2)
     assert state_hash(run) == uninterrupted
 
 
@@ -92,11 +92,11 @@ def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_pa
 def test_other_world_sizes_see_the_same_batches(data: Path, tmp_path: Path) -> None:
     """2 ranks, then 1, then 4: the weights differ by the order of float sums only."""
     whole = config(data, tmp_path / "whole", micro_batch_size=2, epochs=2, checkpoint_steps=4)
-    assert train(whole, 2) == [0, 0]
+    output_of(whole, 2)
     parts = config(data, tmp_path / "parts", micro_batch_size=2, epochs=2, checkpoint_steps=4)
     for world in (2, 1):
         train_until_killed(parts, world, "torch.save")
-    assert train(parts, 4) == [0, 0, 0, 0]
+    output_of(parts, 4)
     one, other = (
         checkpoint.load_model(tmp_path / name / "checkpoints" / "step-00000024")[0]
         for name in ("whole", "parts")
@@ -245,21 +245,11 @@ def test_averages_resume_or_start_anew(photos: Path, tmp_path: Path, decay: floa
     assert same(learner.network.state_dict(), state["model"])
 
 
-@pytest.mark.parametrize("where", ["network", "averages", "loss"])
-def test_loop_saves_nothing_that_is_not_finite(photos: Path, tmp_path: Path, where: str) -> None:
-    loop = trainer(config(photos, tmp_path / "run", ema_decay=0.9, deterministic=False))
-    assert loop.learner.ema is not None
+def test_loop_saves_nothing_after_a_loss_that_is_not_finite(photos: Path, tmp_path: Path) -> None:
+    loop = trainer(config(photos, tmp_path / "run", deterministic=False))
     loop.step = 1
-    if where == "loss":
-        loop.divergence.first_bad_step.fill_(0)
-        loop._save()
-        loop.saving.writer.wait()
-    else:
-        broken = loop.learner.network if where == "network" else loop.learner.ema.model
-        with torch.no_grad():
-            next(broken.parameters())[0] = float("nan")
-        loop._save()
-        with pytest.raises(JobError, match=r"after step 1 .* is NaN or infinite"):
-            loop.saving.writer.wait()
+    loop.divergence.first_bad_step.fill_(0)
+    loop._save()
+    loop.saving.writer.wait()
     loop.report.metrics.close()
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []

@@ -146,11 +146,6 @@ class Ranks:
         return "".join(path.read_text() for path in sorted(self.log.iterdir()))
 
 
-def train(run: TrainConfig, world: int, **more: Any) -> list[int]:
-    """Exit codes of a run of `world` ranks."""
-    return Ranks(run, world, **more).wait()
-
-
 def train_until_killed(run: TrainConfig, world: int, point: str, **more: Any) -> None:
     """Train until rank 0 kills itself inside its second save, before a function of os or torch."""
     ranks = Ranks(run, world, die_at=point, **more)

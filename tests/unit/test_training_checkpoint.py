@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import resource
 import shutil
@@ -16,19 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.core.errors import InputError, JobError, StorageError
+from kfp_ddp.core.errors import JobError, StorageError
 from kfp_ddp.runs.train.outputs import newest_checkpoint
 from kfp_ddp.training import checkpoint, saving
-from kfp_ddp.training.checkpoint import Checkpoint, Writer, load_model, newest_valid, steps, verify
+from kfp_ddp.training.checkpoint import Writer, load_model, newest_valid, steps
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import Split
-from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, step_dir, step_of
+from kfp_ddp.training.manifest import MANIFEST, STATE, step_dir, step_of
 from kfp_ddp.training.model import MEAN, STD, build
 from kfp_ddp.training.model_file import pack
 from kfp_ddp.training.splits import Index
 from kfp_ddp.training.strategies import Ddp
 from tests.files import write
-from tests.training_ranks import run
+from tests.training_ranks import newest, run
 
 
 def about(config: TrainConfig) -> dict[str, Any]:
@@ -42,12 +41,6 @@ def save(output: Path, step: int, value: float = 1.0) -> Path:
     return checkpoint.write(output / "checkpoints", step, state, about(run(output)))
 
 
-def newest(directory: Path) -> Checkpoint:
-    valid = newest_valid(directory)
-    assert valid is not None
-    return valid
-
-
 @pytest.fixture
 def writer(tmp_path: Path) -> Writer:
     return Writer(tmp_path / "checkpoints", keep=2)
@@ -56,7 +49,7 @@ def writer(tmp_path: Path) -> Writer:
 def saved(writer: Writer) -> Any:
     """The state of the newest checkpoint, after a wait."""
     writer.wait()
-    return newest(writer.directory).state()
+    return newest(writer.directory.parent).state()
 
 
 def weights(value: float = 1.0, count: int = 3) -> dict[str, Any]:
@@ -71,21 +64,15 @@ def test_newest_valid_step_by_number_is_read(tmp_path: Path) -> None:
     assert newest_valid(directory) is None
     for step in (5, 10, 100, 99_999_999, 100_000_000):
         save(tmp_path, step, value=step)
-    assert newest(directory).step == 100_000_000
+    assert newest(tmp_path).step == 100_000_000
     chosen = newest_checkpoint(tmp_path)
     assert chosen is not None
     assert chosen.step == 100_000_000
-    assert checkpoint.set_aside(directory, newest(directory)) == []
-    for step, damage in ((100_000_000, "cut"), (99_999_999, "flip"), (100, "manifest")):
-        path = step_dir(directory, step)
-        content = bytearray((path / STATE).read_bytes())
-        content[len(content) // 2] ^= 1
-        if damage == "manifest":
-            (path / MANIFEST).write_text('{"step": 10')
-        else:
-            (path / STATE).write_bytes(content if damage == "flip" else content[:-1])
-    assert newest(directory).step == 10
-    assert newest(directory).state()["model"]["w"][0] == 10
+    assert checkpoint.set_aside(directory, newest(tmp_path)) == []
+    for step in (100_000_000, 99_999_999, 100):
+        (step_dir(directory, step) / STATE).write_bytes(b"torn")
+    assert newest(tmp_path).step == 10
+    assert newest(tmp_path).state()["model"]["w"][0] == 10
 
 
 def test_invalid_newer_steps_are_set_aside(tmp_path: Path) -> None:
@@ -95,7 +82,7 @@ def test_invalid_newer_steps_are_set_aside(tmp_path: Path) -> None:
         (save(tmp_path, step) / STATE).write_bytes(b"torn")
     write(directory / "corrupt-step-00000020" / "of before")
     (directory / ".step-00000030.tmp").mkdir()
-    moved = checkpoint.set_aside(directory, newest(directory))
+    moved = checkpoint.set_aside(directory, newest(tmp_path))
     assert [path.name for path in moved] == ["step-100000000", "step-00000020"]
     names = ["corrupt-step-00000020", "corrupt-step-100000000", "step-00000010"]
     assert sorted(path.name for path in directory.iterdir()) == names
@@ -142,23 +129,6 @@ def test_unreadable_folder_is_not_empty(writer: Writer, monkeypatch: pytest.Monk
         writer.wait()
 
 
-def test_code_in_a_state_is_not_run(tmp_path: Path) -> None:
-    class Evil:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return os.mkdir, (str(tmp_path / "ran"),)
-
-    path = save(tmp_path, 10)
-    torch.save({"model": Evil()}, path / STATE)
-    fields = json.loads((path / MANIFEST).read_text())
-    size, digest = (path / STATE).stat().st_size, checkpoint.sha256_of(path / STATE)
-    fields["files"][STATE] = {"size": size, "sha256": digest}
-    del fields[DIGEST]  # as early versions wrote it
-    (path / MANIFEST).write_text(json.dumps(fields))
-    with pytest.raises(InputError, match=r"contains more than weights .* code in it is not run"):
-        verify(path).state()
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("averaged", [True, False])
 def test_model_is_built_as_set_with_averaged_weights(tmp_path: Path, averaged: bool) -> None:
     config = run(tmp_path, blur_pool=True)
@@ -178,13 +148,6 @@ def test_model_is_built_as_set_with_averaged_weights(tmp_path: Path, averaged: b
     with torch.device("meta"):
         sized = replace(info, model="vit_b_32", image_size=64, config={}).network()
     assert sized.image_size == 64
-
-
-def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    state = {"model": build("cifar_resnet14", 2).state_dict(), "ema": None}
-    path = checkpoint.write(tmp_path, 1, state, about(run(tmp_path)))
-    with pytest.raises(InputError, match=f"{path} do not fit a cifar_resnet8"):
-        load_model(path)
 
 
 # --- what is written ---
@@ -208,7 +171,7 @@ def test_same_step_can_be_saved_again_after_a_kill(tmp_path: Path) -> None:
     save(tmp_path, 10, value=1)
     write(directory / ".step-00000010.tmp" / "left")
     path = save(tmp_path, 10, value=2)
-    assert newest(directory).state()["model"]["w"][0] == 2
+    assert newest(tmp_path).state()["model"]["w"][0] == 2
     assert [entry.name for entry in directory.iterdir()] == ["step-00000010"]
     assert sorted(entry.name for entry in path.iterdir()) == sorted([MANIFEST, STATE])
 

@@ -59,7 +59,7 @@ def test_skipped_image_is_replaced_in_training_and_left_out_in_evaluation(split:
     trained = Images(index, config, for_training=True).__getitems__(keys)
     assert (trained.skipped, trained.error) == ([3], "")
     assert trained.indices == [2, 4]
-    evaluated = Images(index, config, for_training=False).__getitems__(keys)
+    evaluated = Images(index, config, for_training=False).__getitems__([(0, 2), (0, 3)])
     assert evaluated.skipped == [3]
     assert evaluated.indices == [2]
     assert "1.png" in Images(index, run(split), for_training=True).__getitems__(keys).error

@@ -160,16 +160,16 @@ def test_no_weights_are_refused(tmp_path: Path, name: str, content: bytes, line:
         started(run(path))
 
 
-def _complex(weight: Tensor) -> Tensor:
-    return weight.to(torch.complex64)
-
-
-def _quantised(weight: Tensor) -> Tensor:
-    return torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8)
-
-
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
-@pytest.mark.parametrize("change", [Tensor.to_sparse, _quantised, _complex, lambda w: w.to("meta")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        Tensor.to_sparse,
+        lambda weight: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+        lambda weight: weight.to(torch.complex64),
+        lambda weight: weight.to("meta"),
+    ],
+)
 def test_only_dense_tensors_are_read(tmp_path: Path, change: Callable[[Tensor], Tensor]) -> None:
     torch.save(changed(source(), CONV, change(source()[CONV])), tmp_path / "w.pth")
     with pytest.raises(InputError, match=f"dense tensor on the CPU in {CONV}"):
@@ -270,11 +270,8 @@ def test_positions_of_a_vision_transformer_are_resized() -> None:
     from kfp_ddp.training.initial_weights import _resized_positions
 
     positions = {"encoder.pos_embedding": torch.zeros(1, 1 + 2 * 2, 8)}
-    assert _resized_positions(positions, "vit_b_32", 128)["encoder.pos_embedding"].shape == (
-        1,
-        17,
-        8,
-    )
+    resized = _resized_positions(positions, "vit_b_32", 128)
+    assert resized["encoder.pos_embedding"].shape == (1, 17, 8)
 
 
 @pytest.mark.parametrize("log", [True, False])

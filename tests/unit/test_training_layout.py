@@ -40,11 +40,7 @@ def test_folders_name_splits(val: str) -> None:
     assert by_class(layout, layout.train)["dog"] == [f"train/dog/0000{n}.jpg" for n in range(3)]
     assert list(layout.val) == [(f"{val}/cat/a.png", 0)]
     assert list(layout.test) == [("test/dog/b.webp", 1)]
-    assert [part.folder for part in (layout.train, layout.val, layout.test)] == [
-        "train",
-        val,
-        "test",
-    ]
+    assert [part.folder for part in layout.parts.values()] == ["train", val, "test"]
     assert "masks" in " ".join(layout.notes)
 
 

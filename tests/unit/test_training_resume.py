@@ -219,7 +219,7 @@ def test_start_records_its_launchers_or_its_run(tmp_path: Path) -> None:
     config.with_name("before").hardlink_to(config)
     saving.begin(run(tmp_path), ["b", "a"])
     assert config.with_name("before").read_text() == "{}", "replaced, never half written"
-    assert TrainConfig.from_json(config.read_text()) == run(tmp_path)
+    assert TrainConfig.create(**json.loads(config.read_text())) == run(tmp_path)
     assert not record.exists()
     saving.begin(run(tmp_path, resume="never"), ["b", "", "a", "b"])
     assert record.read_text() == "a\nb"

@@ -1,5 +1,6 @@
 """Settings of a training: checks, batches and the command of the workers."""
 
+import json
 import re
 import subprocess
 import sys
@@ -25,7 +26,6 @@ from kfp_ddp.training.recipes import main as recipes_main
 from tests.training_ranks import run
 
 REQUIRED = {"data": "/d", "output_dir": "/o"}
-FOLDERS = {"data": "/d", "output_dir": "/o"}
 PIECES = ("$", "$$", "(HOME)", "$(HOME)", "$$(A)", "a", "/", " ", "{", "}", "(", ")", "'", '"', "ä")
 
 
@@ -53,7 +53,7 @@ def test_json_and_flags_restore_the_configuration() -> None:
     run = TrainConfig.create(
         **REQUIRED, model="resnet18", deterministic=True, blur_pool=False, learning_rate=1e-5
     )
-    assert TrainConfig.from_json(run.to_json()) == run
+    assert TrainConfig.create(**json.loads(run.model_dump_json())) == run
     assert parse(run.to_argv()) == run
 
 
@@ -88,7 +88,6 @@ def test_default_warm_up_follows_the_epochs(fields: dict[str, Any], warmup: floa
     run = TrainConfig.create(**REQUIRED, **fields)
     assert run.warmup_epochs == pytest.approx(warmup)
     assert parse(run.to_argv()) == run
-    assert "warmup_epochs" in run.to_json()
 
 
 @pytest.mark.parametrize(
@@ -108,12 +107,6 @@ def test_address_with_a_secret_is_refused_and_not_shown(address: str) -> None:
 @pytest.mark.parametrize("address", ["https://e.com/a@b.pth", "gs://b/a@c.pth", "/a@b?.pth"])
 def test_odd_names_of_weights_are_accepted(address: str) -> None:
     assert TrainConfig.create(**REQUIRED, pretrained=address).pretrained == address
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"data": "/d", "output_dir": "/o", "x": 1}'])
-def test_invalid_json_is_one_line(text: str) -> None:
-    with pytest.raises(InputError):
-        TrainConfig.from_json(text)
 
 
 def test_unknown_flag_has_a_hint() -> None:
@@ -151,7 +144,6 @@ def test_batch_per_rank_scales_the_rate_and_is_kept_on_resume(tmp_path: Path) ->
     resolved = resolve(config, world(4), 96)
     assert (resolved.batch_size, resolved.micro_batch_size, resolved.precision) == (32, 8, "fp32")
     assert learner.peak(resolved) == pytest.approx(0.2)
-    assert TrainConfig.from_json(resolved.to_json()) == resolved
     manifest = checkpoint.manifest_of(resolved, ("a", "b"), epoch=1, world_size=4)
     checkpoint.write(tmp_path / "checkpoints", 5, {}, manifest)
     fewer = resolve(config, world(2), 96)
@@ -221,35 +213,35 @@ def test_missing_gpu_is_refused(tmp_path: Path) -> None:
 def test_recipes_are_complete_configurations() -> None:
     assert tuple(RECIPES) == typing.get_args(RecipeName)
     for name in RECIPES:
-        configured(name, {**FOLDERS, "pretrained": "/c"})
-        assert configured(name, {**FOLDERS, "pretrained": "/c", "epochs": 1}).epochs == 1
-    assert configured("none", FOLDERS) == TrainConfig.create(**FOLDERS)
+        configured(name, {**REQUIRED, "pretrained": "/c"})
+        assert configured(name, {**REQUIRED, "pretrained": "/c", "epochs": 1}).epochs == 1
+    assert configured("none", REQUIRED) == TrainConfig.create(**REQUIRED)
     for name, fields, words in (
         ("mnist", {}, "use one of auto, none, digits, cifar"),
         ("finetune", {"pretrained": False}, "needs initial weights"),
         ("digits", {"epochs": 1, "warmup_epochs": 2}, "warmup_epochs=2 leaves nothing of epochs=1"),
     ):
         with pytest.raises(InputError, match=words):
-            configured(name, {**FOLDERS, **fields})
+            configured(name, {**REQUIRED, **fields})
 
 
 def test_initial_weights_are_fine_tuned_unless_another_recipe_is_set() -> None:
-    fields = {**FOLDERS, "pretrained": "w"}
+    fields = {**REQUIRED, "pretrained": "w"}
     tuned = configured("none", fields)
     assert (tuned.freeze_epochs, tuned.body_lr_factor, tuned.keep_best) == (1, 0.1, True)
     assert tuned == configured("finetune", fields)
     assert configured("cifar", fields).freeze_epochs == 0
     for random in ("auto", False, ""):
-        assert configured("none", {**FOLDERS, "pretrained": random}).freeze_epochs == 0
-    assert configured("finetune", FOLDERS).pretrained == "true"
-    assert configured("none", {**FOLDERS, "init_from": "w"}) == tuned  # its former name
+        assert configured("none", {**REQUIRED, "pretrained": random}).freeze_epochs == 0
+    assert configured("finetune", REQUIRED).pretrained == "true"
+    assert configured("none", {**REQUIRED, "init_from": "w"}) == tuned  # its former name
 
 
 def test_another_optimizer_has_rates_of_its_own() -> None:
-    adamw = configured("imagenet-90", {**FOLDERS, "optimizer": "adamw", "weight_decay": 0.05})
+    adamw = configured("imagenet-90", {**REQUIRED, "optimizer": "adamw", "weight_decay": 0.05})
     assert (adamw.learning_rate, adamw.lr_reference_batch, adamw.weight_decay) == (1e-3, 0, 0.05)
     assert adamw.warmup_epochs == 8
-    assert configured("imagenet-90", {**FOLDERS, "optimizer": "sgd"}).learning_rate == 0.256
+    assert configured("imagenet-90", {**REQUIRED, "optimizer": "sgd"}).learning_rate == 0.256
 
 
 @pytest.mark.parametrize(
@@ -264,7 +256,7 @@ def test_another_optimizer_has_rates_of_its_own() -> None:
 )
 def test_flags(flags: str, fields: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert recipes_main([*flags.split(), "--data", "/d", "--output-dir", "/o"]) == 0
-    expected = configured(flags.split()[0], {**FOLDERS, **fields})
+    expected = configured(flags.split()[0], {**REQUIRED, **fields})
     config = parse(capsys.readouterr().out.split())
     assert config == expected
     assert config.model_fields_set == expected.model_fields_set

@@ -83,7 +83,7 @@ def test_resume_and_later_steps_use_the_same_run(config: TrainConfig) -> None:
     again.log([Event("start", start, 1003.0), step(2, 2.0)])
     assert client(config).get_run(before.run_id).info.status == "RUNNING"
     folder = RunFolder(config.output_dir)
-    folder.config.write_text(config.to_json())
+    folder.config.write_text(config.model_dump_json())
     left = {"event": "step", "time": 1004.0, "step": 3, "loss": 1.5}
     folder.metrics.write_text(json.dumps(left) + "\n")
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_no_mlflow_fails_no_step(config: TrainConfig, capsys: pytest.CaptureFixt
     trackers.note(folder.path, {"accuracy": 0.9}, {})
     assert capsys.readouterr().out == ""
     down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
-    folder.config.write_text(down.to_json())
+    folder.config.write_text(down.model_dump_json())
     trackers.note(folder.path, {"accuracy": 0.9}, {})
     assert "warning: MLflow did not get these results" in capsys.readouterr().out
 
