@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,18 +19,19 @@ import pytest
 from kfp_ddp.datasets import engine, names
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.report import Result
-from kfp_ddp.datasets.sync import sync
+from kfp_ddp.datasets.sync import sync as sync_patiently
 from kfp_ddp.storage.source import Retry
 from tests.gcs_server import Bucket
 
 RETRY = Retry(attempts=3, pause=0.01, longest=0.05)
+sync = partial(sync_patiently, retry=RETRY)
 OWN = {"_SUCCESS", "_MANIFEST.jsonl"}
 
 
 def run(target: Path, **options: Any) -> Result:
     """Sync the bucket's prefix `ds`."""
     checked = Options(**{"concurrency": 4} | options)
-    return sync("gs://bucket/ds", target, checked, retry=RETRY)
+    return sync("gs://bucket/ds", target, checked)
 
 
 def start(target: Path, *flags: str) -> "subprocess.Popen[bytes]":

@@ -1,6 +1,7 @@
 """Build a version from a listing, or repair files of a complete one."""
 
 import contextlib
+import json
 import os
 import stat
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kfp_ddp.core.files import Folders, folder_below
+from kfp_ddp.core.files import Folders, atomic_write, folder_below
 from kfp_ddp.datasets import checks
 from kfp_ddp.datasets.disk import checksum, flush_filesystem, remove
 from kfp_ddp.datasets.pack import TarStage
@@ -82,16 +83,8 @@ def download(
     """
     checks.check_lost(result, missing)
     checks.check_room(store.root, stage, missing)
-    listing, options = stage.listing, context.options
-    size = sum(listing.sizes[i] for i in missing)
-    transfer = Transfer(
-        context.source,
-        listing,
-        stage,
-        concurrency=options.concurrency,
-        bandwidth=options.bandwidth_mb * 1e6,
-        retry=context.retry,
-    )
+    size = sum(stage.listing.sizes[i] for i in missing)
+    transfer = Transfer(context, stage)
     context.watch("downloading", transfer.meter, len(missing), size)
     cloned = _cloned(context.source, stage, missing)
     transfer.run([i for i in missing if i not in cloned])
@@ -118,8 +111,8 @@ def _cloned(source: Source, stage: FileStage, missing: Sequence[int]) -> set[int
 def write_manifest(
     store: Store, stage: FileStage, result: Result, path: Path, mtimes: "array[int]"
 ) -> None:
-    """Write the manifest of the target to `path`, by way of the stage's folder."""
-    offsets = stage.member_offset if isinstance(stage, TarStage) else None
+    """Write the manifest of the target, by way of the stage's folder; `mtimes` in nanoseconds."""
+    listing = stage.listing
     header = {
         "format": 1,
         "source": result.source,
@@ -127,10 +120,25 @@ def write_manifest(
         "digest": result.digest,
         "files": result.files,
         "bytes": result.bytes,
-        "pack": "none" if offsets is None else "tar",
+        "pack": "tar" if isinstance(stage, TarStage) else "none",
     }
-    aside = stage.folder / manifest.NAME
-    manifest.write(path, aside, store.root, header, stage.listing, mtimes, offsets)
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    with atomic_write(path, stage.folder / manifest.NAME, store.root) as file:
+        file.write(f"{json.dumps(header)}\n".encode())
+        for index, name in enumerate(listing.names):
+            row: list[object] = [
+                name,
+                listing.sizes[index],
+                listing.token(index),
+                f"{listing.crcs[index]:08x}",
+                mtimes[index],
+            ]
+            if isinstance(stage, TarStage):
+                row += [listing.origin(index), *stage.member_offset(index)]
+            elif name in listing.origins:
+                row.append(listing.origins[name])
+            file.write(encode(row).encode() + b"\n")
+        os.fchmod(file.fileno(), 0o644)
 
 
 def stage_of(store: Store, result: Result, pack: str) -> FileStage:
@@ -153,10 +161,7 @@ def changes(listing: Listing, before: Path | None, dataset: str) -> manifest.Cha
 def _reuse(
     stage: FileStage, before: Path, root: Path, result: Result, done: set[int], read: bool
 ) -> set[int]:
-    """Link or copy unchanged files of the version before; return their indices.
-
-    With `read`, linked files are verified too; copies always are.
-    """
+    """Link (verified if `read`), or copy and verify, unchanged files; return their indices."""
     reused = set()
     same, folders = result.changes, Folders(root, before.relative_to(root))
     for at, index in enumerate(same.same):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import google_crc32c
 
-from kfp_ddp.core import errors
 from kfp_ddp.core.errors import StorageError, full
 from kfp_ddp.core.files import folder_below, lock, open_lock, open_plain
 from kfp_ddp.datasets.report import Watch
@@ -42,11 +41,17 @@ def write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 def unwritable(path: Path, error: OSError) -> StorageError:
     """Return the error for a target that cannot be written."""
-    return StorageError(full(error, path, _advice()))
+    user = f"uid {os.geteuid()} (on a claim: fsGroup)"
+    return StorageError(full(error, path, f"free space there, or make it writable for {user}"))
 
 
-def _advice() -> str:
-    return f"free space there, or make it writable for uid {os.geteuid()} (on a claim: fsGroup)"
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Raise `unwritable` for an OSError of the block; sources handle their own."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(target, error) from None
 
 
 def unreadable(path: Path, error: OSError) -> StorageError:
@@ -57,20 +62,14 @@ def unreadable(path: Path, error: OSError) -> StorageError:
     )
 
 
-def writing(target: Path) -> contextlib.AbstractContextManager[None]:
-    """Raise a StorageError instead of an OSError of the disk; sources handle their own."""
-    return errors.writing(target, _advice())
-
-
 def plain_folder(root: Path, path: Path) -> None:
     """Create a folder below `root` (0755, no link) unless it exists; raises StorageError."""
-    try:
-        with folder_below(root, path.relative_to(root), make=True):
-            pass
-    except NotADirectoryError as error:
-        raise no_folder(Path(error.filename)) from None
-    except OSError as error:
-        raise unwritable(path, error) from error
+    with writing(path):
+        try:
+            with folder_below(root, path.relative_to(root), make=True):
+                pass
+        except NotADirectoryError as error:
+            raise no_folder(Path(error.filename)) from None
 
 
 def no_folder(path: Path) -> StorageError:
@@ -98,13 +97,10 @@ def flush_filesystem(path: Path) -> None:
     if not hasattr(libc, "syncfs"):
         os.sync()
         return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with folder_below(path) as descriptor, writing(path):
         if libc.syncfs(descriptor):
             code = ctypes.get_errno()
-            raise unwritable(path, OSError(code, os.strerror(code)))
-    finally:
-        os.close(descriptor)
+            raise OSError(code, os.strerror(code))
 
 
 @contextlib.contextmanager
@@ -114,10 +110,8 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
     `what` is the source, shown to syncs that wait. Raises StorageError if another sync has the lock
     for more than `wait` seconds.
     """
-    try:
+    with writing(root / ".kfsync" / "lock"):
         descriptor = _opened(root, "lock")
-    except OSError as error:
-        raise unwritable(root / ".kfsync" / "lock", error) from error
     try:
         waited = _acquire(descriptor, root, wait, watch)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())

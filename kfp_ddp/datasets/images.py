@@ -95,7 +95,7 @@ def _contents(context: Context, listing: Listing) -> list[bytes]:
         stage.open()
         try:
             every = range(len(listing))
-            Transfer(context.source, listing, stage, retry=context.retry).run(every)
+            Transfer(context, stage).run(every)
             return [stage.path(index).read_bytes() for index in every]
         finally:
             stage.close()
@@ -176,9 +176,8 @@ def _duplicates(listing: Listing, layout: Layout) -> Iterator[str]:
     ):
         if pairs:
             image, other = sorted(pairs[0], key=lambda at: side[at] == _TRAIN)
-            one = len(pairs) == 1
-            yield (
-                f"{len(pairs):,} image{which} is the same as one of another {of} "
-                if one
-                else f"{len(pairs):,} images{which} are the same as images of another {of} "
-            ) + f"({listing.names[image]} and {listing.names[other]}): {so}"
+            example = f"{listing.names[image]} and {listing.names[other]}"
+            same = f"images{which} are the same as images"
+            if len(pairs) == 1:
+                same = f"image{which} is the same as one"
+            yield f"{len(pairs):,} {same} of another {of} ({example}): {so}"

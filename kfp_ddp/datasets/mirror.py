@@ -64,7 +64,7 @@ def _update(context: Context, store: Store, result: Result) -> Result:
     context.phase("comparing")
     plan = _Plan(store.root, result.names, context.options)
     result = replace(result, changes=plan.changes)
-    if not plan.missing and not plan.extras and plan.digest == result.digest:
+    if not plan.missing and not plan.changes.removed and plan.digest == result.digest:
         return replace(result, unchanged=True)
     plan.check(result.source)
     with staged(store, result, "none") as (stage, done):
@@ -75,14 +75,14 @@ def _update(context: Context, store: Store, result: Result) -> Result:
     flush_filesystem(stage.tree)
     plan.remove_files_in_the_way()
     _rename_into(store.root, stage, plan)
-    result = replace(result, deleted=plan.delete_extras())
+    plan.delete_extras()
     write_manifest(store, stage, result, store.work / "manifest.jsonl", plan.mtimes)
     store.clear_builds()
     return result
 
 
 class _Plan:
-    """The difference of the folder and the listing: missing files, extra files and `changes`."""
+    """The difference of the folder and the listing: `changes`, and the `missing` files."""
 
     def __init__(self, root: Path, listed: names.Names, options: Options) -> None:
         self.root, self._listing, self._options = root, listed.listing, options
@@ -106,11 +106,9 @@ class _Plan:
             (self.changes.added if state == "absent" else self.changes.changed).append(index)
             if not name.endswith("/"):
                 self.missing.append(index)
-        self.extras: list[str] = []
         self.present = 0
         if options.delete:
             self._walk(Filter(options.include, options.exclude))
-        self.changes.removed = self.extras
         self._folders.close()
 
     def _state(self, index: int, trusted: int) -> str:
@@ -168,12 +166,12 @@ class _Plan:
                 elif selected.takes(name):
                     self.present += 1
                     if self._form(name) not in listed:
-                        self.extras.append(name)
-        self.extras.sort()
+                        self.changes.removed.append(name)
+        self.changes.removed.sort()
 
     def check(self, source: str) -> None:
         """Check the share to delete, and that no folder is in place of a file or the reverse."""
-        extras = set(self.extras)
+        extras = set(self.changes.removed)
         for folder in sorted(self._needed()):
             path = self.root / folder
             in_the_way = path.exists() and not path.is_dir() and folder not in extras
@@ -183,19 +181,19 @@ class _Plan:
             path = self.root / self._listing.names[index]
             if path.is_dir() and not path.is_symlink():
                 raise StorageError(f"{path} is a folder where a file must be; remove it")
-        checks.check_deletion(len(self.extras), self.present, source, self._options)
+        checks.check_deletion(len(self.changes.removed), self.present, source, self._options)
 
     def remove_files_in_the_way(self) -> None:
         """Delete the extra files whose names are needed for folders."""
-        for name in self._needed().intersection(self.extras):
+        for name in self._needed().intersection(self.changes.removed):
             self._delete(name)
 
     def _needed(self) -> set[str]:
         return folders_of(self._listing.names[index] for index in self.missing)
 
-    def delete_extras(self) -> int:
-        """Delete extra files and the folders that this leaves empty; return their number."""
-        for name in self.extras:
+    def delete_extras(self) -> None:
+        """Delete extra files and the folders that this leaves empty."""
+        for name in self.changes.removed:
             self._delete(name)
             parent = name.rpartition("/")[0]
             with contextlib.suppress(OSError):
@@ -204,7 +202,6 @@ class _Plan:
                     with folder_below(self.root, above) as descriptor:
                         os.rmdir(folder, dir_fd=descriptor)
                     parent = above
-        return len(self.extras)
 
     def _delete(self, name: str) -> None:
         within, _, file = name.rpartition("/")

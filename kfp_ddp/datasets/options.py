@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from kfp_ddp.core.config import setting
 from kfp_ddp.core.errors import InputError
@@ -24,8 +24,6 @@ NAME_IN_WORDS = (
 MOST_ROWS = 1000
 """Maximum rows of a table of names, which a run on KFP has in its parameters: about 50 kB."""
 _TABLE = re.compile(r"@.*\.(csv|tsv|txt|jsonl?|xlsx?)", re.IGNORECASE)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -121,12 +119,11 @@ def _names(table: str) -> list[str]:
         with open(table, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             if "path" not in (reader.fieldnames or ()):
-                raise KeyError("path")
+                raise ValueError("no column 'path'")
             names = (row["path"] for row in reader)
             rows = [glob_of(name) for name in names if name]
-    except (OSError, KeyError, ValueError, csv.Error) as error:
-        column = f"no column {error}" if isinstance(error, KeyError) else error
-        why = getattr(error, "strerror", column)
+    except (OSError, ValueError, csv.Error) as error:
+        why = getattr(error, "strerror", error)
         raise InputError(
             f"@{table} cannot be read ({why}): give a CSV of this machine with a column "
             "path, such as labels_to_check.csv"

@@ -63,11 +63,11 @@ class Context(NamedTuple):
     retry: Retry
     watch: Watch
     run_id: str = ""
-    """Id of the pipeline run that gets the version; '' for none."""
+    """Id of the pipeline run that gets the version with a lease on it; '' for none."""
     rule: "Rule | None" = None
     """The layout of the images to check; None to check no images."""
     only: Collection[str] = ()
-    """The names to take from the listing; empty for all."""
+    """The names to take, from an earlier listing; empty for all."""
 
     def phase(self, name: str) -> None:
         """Report that a phase starts that counts nothing."""
@@ -96,7 +96,6 @@ class Result:
     linked: int = 0
     resumed: int = 0
     repaired: int = 0
-    deleted: int = 0
     retries: int = 0
     removed_versions: tuple[str, ...] = ()
     kept_why: str = ""

@@ -9,18 +9,11 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kfp_ddp.core.files import Folders, folder_below, open_below
+from kfp_ddp.core.files import Folders, folder_below, open_below, open_plain
 from kfp_ddp.core.text import from_json
-from kfp_ddp.datasets.disk import (
-    checksum,
-    plain_folder,
-    remove,
-    unwritable,
-    write_all,
-    writing,
-)
+from kfp_ddp.datasets.disk import checksum, plain_folder, remove, unwritable, write_all, writing
 from kfp_ddp.storage.listing import Listing, folders_of
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,7 +36,11 @@ class Arrived(NamedTuple):
 
 
 class Journal:
-    """A line per downloaded file, after the boot id: files of another boot may not be on disk."""
+    """A line for each verified file, after the boot id of the machine.
+
+    The next sync reuses the files in the journal; it reads those of another boot or machine again,
+    as they may not be on disk.
+    """
 
     def __init__(self, root: Path, name: Path) -> None:
         self._root, self._name = root, name
@@ -76,31 +73,28 @@ class Journal:
 
     def read(self) -> Iterator[Arrived]:
         """Yield the files in the journal; none if it is missing."""
+        try:
+            file = open_below(self._root, self._name)
+        except OSError:
+            return
         trusted = False
-        for line in self._json_lines():
-            if isinstance(line, dict):
-                trusted = bool(_boot()) and line.get("boot") == _boot()
-            elif isinstance(line, list) and [type(value) for value in line] == _KINDS:
-                name, size, crc, mtime_ns, inode = line
-                yield Arrived(name, size, crc, mtime_ns, inode, trusted)
+        with file:
+            for text in file:
+                try:
+                    line = from_json(text.decode("utf-8", "surrogateescape"))
+                except ValueError:
+                    continue  # the kill came in the middle of the line
+                if isinstance(line, dict):
+                    trusted = bool(_boot()) and line.get("boot") == _boot()
+                elif isinstance(line, list) and [type(value) for value in line] == _KINDS:
+                    name, size, crc, mtime_ns, inode = line
+                    yield Arrived(name, size, crc, mtime_ns, inode, trusted)
 
     def _flush(self) -> None:
         if self._lines:
             text = "\n".join(self._lines) + "\n"
             self._lines.clear()
             os.write(self._descriptor, text.encode("utf-8", "surrogateescape"))
-
-    def _json_lines(self) -> Iterator[Any]:
-        try:
-            file = open_below(self._root, self._name)
-        except OSError:
-            return
-        with file:
-            for line in file:
-                try:
-                    yield from_json(line.decode("utf-8", "surrogateescape"))
-                except ValueError:
-                    continue  # the kill came in the middle of the line
 
 
 def _boot() -> str:
@@ -112,12 +106,7 @@ def _boot() -> str:
 
 
 class FileStage:
-    """One file per object, below `<folder>/tree`.
-
-    The journal lists verified files with the boot id of the machine. After a kill the next sync
-    reuses the files in the journal; it reads them again if the machine was restarted since, or is
-    another one.
-    """
+    """One file per object, below `<folder>/tree`, and a journal of the verified ones."""
 
     def __init__(self, folder: Path, listing: Listing, root: Path | None = None) -> None:
         """Create a stage in `folder`; no link is followed below `root` (default: its parent)."""
@@ -251,7 +240,7 @@ class FileStage:
                     return False
                 except OSError:
                     # No hard links here (another file system, or too many): a checked copy.
-                    if self._copy(index, name, source) != crc:
+                    if self._copy(index, name, source, folder) != crc:
                         os.unlink(name, dir_fd=folder)
                         return False
                     mtime_ns = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
@@ -261,15 +250,13 @@ class FileStage:
         self.listing.crcs[index] = crc
         return True
 
-    def _copy(self, index: int, name: str, source: int) -> int:
+    def _copy(self, index: int, name: str, source: int, folder: int) -> int:
         """Copy a file of the version before; return the checksum of the copy."""
-        within = self.listing.names[index].rpartition("/")[0]
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         import shutil  # most file systems link
 
-        with writing(self.path(index)), self.folders.at(within) as folder:
+        with writing(self.path(index)):
             with (
-                open(os.open(name, flags, dir_fd=source), "rb") as old,
+                open(open_plain(name, source), "rb") as old,
                 open(os.open(name, _FLAGS, 0o644, dir_fd=folder), "wb") as new,
             ):
                 shutil.copyfileobj(old, new)

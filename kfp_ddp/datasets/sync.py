@@ -36,17 +36,7 @@ def sync(
     rule: "Rule | None" = None,
     only: Collection[str] = (),
 ) -> Result:
-    """Make the target equal to the source.
-
-    Args:
-        source_url: The source; see `open_source`.
-        target: The folder.
-        options: Options of the sync.
-        watch: Called when a phase starts.
-        retry: The retry policy; None for the default.
-        run_id: The pipeline run that gets the version and has a lease on it.
-        rule: The layout of the images, which is checked on the listing; None for no check.
-        only: The names to take, from an earlier listing; empty for all.
+    """Make the target folder equal to the source; see `open_source` and `Context`.
 
     Raises InputError before a byte is written, and StorageError if the source cannot be read, or
     the target not be written.
@@ -105,8 +95,7 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
         result = transfer(context, store, result)
         if not _publish(context, store, result):
             raise StorageError(f"{result.path} was removed by another program; sync again")
-        collected = collect(store, options, result.dataset, result.path)
-    return replace(result, removed_versions=collected.removed, kept_why=collected.kept_why)
+        return collect(store, options, result)
 
 
 def _publish(context: Context, store: Store, result: Result) -> bool:

@@ -12,11 +12,10 @@ from typing import TypeVar
 import google_crc32c
 
 from kfp_ddp.datasets.disk import write_all, writing
-from kfp_ddp.datasets.report import Meter, Throttle
+from kfp_ddp.datasets.report import Context, Meter, Throttle
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage import event_loop
-from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.source import Entry, Reader, Retry, Source, Transient
+from kfp_ddp.storage.source import Entry, Reader, Transient
 
 SMALL = 1 << 20
 """Bodies up to this many bytes are verified in memory, before a file is opened."""
@@ -45,19 +44,10 @@ class Transfer:
     large bodies, which are received, decrypted and written there.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        listing: Listing,
-        stage: FileStage,
-        *,
-        concurrency: int = 64,
-        bandwidth: float = 0,
-        retry: Retry | None = None,
-    ) -> None:
-        self._source, self._listing, self._stage = source, listing, stage
-        self._connections = max(1, min(concurrency, source.max_workers))
-        self._retry, self._throttle = retry or Retry(), Throttle(bandwidth)
+    def __init__(self, context: Context, stage: FileStage) -> None:
+        self._source, self._listing, self._stage = context.source, stage.listing, stage
+        self._connections = min(context.options.concurrency, context.source.max_workers)
+        self._retry, self._throttle = context.retry, Throttle(context.options.bandwidth_mb * 1e6)
         self._feed = deque[int]()
         self._write_seconds = 0.0
         self._lock, self._stop = threading.Lock(), threading.Event()

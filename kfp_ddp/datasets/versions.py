@@ -13,8 +13,8 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from kfp_ddp.core.errors import FULL, StorageError
 from kfp_ddp.core.files import atomic_write, folder_below, fsync, read_below
@@ -28,6 +28,7 @@ from kfp_ddp.datasets.disk import (
     writing,
 )
 from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.leases import folder_holders, write_permanent
 
@@ -85,9 +86,9 @@ class Store:
             plain_folder(self.root, path)
         if versions:
             plain_folder(self.root, self.versions)
-        if not os.access(self.work, os.W_OK | os.X_OK, effective_ids=True):
-            raise unwritable(self.work, PermissionError(errno.EACCES, "Permission denied"))
         with writing(self.work):
+            if not os.access(self.work, os.W_OK | os.X_OK, effective_ids=True):
+                raise PermissionError(errno.EACCES, "Permission denied")
             names.leave_probe(self.root)
 
     def build_folder(self, digest: str) -> Path:
@@ -193,32 +194,25 @@ def success(path: Path) -> str:
         return ""
 
 
-class Collected(NamedTuple):
-    """The versions that were removed, or why none could be."""
+def collect(store: Store, options: Options, result: Result) -> Result:
+    """Remove old versions of a dataset, except the newest `keep_versions`; return the new result.
 
-    removed: tuple[str, ...] = ()
-    kept_why: str = ""
-
-
-def collect(store: Store, options: Options, dataset: str, version: Path) -> Collected:
-    """Remove old versions of a dataset, except the newest `keep_versions`.
-
-    Keeps `version`, the current one, versions with a lease, and versions used in the last
-    `keep_hours`.
+    Keeps the version of `result`, the current one, versions with a lease, and versions used in the
+    last `keep_hours`.
     """
     if options.keep_versions <= 0:
-        return Collected()
-    others = [item for item in store.versions_of(dataset) if item[1] != version]
+        return result
+    others = [item for item in store.versions_of(result.dataset) if item[1] != result.path]
     latest = time.time_ns() - int(options.keep_hours * 3600e9)
     old = [(when, path) for when, path in others[options.keep_versions - 1 :] if when < latest]
     if not old:
-        return Collected()
+        return result
     from kfp_ddp.jobs.identity import live_runs  # most syncs remove nothing
 
     try:
         alive = live_runs()
     except StorageError as error:
-        return Collected(kept_why=str(error))
+        return replace(result, kept_why=str(error))
     removed = []
     for when, path in old:
         with briefly(store.root):
@@ -227,7 +221,7 @@ def collect(store: Store, options: Options, dataset: str, version: Path) -> Coll
             gone = [store.take_away(folder) for folder in (path, store.leases(path.name))]
         store.clear(gone)
         removed.append(path.name)
-    return Collected(tuple(removed))
+    return replace(result, removed_versions=tuple(removed))
 
 
 def _used(store: Store, path: Path, when: int, alive: Callable[[str], bool]) -> bool:

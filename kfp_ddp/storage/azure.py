@@ -16,14 +16,7 @@ from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Answer
-from kfp_ddp.storage.http.client import (
-    Checksum,
-    HttpPool,
-    HttpSource,
-    SdkObjects,
-    md5_checksum,
-    sha256_checksum,
-)
+from kfp_ddp.storage.http.client import Checksum, SdkSource, md5_checksum, sha256_checksum
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
@@ -49,30 +42,31 @@ MAX_PAGE = 1 << 27
 """Bytes of a page: 5,000 names of 1,024 bytes with 8 KiB of metadata, each twice as long in XML."""
 SCOPE = "https://storage.azure.com/.default"
 """Of a token for the Storage account."""
-_PAGE = 5_000
-"""Maximum blobs of a page of a listing."""
 _CONNECT = 10.0  # seconds
 _IDENTITY = ("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE")
 
 
-class AzureSource(HttpSource):
-    """A prefix of a container; see `container_client` for the account."""
+class AzureSource(SdkSource):
+    """A prefix of a container; see `container_client` for the account.
 
-    resumes = False
-    """The digest is of the complete body, so a download that was cut starts again."""
+    The SDK takes 490 us of processor to prepare a request, and its policy for keys alone 29.
+    """
+
     max_workers = 64
+    part = 4 << 20
+    """The server sends no MD5 of a longer range."""
 
     def __init__(self, url: str, options: SourceOptions) -> None:
         container, self._prefix = bucket_and_prefix(url)
-        self.url, self._root = url, f"az://{container}"
+        self._root = f"az://{container}"
         self.client = container_client(url, container, options.timeout)
         from requests.certs import where
 
         bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
-        origin = Origin.of(self.client.url, bundle or where())
-        self.exposed = origin.exposed
-        self._pool = HttpPool(origin, options.timeout)
-        self._objects = AzureObjects(self.client, origin, url, self._prefix)
+        super().__init__(url, Origin.of(self.client.url, bundle or where()), options.timeout)
+        self._address, _, sas = self.client.url.partition("?")
+        self._query = f"?{sas}" if sas else ""
+        self._headers = dict[str, str]()
 
     def listing(self) -> Listing:
         """List the prefix; see `Source.listing`."""
@@ -80,37 +74,26 @@ class AzureSource(HttpSource):
 
         listing, start = Listing(), len(self._prefix)
         try:
-            blobs = self.client.list_blobs(self._prefix, include="metadata")
-            for number, blob in enumerate(blobs):
-                name = blob.name[start:]
-                if (name or blob.size) and not _is_folder(blob):
-                    listing.add(name, blob.size, 0, tag=etag_of(self.url, name, str(blob.etag)))
-                if number % _PAGE == 0:
-                    check_end(self.url, number // _PAGE, listing)
+            for number, blobs in enumerate(self.pages(self._prefix)):
+                for blob in blobs:
+                    name = blob.name[start:]
+                    if name or blob.size:
+                        listing.add(name, blob.size, 0, tag=etag_of(self.url, name, str(blob.etag)))
+                check_end(self.url, number, listing)
         except AzureError as error:
             raise problem("list", self.url, self._root, error) or error from error
         check_not_empty(self.url, self._prefix, listing)
         return listing
 
-
-class AzureObjects(SdkObjects):
-    """The blobs of one prefix, pinned to their ETags; see `HttpObjects`.
-
-    The SDK takes 490 us of processor to prepare a request, and its policy for keys alone 29.
-    """
-
-    part = 4 << 20
-    """The server sends no MD5 of a longer range."""
-
-    def __init__(self, client: "ContainerClient", origin: Origin, url: str, prefix: str) -> None:
-        super().__init__()
-        self._client, self._origin, self._url, self._prefix = client, origin, url, prefix
-        self._address, _, sas = client.url.partition("?")
-        self._query = f"?{sas}" if sas else ""
-        self._headers = dict[str, str]()
+    def pages(self, prefix: str, size: int = 0) -> Iterator[list[Any]]:
+        """Yield the blobs in pages of `size`, 0 for the server's, without those of folders."""
+        limit: dict[str, Any] = {"results_per_page": size} if size else {}
+        for page in self.client.list_blobs(prefix, include=["metadata"], **limit).by_page():
+            # With a hierarchical namespace a folder is a blob too.
+            yield [blob for blob in page if (blob.metadata or {}).get("hdi_isfolder") != "true"]
 
     def request(self, entry: Entry, offset: int) -> Request:
-        """Pin the request to the ETag; see `HttpObjects.request`."""
+        """Pin the request to the ETag; see `HttpSource.request`."""
         headers: MutableMapping[str, str]
         headers = {**self._headers, "If-Match": f'"{entry.tag}"'}
         if entry.size:
@@ -118,7 +101,7 @@ class AzureObjects(SdkObjects):
             headers["x-ms-range"] = f"bytes={offset}-{end}"
             headers["x-ms-range-get-content-md5"] = "true"
         url = f"{self._address}/{quoted(self._prefix + entry.name)}{self._query}"
-        signer = self._client.credential
+        signer = self.client.credential
         if hasattr(signer, "on_request"):
             from azure.core.pipeline import PipelineContext, PipelineRequest
             from azure.core.pipeline.transport import HttpRequest
@@ -128,16 +111,16 @@ class AzureObjects(SdkObjects):
             headers = request.headers
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         target = target_of(urlsplit(url))
-        return Request(self._origin, target, entry.size, secret=lines.encode())
+        return Request(self.origin, target, entry.size, secret=lines.encode())
 
     def _renew(self, refused: bool) -> None:
         from azure.core.exceptions import AzureError
 
         self._headers = {
-            "x-ms-version": self._client.api_version,
+            "x-ms-version": self.client.api_version,
             "x-ms-date": formatdate(usegmt=True),
         }
-        identity = self._client.credential
+        identity = self.client.credential
         if hasattr(identity, "get_token"):
             try:
                 self._headers["Authorization"] = f"Bearer {identity.get_token(SCOPE).token}"
@@ -146,16 +129,12 @@ class AzureObjects(SdkObjects):
 
     def _ask_sdk(self, entry: Entry) -> Exception | None:
         from azure.core import MatchConditions
-        from azure.core.exceptions import (
-            AzureError,
-            ResourceModifiedError,
-            ResourceNotFoundError,
-        )
+        from azure.core.exceptions import AzureError, ResourceModifiedError, ResourceNotFoundError
 
         self._trusted_until = 0.0
-        name = f"{entry.name!r} of {self._url}"
+        name = f"{entry.name!r} of {self.url}"
         try:
-            self._client.download_blob(
+            self.client.download_blob(
                 f"{self._prefix}{entry.name}",
                 offset=0,
                 length=1,
@@ -168,7 +147,7 @@ class AzureObjects(SdkObjects):
             if getattr(error, "error_code", "") == "BlobArchived":
                 return InputError(f"{name} is in the archive tier: rehydrate or exclude it")
             if getattr(error, "status_code", None) in (401, 403):
-                return problem("read", name, self._url, error) or error
+                return problem("read", name, self.url, error) or error
             return Transient(first_line(error))
         return None
 
@@ -184,11 +163,7 @@ class AzureObjects(SdkObjects):
 
 
 class AzureStore(Bucket):
-    """A prefix of a container, written az://container/prefix.
-
-    The server checks the MD5 of each block of an upload and sends it with each of a download.
-    SHA-256 of the complete content is stored as metadata, and compared with what is read.
-    """
+    """A prefix of a container, written az://container/prefix."""
 
     scheme = "az"
     many_makes: ClassVar[bool] = True
@@ -212,10 +187,8 @@ class AzureStore(Bucket):
 
     def _pages(self, prefix: str, size: int) -> Iterator[Page]:
         start = len(self._key(""))
-        limit: dict[str, Any] = {"results_per_page": size} if size else {}
-        blobs = self._source.client.list_blobs(self._key(prefix), include=["metadata"], **limit)
-        for page in blobs.by_page():
-            yield [(blob.name[start:], blob.size) for blob in page if not _is_folder(blob)]
+        for page in self._source.pages(self._key(prefix), size):
+            yield [(blob.name[start:], blob.size) for blob in page]
 
     def _look(self, name: str) -> Seen | None:
         from azure.core.exceptions import ResourceNotFoundError
@@ -229,12 +202,16 @@ class AzureStore(Bucket):
 
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
         """Send blocks with their MD5, which the server checks, and the last with the condition."""
+        from azure.core import MatchConditions
         from azure.core.exceptions import (
             ResourceExistsError,
             ResourceModifiedError,
             ResourceNotFoundError,
         )
 
+        condition: dict[str, Any] = {}
+        if tag:
+            condition = {"etag": tag, "match_condition": MatchConditions.IfNotModified}
         try:
             self._blob(name).upload_blob(
                 content,
@@ -242,7 +219,7 @@ class AzureStore(Bucket):
                 metadata={"sha256": digest},
                 validate_content=True,
                 overwrite=bool(tag),
-                **_only(tag),
+                **condition,
             )
         except (ResourceExistsError, ResourceModifiedError):
             raise ConflictError from None
@@ -365,17 +342,6 @@ def problem(verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | N
 def first_line(error: BaseException) -> str:
     """Return an error's first line; the others identify the request."""
     return one_line(str(error).strip().partition("\n")[0] or error, 200)
-
-
-def _is_folder(blob: Any) -> bool:
-    """Return whether a blob stands for a folder of an account with a hierarchical namespace."""
-    return (blob.metadata or {}).get("hdi_isfolder") == "true"
-
-
-def _only(tag: str) -> dict[str, Any]:
-    from azure.core import MatchConditions
-
-    return {"etag": tag, "match_condition": MatchConditions.IfNotModified} if tag else {}
 
 
 def _raise_unless_missing(error: "HttpResponseError") -> None:

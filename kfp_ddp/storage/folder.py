@@ -71,33 +71,26 @@ class Folder(Store):
     def _walk(self, prefix: str) -> Iterator[_Level]:
         """Yield path, folders, files and descriptor of each folder, that of `prefix` first."""
         above = prefix.rpartition("/")[0]
-        try:
-            with self._translating("list", above), folder_below(self.root, above) as top:
-                walk = os.fwalk(".", onerror=_unless_missing, dir_fd=top)
-                for folder, folders, files, here in walk:
-                    yield PurePosixPath(above, folder), folders, files, here
-        except (FileNotFoundError, NotADirectoryError):
-            return
+        with self._translating("list", above), folder_below(self.root, above) as top:
+            walk = os.fwalk(".", onerror=_unless_missing, dir_fd=top)
+            for folder, folders, files, here in walk:
+                yield PurePosixPath(above, folder), folders, files, here
 
     def exists(self, name: str) -> bool:
         """Return whether there is a plain file of this name."""
         folder, _, file = name.rpartition("/")
-        try:
-            with self._translating("read", name), folder_below(self.root, folder) as descriptor:
-                return _size(file, descriptor) is not None
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        with self._translating("read", name), folder_below(self.root, folder) as descriptor:
+            return _size(file, descriptor) is not None
+        return False
 
     def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
         """Copy the content of a plain file; see `Store.fetch`."""
         write = bounded(into, limit, str(self.root / name))
-        try:
-            with self._translating("read", name), open_below(self.root, name) as file:
-                while block := file.read(BLOCK):
-                    write(block)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+        with self._translating("read", name), open_below(self.root, name) as file:
+            while block := file.read(BLOCK):
+                write(block)
+            return True
+        return False
 
     def _put(self, content: BinaryIO, name: str, again: bool = True) -> bool:
         """Copy to a temporary name and rename it, so that a file is never incomplete."""
@@ -139,27 +132,23 @@ class Folder(Store):
     def delete(self, name: str) -> None:
         """Remove a file with what `update` wrote beside it, or an empty folder; no folder above."""
         path = PurePosixPath(name)
+        parent = str(path.parent)
         beside = () if name.endswith("/") else (f".{path.name}.lock", f".{path.name}.tmp")
         for one in (*beside, path.name):
-            with (
-                contextlib.suppress(FileNotFoundError, NotADirectoryError),
-                self._translating("delete", name),
-                folder_below(self.root, str(path.parent)) as folder,
-            ):
+            with self._translating("delete", name), folder_below(self.root, parent) as folder:
                 (os.rmdir if name.endswith("/") else os.unlink)(one, dir_fd=folder)
 
     @contextlib.contextmanager
     def _translating(self, verb: str, name: str = "") -> Iterator[None]:
-        """Translate errors of the file system, other than of a missing file unless it writes."""
+        """Translate errors of the file system; a missing file ends the block, unless it writes."""
         if "\0" in name or not {"/", ".."}.isdisjoint(PurePosixPath(name).parts):
             raise InputError(f"{name!r} is not a name below {self.root}: correct it")
         try:
             yield
         except OSError as error:
             missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
-            if missing and verb != "write":
-                raise
-            raise _problem(verb, str(self.root / name), error) from None
+            if verb == "write" or not missing:
+                raise _problem(verb, str(self.root / name), error) from None
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:

@@ -18,15 +18,7 @@ from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.text import from_json, one_line, printable
 from kfp_ddp.storage import event_loop, store
 from kfp_ddp.storage.http.answer import Answer
-from kfp_ddp.storage.http.client import (
-    MAX_ERROR,
-    Checksum,
-    HttpClient,
-    HttpObjects,
-    HttpPool,
-    HttpSource,
-    base64_digest,
-)
+from kfp_ddp.storage.http.client import MAX_ERROR, Checksum, HttpClient, HttpSource, base64_digest
 from kfp_ddp.storage.http.origin import Origin, Request, credentials, quoted
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
@@ -56,26 +48,57 @@ Row = tuple[str, int, int, int]
 """Name below the prefix, bytes, crc32c and generation of an object."""
 
 
-class GcsObjects(HttpObjects):
-    """The objects of one prefix, stored bytes as they were listed; see `HttpObjects`.
+def problem(verb: str, uri: str, root: str, status: int | None, reason: str) -> KfpDdpError:
+    """Return the error for a response with an error status, None for a fault of the network."""
+    if status == HTTPStatus.NOT_FOUND:
+        return store.NoBucketError(root)
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        role = "objectViewer" if verb in ("list", "read") else "objectUser"
+        advice = f"grant the step's service account roles/storage.{role} on the bucket"
+        return store.no_permission(verb, uri, reason, advice)
+    temporary = status is None or is_temporary(status)
+    return store.failed(verb, uri, reason, "check the network, then run again", temporary=temporary)
+
+
+def message_of(body: bytes) -> str:
+    """Return the message of an error response."""
+    try:
+        message = from_json(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body[:200].decode("utf-8", "replace")
+    return printable(one_line(message, 200))
+
+
+class GcsSource(HttpSource):
+    """A prefix of a bucket; bodies are pinned to their generation and checked with crc32c.
 
     STORAGE_EMULATOR_HOST, the application default credentials, or anonymous access.
     """
 
-    def __init__(self, bucket: str, prefix: str) -> None:
-        super().__init__()
-        self._bucket = bucket
-        self._base = f"/download/storage/v1/b/{quote(bucket, safe='')}/o/{quote(prefix, safe='')}"
+    resumes = True
+    max_workers = 1 << 16
+
+    def __init__(self, url: str, options: SourceOptions) -> None:
+        self._bucket, self._prefix = bucket_and_prefix(url)
+        bucket, prefix = quote(self._bucket, safe=""), quote(self._prefix, safe="")
+        self._base = f"/download/storage/v1/b/{bucket}/o/{prefix}"
         self._credentials: Any = None
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
         if emulator:
             endpoint = emulator if "://" in emulator else f"http://{emulator}"
         else:
             endpoint = self._find_credentials()
-        self.origin = Origin.of(endpoint)
+        super().__init__(url, Origin.of(endpoint), options.timeout)
         if self._credentials is None:
             self.secret = credentials(urlsplit(endpoint))
             self._trusted_until = math.inf
+        self._ahead = options.ahead
+
+    def listing(self) -> Listing:
+        """List the prefix, 1,000 objects a page; see `Source.listing`."""
+        listing = event_loop.run(self._list())
+        check_not_empty(self.url, self._prefix, listing)
+        return listing
 
     def _find_credentials(self) -> str:
         """Use the application default credentials, if any; return the endpoint for them."""
@@ -125,7 +148,7 @@ class GcsObjects(HttpObjects):
             ) from error
 
     def request(self, entry: Entry, offset: int) -> Request:
-        """Pin the request to the generation; see `HttpObjects.request`."""
+        """Pin the request to the generation; see `HttpSource.request`."""
         target = f"{self._base}{quoted(entry.name).replace('/', '%2F')}?alt=media"
         if entry.generation:
             target += f"&generation={entry.generation}"
@@ -135,7 +158,7 @@ class GcsObjects(HttpObjects):
         return Request(self.origin, target, entry.size, headers, self.secret)
 
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """See `HttpObjects.refusal`; a token that is refused is renewed."""
+        """See `HttpSource.refusal`; a token that is refused is renewed."""
         reason = f"HTTP {status} {message_of(body)}"
         if status == HTTPStatus.UNAUTHORIZED:
             await self.authorise(secret)
@@ -155,57 +178,15 @@ class GcsObjects(HttpObjects):
         state = google_crc32c.Checksum()  # type: ignore[no-untyped-call]
         return Checksum("crc32c", state, base64_digest(entry.tag.encode()))
 
-
-def problem(verb: str, uri: str, root: str, status: int | None, reason: str) -> KfpDdpError:
-    """Return the error for a response with an error status, None for a fault of the network."""
-    if status == HTTPStatus.NOT_FOUND:
-        return store.NoBucketError(root)
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        role = "objectViewer" if verb in ("list", "read") else "objectUser"
-        advice = f"grant the step's service account roles/storage.{role} on the bucket"
-        return store.no_permission(verb, uri, reason, advice)
-    temporary = status is None or is_temporary(status)
-    return store.failed(verb, uri, reason, "check the network, then run again", temporary=temporary)
-
-
-def message_of(body: bytes) -> str:
-    """Return the message of an error response."""
-    try:
-        message = from_json(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = body[:200].decode("utf-8", "replace")
-    return printable(one_line(message, 200))
-
-
-class GcsSource(HttpSource):
-    """A prefix of a bucket; bodies are pinned to their generation and checked with crc32c."""
-
-    resumes = True
-
-    def __init__(self, url: str, options: SourceOptions) -> None:
-        self.url = url
-        self.max_workers = 1 << 16
-        self._bucket, self._prefix = bucket_and_prefix(url)
-        self._ahead = options.ahead
-        self._objects: GcsObjects = GcsObjects(self._bucket, self._prefix)
-        self.exposed = self._objects.origin.exposed
-        self._pool = HttpPool(self._objects.origin, options.timeout)
-
-    def listing(self) -> Listing:
-        """List the prefix, 1,000 objects a page; see `Source.listing`."""
-        listing = event_loop.run(self._list())
-        check_not_empty(self.url, self._prefix, listing)
-        return listing
-
     async def _list(self) -> Listing:
-        client, listing, token = HttpClient(self._pool), Listing(), ""
+        client, listing, token = HttpClient(self.pool), Listing(), ""
         try:
             for number in itertools.count():
                 rows, following = await self._page(client, token)
                 if not token:
-                    self._pool.open(min(self._ahead, self.max_workers, len(rows)))
+                    self.pool.open(min(self._ahead, self.max_workers, len(rows)))
                 token = following
-                if token and self._objects.authorised:
+                if token and self.authorised:
                     client.send(self._request(token))
                 for name, size, crc, generation in rows:
                     listing.add(name, size, crc, generation)
@@ -221,7 +202,7 @@ class GcsSource(HttpSource):
         if token:
             query["pageToken"] = token
         target = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
-        return Request(self._objects.origin, target, MAX_PAGE, b"", self._objects.secret)
+        return Request(self.origin, target, MAX_PAGE, b"", self.secret)
 
     async def _page(self, client: HttpClient, token: str) -> tuple[list[Row], str]:
         """Return the objects of a page, and the token of the next."""
@@ -229,7 +210,7 @@ class GcsSource(HttpSource):
 
         async def attempt() -> tuple[list[Row], str]:
             nonlocal renewed
-            await self._objects.authorise()
+            await self.authorise()
             request, body = self._request(token), bytearray()
             answer = await client.pour(request, body.extend)
             if answer.version == 10:
@@ -238,14 +219,13 @@ class GcsSource(HttpSource):
             if answer.status == HTTPStatus.OK:
                 return self._parse(body)
             reason = f"HTTP {answer.status} {message_of(b''.join(answer.take())[:MAX_ERROR])}"
-            refused = answer.status == HTTPStatus.UNAUTHORIZED and not renewed
-            if refused:
-                await self._objects.authorise(request.secret)
+            if answer.status == HTTPStatus.UNAUTHORIZED and not renewed:
+                await self.authorise(request.secret)
                 renewed = True
-            if refused or is_temporary(answer.status):
-                raise Transient(reason)
-            reason += f" as {self._objects.account}"
-            raise problem("list", self.url, f"gs://{self._bucket}", answer.status, reason)
+            elif not is_temporary(answer.status):
+                reason += f" as {self.account}"
+                raise problem("list", self.url, f"gs://{self._bucket}", answer.status, reason)
+            raise Transient(reason)
 
         return await Retry().call("list", self.url, attempt)
 

@@ -7,7 +7,6 @@ in large file storage and git's SHA-1 of others, with which every body is checke
 import hashlib
 import os
 import re
-from concurrent.futures import Executor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Answer
-from kfp_ddp.storage.http.client import Checksum, HttpObjects, HttpPool, HttpReader, sha256_checksum
+from kfp_ddp.storage.http.client import Checksum, HttpSource, sha256_checksum
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
@@ -40,12 +39,11 @@ _ATTRIBUTES = ".gitattributes"
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-class HuggingFaceSource:
-    """The files of a dataset at a commit; HF_TOKEN and HF_ENDPOINT apply."""
+class HuggingFaceSource(HttpSource):
+    """The files of a dataset at a commit; HF_ENDPOINT applies, and HF_TOKEN for the hub alone."""
 
-    resumes = False
-    """The digest is of the complete body, so a download that was cut starts again."""
     max_workers = 32
+    advice = "accept its terms on its page and give HF_TOKEN"
 
     def __init__(self, url: str, options: SourceOptions) -> None:
         try:
@@ -60,22 +58,21 @@ class HuggingFaceSource:
                 f"source {url!r} is not a dataset of the hub: write hf://datasets/owner/name, with "
                 "@revision after the name and /folder at the end where you need them"
             )
-        self.url, self._timeout = url, options.timeout
+        super().__init__(url, Origin.of(self._api.endpoint), options.timeout)
         self._name, self._revision = parts["name"], parts["revision"]
         folder = (parts["folder"] or "").strip("/")
         self._prefix = f"{folder}/" if folder else ""
-        origin = Origin.of(self._api.endpoint)
-        self.exposed, self._pool = origin.exposed, HttpPool(origin, options.timeout)
 
     def listing(self) -> Listing:
         """List the folder at the revision's commit; see `Source.listing`."""
         import httpx2
+        from huggingface_hub import hf_hub_url
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
             _bound_pages()
             about = self._api.dataset_info(
-                self._name, revision=self._revision, timeout=self._timeout, expand=["sha"]
+                self._name, revision=self._revision, timeout=self.pool.timeout, expand=["sha"]
             )
             self._revision = about.sha
             listing = self._list()
@@ -89,12 +86,6 @@ class HuggingFaceSource:
                 "look at its server"
             ) from error
         check_not_empty(self.url, self._prefix, listing)
-        return listing
-
-    def reader(self, threads: Executor | None) -> HttpReader:
-        """Return a reader with a connection of its own."""
-        from huggingface_hub import hf_hub_url
-
         address = hf_hub_url(
             self._name,
             f"{self._prefix}x",
@@ -102,7 +93,28 @@ class HuggingFaceSource:
             revision=self._revision,
             endpoint=self._api.endpoint,
         ).removesuffix("x")
-        return HttpReader(HubObjects(self.url, address), self._pool, threads)
+        self._path = target_of(urlsplit(address))
+        return listing
+
+    def request(self, entry: Entry, offset: int) -> Request:
+        """Ask for stored bytes, not for compressed ones; see `HttpSource.request`."""
+        target = self._path + quoted(entry.name)
+        headers = b"Accept-Encoding: identity\r\n"
+        return Request(self.origin, target, entry.size, headers, self.secret)
+
+    def _renew(self, refused: bool) -> None:
+        from huggingface_hub import utils
+
+        headers = utils.build_hf_headers()  # type: ignore[attr-defined]
+        lines = (f"{name}: {value}\r\n" for name, value in headers.items())
+        self.secret = "".join(lines).encode()
+
+    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+        """Return the digest of the listing: SHA-256, or git's SHA-1."""
+        if len(entry.tag) == 64:
+            return sha256_checksum(entry.tag.encode())
+        state = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
+        return Checksum("SHA1", state, bytes.fromhex(entry.tag))
 
     def _list(self) -> Listing:
         from huggingface_hub import RepoFile
@@ -155,37 +167,6 @@ class HuggingFaceSource:
         advice = "check the network and HF_ENDPOINT"
         temporary = status is None or is_temporary(status)
         return store.failed("list", self.url, one_line(error), advice, temporary=temporary)
-
-
-class HubObjects(HttpObjects):
-    """The files of a commit, from where the hub redirects to; the token is sent to the hub only."""
-
-    advice = "accept its terms on its page and give HF_TOKEN"
-
-    def __init__(self, url: str, address: str) -> None:
-        super().__init__()
-        self.url, self._origin = url, Origin.of(address)
-        self._path = target_of(urlsplit(address))
-
-    def request(self, entry: Entry, offset: int) -> Request:
-        """Ask for stored bytes, not for compressed ones; see `HttpObjects.request`."""
-        target = self._path + quoted(entry.name)
-        headers = b"Accept-Encoding: identity\r\n"
-        return Request(self._origin, target, entry.size, headers, self.secret)
-
-    def _renew(self, refused: bool) -> None:
-        from huggingface_hub import utils
-
-        headers = utils.build_hf_headers()  # type: ignore[attr-defined]
-        lines = (f"{name}: {value}\r\n" for name, value in headers.items())
-        self.secret = "".join(lines).encode()
-
-    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
-        """Return the digest of the listing: SHA-256, or git's SHA-1."""
-        if len(entry.tag) == 64:
-            return sha256_checksum(entry.tag.encode())
-        state = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
-        return Checksum("SHA1", state, bytes.fromhex(entry.tag))
 
 
 def _hub() -> Any:

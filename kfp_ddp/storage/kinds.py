@@ -31,37 +31,16 @@ class Kind(NamedTuple):
 
 
 # What both Google and S3 require of a name; S3 alone also forbids '_'.
-_BUCKET = r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
-_CONTAINER = r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*"
+_BUCKET = (r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", "digits, '-', '_' and '.'")
+_CONTAINER = (r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*", "digits and single '-'")
 KINDS = (
-    Kind(
-        "gs",
-        store="gcs.GcsStore",
-        source="gcs.GcsSource",
-        aliases=("gcs",),
-        bucket=_BUCKET,
-        characters="digits, '-', '_' and '.'",
-    ),
-    Kind(
-        "s3",
-        store="s3.S3Store",
-        source="s3.S3Source",
-        aliases=("s3a", "s3n"),
-        bucket=_BUCKET,
-        characters="digits, '-', '_' and '.'",
-    ),
-    Kind(
-        "az",
-        store="azure.AzureStore",
-        source="azure.AzureSource",
-        aliases=("azure",),
-        bucket=_CONTAINER,
-        characters="digits and single '-'",
-    ),
-    Kind("hf", store="", source="huggingface.HuggingFaceSource"),
-    Kind("https", store="", source="web.WebSource"),
-    Kind("http", store="", source="web.WebSource"),
-    Kind("file", store="folder.open_folder", source="folder_source.FolderSource"),
+    Kind("gs", "gcs.GcsStore", "gcs.GcsSource", ("gcs",), *_BUCKET),
+    Kind("s3", "s3.S3Store", "s3.S3Source", ("s3a", "s3n"), *_BUCKET),
+    Kind("az", "azure.AzureStore", "azure.AzureSource", ("azure",), *_CONTAINER),
+    Kind("hf", "", "huggingface.HuggingFaceSource"),
+    Kind("https", "", "web.WebSource"),
+    Kind("http", "", "web.WebSource"),
+    Kind("file", "folder.open_folder", "folder_source.FolderSource"),
 )
 """All kinds; a path without a scheme is of the last one."""
 _SCHEMES = "|".join(kind.scheme for kind in KINDS)
@@ -95,11 +74,7 @@ def open_store(uri: str) -> Store:
 
 
 def open_source(url: str, options: SourceOptions | None = None) -> Source:
-    """Return the source at a URL or a path; raises InputError.
-
-    That is gs://, s3:// or az://bucket/prefix, hf://datasets/owner/name, file:///folder, a path, or
-    the https:// address of a manifest.
-    """
+    """Return the source at a URL or a path, of one of the `KINDS`; raises InputError."""
     check_no_login("source", url)
     kind = kind_of(url)
     if "\0" in url or not is_text(url):

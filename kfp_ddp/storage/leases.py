@@ -50,13 +50,18 @@ def folder_lease(folder: Path, holder: str) -> Iterator[None]:
 def bucket_lease(address: str, holder: str) -> Iterator[None]:
     """Hold a lease of the run's folder at an address while the block runs; see `folder_lease`."""
     where = open_store(address)
-    stem = f"{LEASES}/{holder}.{os.urandom(4).hex()}"
-    name = _renew(where, stem, "")
+    stem, name = f"{LEASES}/{holder}.{os.urandom(4).hex()}", ""
 
     def renew() -> None:
         nonlocal name
-        name = _renew(where, stem, name)
+        before, renewed = name, f"{stem}.{time.time():.0f}"
+        with contextlib.suppress(KfpDdpError):  # a bucket that is unavailable for a while
+            where.write(renewed, b"")
+            name = renewed
+            if before not in ("", renewed):
+                where.delete(before)
 
+    renew()
     try:
         with _every(BUCKET_RENEWED_EVERY, renew):
             yield
@@ -135,19 +140,6 @@ def _every(seconds: float, renew: Callable[[], None]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def _renew(where: Store, stem: str, before: str) -> str:
-    """Return the name of the renewed lease; the one before where the bucket is unavailable."""
-    name = f"{stem}.{time.time():.0f}"
-    try:
-        where.write(name, b"")
-    except KfpDdpError:
-        return before
-    if before and before != name:
-        with contextlib.suppress(KfpDdpError):
-            where.delete(before)
-    return name
 
 
 def _seconds(name: str) -> float:

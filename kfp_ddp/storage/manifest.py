@@ -1,19 +1,17 @@
-"""The manifest of a version in its folder: written, read, and compared with a listing."""
+"""The manifest of a version in its folder: read, and compared with a listing."""
 
 import contextlib
-import json
-import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kfp_ddp.core.files import atomic_write, open_below
+from kfp_ddp.core.files import open_below
 from kfp_ddp.core.version import NAME, Row, read_header, read_rows
 from kfp_ddp.storage.listing import Listing
 
-__all__ = ["NAME", "SUCCESS", "Changes", "Row", "compare", "dataset", "header", "rows", "write"]
+__all__ = ["NAME", "SUCCESS", "Changes", "Row", "compare", "dataset", "header", "rows"]
 
 SUCCESS = "_SUCCESS"
 
@@ -31,39 +29,6 @@ class Changes:
     added: list[int] = field(default_factory=list)
     changed: list[int] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-
-
-def write(
-    path: Path,
-    aside: Path,
-    root: Path,
-    header: dict[str, Any],
-    listing: Listing,
-    mtimes: "array[int]",
-    offsets: Callable[[int], tuple[str, int]] | None = None,
-) -> None:
-    """Write the manifest atomically, by way of `aside`; no link below `root` is followed.
-
-    `mtimes` are in nanoseconds. `offsets` returns the archive, and the offset in it, of each file
-    of a packed version.
-    """
-    encode = json.JSONEncoder(separators=(",", ":")).encode
-    with atomic_write(path, aside, root) as file:
-        file.write(f"{json.dumps(header)}\n".encode())
-        for index, name in enumerate(listing.names):
-            row: list[object] = [
-                name,
-                listing.sizes[index],
-                listing.token(index),
-                f"{listing.crcs[index]:08x}",
-                mtimes[index],
-            ]
-            if offsets is not None:
-                row += [listing.origin(index), *offsets(index)]
-            elif name in listing.origins:
-                row.append(listing.origins[name])
-            file.write(encode(row).encode() + b"\n")
-        os.fchmod(file.fileno(), 0o644)
 
 
 def header(path: Path) -> dict[str, Any]:

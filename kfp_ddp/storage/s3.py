@@ -18,35 +18,15 @@ from xml.etree import ElementTree
 
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.storage import store
-from kfp_ddp.storage.http.client import HttpPool, HttpSource
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.s3_objects import (
-    S3Client,
-    S3Objects,
-    code_of,
-    is_forbidden,
-    problem,
-    s3_client,
-)
-from kfp_ddp.storage.source import (
-    SourceOptions,
-    bucket_and_prefix,
-    check_end,
-    check_not_empty,
-    etag_of,
-)
-from kfp_ddp.storage.store import (
-    Bucket,
-    ConflictError,
-    Page,
-    Seen,
-)
+from kfp_ddp.storage.s3_objects import S3Objects, code_of, is_forbidden, problem, s3_client
+from kfp_ddp.storage.source import SourceOptions, check_end, check_not_empty, etag_of
+from kfp_ddp.storage.store import Bucket, ConflictError, Page, Seen
 
 _Fields = dict[str, Any]
 PART = 64 << 20
 """Bytes of a part of a multipart upload; 10,000 parts at most."""
 _CONNECT = 10.0  # seconds
-_CONNECTIONS = 256
 _UNEXPLAINED = frozenset({"400", "401", "403"})  # a HEAD has no code but its status
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _CONFLICT = frozenset(
@@ -54,28 +34,18 @@ _CONFLICT = frozenset(
 )
 
 
-class S3Source(HttpSource):
+class S3Source(S3Objects):
     """A prefix of a bucket; AWS_ENDPOINT_URL_S3 and the usual configuration apply."""
 
-    resumes = False
-    """A part cannot be checked, so a download that was cut starts again."""
+    max_workers = 256
 
     def __init__(self, url: str, options: SourceOptions) -> None:
-        self.url = url
-        self.max_workers = _CONNECTIONS
-        self._bucket, self._prefix = bucket_and_prefix(url)
         self._settings: dict[str, Any] = {
             "connect_timeout": min(_CONNECT, options.timeout),
             "read_timeout": options.timeout,
             "retries": {"total_max_attempts": store.TRIES, "mode": "standard"},
         }
-        self._use(s3_client(url, **self._settings))
-        self._pool = HttpPool(self.client.origin, options.timeout)
-        self.exposed = self.client.origin.exposed
-
-    def _use(self, client: S3Client) -> None:
-        self.client = client
-        self._objects = S3Objects(client, self.url, self._bucket, self._prefix)
+        super().__init__(s3_client(url, **self._settings), url, options.timeout)
 
     def listing(self) -> Listing:
         """List the prefix, 1,000 objects a page; see `Source.listing`."""
@@ -99,11 +69,11 @@ class S3Source(HttpSource):
         except ClientError as error:
             if not is_forbidden(error) or signed.credentials is None:
                 raise
-            self._use(s3_client(self.url, anonymous=True, **self._settings))
+            self.use(s3_client(self.url, anonymous=True, **self._settings))
             try:
                 return self._list()
             except ClientError:
-                self._use(signed)
+                self.use(signed)
                 raise error from None
 
     def _list(self) -> Listing:
@@ -132,11 +102,7 @@ class S3Source(HttpSource):
 
 
 class S3Store(Bucket):
-    """A prefix of a bucket; AWS_ENDPOINT_URL_S3 and the usual configuration apply.
-
-    The server checks Content-MD5 of each request. SHA-256 of the complete content is stored as
-    metadata of each object, and compared with what is read.
-    """
+    """A prefix of a bucket; AWS_ENDPOINT_URL_S3 and the usual configuration apply."""
 
     scheme = "s3"
     many_makes: ClassVar[bool] = True
@@ -168,28 +134,11 @@ class S3Store(Bucket):
         except ClientError as error:
             if code_of(error) in _MISSING:
                 return None
-            if code_of(error) in _UNEXPLAINED:
-                self._get(name)
+            if code_of(error) in _UNEXPLAINED:  # but the response of a GET says why
+                self._client.get_object(**self._object(name))["Body"].close()
             raise
         digest = answer["Metadata"].get("sha256", "")
         return Seen(int(answer["ContentLength"]), digest, answer["ETag"])
-
-    def _check_bucket(self, name: str) -> None:
-        """See `Bucket._check_bucket`; the right to list is not needed."""
-        from botocore.exceptions import ClientError
-
-        def request() -> None:
-            try:
-                self._get(name)
-            except ClientError as error:
-                if code_of(error) not in _MISSING:
-                    raise
-
-        self._call("read", request)
-
-    def _get(self, name: str) -> None:
-        """Raise the error of a GET, whose response has a body with the reason, unlike a HEAD's."""
-        self._client.get_object(**self._object(name))["Body"].close()
 
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
         """Send each part with its MD5, for the server to check, and the last with the condition."""

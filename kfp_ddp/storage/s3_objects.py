@@ -6,7 +6,6 @@ import hmac
 import os
 import re
 import threading
-import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -17,9 +16,9 @@ from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Answer
-from kfp_ddp.storage.http.client import Checksum, SdkObjects, base64_digest, sha256_checksum
+from kfp_ddp.storage.http.client import Checksum, SdkSource, base64_digest, sha256_checksum
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
-from kfp_ddp.storage.source import Changed, Entry, Transient, is_temporary
+from kfp_ddp.storage.source import Changed, Entry, Transient, bucket_and_prefix, is_temporary
 from kfp_ddp.storage.store import read_bounded
 
 _AUTHORIZATION = re.compile(
@@ -35,7 +34,6 @@ MAX_PAGE = 1 << 23
 _WRONG_CREDENTIALS = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
 )
-_WRONG_CLOCK = "RequestTimeTooSkewed"
 
 
 class S3Client:
@@ -138,7 +136,7 @@ def problem(client: Any, verb: str, uri: str, root: str, error: Exception) -> Kf
             f"the credentials for {uri} are invalid: {code}; correct AWS_ACCESS_KEY_ID "
             "and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where they need one"
         )
-    if code == _WRONG_CLOCK:
+    if code == "RequestTimeTooSkewed":
         return InputError(f"{uri} refuses the time of this machine ({code}): correct its clock")
     if is_forbidden(error):
         advice = (
@@ -178,8 +176,8 @@ def code_of(error: Any) -> str:
     return str(error.response["Error"]["Code"])
 
 
-class S3Objects(SdkObjects):
-    """The objects of one prefix, pinned to their ETags; see `HttpObjects`.
+class S3Objects(SdkSource):
+    """Requests for the objects of one prefix, pinned to their ETags.
 
     botocore takes 380 us of processor to prepare a request, and its signer alone 64. So it prepares
     one every `TRUSTED_SECONDS`, with its address, region, headers and valid credentials, and
@@ -187,13 +185,18 @@ class S3Objects(SdkObjects):
     botocore prepares each of them.
     """
 
-    def __init__(self, client: S3Client, url: str, bucket: str, prefix: str) -> None:
-        super().__init__()
-        self._client, self._url, self._bucket, self._prefix = client, url, bucket, prefix
+    def __init__(self, client: S3Client, url: str, timeout: float) -> None:
+        super().__init__(url, client.origin, timeout)
+        self._bucket, self._prefix = bucket_and_prefix(url)
+        self.use(client)
+
+    def use(self, client: S3Client) -> None:
+        """Send requests as this client."""
+        self.client, self._trusted_until = client, 0.0
         self._template: _Template | None = None
 
     def request(self, entry: Entry, offset: int) -> Request:
-        """Pin the request to the ETag; see `HttpObjects.request`. An offset is not supported."""
+        """Pin the request to the ETag; see `HttpSource.request`. An offset is not supported."""
         return (self._template or self._prepare(entry)).request(entry)
 
     def _renew(self, refused: bool) -> None:
@@ -204,7 +207,7 @@ class S3Objects(SdkObjects):
         """Return the request that botocore would send; raises Transient without credentials."""
         from botocore.exceptions import BotoCoreError
 
-        events, sends = self._client.sdk.meta.events, "before-send.s3.GetObject"
+        events, sends = self.client.sdk.meta.events, "before-send.s3.GetObject"
         thread = threading.get_ident()
 
         def capture(request: Any, **_: Any) -> None:
@@ -215,8 +218,8 @@ class S3Objects(SdkObjects):
         try:
             self._get(entry)
         except _PreparedError as prepared:
-            secret = self._client.secret_key
-            return _Template(prepared.args[0], entry, secret, self._client.origin.authorities)
+            secret = self.client.secret_key
+            return _Template(prepared.args[0], entry, secret, self.client.origin.authorities)
         except BotoCoreError as error:
             raise Transient(one_line(error)) from error
         finally:
@@ -224,7 +227,7 @@ class S3Objects(SdkObjects):
         raise AssertionError("botocore sent a request that was to be prepared only")
 
     def _get(self, entry: Entry) -> Any:
-        return self._client.sdk.get_object(
+        return self.client.sdk.get_object(
             Bucket=self._bucket,
             Key=f"{self._prefix}{entry.name}",
             IfMatch=f'"{entry.tag}"',
@@ -245,19 +248,20 @@ class S3Objects(SdkObjects):
         return None
 
     def _object_error(self, entry: Entry, error: Exception) -> Exception:
-        code, name = code_of(error), f"{entry.name!r} of {self._url}"
+        code, name = code_of(error), f"{entry.name!r} of {self.url}"
         if code in _CHANGED:
             return Changed(entry.name)
         if code == "InvalidObjectState":
             return InputError(f"{name} is in an archive (Glacier): restore it first, or exclude it")
-        translated = problem(self._client.sdk, "read", name, f"s3://{self._bucket}", error)
+        translated = problem(self.client.sdk, "read", name, f"s3://{self._bucket}", error)
         return Transient(code) if translated is None or translated.retryable else translated
 
     def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
         """Return our SHA-256, else the server's checksum, else the ETag where it is an MD5."""
         if ours := sha256_checksum(answer.field(b"x-amz-meta-sha256")):
             return ours
-        for name, new_state in _checksums().items():
+        kinds = _checksums() if answer.has_fields(b"x-amz-checksum-") else {}
+        for name, new_state in kinds.items():
             value = answer.field(b"x-amz-checksum-" + name)
             if value and b"-" not in value:  # not one of the checksums of parts
                 return Checksum(name.decode().upper(), new_state(), base64_digest(value))
@@ -320,17 +324,6 @@ class _Template:
         return hmac.digest(self._key, text.encode(), "sha256").hex()
 
 
-class _Crc32:
-    def __init__(self) -> None:
-        self._crc = 0
-
-    def update(self, data: bytes, /) -> None:
-        self._crc = zlib.crc32(data, self._crc)
-
-    def digest(self) -> bytes:
-        return self._crc.to_bytes(4, "big")
-
-
 @functools.cache
 def _checksums() -> dict[bytes, Any]:
     """Return the kinds of checksums; CRC-64/NVME only with botocore's extra crt."""
@@ -338,7 +331,7 @@ def _checksums() -> dict[bytes, Any]:
 
     kinds = {
         b"crc32c": google_crc32c.Checksum,
-        b"crc32": _Crc32,
+        b"crc32": httpchecksum.Crc32Checksum,
         b"sha256": hashlib.sha256,
         b"sha1": hashlib.sha1,
     }

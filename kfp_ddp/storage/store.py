@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple, TypeVar
 
-from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, full
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, writing
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.source import (
     Changed,
@@ -184,7 +184,7 @@ class Bucket(Store):
         for _ in range(_UPDATES):
             seen = self._call("read", lambda: self._look(name))
             if seen is None:
-                self._check_bucket(name)
+                self._check_bucket()
                 return False
             with contextlib.suppress(Changed):
                 event_loop.run(self._download(self._entry(name, seen), into, limit))
@@ -261,7 +261,7 @@ class Bucket(Store):
         idle.append(reader)
         loop.call_later(_IDLE_SECONDS, _close, idle)
 
-    def _check_bucket(self, name: str) -> None:
+    def _check_bucket(self) -> None:
         """Raise InputError if the bucket is missing, and not only this object in it."""
         try:
             self.has_files()
@@ -333,10 +333,8 @@ def bounded(into: BinaryIO, limit: int, what: str) -> Callable[[bytes], None]:
                 f"{what} has more than {limit:,} bytes, more than such a file may have: "
                 "name another one"
             )
-        try:
+        with writing("the copy of " + what):
             into.write(block)
-        except OSError as error:
-            raise StorageError(full(error, "the copy of " + what)) from None
 
     return write
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import from_json
 from kfp_ddp.storage import event_loop, manifest
-from kfp_ddp.storage.http.client import HttpClient, HttpObjects, HttpPool, HttpSource
+from kfp_ddp.storage.http.client import HttpClient, HttpSource
 from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, quoted, target_of
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
@@ -34,22 +34,24 @@ _CRC = re.compile("[0-9a-f]{8}")
 
 
 class WebSource(HttpSource):
-    """The files that a manifest names; bodies are checked with its crc32c."""
+    """The files that a manifest names, in its folder; bodies are checked with its crc32c."""
 
     resumes = True
+    max_workers = 256
+    advice = "check the web server"
 
     def __init__(self, url: str, options: SourceOptions) -> None:
-        self.url = display(url)
-        origin, parts = Origin.of(url), urlsplit(url)
+        super().__init__(display(url), Origin.of(url), options.timeout)
+        parts = urlsplit(url)
         if not parts.path.endswith(".jsonl"):
             raise InputError(
                 f"source {self.url!r} is not a manifest; give https://host/folder/{manifest.NAME}"
             )
-        self.exposed, self.max_workers = origin.exposed, 256
-        login = b"" if origin.exposed else netrc_login(origin.host)
-        self._manifest = Request(origin, target_of(parts), MAX_MANIFEST, b"", login)
-        self._pool = HttpPool(origin, options.timeout)
-        self._objects = WebObjects(self.url, self._manifest)
+        login = b"" if self.exposed else netrc_login(self.origin.host)
+        self._manifest = Request(self.origin, target_of(parts), MAX_MANIFEST, b"", login)
+        self._trusted_until = math.inf  # a login does not expire
+        path, mark, query = self._manifest.target.partition("?")
+        self._folder, self._query = path.rpartition("/")[0], mark + query
 
     def listing(self) -> Listing:
         """Read the manifest; see `Source.listing`."""
@@ -59,7 +61,7 @@ class WebSource(HttpSource):
         return listing
 
     async def _read(self) -> Listing:
-        client = HttpClient(self._pool)
+        client = HttpClient(self.pool)
 
         async def attempt() -> Listing:
             rows = ManifestRows(self.url)
@@ -78,6 +80,14 @@ class WebSource(HttpSource):
             return await Retry().call("read", self.url, attempt)
         finally:
             client.close()
+
+    def request(self, entry: Entry, offset: int) -> Request:
+        """See `HttpSource.request`; a web server has no generations."""
+        return self._manifest._replace(
+            target=f"{self._folder}/{quoted(entry.name)}{self._query}",
+            limit=entry.size,
+            headers=b"Range: bytes=%d-\r\n" % offset if offset else b"",
+        )
 
 
 class ManifestRows:
@@ -134,25 +144,3 @@ class ManifestRows:
 
     def _wrong(self, why: str) -> InputError:
         return InputError(f"{self._url} is not a manifest of data_sync: line {self._lines} {why}")
-
-
-class WebObjects(HttpObjects):
-    """Files in the folder of a manifest; see `HttpObjects`."""
-
-    advice = "check the web server"
-
-    def __init__(self, url: str, manifest: Request) -> None:
-        super().__init__()
-        self.url = url
-        self._trusted_until = math.inf  # a login does not expire
-        self._manifest = manifest
-        path, mark, query = manifest.target.partition("?")
-        self._folder, self._query = path.rpartition("/")[0], mark + query
-
-    def request(self, entry: Entry, offset: int) -> Request:
-        """See `HttpObjects.request`; a web server has no generations."""
-        return self._manifest._replace(
-            target=f"{self._folder}/{quoted(entry.name)}{self._query}",
-            limit=entry.size,
-            headers=b"Range: bytes=%d-\r\n" % offset if offset else b"",
-        )

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,15 @@ from PIL import Image
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.sync import sync as sync_stubbornly
 from kfp_ddp.models.champion import find
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 from tests.destinations import Contract, OfBuckets
 from tests.local_pipeline import pipeline
 from tests.stores import azurite, versitygw
-from tests.sync_runs import RETRY, content
+from tests.sync_runs import content, sync
 
 QUICK = Options(concurrency=4, timeout=5)
-sync = partial(sync_stubbornly, retry=RETRY)
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

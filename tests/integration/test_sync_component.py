@@ -1,8 +1,6 @@
 """The components under kfp.local, and the command line, as people use them."""
 
 import io
-import subprocess
-import sys
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -14,12 +12,11 @@ from kfp_ddp.components.dataset_volume.component import dataset_volume
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.report import Meter, Progress
 from kfp_ddp.datasets.sync import sync
+from tests.commands import call, output
 from tests.gcs_server import Bucket
 from tests.run_output import Terminal
 from tests.serving import Files, serving
 from tests.sync_runs import step, write
-
-PROGRAM = "from kfp_ddp.cli import main; main()"
 
 
 @pytest.fixture
@@ -77,24 +74,16 @@ def test_step_leaves_a_lease_for_its_run(source: Path, tmp_path: Path) -> None:
         step(tmp_path, str(source), run_id="../x")
 
 
-def kfp_ddp(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, "sync", *arguments], capture_output=True, text=True
-    )
-
-
-def test_command_line_mirrors_and_says_what_it_did(bucket: Bucket, tmp_path: Path) -> None:
+def test_command_line_mirrors_and_prints_what_it_did(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("ds/a/1.png", b"one")
     bucket.put("ds/a/2.txt", b"two")
-    done = kfp_ddp("gs://bucket/ds", str(tmp_path / "t"), "--include", "*.png", "-j", "2")
-    assert done.returncode == 0, done.stderr
-    assert "1 files, 3 B; downloaded 1 (3 B)" in done.stdout
+    words = ("sync", "gs://bucket/ds", tmp_path / "t")
+    assert "1 files, 3 B; downloaded 1 (3 B)" in output(*words, "--include", "*.png", "-j", "2")
     assert (tmp_path / "t/a/1.png").read_bytes() == b"one"
     assert not (tmp_path / "t/a/2.txt").exists()
-    dry = kfp_ddp("gs://bucket/ds", str(tmp_path / "t"), "--dry-run")
-    assert "add                   3  a/2.txt" in dry.stdout
-    full = kfp_ddp("gs://bucket/ds", str(tmp_path / "t"), "-q")
-    assert (full.returncode, full.stderr) == (0, "")
+    assert "add                   3  a/2.txt" in output(*words, "--dry-run")
+    full = call(*words, "-q")
+    assert (full.exit_code, full.stderr) == (0, "")
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log() -> None:

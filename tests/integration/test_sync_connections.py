@@ -25,7 +25,7 @@ from kfp_ddp.storage.source import Retry
 from tests import tls
 from tests.gcs_server import Bucket, serve
 from tests.serving import RawServer, head, serving
-from tests.sync_runs import RETRY, content, manifest
+from tests.sync_runs import content, manifest, run
 
 BODIES = {
     "small": random.Random(2).randbytes(20_000),
@@ -37,10 +37,6 @@ TWICE = Retry(attempts=2, pause=0.01, longest=0.02)
 SMALL_BODY, LARGE_BODY = bytes(20_000), bytes(3 * SMALL)
 
 
-def options(concurrency: int = 2) -> Options:
-    return Options(concurrency=concurrency, timeout=2)
-
-
 @pytest.mark.parametrize("concurrency", [1, 3])
 @pytest.mark.parametrize("fault", ["unsized", "chunked", "excess"])
 def test_odd_answers_are_read(bucket: Bucket, tmp_path: Path, fault: str, concurrency: int) -> None:
@@ -48,24 +44,17 @@ def test_odd_answers_are_read(bucket: Bucket, tmp_path: Path, fault: str, concur
     bucket.put_all(objects)
     for name in BODIES:
         bucket.fault(f"ds/{name}", fault)
-    version = sync("gs://bucket/ds", tmp_path, options(concurrency), retry=RETRY).path
+    version = run(tmp_path, concurrency=concurrency).path
     assert content(version) == objects
 
 
-def test_connections_are_kept_and_never_more_than_asked_for(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("concurrency", [4, 20])
+def test_connections_are_kept_and_opened_after_one_lookup_of_the_host(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
     bucket.put_all({str(number): b"x" * 100 for number in range(60)})
     for number in range(4):
         bucket.put(f"ds/large-{number}", bytes([number]) * (SMALL + 1))
-    bucket.delay = 0.01
-    sync("gs://bucket/ds", tmp_path, options(concurrency=4), retry=RETRY)
-    assert bucket.most_at_once == 4
-    assert bucket.connections <= 1 + 4, "one for the listing"
-
-
-def test_host_is_looked_up_once_for_connections_that_are_opened_together(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bucket.put_all({str(number): b"x" * 100 for number in range(60)})
     bucket.delay = 0.01
     lookups, look_up = list[object](), socket.getaddrinfo
 
@@ -76,8 +65,9 @@ def test_host_is_looked_up_once_for_connections_that_are_opened_together(
     monkeypatch.setattr(socket, "getaddrinfo", counted)
     monkeypatch.setattr(connection, "_BELIEVED", 60.0)  # however slow this machine is
     connection._addresses.clear()
-    sync("gs://bucket/ds", tmp_path, options(concurrency=20), retry=RETRY)
-    assert bucket.connections == 1 + 20
+    run(tmp_path, concurrency=concurrency)
+    assert bucket.most_at_once <= concurrency
+    assert bucket.connections == 1 + concurrency, "one for the listing"
     assert len(lookups) == 1
 
 
@@ -100,13 +90,11 @@ def test_a_silent_address_leaves_time_for_the_next(
     monkeypatch.setattr(asyncio.selector_events.BaseSelectorEventLoop, "sock_connect", connect)
     monkeypatch.setattr(connection, "_resolve", two)
     monkeypatch.setattr(connection, "_CONNECT", 0.4)
-    sync("gs://bucket/ds", tmp_path, options(), retry=Retry(1))
+    assert run(tmp_path).retries == 0
 
 
 SILENT = "192.0.2.1"  # of no host, by RFC 5737
 FILES = {f"{number:02}": bytes([number]) * 20_000 for number in range(40)}
-
-
 FILES |= {f"large-{number}": bytes([number]) * (SMALL + 5) for number in range(4)}
 
 
@@ -123,7 +111,7 @@ def test_a_tls_session_is_resumed_if_the_server_keeps_sessions(
     origin.tls.cache_clear()
     with serve(bucket, context) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        version = sync("gs://bucket/ds", tmp_path / "target", options(6), retry=RETRY).path
+        version = run(tmp_path / "target", concurrency=6).path
     assert content(version) == FILES
     sessions = origin.tls("").session_stats()
     origin.tls.cache_clear()
@@ -188,7 +176,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 def test_proxy_is_used(bucket: Bucket, proxy: Proxy, tmp_path: Path, version: bytes) -> None:
     proxy.version = version
     bucket.put_all(BODIES)
-    assert content(sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path) == BODIES
+    assert content(run(tmp_path).path) == BODIES
     assert len(proxy.asked) >= 3, "the listing, small ones, large ones"
 
 
@@ -198,10 +186,10 @@ def test_proxy_is_given_its_login(
     bucket.put_all(BODIES)
     proxy.login = "me:p@ss"
     with pytest.raises(InputError, match=r"^proxy 127.0.0.1:\d+ refuses us \(HTTP 407\)[^\n]*$"):
-        sync("gs://bucket/ds", tmp_path, options(), retry=RETRY)
+        run(tmp_path)
     port = proxy.server_address[1]
     monkeypatch.setenv("http_proxy", f"http://me:p%40ss@127.0.0.1:{port}")
-    assert content(sync("gs://bucket/ds", tmp_path, options(), retry=RETRY).path) == BODIES
+    assert content(run(tmp_path).path) == BODIES
 
 
 def test_proxy_that_is_not_there_is_one_line(
@@ -211,7 +199,7 @@ def test_proxy_that_is_not_there_is_one_line(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setattr("kfp_ddp.storage.gcs.Retry", lambda: Retry(1))
     with pytest.raises(StorageError, match=r"^cannot list .*refused[^\n]*$"):
-        sync("gs://bucket/ds", tmp_path, options(), retry=RETRY)
+        run(tmp_path)
 
 
 def test_writes_overlap(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +218,7 @@ def test_writes_overlap(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.Monk
             writing[0] -= 1
 
     monkeypatch.setattr(FileStage, "put", slow)
-    version = sync("gs://bucket/ds", tmp_path, options(concurrency=8), retry=RETRY).path
+    version = run(tmp_path, concurrency=8).path
     assert most[0] > 2
     assert content(version) == bodies
 

@@ -32,8 +32,7 @@ def test_mirror_deletes_extras_only_when_told(bucket: Bucket, tmp_path: Path) ->
     run(tmp_path, mirror=True, delete=False)
     assert content(tmp_path) == objects | {"old/deep/file": b"extra"}
     assert run(tmp_path, mirror=True, delete=False).unchanged
-    result = run(tmp_path, mirror=True)
-    assert result.deleted == 1
+    assert run(tmp_path, mirror=True).changes.removed == ["old/deep/file"]
     assert content(tmp_path) == objects
     assert not (tmp_path / "old").exists()
 

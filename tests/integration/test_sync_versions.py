@@ -219,12 +219,6 @@ def _refused_alike(
         run(target, mirror=mirror)
 
 
-def test_filters_that_leave_nothing_are_refused(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.put("ds/a/x.png", b"x")
-    with pytest.raises(InputError, match="include and exclude leave nothing"):
-        run(tmp_path, include=("*.gif",))
-
-
 def test_an_object_that_is_no_image_is_refused_by_its_size(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("ds/cat/1.png", b"x" * 1000)
     bucket.put("ds/backup.tar", b"x" * 1001)

@@ -190,8 +190,7 @@ def account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def objects(**settings: Any) -> S3Objects:
-    client = s3_client("s3://bucket/ds", **settings)
-    return S3Objects(client, "s3://bucket/ds", "bucket", "ds/")
+    return S3Objects(s3_client("s3://bucket/ds", **settings), "s3://bucket/ds", 1)
 
 
 def lines(request: Request) -> dict[str, str]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.k8s.api import NAMESPACE_FILE, STARTING, Api, ApiError, Object, core, custom
+from kfp_ddp.k8s.api import NAMESPACE_FILE, STARTING, Api, ApiError, Object
 
 
 class Kind(NamedTuple):
@@ -14,6 +14,7 @@ class Kind(NamedTuple):
     group: str
     version: str
     plural: str
+    namespaced: bool = True
 
     @property
     def word(self) -> str:
@@ -24,11 +25,10 @@ class Kind(NamedTuple):
 CLAIMS = Kind("", "v1", "persistentvolumeclaims")
 PODS = Kind("", "v1", "pods")
 SNAPSHOTS = Kind("snapshot.storage.k8s.io", "v1", "volumesnapshots")
-SNAPSHOT_CLASSES = Kind("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses")
+SNAPSHOT_CLASSES = Kind("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses", namespaced=False)
 GCP_SOURCES = Kind("datalayer.gke.io", "v1", "gcpdatasources")
-STORAGE_CLASSES = Kind("storage.k8s.io", "v1", "storageclasses")
-ATTACHMENTS = Kind("storage.k8s.io", "v1", "volumeattachments")
-_WITHOUT_NAMESPACE = (SNAPSHOT_CLASSES, STORAGE_CLASSES, ATTACHMENTS)
+STORAGE_CLASSES = Kind("storage.k8s.io", "v1", "storageclasses", namespaced=False)
+ATTACHMENTS = Kind("storage.k8s.io", "v1", "volumeattachments", namespaced=False)
 
 
 class Refused(Exception):  # noqa: N818
@@ -93,13 +93,9 @@ class Cluster:
         empty: int | None = None,
     ) -> Object:
         """Return the response, retried; {} for the status `empty`; Refused, StorageError."""
-        group, version, plural = kind
-        if kind in _WITHOUT_NAMESPACE:
-            path = f"/apis/{group}/{version}/{plural}" + (f"/{name}" if name else "")
-        elif group:
-            path = custom(f"{group}/{version}", self.namespace, plural, name)
-        else:
-            path = core(self.namespace, plural, name)
+        path = f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}"
+        path += f"/namespaces/{self.namespace}" if kind.namespaced else ""
+        path += f"/{kind.plural}/{name}".rstrip("/")
         try:
             return self.api.call(method, path, body, query, retry=True)
         except ApiError as error:

@@ -4,9 +4,8 @@ A ReadOnlyMany claim is copied by the storage from the staging claim, or filled 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from types import MappingProxyType
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.volume.cluster import (
@@ -114,10 +113,8 @@ def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
     """
     if request.keep_claims <= 0:
         return []
-    selector = ",".join(
-        f"{key}={value}"
-        for key, value in (MANAGED | {f"{DOMAIN}/dataset": request.dataset}).items()
-    )
+    labels = MANAGED | {f"{DOMAIN}/dataset": request.dataset}
+    selector = ",".join(f"{key}={value}" for key, value in labels.items())
     claims = [
         claim
         for claim in cluster.items(CLAIMS, {"labelSelector": selector})
@@ -183,7 +180,7 @@ def populator(cluster: Cluster, request: Request, staging: Object) -> Published:
             "uri": request.source.rstrip("/") + "/",
             "serviceAccountName": request.populator_account or "default",
         }
-        body = _object(request, GCP_SOURCES, "GCPDataSource", {"cloudStorage": storage})
+        body = _object(request, GCP_SOURCES, "GCPDataSource", {"cloudStorage": storage}, {})
         cluster.create(GCP_SOURCES, body)
         source = {"apiGroup": GCP_SOURCES.group, "kind": "GCPDataSource", "name": request.name}
         body = _claim(request, staging, {"dataSourceRef": source}, "populator")
@@ -353,13 +350,9 @@ def _claim(request: Request, staging: Object, source: Object, strategy: str) -> 
 
 
 def _object(
-    request: Request,
-    kind: Kind,
-    name: str,
-    spec: Object,
-    annotations: Mapping[str, str] = MappingProxyType({}),
+    request: Request, kind: Kind, name: str, spec: Object, annotations: dict[str, str]
 ) -> Object:
-    metadata = {"name": request.name, "labels": request.labels, "annotations": dict(annotations)}
+    metadata = {"name": request.name, "labels": request.labels, "annotations": annotations}
     version = f"{kind.group}/{kind.version}".removeprefix("/")
     return {"apiVersion": version, "kind": name, "metadata": metadata, "spec": spec}
 

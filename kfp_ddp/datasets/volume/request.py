@@ -1,7 +1,7 @@
 """Input and result of publishing a version."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -74,10 +74,7 @@ class Request(Options):
     @property
     def labels(self) -> dict[str, str]:
         """Return the labels of all objects of the version."""
-        return MANAGED | {
-            f"{DOMAIN}/dataset": self.dataset,
-            f"{DOMAIN}/digest": self.digest[:12],
-        }
+        return MANAGED | {f"{DOMAIN}/dataset": self.dataset, f"{DOMAIN}/digest": self.digest[:12]}
 
 
 def check_strategy(publish: str, source: str) -> None:
@@ -95,4 +92,4 @@ class Published:
     claim: str
     path: str
     strategy: str
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]

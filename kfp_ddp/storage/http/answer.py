@@ -56,11 +56,8 @@ class Answer:
 
     `status` is 0 before the head is complete; `length` is that of the body in bytes, None where it
     is unknown; `left` bytes of it must follow. The body is buffered, `size` bytes of it, until
-    `take`. 1xx responses are skipped.
-
-    Args:
-        limit: Maximum bytes of a body with a status below 300.
-        bodiless: There is no body, as after CONNECT.
+    `take`. 1xx responses are skipped. `limit` is the maximum of bytes of a body with a status below
+    300; `bodiless` means that there is none, as after CONNECT.
     """
 
     status = 0
@@ -128,6 +125,10 @@ class Answer:
         if self._lower.find(key, end) >= 0:
             raise HttpError(f"two headers {name.decode()}")
         return self._head[start:end].strip()
+
+    def has_fields(self, prefix: bytes) -> bool:
+        """Return whether there is a header whose name in lower case begins with `prefix`."""
+        return b"\n" + prefix in self._lower
 
     def _read_head(self, data: bytes) -> bytes:
         """Parse the head if it is complete; return the bytes after it."""

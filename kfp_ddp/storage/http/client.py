@@ -1,4 +1,4 @@
-"""A client of HTTP for one worker, and a `Reader` over it for sources with `HttpObjects`."""
+"""A client of HTTP for one worker, and sources that are read with it."""
 
 import asyncio
 import binascii
@@ -116,23 +116,25 @@ class HttpClient:
             f"{request.origin.host} redirects more than {_MAX_REDIRECTS} times; check the address"
         )
 
-    async def rest(self, take: Callable[[bytes], None], threads: Executor | None = None) -> None:
-        """Pass the body of a big response to `take`, in a thread; raises OSError as `get`."""
-        assert self._current is not None
-        try:
-            await self._current.rest(take, threads)
-        except BaseException:
-            self.close()
-            raise
+    async def rest(
+        self, answer: Answer, take: Callable[[bytes], None], threads: Executor | None = None
+    ) -> None:
+        """Pass the body of a response to `take`, in a thread if it is big; raises OSError."""
+        if not answer.complete:
+            assert self._current is not None
+            try:
+                await self._current.rest(take, threads)
+            except BaseException:
+                self.close()
+                raise
+        for block in answer.take():
+            take(block)
 
     async def pour(self, request: Request, take: Callable[[bytes], None]) -> Answer:
-        """Pass the body of a response 200 to `take`, in a thread if it is big; raises as `get`."""
+        """Pass the body of a response 200 to `take`; raises as `get`."""
         answer = await self.get(request)
         if answer.status == HTTPStatus.OK:
-            if not answer.complete:
-                await self.rest(take)
-            for block in answer.take():
-                take(block)
+            await self.rest(answer, take)
         return answer
 
     def close(self) -> None:
@@ -199,18 +201,26 @@ def base64_digest(value: bytes) -> bytes:
         return b""
 
 
-class HttpObjects(ABC):
-    """Builds the requests of a source, authorised by the lines of `secret`; translates errors."""
+class HttpSource(ABC):
+    """A source whose objects are read over HTTP; the lines of `secret` authorise the requests."""
 
+    resumes = False
+    """Not where a checksum is of the complete body alone."""
     part = sys.maxsize
     """Maximum bytes of one request."""
-    url = advice = ""
-    """Address and remedy in the message of `refusal`."""
+    advice = ""
+    """Remedy in the message of `refusal`."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str, origin: Origin, timeout: float) -> None:
+        self.url, self.origin, self.exposed = url, origin, origin.exposed
+        self.pool = HttpPool(origin, timeout)
         self.secret = b""
         self._lock = threading.Lock()
         self._trusted_until = 0.0
+
+    def reader(self, threads: Executor | None) -> "HttpReader":
+        """Return a reader with a connection of its own."""
+        return HttpReader(self, threads)
 
     @property
     def authorised(self) -> bool:
@@ -259,11 +269,11 @@ class HttpObjects(ABC):
         return None
 
 
-class SdkObjects(HttpObjects):
-    """Objects of a store whose SDK knows the error codes, regions and credentials."""
+class SdkSource(HttpSource):
+    """A source of a store whose SDK knows the error codes, regions and credentials."""
 
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """See `HttpObjects.refusal`; the SDK asks for the object again."""
+        """See `HttpSource.refusal`; the SDK asks for the object again."""
         if is_temporary(status):
             return Transient(f"HTTP {status}")
         return await asyncio.to_thread(self._ask_sdk, entry) or Transient(f"HTTP {status}")
@@ -276,14 +286,14 @@ class SdkObjects(HttpObjects):
 class HttpReader:
     """Reads objects over one connection; see `Reader`."""
 
-    def __init__(self, objects: HttpObjects, pool: HttpPool, threads: Executor | None) -> None:
-        self._objects, self._client, self._threads = objects, HttpClient(pool), threads
+    def __init__(self, source: HttpSource, threads: Executor | None) -> None:
+        self._source, self._client, self._threads = source, HttpClient(source.pool), threads
         self._ahead: tuple[Entry, Request] | None = None
 
     def prefetch(self, entry: Entry) -> None:
         """See `Reader.prefetch`."""
-        if self._objects.authorised:
-            request = self._objects.request(entry, 0)
+        if self._source.authorised:
+            request = self._source.request(entry, 0)
             self._ahead = entry, request
             self._client.send(request)
 
@@ -291,7 +301,7 @@ class HttpReader:
         """See `Reader.read`."""
         answer = await self._open(entry, 0)
         body = b"".join(answer.take())
-        checksum = self._objects.checksum(entry, answer) or self._objects.part_checksum(answer)
+        checksum = self._source.checksum(entry, answer) or self._source.part_checksum(answer)
         if checksum:
             checksum.state.update(body)
             checksum.verify()
@@ -304,8 +314,8 @@ class HttpReader:
         while before < offset < entry.size:
             answer = await self._open(entry, offset)
             if offset == start == 0:
-                complete = self._objects.checksum(entry, answer)
-            checksums = [c for c in (complete, self._objects.part_checksum(answer)) if c]
+                complete = self._source.checksum(entry, answer)
+            checksums = [c for c in (complete, self._source.part_checksum(answer)) if c]
             before = offset
             offset += await self._rest(answer, offset, checksums, take)
             for checksum in checksums:
@@ -329,10 +339,7 @@ class HttpReader:
                 take(rest)
 
         try:
-            if not answer.complete:
-                await self._client.rest(take_rest, self._threads)
-            for block in answer.take():
-                take_rest(block)
+            await self._client.rest(answer, take_rest, self._threads)
         except OSError as error:
             raise _transient(error) from error
         return size
@@ -342,23 +349,23 @@ class HttpReader:
         self._client.close()
 
     async def _open(self, entry: Entry, offset: int) -> Answer:
-        objects, client = self._objects, self._client
+        source, client = self._source, self._client
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is entry and not offset:
             request = ahead[1]
         else:
-            await objects.authorise()
-            request = objects.request(entry, offset)
+            await source.authorise()
+            request = source.request(entry, offset)
         try:
             answer = await client.get(request)
             if answer.status not in _GOOD:
                 text = b"".join(answer.take())[:MAX_ERROR]
-                raise await objects.refusal(entry, answer.status, text, request.secret)
+                raise await source.refusal(entry, answer.status, text, request.secret)
         except OSError as error:
             raise _transient(error) from error
         expected = entry.size
         if answer.status == HTTPStatus.PARTIAL_CONTENT:
-            expected = min(objects.part, entry.size - offset)
+            expected = min(source.part, entry.size - offset)
         if answer.length is not None and answer.length != expected:
             client.close()
             raise Transient(f"length {answer.length} instead of {expected}")
@@ -367,14 +374,3 @@ class HttpReader:
 
 def _transient(error: OSError) -> Transient:
     return Transient(f"{type(error).__name__}: {error}")
-
-
-class HttpSource:
-    """A source whose objects are read over HTTP."""
-
-    _objects: HttpObjects
-    _pool: HttpPool
-
-    def reader(self, threads: Executor | None) -> HttpReader:
-        """Return a reader with a connection of its own."""
-        return HttpReader(self._objects, self._pool, threads)
