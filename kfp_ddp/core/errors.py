@@ -1,15 +1,5 @@
 """Errors with messages for the person who started the run.
 
-    KfpDdpError
-    ├── InputError          the input is invalid
-    │   └── RefusedError    the KFP API server refuses the request or the user
-    ├── StorageError        a volume or a bucket cannot be read or written
-    │   └── UnavailableError   it does not respond for now: a retry may succeed
-    ├── JobError            a job, or a training, ended without success
-    ├── ServerError         the KFP API server does not answer, or with an internal error
-    ├── RunCancelledError   the run was terminated
-    └── PeerLostError       another rank ended, and this one with it
-
 A message is one line: what, why and what to do. The type gives the exit code of a program.
 """
 

@@ -139,15 +139,20 @@ def task_title(task_name: str, task_id: str) -> str:
 
 
 def open_run_dir(work_dir: str, run_id: str, task: str) -> Path:
-    """Create and return `<work_dir>/<run_id>/<task>`; InputError for other names, StorageError."""
-    check_run_id(run_id)
-    if not RUN_ID.fullmatch(task):
-        raise InputError(f"task {task!r} cannot name a folder; pass the name of the task")
-    run_dir = Path(work_dir) / run_id / task
+    """Create and return the folder of a run's task; raises as `task_folder`, and StorageError."""
+    run_dir = Path(task_folder(work_dir, run_id, task))
     advice = f"mount the work PVC at {work_dir}, writable for this user, or give another folder"
     with writing(run_dir, advice):
         try_to_write(run_dir)
     return run_dir.resolve()
+
+
+def task_folder(work_dir: str, run_id: str, task: str) -> str:
+    """Return `<work_dir>/<run_id>/<task>`, a path or a URI; raises InputError for other names."""
+    check_run_id(run_id)
+    if not RUN_ID.fullmatch(task):
+        raise InputError(f"task {task!r} cannot name a folder; pass the name of the task")
+    return f"{work_dir.rstrip('/')}/{run_id}/{task}"
 
 
 def check_run_id(run_id: str) -> None:

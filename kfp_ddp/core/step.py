@@ -98,9 +98,14 @@ def write_job(artifact: Any, job: dict[str, Any]) -> None:
     result = {key: _without_values(value) for key, value in job.items() if key != "metadata"}
     if "metadata" in job:
         result["metadata"] = {k: v for k, v in job["metadata"].items() if k != "managedFields"}
+    write_artifact(artifact, json.dumps(result, indent=2, sort_keys=True) + "\n")
+
+
+def write_artifact(artifact: Any, text: str) -> None:
+    """Write the file of an artifact."""
     path = Path(artifact.path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2, sort_keys=True) + "\n")
+    path.write_text(text)
 
 
 def _without_values(tree: Any) -> Any:

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from symtable import SymbolTable, symtable
+from symtable import Symbol, SymbolTable, symtable
 from types import FunctionType
 from typing import Any
 
@@ -140,22 +140,21 @@ def _check_complete(name: str, text: str) -> None:
         raise InputError(no_function)
     if definition.decorator_list:
         raise InputError(f"{name} {DECORATED}")
-    used, assigned = map(set, zip(*_global_names(names), strict=True))
-    if missing := sorted(used - assigned - {"", *dir(builtins)}):
+    symbols = [symbol for symbol in _symbols(names) if symbol.is_global()]
+    used = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
+    assigned = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
+    if missing := sorted(used - assigned - set(dir(builtins))):
         raise InputError(
             f"{name} uses {', '.join(missing)} of its module, which is not packed: import or "
             "define it inside the function"
         )
 
 
-def _global_names(table: SymbolTable) -> Iterator[tuple[str, str]]:
-    """Yield the global names that code and all code defined in it use, and assign; '' for none."""
-    for symbol in table.get_symbols():
-        if symbol.is_global() or table.get_type() == "module":
-            name = symbol.get_name()
-            yield name * symbol.is_referenced(), name * symbol.is_assigned()
+def _symbols(table: SymbolTable) -> Iterator[Symbol]:
+    """Yield the names in code and in all code that is defined in it."""
+    yield from table.get_symbols()
     for child in table.get_children():
-        yield from _global_names(child)
+        yield from _symbols(child)
 
 
 def _as_json(name: str, func_args: Mapping[str, Any]) -> str:

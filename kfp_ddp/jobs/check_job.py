@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
@@ -102,11 +103,9 @@ def check_gang(
 
 def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
     """Return whether a job has a PodGroup; None while it is unknown, without pods."""
-    try:
+    with suppress(ApiError):  # missing so far, or no right to read it: then the pods show it
         api.call("GET", custom(gang.group_version, api.namespace, "podgroups", name))
         return True
-    except ApiError:
-        pass  # missing so far, or no right to read it: then the pods show it
     try:
         query = {"labelSelector": selector, "limit": "16"}
         pods = api.call("GET", core(api.namespace, "pods"), query=query)["items"]

@@ -25,6 +25,7 @@ from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.identity import WORKFLOWS, Owner
 from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.watch_cache import WatchCache
+from kfp_ddp.training.manifest import step_dirs, step_of
 
 BRIEF_SECONDS = 0.5
 LOOK_SECONDS = 0.1
@@ -68,8 +69,7 @@ class StepFiles:
         """Return the step from which a retry of a training resumes; None for another job."""
         if not self.trains:
             return None
-        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        return max(map(step_of, step_dirs(self.checkpoints)), default=0)
 
     def leave(self) -> None:
         """Stop printing and save the log cursors; for a signal handler."""

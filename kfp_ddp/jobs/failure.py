@@ -80,9 +80,9 @@ def _of_container(who: str, pod: str, ended: Object, log: Sequence[str]) -> Fail
             text = f"exit code {code}" + (f": {text}" if text else "")
         failure = Failure(code, rank, text, retryable=False, time=0)
     lost = lost_peer(failure.words)
-    return Failure(
+    return replace(
+        failure,
         exit_code=code,
-        rank=failure.rank,
         error=f"{who}: {failure.words}"[:600],
         retryable=failure.retryable or code >= 128 or lost,
         time=failure.time or finished,

@@ -270,10 +270,10 @@ class LaunchSpec(Settings):
         return self
 
     def _check_mounts(self) -> None:
-        for setting in ("volumes", "volume_mounts", "env_vars"):
-            for key in ("name", "mountPath") if setting == "volume_mounts" else ("name",):
-                if not all(item.get(key) for item in getattr(self, setting)):
-                    raise ValueError(f"{setting}: one has no {key}")
+        needed = [(setting, "name") for setting in ("volumes", "volume_mounts", "env_vars")]
+        for setting, key in (*needed, ("volume_mounts", "mountPath")):
+            if not all(item.get(key) for item in getattr(self, setting)):
+                raise ValueError(f"{setting}: one has no {key}")
         volumes, paths = {one["name"] for one in pod.volumes(self, "")}, set[str]()
         for mount in pod.mounts(self, ""):
             path = posixpath.normpath(mount["mountPath"])
@@ -339,8 +339,7 @@ class LaunchSpec(Settings):
 
     def pods(self) -> int:
         """Return the number of pods that the job is created with."""
-        low, _ = self.node_range()
-        return max(low, self.nodes) if self.elastic else self.nodes
+        return max(self.node_range()[0], self.nodes)
 
 
 def is_gpu(resource: str) -> bool:

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +19,7 @@ from kfp_ddp.core import failure
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import handling_signals
 from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.training.watch import PARENT
@@ -80,11 +79,8 @@ def recorded(run_dir: Path) -> int | None:
     Other users may be able to write the record, so the process must be this user's, a group leader
     and a launcher of ranks in this folder.
     """
-    try:
-        entry = json.loads(RunFolder(run_dir).process.read_text())
-        pid, host, started = (entry.get(name) for name in ("pid", "host", "started"))
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return None
+    entry = mapping_of(RunFolder(run_dir).process)
+    pid, host, started = (entry.get(name) for name in ("pid", "host", "started"))
     if host != socket.gethostname() or type(pid) is not int or pid < 2:
         return None
     process = _process(pid)
@@ -126,6 +122,16 @@ class Ended:
     code: int = 0
     stopped_by: int | None = None
     last_line: str = ""
+    process: "subprocess.Popen[str] | None" = None
+
+    def forward(self, number: int, frame: FrameType | None) -> None:
+        """Forward a signal to the launcher; the second one kills its process group."""
+        first, self.stopped_by = self.stopped_by is None, number
+        if self.process is not None and first:
+            # The launcher forwards SIGTERM to its ranks, which save a checkpoint.
+            self.process.terminate()
+        elif self.process is not None:
+            send(self.process.pid, signal.SIGKILL)
 
     def cause(self, run_dir: Path) -> str:
         """Return the first failure by the launcher's record, else its last line of output."""
@@ -164,8 +170,8 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
     say = partial(print, flush=True)
     progress = ProgressPrinter(say, RunFolder(run_dir).metrics, PROGRESS_SECONDS)
     ended = Ended()
-    with _forwarding(ended) as forward_to:
-        process = subprocess.Popen(
+    with handling_signals(ended.forward, signal.SIGTERM, signal.SIGINT):
+        ended.process = process = subprocess.Popen(
             launcher + flags,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -176,7 +182,8 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
             process_group=0,
         )
         try:
-            forward_to(process)
+            if ended.stopped_by is not None:
+                process.terminate()
             record(run_dir, process.pid)
             reader = threading.Thread(target=_stream, args=(process, ended), daemon=True)
             reader.start()
@@ -205,28 +212,3 @@ def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
         except OSError:
             read = False
             process.terminate()
-
-
-@contextmanager
-def _forwarding(ended: Ended) -> Iterator[Callable[["subprocess.Popen[str]"], None]]:
-    """Forward SIGTERM and SIGINT to a launcher; the second one kills its process group.
-
-    Yield a function that sets the process; an earlier signal is forwarded then.
-    """
-    target: list[subprocess.Popen[str]] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        first, ended.stopped_by = ended.stopped_by is None, number
-        if target and first:
-            # The launcher forwards SIGTERM to its ranks, which save a checkpoint.
-            target[0].terminate()
-        elif target:
-            send(target[0].pid, signal.SIGKILL)
-
-    def name(process: "subprocess.Popen[str]") -> None:
-        target.append(process)
-        if ended.stopped_by is not None:
-            process.terminate()
-
-    with handling_signals(forward, signal.SIGTERM, signal.SIGINT):
-        yield name

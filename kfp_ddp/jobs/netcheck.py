@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.settings import check_given, split
@@ -94,7 +94,7 @@ def on_cluster(
     """
     command = ["python3", "-m", PROGRAM, "--", json.dumps(settings.given())]
     spec = LaunchSpec.create(**{**fields, "command": command})
-    with contextlib.redirect_stdout(_WithoutResult(sys.stdout)):
+    with contextlib.redirect_stdout(_WithoutResult()):
         finished = launch(spec, *ids, api)
     api.delete(spec.job_kind.path(api.namespace, finished.job["metadata"]["name"]))
     return _read(line for lines in finished.last_lines.values() for line in lines)
@@ -120,7 +120,7 @@ def require(gbit_s: float, fields: Mapping[str, Any], ids: tuple[str, str, str],
 def here(settings: NetworkCheck, ranks: int) -> Network:
     """Measure between processes of this machine; JobError if they fail."""
     with tempfile.TemporaryDirectory(prefix="netcheck-") as folder:
-        with contextlib.redirect_stdout(_WithoutResult(sys.stdout)):
+        with contextlib.redirect_stdout(_WithoutResult()):
             ended = run_ranks([json.dumps(settings.given())], ranks, Path(folder), PROGRAM)
         if ended.code:
             raise JobError(f"the check of the network failed: {ended.cause(Path(folder))}")
@@ -130,9 +130,9 @@ def here(settings: NetworkCheck, ranks: int) -> Network:
 class _WithoutResult(io.StringIO):
     """The log of the ranks without the lines of the result, which are for programs."""
 
-    def __init__(self, log: TextIO) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._log = log
+        self._log = sys.stdout
 
     def write(self, text: str) -> int:
         """Write a line to the log."""

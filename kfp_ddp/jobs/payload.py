@@ -27,7 +27,7 @@ VARIABLES = {
     PACKAGES: "KFP_DDP_PACKAGES",
     CODE: "KFP_DDP_CODE",
 }
-AS_TEXT = (SCRIPT, START)
+PROGRAMS = (SCRIPT, START)
 # Bytes, since the text may begin with a byte order mark.
 RUN_FROM_ENV = (
     "import os, sys; exec(compile(os.environb[b'{variable}'], '{file}', 'exec', dont_inherit=True))"
@@ -53,16 +53,16 @@ def files(spec: LaunchSpec) -> dict[str, bytes]:
 def variables(spec: LaunchSpec, script_map: str) -> dict[str, str]:
     """Return the workers' variables: paths of the files in the ConfigMap, or their contents."""
     env, content_of = {}, files(spec)
-    if not script_map:
-        for name, content in content_of.items():
+    for name, content in content_of.items():
+        if not script_map:
             env[VARIABLES[name]] = unexpanded(_as_variable(name, content))
-    elif PACKAGES in content_of:
-        env[f"{VARIABLES[PACKAGES]}_FILE"] = f"{FOLDER}/{PACKAGES}"
-    if spec.code:
-        packed = content_of.get(CODE)
-        env["KFP_DDP_CODE_SHA256"] = code.digest_of(packed) if packed else code.digest_in(spec.code)
-        if script_map or not packed:
-            env[f"{VARIABLES[CODE]}_FILE"] = f"{FOLDER}/{CODE}" if packed else spec.code
+        elif name not in PROGRAMS:
+            env[f"{VARIABLES[name]}_FILE"] = f"{FOLDER}/{name}"
+    if CODE in content_of:
+        env["KFP_DDP_CODE_SHA256"] = code.digest_of(content_of[CODE])
+    elif spec.code:
+        env["KFP_DDP_CODE_SHA256"] = code.digest_in(spec.code)
+        env[f"{VARIABLES[CODE]}_FILE"] = spec.code
     if spec.pip_index_urls:
         env["KFP_DDP_PIP_INDEX_URLS"] = unexpanded(" ".join(spec.pip_index_urls))
     return env
@@ -99,7 +99,7 @@ def fits_variables(spec: LaunchSpec) -> bool:
 
 def _as_variable(name: str, content: bytes) -> str:
     """Return a file as the value of a variable, base64 unless it is a program."""
-    return content.decode() if name in AS_TEXT else base64.b64encode(content).decode()
+    return content.decode() if name in PROGRAMS else base64.b64encode(content).decode()
 
 
 WITH_IT = 200_000

@@ -28,7 +28,6 @@ State = Literal[
 SECONDS = 10.0
 PAUSES = (1.0, 3.0)
 """Seconds before each retry of a server that does not respond."""
-_FAILED = ("failed", "cancelled")
 R = TypeVar("R")
 Step = Callable[[dict[str, Any]], R]
 _ADDRESSES = r"^$|^[^@\s,<>]+@[^@\s,<>]+(,[^@\s,<>]+@[^@\s,<>]+)*$"
@@ -153,7 +152,8 @@ class Outcome:
 
 def send(notification: Notification, outcome: Outcome) -> list[str]:
     """Send an outcome to all channels; return a line of log for each, an error's too."""
-    silent = {"failure": outcome.state not in _FAILED, "change": outcome.state == "unchanged"}
+    failed = outcome.state in ("failed", "cancelled")
+    silent = {"failure": not failed, "change": outcome.state == "unchanged"}
     if silent.get(notification.notify_on):
         return []
     lines = []
@@ -180,11 +180,9 @@ def _send(name: str, address: str, notification: Notification, outcome: Outcome)
         try:
             _post(address, body)
             break
-        except urllib.error.HTTPError as error:
-            if (error.code < 500 and error.code != 429) or pause is None:
-                raise
-        except OSError:
-            if pause is None:
+        except OSError as error:
+            code = error.code if isinstance(error, urllib.error.HTTPError) else 500
+            if (code < 500 and code != 429) or pause is None:
                 raise
         time.sleep(pause)
 

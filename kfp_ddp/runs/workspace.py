@@ -11,7 +11,7 @@ from typing import Self
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.folders import SCRATCH_VARIABLE, is_remote, scratch_dir
-from kfp_ddp.core.run_folder import RUN_ID, check_run_id, open_run_dir
+from kfp_ddp.core.run_folder import open_run_dir, task_folder
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
@@ -210,10 +210,7 @@ def create_run_folder(work: str, run_id: str, task: str) -> str:
     """Return the path or URI of a run's task, by its `task_title`; raises if it is not writable."""
     if not is_remote(work):
         return str(open_run_dir(work, run_id, task))
-    check_run_id(run_id)
-    if not RUN_ID.fullmatch(task):
-        raise InputError(f"task {task!r} cannot name a folder; pass the name of the task")
-    uri = f"{work.rstrip('/')}/{run_id}/{task}"
+    uri = task_folder(work, run_id, task)
     leases.mark_begin(open_store(uri))
     return uri
 

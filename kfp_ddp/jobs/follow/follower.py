@@ -19,11 +19,11 @@ from kfp_ddp.jobs.follow.decisions import (
     out_of_time,
     verdict,
 )
-from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer, sample_note
+from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer
 from kfp_ddp.jobs.follow.narrator import Narrator
 from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.kinds import Kind
-from kfp_ddp.jobs.kinds.base import State, started
+from kfp_ddp.jobs.kinds.base import started
 from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.k8s.api import Api, Object, core
 from kfp_ddp.k8s.objects import select
@@ -101,10 +101,7 @@ class Follower:
         self.title = f"{kind.title} {name}"
         self.watches = Watches(api, kind, name, ending.changed)
         self.pods = Pods(kind, started(job))
-        self.expected = 0
-        """Pods of the job; 0 for unknown."""
-        self.sample_noted = False
-        """Whether the note was printed that only a sample of the logs is followed."""
+        self.limits = Limits()
         self.printer = Printer()
         self.logs = PodLogs(api, kind.containers, self.printer)
         self.narrator = Narrator(self.printer, api)
@@ -125,7 +122,7 @@ class Follower:
         RunCancelledError for a terminated run. JobError after a deadline, or if another user
         deleted the job. InputError without the right to watch it.
         """
-        self.expected = limits.pods
+        self.limits = limits
         self.watches.start()
         worked = 0.0
         try:
@@ -142,7 +139,7 @@ class Follower:
                 self.ending.warm()
                 if self.files is not None:
                     self.files.update(look.clock)
-                if end := self._decide(look, limits):
+                if end := self._decide(look):
                     return self._end(end, look)
         finally:
             self.watches.stop()
@@ -186,34 +183,28 @@ class Follower:
     def _look_at_pods(self, clock: float) -> None:
         pods = self._present()
         self.pods = self.pods.look(self.job, pods, self.watches.pods.removed, clock)
-        self._follow_logs(pods)
-
-    @property
-    def many(self) -> bool:
-        """Whether the job has too many pods to follow all logs."""
-        return max(self.expected, len(self.pods.present)) > ALL
-
-    def _follow_logs(self, pods: Mapping[str, Object]) -> None:
-        if self.many and not self.sample_noted:
-            self.sample_noted = True
-            count = max(self.expected, len(pods))
-            self.printer.say(sample_note(count, self.api.namespace))
         self.logs.follow(pods, self.many)
 
-    def _decide(self, look: Look, limits: Limits) -> Verdict | None:
+    @property
+    def many(self) -> int:
+        """The number of pods if these are too many to follow all logs, else 0."""
+        count = max(self.limits.pods, len(self.pods.present))
+        return count if count > ALL else 0
+
+    def _decide(self, look: Look) -> Verdict | None:
         """Return how the job ended; None while it runs. Delete a job that cannot continue."""
+        limits, narrator = self.limits, self.narrator
         lost = "" if look.state.over else self.kind.lost(look.job)
-        problem = f"{look.title} {lost}" if lost else out_of_time(look, limits, self.narrator.line)
-        if problem := problem or cannot_start(look, limits, self.narrator.waits.values()):
+        problem = f"{look.title} {lost}" if lost else out_of_time(look, limits, narrator.line)
+        if problem := problem or cannot_start(look, limits, narrator.waits.values()):
             self.ending.delete_job()
             raise JobError(problem)
         if end := verdict(look, limits):
             return end
-        if not self.stalls or not (stall := self.stalls.look(look, limits.stall)):
-            return None
-        self.printer.say(f"{look.name}: {stall.failure.error}; it is ended")
-        state = State("failed", stall.failure.error)
-        return Verdict(state, given_up=True, failure=stall.failure, node=stall.node)
+        stall = self.stalls.look(look, limits.stall) if self.stalls else None
+        if stall:
+            self.printer.say(f"{look.name}: {stall.state.message}; it is ended")
+        return stall
 
     def _end(self, end: Verdict, look: Look) -> Outcome:
         failed = end.state.phase == "failed"
@@ -255,7 +246,7 @@ class Follower:
         began = time.monotonic()
         while (waited := time.monotonic() - began) < DRAIN_SECONDS:
             pods = self._present()
-            self._follow_logs(pods)
+            self.logs.follow(pods, self.many)
             if self.many and not self.logs.of_failed and self._read_cause(pods):
                 continue
             followed = self.logs.uids & pods.keys() if self.many else pods.keys()

@@ -194,9 +194,10 @@ class PodLogs:
     ) -> None:
         self.api, self.containers, self.printer, self.title = api, containers, printer, title
         self.threads: dict[tuple[str, str], PodLog] = {}
+        self.sampled = False
 
-    def follow(self, pods: Mapping[str, Object], many: bool = False) -> None:
-        """Update the pods, and open the logs to follow."""
+    def follow(self, pods: Mapping[str, Object], many: int = 0) -> None:
+        """Update the pods, and open the logs to follow: all, or a sample if there are `many`."""
         names = {pod["metadata"]["name"]: uid for uid, pod in pods.items()}
         for (uid, _), log in self.threads.items():
             if names.get(log.pod_name, uid) != uid:
@@ -204,6 +205,9 @@ class PodLogs:
             if uid in pods:
                 log.latest = pods[uid]
         if many:
+            if not self.sampled:
+                self.printer.say(sample_note(many, self.api.namespace))
+            self.sampled = True
             for key, log in list(self.threads.items()):
                 if log.uid not in pods and not log.is_alive():
                     del self.threads[key]

@@ -6,15 +6,16 @@ of the phase around it, timed by the monotonic clock of this process.
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.files import read_below
-from kfp_ddp.jobs.follow.decisions import Look
+from kfp_ddp.jobs.follow.decisions import Look, Verdict
 from kfp_ddp.jobs.kinds import pod_title
+from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import waits
 
@@ -49,26 +50,13 @@ class RankState(NamedTuple):
     written_at: float
 
 
-class Stall(NamedTuple):
-    """A stall of the ranks; `node` is the node at fault, '' for none."""
-
-    failure: Failure
-    node: str
-
-
-def read(folder: Path) -> Iterator[tuple[list[RankReport], bool]]:
-    """Yield the reports in a folder in parts, each with whether it is the last part.
-
-    Files that are not reports are skipped: the ranks' user may write anything there.
-    """
-    invalid = (OSError, ValueError, TypeError, KeyError, RecursionError)
-    names = sorted(path.name for path in folder.glob("*.json"))
-    for at in range(0, max(1, len(names)), PART):
-        reports = []
-        for name in names[at : at + PART]:
-            with contextlib.suppress(*invalid):
-                reports.append(_parse(json.loads(read_below(folder, name, LONGEST_BYTES))))
-        yield reports, at + PART >= len(names)
+def read(folder: Path, names: Iterable[str]) -> list[RankReport]:
+    """Return the reports in these files, where the ranks' user may write anything else."""
+    reports = []
+    for name in names:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            reports.append(_parse(json.loads(read_below(folder, name, LONGEST_BYTES))))
+    return reports
 
 
 def _parse(fields: Mapping[str, object]) -> RankReport:
@@ -108,8 +96,8 @@ class Ranks:
 
     def stall(
         self, pods: Mapping[str, Object], since: float, clock: float, limit: float
-    ) -> Stall | None:
-        """Return which ranks stall the job; None while a rank advances.
+    ) -> Verdict | None:
+        """Return which ranks stall the job, and a node that is alone at fault; None for no stall.
 
         All pods have run since `since`. A rank must advance within `limit` seconds; 0 for no limit.
         """
@@ -136,7 +124,8 @@ class Ranks:
             line += f" at step {first.step} ({first.phase})"
         else:
             line += f": all {len(ranks)} ranks are at step {ranks[0].report.step}"
-        return Stall(Failure(1, -1, line, retryable=True), nodes.pop() if alone else "")
+        failure, node = Failure(1, -1, line, retryable=True), nodes.pop() if alone else ""
+        return Verdict(State("failed", line), given_up=True, failure=failure, node=node)
 
 
 def _node(report: RankReport, pods: Mapping[str, Object]) -> str:
@@ -155,15 +144,15 @@ class StallWatch:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ranks = folder, Ranks()
-        self.parts: Iterator[tuple[list[RankReport], bool]] | None = None
-        """The rest of the current round over all reports; None between two rounds."""
+        self.unread: list[str] | None = None
+        """The files that remain of the current round over all reports; None between two rounds."""
         self.reports: list[RankReport] = []
         self.began_at = self.read_at = -ROUND_SECONDS
         self.uids: frozenset[str] = frozenset()
         self.since = 0.0
         """Monotonic clock since when all of the present pods have run."""
 
-    def look(self, look: Look, limit: float) -> Stall | None:
+    def look(self, look: Look, limit: float) -> Verdict | None:
         """Return the stall if no rank has advanced for `limit` seconds."""
         uids = frozenset(pod["metadata"]["uid"] for pod in look.pods.own)
         if uids != self.uids or look.state.phase != "running" or any(map(waits, look.pods.own)):
@@ -175,14 +164,14 @@ class StallWatch:
         return self.ranks.stall(pods, self.since, look.clock, limit)
 
     def _read(self, clock: float) -> bool:
-        """Read the next part of the reports if it is due; return whether it was the last."""
-        if self.parts is None and clock - self.began_at >= ROUND_SECONDS:
-            self.parts, self.reports, self.began_at = read(self.folder), [], clock
-        if self.parts is None or clock - self.read_at < PART_SECONDS:
+        """Read the next part of the files if it is due; return whether it was the last."""
+        if self.unread is None and clock - self.began_at >= ROUND_SECONDS:
+            self.unread = sorted(path.name for path in self.folder.glob("*.json"))
+            self.reports, self.began_at = [], clock
+        if self.unread is None or clock - self.read_at < PART_SECONDS:
             return False
         self.read_at = clock
-        part, last = next(self.parts)
-        self.reports += part
-        if last:
-            self.parts = None
-        return last
+        part, rest = self.unread[:PART], self.unread[PART:]
+        self.reports += read(self.folder, part)
+        self.unread = rest or None
+        return not rest

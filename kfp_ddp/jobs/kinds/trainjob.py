@@ -153,19 +153,24 @@ class TrainJob(Kind):
 
         One that this account may not read counts as existing.
         """
-        path = custom(self.group_version, api.namespace, "trainingruntimes", spec.runtime)
-        local = _get(api, path)
-        if isinstance(local, dict):
-            return Runtime("TrainingRuntime", self._has_resources(local))
-        shared = _get(api, f"/apis/{self.group_version}/clustertrainingruntimes/{spec.runtime}")
-        if isinstance(shared, dict):
-            return Runtime("ClusterTrainingRuntime", self._has_resources(shared))
-        if shared == 404 and local == 404:
+        name, version = spec.runtime, self.group_version
+        paths = {
+            "TrainingRuntime": custom(version, api.namespace, "trainingruntimes", name),
+            "ClusterTrainingRuntime": f"/apis/{version}/clustertrainingruntimes/{name}",
+        }
+        unread = []
+        for kind, path in paths.items():
+            try:
+                return Runtime(kind, self._has_resources(api.call("GET", path, retry=True)))
+            except ApiError as error:
+                if error.status != 404:
+                    unread.append(kind)
+        if not unread:
             raise InputError(
                 f"runtime {spec.runtime!r} does not exist; use one of "
                 "`kubectl get trainingruntimes,clustertrainingruntimes`"
             )
-        return Runtime("TrainingRuntime" if shared == 404 else "ClusterTrainingRuntime", True)
+        return Runtime(unread[-1], has_resources=True)
 
     def _has_resources(self, runtime: Object) -> bool:
         """Return whether a runtime sets the resources of its nodes."""
@@ -176,11 +181,3 @@ class TrainJob(Kind):
             for container in job["template"]["spec"]["template"]["spec"]["containers"]
             if container["name"] == self.containers[0]
         )
-
-
-def _get(api: Api, path: str) -> Object | int:
-    """Return the object, or the status of the refusal."""
-    try:
-        return api.call("GET", path, retry=True)
-    except ApiError as error:
-        return error.status

@@ -11,7 +11,7 @@ from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import split
-from kfp_ddp.core.step import step, write_job
+from kfp_ddp.core.step import step, write_artifact, write_job
 from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, Supervision, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
@@ -104,8 +104,7 @@ def run(
         print(f"failed: {error}", flush=True)
         for artifact in (training_job, trained_model, loss_curve):
             artifact.metadata["failure"] = str(error)
-            Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
-            Path(artifact.path).write_text(json.dumps({"failure": str(error)}) + "\n")
+            write_artifact(artifact, json.dumps({"failure": str(error)}) + "\n")
         return Trained("", place, str(error))
     return Trained(checkpoint, place, "")
 

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -54,23 +53,13 @@ class Node:
             self.process.send_signal(number)
 
 
-class _Ended(Exception):  # noqa: N818 (it is a state, and is always handled)
-    """The training ended with an exit code that it has reported itself."""
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Download, train and upload; return the exit code of `kfp_ddp.training.node`."""
+def main() -> int:
+    """Download, train and upload; return, or exit with, the code of `kfp_ddp.training.node`."""
     adopt_secrets()
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    at = arguments.index("--") if "--" in arguments else 0
+    at = sys.argv.index("--") if "--" in sys.argv else 0
     try:
-        config = parse(arguments[at + 1 :], prog=f"python -m {NODE} --")
-        return _train(Node(), config, arguments[:at])
-    except _Ended as ended:
-        return ended.code
+        config = parse(sys.argv[at + 1 :], prog=f"python -m {NODE} --")
+        return _train(Node(), config, sys.argv[1:at])
     except _Stopped:
         return report(Failure(PREEMPTED, -1, "stopped before the training started", True), None)
     except KfpDdpError as error:
@@ -92,7 +81,7 @@ def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> int:
         local = with_local_folders(config, data, run_dir)
         code = node.run([sys.executable, "-m", NODE, *torchrun, "--", *local.to_argv()])
         if code not in (0, PREEMPTED):  # after a failure the upload has less time
-            raise _Ended(code)
+            raise SystemExit(code)
         return code
 
 

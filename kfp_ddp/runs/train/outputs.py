@@ -8,6 +8,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.step import write_artifact
 from kfp_ddp.report import training_page
 from kfp_ddp.training.manifest import Manifest, read_manifest, step_dir, step_dirs
 from kfp_ddp.training.metrics import read_events
@@ -69,8 +70,8 @@ def write_outputs(
     for name, value in figures.items():
         metrics.log_metric(name, value)
     trained_model.metadata.update(pointer)
-    _write(trained_model.path, json.dumps(pointer, indent=2) + "\n")
-    _write(loss_curve.path, training_page(run_dir))
+    write_artifact(trained_model, json.dumps(pointer, indent=2) + "\n")
+    write_artifact(loss_curve, training_page(run_dir))
     return newest
 
 
@@ -94,8 +95,3 @@ def _figures(run_dir: Path, newest: Manifest) -> dict[str, float]:
         for name, value in figures.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
-
-
-def _write(path: str, text: str) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text)
