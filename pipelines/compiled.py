@@ -5,6 +5,7 @@ import importlib.util
 import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -252,10 +253,7 @@ def pipelines_of(file: Path) -> dict[str, Any]:
 
 def _place(file: Path, error: BaseException) -> str:
     """Return the file, and the line in it that raised the error."""
-    line = error.lineno if isinstance(error, SyntaxError) else None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(file):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f"{file}, line {line}" if line else str(file)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [error.lineno if isinstance(error, SyntaxError) else None]
+    lines += [frame.lineno for frame in frames if frame.filename == str(file)]
+    return f"{file}, line {lines[-1]}" if lines[-1] else str(file)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def nodes(file: Path) -> tuple[Node, ...]:
     spec = document.read(file).spec
     try:
         return _group(spec["root"]["dag"]["tasks"], spec.get("components", {}), MAX_DEPTH)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(
             f"{file} is not a pipeline that can be drawn ({type(error).__name__}: {error}); "
             "compile it again"
@@ -60,16 +61,14 @@ def mermaid(file: Path) -> str:
 def _group(tasks: Mapping[str, Any], components: Mapping[str, Any], depth: int) -> tuple[Node, ...]:
     if not depth:
         raise ValueError("groups are nested without end")
-    waiting = {name: _dependencies(task) & set(tasks) for name, task in tasks.items()}
+    needed = {name: _dependencies(task) & set(tasks) for name, task in tasks.items()}
     before: dict[str, set[str]] = {}
     result = []
-    while waiting:
-        ready = [name for name, needed in waiting.items() if needed <= set(before)]
-        name = ready[0]  # raises IndexError for a cycle
-        needed = waiting.pop(name)
-        indirect = {ancestor for one in needed for ancestor in before[one]}
-        before[name] = indirect | needed
-        direct = tuple(one for one in tasks if one in needed - indirect)
+    order = TopologicalSorter({name: sorted(needed[name]) for name in tasks})  # sets have no order
+    for name in order.static_order():
+        indirect = {ancestor for one in needed[name] for ancestor in before[one]}
+        before[name] = indirect | needed[name]
+        direct = tuple(one for one in tasks if one in needed[name] - indirect)
         result.append(_node(name, tasks[name], direct, components, depth))
     return tuple(result)
 

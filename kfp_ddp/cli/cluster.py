@@ -1,11 +1,15 @@
 """`kfp-ddp install` and `doctor`: what a run needs in a cluster and a namespace."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from kfp_ddp.checks.finding import Requirements
+from kfp_ddp import __version__
+from kfp_ddp import install as installer
+from kfp_ddp.checks.access import enforced, secret
+from kfp_ddp.checks.claims import unfinished_owner
+from kfp_ddp.checks.finding import Cluster, Requirements
 from kfp_ddp.checks.form import Dataset, Parameters
 from kfp_ddp.cli.options import (
     AS_JSON,
@@ -17,15 +21,10 @@ from kfp_ddp.cli.options import (
     model_options,
 )
 from kfp_ddp.core.config import Connection
-from kfp_ddp.install import Installation
+from kfp_ddp.install import OWNERS, Done, Installation
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.k8s.api import Api
 
-if TYPE_CHECKING:
-    from kfp_ddp.install import Done
-    from kfp_ddp.k8s.api import Api
-
-
-OBJECT_MARKS = {"made": "✓", "changed": "✓", "unchanged": "✓", "left": "✓", "refused": "!"}
 WORDS = {"left": "exists, unchanged"}
 CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 
@@ -78,9 +77,6 @@ def install(
     are validated by the server first; if it refuses one, nothing is created. A namespace with a
     quota and no LimitRange also gets one.
     """
-    from kfp_ddp import __version__
-    from kfp_ddp.install import OWNERS, manifests, owner
-
     launcher = launcher_image or f"{registry.rstrip('/')}/launcher:{__version__}"
     fields["image"] = fields["image"] or launcher
     for name in {"data", "work"} - {*CLAIMS[which]}:
@@ -89,15 +85,11 @@ def install(
         import yaml
 
         target = Installation(**{**fields, "namespace": fields["namespace"] or "kubeflow"})
-        objects = manifests(target)
+        objects = installer.manifests(target)
         if chown in OWNERS and target.claims:
-            objects.append(owner(target, chown))
+            objects.append(installer.owner(target, chown))
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
-    from kfp_ddp.checks.access import secret
-    from kfp_ddp.checks.finding import Cluster
-    from kfp_ddp.k8s.api import Api
-
     api = Api.connect(fields["namespace"], context)
     target = Installation(**{**fields, "namespace": api.namespace})
     done = _install(api, target, chown, dry_run=dry_run, quiet=as_json)
@@ -121,31 +113,28 @@ def install(
 
 
 def _install(
-    api: "Api", target: "Installation", chown: str, *, dry_run: bool, quiet: bool
-) -> "list[Done]":
-    from kfp_ddp import install
-    from kfp_ddp.checks.access import enforced
-    from kfp_ddp.checks.claims import unfinished_owner
-
-    install.check(api, target)
-    objects = install.manifests(target)
-    if install.lacks_limits(api, target.namespace):
-        objects.append(install.limits(target))
-    done = install.apply(api, objects, dry_run=dry_run)
+    api: Api, target: Installation, chown: str, *, dry_run: bool, quiet: bool
+) -> list[Done]:
+    installer.check(api, target)
+    objects = installer.manifests(target)
+    if installer.lacks_limits(api, target.namespace):
+        objects.append(installer.limits(target))
+    done = installer.apply(api, objects, dry_run=dry_run)
     fresh = any(one.kind == "PersistentVolumeClaim" and one.state == "made" for one in done)
-    how = chown if chown in install.OWNERS and target.claims else ""
+    how = chown if chown in OWNERS and target.claims else ""
     if chown == "auto" and target.claims and (fresh or unfinished_owner(api)):
         how = "group" if enforced(api) == "restricted" else "root"
-    job = install.owner(target, how) if how else None
+    job = installer.owner(target, how) if how else None
     if job and not dry_run:
-        done += install.replace(api, job)
+        done += installer.replace(api, job)
     for one in () if quiet else done:
+        mark = "!" if one.state == "refused" else "✓"
         word = WORDS.get(one.state, one.state)
         would = "would be " if dry_run and one.state in ("made", "changed") else ""
         message = f": {one.message}" if one.message else ""
-        echo(f"{OBJECT_MARKS[one.state]} {one.kind} {one.name} {would}{word}{message}")
+        echo(f"{mark} {one.kind} {one.name} {would}{word}{message}")
     if job and not dry_run:
-        for reason in install.wait(api, job):
+        for reason in installer.wait(api, job):
             echo(f"  {job['metadata']['name']} waits: {reason}", err=True)
     return done
 

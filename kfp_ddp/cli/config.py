@@ -2,11 +2,10 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, echo, echo_json, field_option, writing
+from kfp_ddp.cli.options import AS_JSON, added, echo, echo_json, field_option, writing
 from kfp_ddp.core import config
 from kfp_ddp.core.errors import InputError
 
@@ -43,15 +42,8 @@ def command() -> None:
     """
 
 
-def _first(command: Any) -> Any:
-    for name in reversed(FIRST):
-        option = field_option(config.FIELDS[name], default="", show_default=False)
-        command = option(command)
-    return command
-
-
 @click.command("init")
-@_first
+@added(*(field_option(config.FIELDS[n], default="", show_default=False) for n in FIRST))
 def init(**values: str) -> None:
     """Write kfp-ddp.yaml with settings of this folder; an existing file stays.
 

@@ -10,7 +10,7 @@ import click
 import yaml
 
 from kfp_ddp import __version__
-from kfp_ddp.cli.options import AS_JSON, configured, echo, echo_json, model_options, text_option
+from kfp_ddp.cli.options import AS_JSON, configured, echo, model_options, show, text_option
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
@@ -42,13 +42,12 @@ def manifest(
     from kfp_ddp.jobs.engine import specification
     from kfp_ddp.jobs.identity import identify, metadata
     from kfp_ddp.jobs.jobs import script_map
-    from kfp_ddp.jobs.payload import bring
 
     fields = dict(setting(text) for text in settings)
     check_given("settings", fields, {"kind": "is the first argument itself"})
     if os.path.isdir(folder := str(fields.get("code", ""))):  # false for a long text too
         fields["code"] = as_data_url(archive_of(folder))
-    spec = bring(specification({}, None, **fields, kind=kind), None)
+    spec = payload.bring(specification({}, None, **fields, kind=kind), None)
     identity = identify(run_id, task_name, "", spec)
     printed, map_name = [], ""
     if payload.files(spec):
@@ -149,10 +148,6 @@ def netcheck(
             finally:
                 delete_jobs(api, KINDS[kind], run_id)  # if it has not ended
     wrong = problems(network, check)
-    if as_json:
-        echo_json({"problems": wrong, **network.model_dump()})
-    else:
-        for line in table(network, check):
-            echo(line)
+    show(as_json, {"problems": wrong, **network.model_dump()}, *table(network, check))
     if wrong:
         sys.exit(1)

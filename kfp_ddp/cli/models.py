@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, configured, echo, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, FILE, configured, echo, show, text_option
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
 
@@ -33,27 +33,26 @@ def models(name: str, destination: str, as_json: bool) -> None:
     if name:
         versions = models.versions(where, name)
         changes = [change.model_dump() for change in history(where, name)]
-        if as_json:
-            rows = [asdict(version) for version in versions]
-            echo_json({"name": name, "versions": rows, "champions": changes})
-            return
-        for version in versions:
-            echo(_line(version))
+        lines = [_line(version) for version in versions]
         for one in changes:
             by = f" by {one['by']}" if one["by"] else ""
-            echo(f"{one['at'][:16]} {one['version']} replaced {one['replaced'] or 'none'}{by}")
+            replaced = one["replaced"] or "none"
+            lines.append(f"{one['at'][:16]} {one['version']} replaced {replaced}{by}")
+        rows = [asdict(version) for version in versions]
+        show(as_json, {"name": name, "versions": rows, "champions": changes}, *lines)
         return
     known = list_versions(where)
-    champions = {model: read_pointer(where, model) for model in known}
-    if as_json:
-        echo_json(
-            {model: {"champion": champions[model], "versions": known[model]} for model in known}
-        )
-        return
-    if not known:
+    if not known and not as_json:
         echo(f"no models at {where.uri}", err=True)
-    for model, names in known.items():
-        echo(f"{model}: champion {champions[model] or 'none'}, {plural(len(names), 'version')}")
+    facts = {
+        model: {"champion": read_pointer(where, model), "versions": names}
+        for model, names in known.items()
+    }
+    lines = [
+        f"{model}: champion {fact['champion'] or 'none'}, {plural(len(known[model]), 'version')}"
+        for model, fact in facts.items()
+    ]
+    show(as_json, facts, *lines)
 
 
 @click.command("promote")
@@ -96,12 +95,10 @@ def rollback(name: str, destination: str, model_registry: str, as_json: bool) ->
 
 def _print_change(name: str, change: tuple[str, str], as_json: bool) -> None:
     champion, replaced = change
-    if as_json:
-        echo_json({"name": name, "champion": champion, "replaced": replaced})
-    elif champion == replaced:
-        echo(f"{champion} is already the champion of {name}")
-    else:
-        echo(f"{champion} is the champion of {name}; replaced: {replaced or 'none'}")
+    line = f"{champion} is the champion of {name}; replaced: {replaced or 'none'}"
+    if champion == replaced:
+        line = f"{champion} is already the champion of {name}"
+    show(as_json, {"name": name, "champion": champion, "replaced": replaced}, line)
 
 
 def _line(version: "Version") -> str:
@@ -213,18 +210,11 @@ def verify(
         raise InputError(f"{opened.uri} was exported {at}, before --since: {ADVICE}")
     by = signer.name if signer is not None else ""
     signed = opened.signature is not None
-    if as_json:
-        facts = {"uri": opened.uri, "version": opened.version, "files": count, "size": size}
-        facts |= {"name": opened.model_name, "exported_at": exported}
-        echo_json({**facts, "signed": signed, "by": by})
-        return
-    echo(f"{opened.uri}: complete, {count} files, {size / 1e6:.1f} MB")
-    if by:
-        echo(f"signed by {by}")
-    elif signed:
-        echo("signed, not checked: give --key, or --identity and --issuer")
-    else:
-        echo("not signed")
+    facts = {"uri": opened.uri, "version": opened.version, "files": count, "size": size}
+    facts |= {"name": opened.model_name, "exported_at": exported, "signed": signed, "by": by}
+    unchecked = "signed, not checked: give --key, or --identity and --issuer"
+    end = f"signed by {by}" if by else unchecked if signed else "not signed"
+    show(as_json, facts, f"{opened.uri}: complete, {count} files, {size / 1e6:.1f} MB", end)
 
 
 def find_signer(

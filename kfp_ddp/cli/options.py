@@ -18,6 +18,7 @@ from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
     from kfp_ddp.core.settings import Settings
+    from kfp_ddp.pipelines.document import Document
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 SHORT = {"namespace": ["-n"]}
@@ -162,6 +163,33 @@ def on_command_line(name: str) -> bool:
     return source == click.core.ParameterSource.COMMANDLINE
 
 
+def inputs(
+    pipeline: "Document", options: dict[str, Any], source: str = ""
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the settings of a pipeline: words that override its file, and defaults below it."""
+    flags = {
+        "source": ("SOURCE", source),
+        "gpus_per_node": ("--gpus", options.get("gpus")),
+        "destination": ("--destination", options["destination"]),
+    }
+    keys = [word.partition("=")[0] for word in options["words"]]
+    words, boxes = [], {}
+    for name, (flag, value) in flags.items():
+        if value in (None, ""):
+            continue
+        known, configurable = name in pipeline.parameters, name == "destination"
+        if configurable and not on_command_line(name):
+            if known:
+                boxes[name] = value
+            continue
+        if not known:
+            raise InputError(f"{flag} cannot be used: {pipeline.name} has no parameter {name}")
+        if name in keys and not configurable:
+            raise InputError(f"{name} cannot be set by --set: it is the argument {flag}")
+        words.append(f"{name}={value}")
+    return [*words, *options["words"]], boxes
+
+
 def registry_set() -> str:
     """Return the registry that the user sets; '' for the default, which has no images."""
     flag = click.get_current_context().params["registry"] if on_command_line("registry") else None
@@ -175,10 +203,19 @@ def echo(line: object, err: bool = False) -> None:
 
 
 def echo_json(document: Any) -> None:
-    """Print one line of JSON."""
+    """Print one line of JSON, with paths as text."""
     import json  # most calls print text
 
-    click.echo(json.dumps(document))
+    click.echo(json.dumps(document, default=str))
+
+
+def show(as_json: bool, document: Any, *lines: object) -> None:
+    """Print a document as one line of JSON, or these lines in its place."""
+    if as_json:
+        echo_json(document)
+    else:
+        for line in lines:
+            echo(line)
 
 
 def require(extra: str) -> None:

@@ -11,8 +11,8 @@ from kfp_ddp.cli.options import (
     configured,
     connected,
     echo,
-    echo_json,
     registry_set,
+    show,
     text_option,
     writing,
 )
@@ -140,9 +140,7 @@ def upload(
     submission.check_images(document, registry_set())
     with open_client(connection) as client:
         done = upload(client, document, name, description)
-    if as_json:
-        echo_json(done._asdict())
-    elif done.new:
-        echo(f"uploaded {done.pipeline}, version {done.version}")
-    else:
-        echo(f"unchanged: {done.pipeline} already has version {done.version}")
+    line = f"unchanged: {done.pipeline} already has version {done.version}"
+    if done.new:
+        line = f"uploaded {done.pipeline}, version {done.version}"
+    show(as_json, done._asdict(), line)

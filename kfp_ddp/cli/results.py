@@ -130,10 +130,7 @@ def download(
             echo(f"warning: {error}; downloading only the bundle, {bundle.where}", err=True)
             tasks = download(bundle, folder)
     if as_json:
-        rows = [
-            {name: str(value) if isinstance(value, Path) else value for name, value in row.items()}
-            for row in (task._asdict() for task in tasks)
-        ]
+        rows = [task._asdict() for task in tasks]
         echo_json({"run_id": info.id, "output": str(folder), "tasks": rows})
         return
     for task in tasks:

@@ -1,9 +1,7 @@
 """`kfp-ddp run` and `demo`: train on images, or run any pipeline, here or on KFP."""
 
-import contextlib
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,16 +14,14 @@ from kfp_ddp.cli.options import (
     connected,
     echo,
     echo_json,
-    on_command_line,
+    inputs,
     registry_set,
     require,
+    show,
     text_option,
 )
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
-
-if TYPE_CHECKING:
-    from kfp_ddp.pipelines.document import Document
 
 RUN_SETTINGS = ("experiment", "pipeline_root", "service_account")
 IMAGES = ("registry", "launcher_image", "trainer_image")
@@ -191,18 +187,14 @@ def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> Non
             return runs.train(command, options["ranks"] or 0)
         return runs.run(file or COMPILED / f"{name}.yaml", command)
 
-    if options["check"]:
-        elsewhere = contextlib.redirect_stdout(sys.stderr)
-        with elsewhere if options["as_json"] else contextlib.nullcontext():
-            _, found = begin()
-        _print(found if options["as_json"] else found["settings"], options["as_json"])
-        return
     conduct(begin, options["as_json"])
 
 
 def _run_on_kfp(
     connection: Connection, source: str, file: Path | None, options: dict[str, Any]
 ) -> None:
+    import yaml
+
     from kfp_ddp.client import submission
     from kfp_ddp.client.follow import check_success, until_over
     from kfp_ddp.client.run_info import RunFinder, info_of
@@ -217,15 +209,16 @@ def _run_on_kfp(
         if pipeline is None:
             pipeline, version = submission.uploaded(finder.client, options["pipeline"])
         submission.check_images(pipeline, registry_set())
-        words, boxes = _boxes(source, pipeline, options)
-        words += options["words"]
+        words, boxes = inputs(pipeline, options, source)
         arguments = submission.arguments(pipeline, options["file"], words, boxes)
         submission.check_secrets({one: options[one] for one in ("name", *RUN_SETTINGS)})
         name = options["name"] or submission.default_name(pipeline, arguments)
         settings = {setting: options[setting] for setting in RUN_SETTINGS}
         request = submission.Submission(pipeline, version, name, arguments=arguments, **settings)
         if options["dry_run"]:
-            _print(request.preview(), as_json)
+            preview = request.preview()
+            text = yaml.safe_dump(preview, sort_keys=False, allow_unicode=True)
+            show(as_json, preview, *text.splitlines())
             return
         run = info_of(request.send(finder.client), connection)
         if finder.client.new_experiment not in ("", "Default"):
@@ -237,42 +230,6 @@ def _run_on_kfp(
             echo(f"progress: kfp-ddp status {run.word} --follow")
         if as_json:
             state = {"run_id": run.id, "state": run.state, "page": run.page}
-            _print({**state, **request.document()}, as_json)
+            echo_json({**state, **request.document()})
         if waits:
             check_success(run)
-
-
-def _boxes(
-    source: str, pipeline: "Document", options: dict[str, Any]
-) -> tuple[list[str], dict[str, Any]]:
-    """Return what the options set: words that override the file, and defaults below it."""
-    sources = {
-        "source": ("SOURCE", source),
-        "gpus_per_node": ("--gpus", options["gpus"]),
-        "destination": ("--destination", options["destination"]),
-    }
-    keys = [word.partition("=")[0] for word in options["words"]]
-    words, boxes = [], {}
-    for name, (what, value) in sources.items():
-        if value in (None, ""):
-            continue
-        takes = name in pipeline.parameters
-        overrides = what != "--destination" or on_command_line(name)
-        if overrides and not takes:
-            raise InputError(f"{what} cannot be used: {pipeline.name} has no parameter {name}")
-        if overrides and name in keys and what != "--destination":
-            raise InputError(f"{name} cannot be set by --set: it is the argument {what}")
-        if overrides:
-            words.append(f"{name}={value}")
-        elif takes:
-            boxes[name] = value
-    return words, boxes
-
-
-def _print(document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        echo_json(document)
-        return
-    import yaml
-
-    click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, text_option
+from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, show, text_option
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.client.runs import RETRYABLE, find_run
 from kfp_ddp.core.config import Connection
@@ -191,11 +191,7 @@ def describe(run: str, files: bool, as_json: bool, connection: Connection) -> No
 
     with RunFinder(connection) as finder:
         description = describe(finder.find(run), finder.api, files)
-    if as_json:
-        echo_json(description.document())
-        return
-    for line in _description_lines(description):
-        echo(line)
+    show(as_json, description.document(), *_description_lines(description))
 
 
 @click.command("logs")

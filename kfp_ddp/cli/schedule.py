@@ -1,7 +1,6 @@
 """`kfp-ddp schedule`: recurring runs."""
 
 import dataclasses
-from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,15 @@ from kfp_ddp.cli.options import (
     AS_JSON,
     SET,
     SETTINGS_FILE,
+    added,
     configured,
     connected,
     echo,
     echo_json,
+    inputs,
     on_command_line,
     registry_set,
+    show,
 )
 from kfp_ddp.client import cron, schedules
 from kfp_ddp.client.connection import open_client
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 RUN_SETTINGS = ("pipeline_root", "service_account")
 NEVER = "never"
-TIMING = (
+TIMING = added(
     click.option("--cron", help="Minute, hour, day, month, weekday, such as '0 3 * * *'."),
     click.option("--pipeline", help="Uploaded pipeline, as NAME or NAME@VERSION."),
     click.option(
@@ -58,12 +60,6 @@ TIMING = (
 )
 
 
-def _timing(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(TIMING):
-        command = option(command)
-    return command
-
-
 @click.group("schedule")
 def command() -> None:
     """Run a pipeline periodically, at the times of a cron of five fields.
@@ -78,7 +74,7 @@ def command() -> None:
 @click.argument("name")
 @click.option("--paused", is_flag=True, help="Start no runs until `resume`.")
 @configured("experiment", "destination")
-@_timing
+@TIMING
 @connected
 def create(connection: Connection, name: str, paused: bool, as_json: bool, **options: Any) -> None:
     """Create the schedule NAME of an uploaded pipeline (kfp-ddp upload); its input is checked.
@@ -96,11 +92,7 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
     with open_client(connection) as client:
         pipeline, version = submission.uploaded(client, options["pipeline"])
         submission.check_images(pipeline, registry_set())
-        words, boxes = list(options["words"]), {}
-        if options["destination"] and "destination" in pipeline.parameters:
-            boxes = {"destination": options["destination"]}
-            if on_command_line("destination"):
-                words.insert(0, f"destination={options['destination']}")
+        words, boxes = inputs(pipeline, options)
         plan = schedules.Plan(
             name=name,
             pipeline_id=version.pipeline_id,
@@ -121,7 +113,7 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
 @command.command("replace")
 @click.argument("schedule")
 @click.option("--unset", multiple=True, metavar="KEY", help="A parameter to reset to its default.")
-@_timing
+@TIMING
 @connected
 def replace(
     connection: Connection, schedule: str, unset: tuple[str, ...], as_json: bool, **options: Any
@@ -205,7 +197,7 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
 @AS_JSON
 @configured("time_zone")
 @connected
-def show(connection: Connection, schedule: str, time_zone: str, as_json: bool) -> None:
+def show_(connection: Connection, schedule: str, time_zone: str, as_json: bool) -> None:
     """Show SCHEDULE, a name or id: its cron as text, its next times, its last runs."""
     from kfp_ddp.client.run_info import info_of
 
@@ -245,11 +237,9 @@ def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
 
     with open_client(connection) as client:
         run = scheduling.start_now(client, schedules.find(client, schedule))
-    if as_json:
-        echo_json(info_of(run, connection).document())
-        return
-    echo(f"started {run.display_name}: {connection.run_page(run.run_id) or run.run_id}")
-    echo(f"progress: kfp-ddp status {run.run_id[:8]} --follow")
+    info = info_of(run, connection)
+    started = f"started {info.name}: {info.page or info.id}"
+    show(as_json, info.document(), started, f"progress: kfp-ddp status {info.word} --follow")
 
 
 @command.command("delete")
@@ -268,10 +258,7 @@ def delete(connection: Connection, schedule: str, wait: bool, force: bool, as_js
         current = schedules.find(client, schedule)
         scheduling.delete(client, current, wait, force)
     name, identity = current.display_name, current.recurring_run_id
-    if as_json:
-        echo_json({"deleted": identity, "name": name})
-    else:
-        echo(f"deleted {name} ({identity[:8]})")
+    show(as_json, {"deleted": identity, "name": name}, f"deleted {name} ({identity[:8]})")
 
 
 def _switch(connection: Connection, word: str, method: str, as_json: bool) -> None:
@@ -279,12 +266,7 @@ def _switch(connection: Connection, word: str, method: str, as_json: bool) -> No
         schedule = schedules.find(client, word)
         getattr(client, method)(schedule.recurring_run_id)
         schedule = client.get_recurring_run(schedule.recurring_run_id)
-        content = schedules.document(client, schedule, config().time_zone)
-    if as_json:
-        echo_json(content)
-        return
-    soon = f"; next {schedules.minute(content['next'][0])}" if content["next"] else ""
-    echo(f"{content['name']} ({content['id'][:8]}) is {content['state']}{soon}")
+        _print(client, schedule, config().time_zone, as_json)
 
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
@@ -308,12 +290,9 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
 def _print(
     client: "Client", schedule: "V2beta1RecurringRun", zone: str, as_json: bool, **more: Any
 ) -> None:
-    content = {**schedules.document(client, schedule, zone), **more}
-    if as_json:
-        echo_json(content)
-        return
-    echo(f"{content['name']} ({content['id'][:8]}) is {content['state']}")
-    for label, text in schedules.rows(content):
-        echo(f"  {label:14}{text}")
-    if content["warning"]:
+    content = {**schedules.document(client, schedule, zone, {}), **more}
+    title = f"{content['name']} ({content['id'][:8]}) is {content['state']}"
+    rows = (f"  {label:14}{text}" for label, text in schedules.rows(content))
+    show(as_json, content, title, *rows)
+    if content["warning"] and not as_json:
         echo(f"! {content['warning']}", err=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kfp_ddp.cli.options import echo, field_option
+from kfp_ddp.cli.options import added, echo, field_option
 from kfp_ddp.datasets.options import Options, expanded
 
 SHORT = {"dry_run": ["-n"], "concurrency": ["-j"]}
@@ -15,22 +15,19 @@ FOLDER_DEFAULTS: dict[str, Any] = {"verify": "quick", "delete": False}
 """Defaults for a plain folder, which users and other programs may also write to."""
 
 
-def _options(command: Any) -> Any:
-    for field in reversed(dataclasses.fields(Options)):
-        more: dict[str, Any] = {}
-        if field.name in FOLDER_DEFAULTS:
-            shown = f"{FOLDER_DEFAULTS[field.name]}, with --versions {field.default}".lower()
-            more = {"default": None, "show_default": shown}
-        if field.name != "mirror":
-            command = field_option(field, *SHORT.get(field.name, ()), **more)(command)
-    return command
+def _option(field: "dataclasses.Field[Any]") -> Any:
+    more: dict[str, Any] = {}
+    if field.name in FOLDER_DEFAULTS:
+        shown = f"{FOLDER_DEFAULTS[field.name]}, with --versions {field.default}".lower()
+        more = {"default": None, "show_default": shown}
+    return field_option(field, *SHORT.get(field.name, ()), **more)
 
 
 @click.command("sync")
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--versions", is_flag=True, help="Store versions by digest, and a link `current`.")
-@_options
+@added(*(_option(field) for field in dataclasses.fields(Options) if field.name != "mirror"))
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def command(source: str, target: Path, versions: bool, quiet: bool, **options: Any) -> None:
     """Download SOURCE (gs://bucket/prefix, s3://bucket/prefix or a folder) to the folder TARGET.

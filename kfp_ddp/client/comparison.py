@@ -50,14 +50,14 @@ class Metric:
 
     name: str
     figures: tuple[Figure | None, ...]
-    format: str | Callable[[float], str]
+    text: Callable[[float], str]
 
     def texts(self) -> list[str]:
         """Return the figures as text."""
-        shown = self.format if callable(self.format) else f"{{:{self.format}}}".format
         texts = []
         for figure in self.figures:
-            value, *limits = [shown(part) for part in figure or () if part is not None] or [NONE]
+            parts = [self.text(part) for part in figure or () if part is not None]
+            value, *limits = parts or [NONE]
             texts.append(f"{value} ({' to '.join(limits)})" if limits else value)
         return texts
 
@@ -134,12 +134,12 @@ def _settings(sides: Sequence[Side]) -> dict[str, tuple[Any, ...]]:
 
 
 def _metrics(sides: Sequence[Side]) -> tuple[Metric, ...]:
-    def row(name: str, read: Callable[[Training], Any], text: Any) -> Metric:
+    def row(name: str, read: Callable[[Training], Any], text: Callable[[float], str]) -> Metric:
         values = [read(side.training) for side in sides]
         figures = [Figure(value) if is_number(value) else value for value in values]
         return Metric(name, tuple(f if isinstance(f, Figure) else None for f in figures), text)
 
-    def evaluated(field: str, text: str) -> Metric:
+    def evaluated(field: str, text: Callable[[float], str]) -> Metric:
         return row(field, lambda training: getattr(training.evaluation, field, None), text)
 
     def accuracy(training: Training) -> Figure | None:
@@ -154,14 +154,15 @@ def _metrics(sides: Sequence[Side]) -> tuple[Metric, ...]:
         speeds = [e["images_per_s"] for e in training.select("step") if "images_per_s" in e]
         return median_high(speeds) if speeds else None
 
+    percent, rounded, whole = "{:.1%}".format, "{:.4g}".format, "{:,.0f}".format
     rows = (
-        row("accuracy", accuracy, ".1%"),
-        evaluated("top5", ".1%"),
-        *(evaluated(field, ".4g") for field in ("loss", "macro_f1", "calibration_error")),
-        evaluated("samples", ",.0f"),
-        row("step", lambda training: training.checkpoint, ",.0f"),
-        row("ranks", ranks, ",.0f"),
-        row("images_per_s", speed, ",.0f"),
+        row("accuracy", accuracy, percent),
+        evaluated("top5", percent),
+        *(evaluated(field, rounded) for field in ("loss", "macro_f1", "calibration_error")),
+        evaluated("samples", whole),
+        row("step", lambda training: training.checkpoint, whole),
+        row("ranks", ranks, whole),
+        row("images_per_s", speed, whole),
         # From first to last event, without pauses before a resume.
         row("training_seconds", lambda training: training_time(training.events)[0] or None, clock),
     )

@@ -209,18 +209,14 @@ class Client(kfp.Client):  # type: ignore[misc]
         """Use this namespace from now on; kfp's own also writes it to the home folder."""
         self._context_setting["namespace"] = namespace
 
-    def create_experiment(
-        self, name: str, description: str | None = None, namespace: str | None = None
-    ) -> Any:
+    def create_experiment(self, name: str) -> Any:
         """Return an experiment, created (`new_experiment`) if missing; kfp's own prints a link."""
-        namespace = namespace or self.get_user_namespace()
+        namespace = self.get_user_namespace()
         try:
             return self.get_experiment(experiment_name=name, namespace=namespace)
         except ValueError as error:
             if not str(error).startswith("No experiment is found with name"):
                 raise
-        experiment = kfp_server_api.V2beta1Experiment(
-            display_name=name, description=description, namespace=namespace
-        )
+        experiment = kfp_server_api.V2beta1Experiment(display_name=name, namespace=namespace)
         self.new_experiment = name
         return self._experiment_api.experiment_service_create_experiment(experiment=experiment)

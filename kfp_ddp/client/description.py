@@ -16,6 +16,7 @@ from kfp_ddp.jobs.failure import error_in_log, root_cause
 from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import phase
+from kfp_ddp.k8s.pods import waiting_reason
 
 LAST_LINES = 2000
 """Lines at the end of a log that are searched for the cause."""
@@ -52,8 +53,8 @@ class Description:
     def waiting(self) -> list[tuple[str, str]]:
         """Return the pods that do not start, with the reasons."""
         every = [*self.step_pods, *self.job_pods]
-        reasons = [(pod["metadata"]["name"], pods.waiting_reason(pod)) for pod in every]
-        return [row for row in reasons if row[1]]
+        reasons = ((pod["metadata"]["name"], waiting_reason(pod)) for pod in every)
+        return [(name, reason.text) for name, reason in reasons if reason]
 
     def next(self) -> Iterator[tuple[str, str]]:
         """Yield commands to run next, with the purpose of each."""

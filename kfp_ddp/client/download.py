@@ -103,16 +103,15 @@ def _is_result(name: str) -> bool:
 
 
 def _select(sizes: Iterable[str], checkpoint: bool) -> Iterator[str]:
-    """Yield the names to download; the _SUCCESS of a bundle comes after its other files."""
+    """Yield the names to download."""
     newest: dict[str, str] = {}
     for name in sizes:
         parts = name.split("/")
         if parts[1:2] == [CHECKPOINTS] and parts[-1] == "manifest.json":
             folders = [newest.get(parts[0], ""), "/".join(parts[:3])]
             newest[parts[0]] = max(folders, key=lambda folder: (len(folder), folder))
-        elif _is_result(name) and not name.endswith(f"{BUNDLE}/{bundle.SUCCESS}"):
+        elif _is_result(name):
             yield name
-    yield from (name for name in sizes if name.endswith(f"/{BUNDLE}/{bundle.SUCCESS}"))
     if checkpoint and newest:
         prefixes = tuple(f"{folder}/" for folder in newest.values())
         yield from (name for name in sizes if name.startswith(prefixes))

@@ -25,6 +25,7 @@ from kfp_ddp.core.text import printable
 from kfp_ddp.jobs.identity import KFP_RUN
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
+from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.local.results import Progress
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ class Cluster:
         items = api.call("GET", core(api.namespace, "pods"), query=query).get("items", [])
         if (pod := pods.find_pod(items, step)) is None:
             return ""
-        if reason := pods.waiting_reason(pod):
-            return f"pending: {reason}"
+        if reason := waiting_reason(pod):
+            return f"pending: {reason.text}"
         lines = (PROGRESS_LINE.search(line) for line in pods.log(api, pod, tail=PROGRESS_LINES))
         return ([""] + [match[0].strip() for match in lines if match])[-1]
 

@@ -79,12 +79,9 @@ def follow(
     api: Api,
     reload: Callable[[], RunInfo],
     prefix: bool,
-    every: bool = False,
+    every: bool,
 ) -> None:
-    """Print the logs of steps as they are written, until the steps are over.
-
-    `reload` returns the run's current state.
-    """
+    """Print the logs of steps as they are written, until the steps are over."""
     printer = _StepPrinter(prefix, every)
     labels: dict[str, str] = {}
     logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
@@ -109,7 +106,7 @@ def follow(
         logs.abandon()
 
 
-def print_logs(run: RunInfo, word: str, api: Callable[[], Api], every: bool = False) -> None:
+def print_logs(run: RunInfo, word: str, api: Callable[[], Api], every: bool) -> None:
     """Print the current logs of steps, one step after the other."""
     steps = select_steps(run, word)
     problems, printed = _print(run, steps, api, len(steps) > 1, every)

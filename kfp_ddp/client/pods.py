@@ -8,16 +8,13 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from kfp_ddp.client.connection import own_namespace
 from kfp_ddp.client.steps import DRIVER, Step
-from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.identity import KFP_RUN, WORKFLOWS
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.objects import annotation
 from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started
-from kfp_ddp.k8s.pods import waiting_reason as pod_waiting_reason
 
 MAIN = "main"
 """The container of a step's pod that runs the program."""
@@ -34,17 +31,6 @@ class Event(NamedTuple):
     message: str
     times: int
     last: datetime | None
-
-
-def api_of(connection: Connection, multi_user: bool) -> Api:
-    """Return the cluster's API in the namespace of the runs; InputError if none is configured."""
-    namespace = connection.namespace or (own_namespace(connection.context) if multi_user else "")
-    try:
-        return Api.connect(namespace or connection.kfp_namespace, connection.context)
-    except InputError:
-        raise InputError(
-            "no cluster is configured to read pods and claims: set KUBECONFIG, or --context"
-        ) from None
 
 
 def list_nodes(api: Api, run_id: str) -> list[Object]:
@@ -98,11 +84,11 @@ def warnings(api: Api, pods: Sequence[Object]) -> list[Event]:
     return sorted(events.values(), key=lambda one: one.last.timestamp() if one.last else 0)
 
 
-def log(api: Api, pod: Object, container: str = MAIN, tail: int = 0) -> Iterator[str]:
-    """Yield the lines of a container's log, none before its start; StorageError if unreadable."""
-    if not has_started(pod, container):
+def log(api: Api, pod: Object, tail: int = 0) -> Iterator[str]:
+    """Yield the lines of a step's log, none before its start; StorageError if unreadable."""
+    if not has_started(pod, MAIN):
         return
-    query = {"container": container} | ({"tailLines": str(tail)} if tail else {})
+    query = {"container": MAIN} | ({"tailLines": str(tail)} if tail else {})
     path = f"{core(api.namespace, 'pods', pod['metadata']['name'])}/log"
     try:
         for line in api.lines(path, query, LOG_SECONDS):
@@ -111,12 +97,6 @@ def log(api: Api, pod: Object, container: str = MAIN, tail: int = 0) -> Iterator
         raise StorageError(
             f"the log of pod {pod['metadata']['name']} cannot be read: {error.message}"
         ) from None
-
-
-def waiting_reason(pod: Object) -> str:
-    """Return why a pod does not run yet, in one line; '' if it has started."""
-    reason = pod_waiting_reason(pod)
-    return reason.text if reason else ""
 
 
 def kill_reason(pod: Object) -> str:

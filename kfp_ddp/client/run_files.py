@@ -11,7 +11,6 @@ import tarfile
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,22 +27,7 @@ from kfp_ddp.runs.workspace import fetch, is_plain
 from kfp_ddp.storage.kinds import open_store
 
 
-class RunFiles(ABC):
-    """Files of one run, named `<task>/<file>`; hidden files and links are left out."""
-
-    where: str
-    """Their location, for messages."""
-
-    @abstractmethod
-    def sizes(self) -> dict[str, int]:
-        """Return the size of each file in bytes, by its name; empty if there are none."""
-
-    @abstractmethod
-    def fetch(self, names: Iterable[str], folder: Path) -> None:
-        """Copy files to a folder, each atomically; skip those that were deleted."""
-
-
-class StoredFiles(RunFiles):
+class StoredFiles:
     """The files of a run below a local folder or a URI such as gs://."""
 
     def __init__(self, uri: str, prefix: str = "") -> None:
@@ -52,12 +36,12 @@ class StoredFiles(RunFiles):
         self._store = open_store(self.where)
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each file in bytes, by its name."""
+        """Return the size of each file in bytes, by its name; empty if there are none."""
         listed = self._store.list("")
         return {f"{self._prefix}{name}": size for name, size in listed if is_plain(name)}
 
     def fetch(self, names: Iterable[str], folder: Path) -> None:
-        """Copy files to a folder."""
+        """Copy files to a folder, each atomically; skip those that were deleted."""
         stored = [name.removeprefix(self._prefix) for name in names]
         with writing(folder):
             fetch(self._store, stored, folder / self._prefix)
@@ -97,7 +81,7 @@ spec:
 """
 
 
-class ClaimFiles(RunFiles):
+class ClaimFiles:
     """The files of a run in its folder on a PVC, through a pod that mounts it."""
 
     def __init__(self, api: Api, pod: str, claim: str, run_id: str) -> None:
@@ -106,12 +90,12 @@ class ClaimFiles(RunFiles):
         self._api, self._pod, self._root = api, pod, f"{MOUNT}/{run_id}"
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each file in bytes, by its name."""
+        """Return the size of each file; see `StoredFiles`."""
         sizes: dict[str, int] = json.loads(b"".join(self._run(None)))
         return {name: size for name, size in sizes.items() if is_plain(name)}
 
     def fetch(self, names: Iterable[str], folder: Path) -> None:
-        """Copy files to a folder."""
+        """Copy files to a folder; see `StoredFiles`."""
         requested = list(names)
         if not requested:
             return
@@ -122,6 +106,10 @@ class ClaimFiles(RunFiles):
         program = Path(pod_program.__file__).read_text()
         request = json.dumps({"root": self._root, "names": names})
         return execute(self._api, self._pod, ["python3", "-c", program], request)
+
+
+RunFiles = StoredFiles | ClaimFiles
+"""Files of one run, named `<task>/<file>`; hidden ones and links are left out."""
 
 
 @contextlib.contextmanager

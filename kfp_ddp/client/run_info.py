@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp import __version__
 from kfp_ddp.client import runs
-from kfp_ddp.client.connection import open_client
+from kfp_ddp.client.connection import open_client, own_namespace
 from kfp_ddp.client.pipelines import graph_of
-from kfp_ddp.client.pods import api_of, list_nodes
+from kfp_ddp.client.pods import list_nodes
 from kfp_ddp.client.run_files import USER, RunFiles, StoredFiles, open_claim
 from kfp_ddp.client.steps import Step, every_step, steps_of
 from kfp_ddp.core.config import Connection, config
@@ -143,7 +143,15 @@ class RunFinder(contextlib.ExitStack):
 
     def api(self) -> Api:
         """Return the cluster's API in the namespace of the runs, or raise InputError."""
-        return api_of(self.connection, self.client.multi_user)
+        connection = self.connection
+        own = own_namespace(connection.context) if self.client.multi_user else ""
+        namespace = connection.namespace or own or connection.kfp_namespace
+        try:
+            return Api.connect(namespace, connection.context)
+        except InputError:
+            raise InputError(
+                "no cluster is configured to read pods and claims: set KUBECONFIG, or --context"
+            ) from None
 
     def read(self, run: "V2beta1Run", nodes: Sequence[Object] | None = None) -> RunInfo:
         """Return a run with its steps, by the `nodes` of its Workflow, which are read for None."""

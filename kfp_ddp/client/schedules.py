@@ -183,13 +183,12 @@ def document(
     client: "Client",
     schedule: "V2beta1RecurringRun",
     time_zone: str,
-    pipelines: dict[tuple[str, str], str] | None = None,
+    cache: dict[tuple[str, str], str],
 ) -> dict[str, Any]:
-    """Return what `--json` prints of a schedule; `pipelines` caches names by their ids."""
+    """Return what `--json` prints of a schedule; `cache` has names of pipelines by their ids."""
     now, zone = datetime.now(UTC), cron.zone(time_zone)
     plan = plan_of(schedule, now)
     start, end = limits(schedule)
-    cache = {} if pipelines is None else pipelines
     key = (plan.pipeline_id, plan.version_id)
     if key not in cache:
         try:

@@ -177,9 +177,7 @@ def _check_idle(schedule: "V2beta1RecurringRun", runs: "list[V2beta1Run]") -> No
         )
 
 
-def start_now(
-    client: "Client", schedule: "V2beta1RecurringRun", now: datetime | None = None
-) -> "V2beta1Run":
+def start_now(client: "Client", schedule: "V2beta1RecurringRun") -> "V2beta1Run":
     """Start an additional run of a schedule; raise InputError if its pipeline was deleted."""
     from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run
 
@@ -193,7 +191,7 @@ def start_now(
             pipeline_id=newest.pipeline_id, pipeline_version_id=newest.version_id
         )
     run = V2beta1Run(
-        display_name=f"{schedule.display_name}-{now or datetime.now(UTC):%Y%m%d-%H%M%S}",
+        display_name=f"{schedule.display_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
         experiment_id=schedule.experiment_id,
         pipeline_version_reference=reference,
         pipeline_spec=None if reference else schedule.pipeline_spec,
@@ -210,10 +208,7 @@ def changed(
     words: Sequence[str],
     unset: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the arguments of a schedule, updated setting by setting and checked.
-
-    `words` are settings as key=value, which override those of the file.
-    """
+    """Return the arguments of a schedule, updated setting by setting and checked."""
     for name in unset:
         if name not in old:
             raise InputError(f"--unset {name}: the schedule does not set it{hint(name, [*old])}")

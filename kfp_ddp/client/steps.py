@@ -133,9 +133,7 @@ def leaves(steps: Sequence[Step], label: str = "", title: str = "") -> Iterator[
         )
 
 
-def documents(
-    steps: Sequence[Step], progress: Callable[[Step], str] = lambda _: ""
-) -> list[dict[str, Any]]:
+def documents(steps: Sequence[Step], progress: Callable[[Step], str]) -> list[dict[str, Any]]:
     """Return the tree as JSON."""
     return [
         {

@@ -47,33 +47,19 @@ def empty() -> Any:
 
 
 @contextlib.contextmanager
-def serve(storage: Any = None, filled: threading.Event | None = None) -> Iterator[str]:
-    """Serve a storage of `empty` on a free loopback port, in a thread, and yield the URL.
-
-    Requests wait until `filled` is set.
-    """
-    from gcp_storage_emulator import server
-
-    class Thread(server.APIThread):  # type: ignore[misc]
-        def run(self) -> None:
-            handler = partial(server.RequestHandler, storage or empty())
-            self._httpd = HTTPServer(("127.0.0.1", 0), handler)
-            self.is_running.set()
-            if filled:
-                filled.wait()
-            self._httpd.serve_forever()
+def serve(storage: Any = None) -> Iterator[str]:
+    """Serve a storage of `empty` on a free loopback port, in a thread, and yield the URL."""
+    from gcp_storage_emulator.server import RequestHandler
 
     # It logs each request for a missing name, which is not an error.
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
-    thread = Thread("127.0.0.1", 0, storage, daemon=True)
-    thread.start()
-    thread.is_running.wait()
-    try:
-        yield f"http://127.0.0.1:{thread._httpd.server_port}"
-    finally:
-        if filled:
-            filled.set()
-        thread.join()
+    handler = partial(RequestHandler, storage or empty())
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 def fill_storage(storage: Any) -> int:
@@ -124,16 +110,12 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
     settings = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
     new = LocalRun(identity_of(demo=settings), settings)
     run = unfinished(output, new.identity) or begin(new, output, "", replace=True)
-    storage, filled = empty(), threading.Event()
-
-    def fill() -> None:
-        with Phase("bucket") as phase:
-            phase.show(f"filling gs://{BUCKET}")
-            images = fill_storage(storage)
-            phase.show(f"{images:,} images in gs://{BUCKET}, served by gcp-storage-emulator")
-        filled.set()
-
-    with serve(storage, filled) as url:
+    storage = empty()
+    phase = Phase("bucket")
+    phase.show(f"filling gs://{BUCKET}")
+    images = fill_storage(storage)
+    phase.detail = f"{images:,} images in gs://{BUCKET}, served by gcp-storage-emulator"
+    phase.end(good=True)
+    with serve(storage) as url:
         environment = {"STORAGE_EMULATOR_HOST": url, "OMP_NUM_THREADS": "1"}
-        run = dataclasses.replace(run, environment=environment)
-        return engine.run(run, started, meanwhile=fill)
+        return engine.run(dataclasses.replace(run, environment=environment), started)

@@ -38,34 +38,23 @@ CACHE = "cache"
 """Folder of the decoded images, which the end of a run deletes."""
 
 
-def run(
-    run: LocalRun,
-    started: float,
-    meanwhile: Callable[[], None] = lambda: None,
-    known: Collection[str] = (),
-) -> dict[str, Any]:
+def run(run: LocalRun, started: float, known: Collection[str] = ()) -> dict[str, Any]:
     """Run train_resnet as `execute` does; return the summary. `started` is of `time.monotonic`."""
     training = {"cache_dir": str(run.folder / CACHE), **run.arguments.get("training", {})}
     cached = dataclasses.replace(run, arguments={**run.arguments, "training": training})
-    execute(cached, COMPILED, results.detail, meanwhile, known)
+    execute(cached, COMPILED, results.detail, known)
     summary = results.gather(run.folder, seconds=time.monotonic() - started)
     dataclasses.replace(run, complete=True).write()
     return summary
 
 
-def execute(
-    run: LocalRun,
-    compiled: Path,
-    detail: Detail,
-    meanwhile: Callable[[], None] = lambda: None,
-    known: Collection[str] = (),
-) -> None:
+def execute(run: LocalRun, compiled: Path, detail: Detail, known: Collection[str] = ()) -> None:
     """Run a compiled pipeline in the folder of a run, and show its steps.
 
     The folder gets the log, artifacts below `artifacts`, and trainings below `work`. Raise JobError
     if the pipeline failed; the line names the step, its error and the log. `detail` returns a line
-    about a successful step, from the folder and the step's name. `meanwhile` is called while the
-    pipeline starts; `known` are notes on the images that were printed before.
+    about a successful step, from the folder and the step's name; `known` are notes on the images
+    that were printed before.
     """
     output, loop = run.folder, LOOP.search(compiled.read_text(encoding="utf-8"))
 
@@ -95,7 +84,6 @@ def execute(
             ),
             again,
         ) as child:
-            meanwhile()
             assert child.stdout is not None
             failed = _follow(child.stdout, output, detail, known)
             child.wait()

@@ -1,7 +1,6 @@
 """The child process of a local run: a compiled pipeline through kfp.local, with its log on stdout.
 
-Prerequisite: the `local` extra.
-`python -m kfp_ddp.local.pipeline ARGUMENTS_JSON ROOT [YAML [SEED]]`.
+Prerequisite: the `local` extra. `python -m kfp_ddp.local.pipeline ARGUMENTS_JSON ROOT YAML SEED`.
 """
 
 import json
@@ -23,12 +22,7 @@ GRACE_SECONDS = 30.0
 """Time for the ranks to end a step and save a checkpoint."""
 
 
-def run(
-    arguments: dict[str, object],
-    pipeline_root: str,
-    compiled: str = str(COMPILED),
-    seed: str | None = None,
-) -> None:
+def run(arguments: dict[str, object], pipeline_root: str, compiled: str, seed: str) -> None:
     """Run a compiled pipeline in subprocesses of this one.
 
     Equal seeds give equal ids of the run and its tasks, which kfp.local draws from `random`. Raise

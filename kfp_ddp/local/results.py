@@ -11,9 +11,11 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import click
+import yaml
 
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.text import plural
@@ -86,8 +88,8 @@ def detail(output: Path, step: str) -> str:
 
 def images_per_second(output: Path) -> float:
     """Return the median over all training steps."""
-    speeds = sorted(e["images_per_s"] for e in _events(output) if e["event"] == "step")
-    return speeds[len(speeds) // 2] if speeds else 0.0
+    speeds = [event["images_per_s"] for event in _events(output) if event["event"] == "step"]
+    return median_high(speeds) if speeds else 0.0
 
 
 def gather(output: Path, seconds: float) -> dict[str, Any]:
@@ -201,6 +203,10 @@ def conduct(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool) -> No
         output, summary = run()
     if as_json:
         click.echo(json.dumps(summary))
+        return
+    if "settings" in summary:  # nothing was trained
+        text = yaml.safe_dump(summary["settings"], sort_keys=False, allow_unicode=True)
+        click.echo(text.rstrip())
         return
     if "accuracy" in summary:
         click.echo("\n" + "\n".join(summary_lines(summary)))

@@ -60,29 +60,17 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     started = time.monotonic()
     form = form_of("train_resnet")
     arguments = form.read(command.file, command.words)
-    for name, why in _FIXED.items():
-        if name in arguments:
-            raise InputError(f"{name} cannot be set: it {why}")
-    if ranks and "nproc_per_node" in arguments.get("job", {}):
-        raise InputError("nproc_per_node and --ranks are one setting: give one of them")
     source = survey.located(command.source)
     output = command.output and command.output.resolve()
-    if "://" not in source:
-        images, target = Path(source).resolve(), output or folder.RUNS.resolve()
-        if images.is_relative_to(target) or target.is_relative_to(images):
-            raise InputError(
-                f"--output {target} and the photographs in {images} contain each other; "
-                "give another output folder"
-            )
+    _check(arguments, ranks, source, output or folder.RUNS.resolve())
     identity = folder.identity_of(source=source, arguments=arguments, ranks=ranks)
     run = folder.unfinished(output, identity)
     if run is not None and not (command.fresh or command.check) and _is_resumable(run):
         return run.folder, engine.run(run, started)
     replace = command.replace or (command.fresh and run is not None)
     arguments["training"] = {"on_bad_image": "skip", **arguments.get("training", {})}
-    surveyed = survey.look(source, arguments)
+    surveyed, computer = survey.look(source, arguments), this_machine()
     photographs = surveyed.photographs
-    computer = this_machine()
     pretrained = arguments.get("pretrained", "auto")
     requested = _with_network(arguments, pretrained) if is_path(pretrained) else arguments
     get = find if command.check else obtain
@@ -113,6 +101,20 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
         about = {"train": photographs.train, "val": photographs.val, "broken": surveyed.broken}
         return Path(), {**about, "notes": photographs.notes, "settings": given}
     return run.folder, engine.run(run, started, known=photographs.notes)
+
+
+def _check(arguments: dict[str, Any], ranks: int, source: str, target: Path) -> None:
+    for name, why in _FIXED.items():
+        if name in arguments:
+            raise InputError(f"{name} cannot be set: it {why}")
+    if ranks and "nproc_per_node" in arguments.get("job", {}):
+        raise InputError("nproc_per_node and --ranks are one setting: give one of them")
+    images = Path(source).resolve()
+    if "://" not in source and (images.is_relative_to(target) or target.is_relative_to(images)):
+        raise InputError(
+            f"--output {target} and the photographs in {images} contain each other; "
+            "give another output folder"
+        )
 
 
 def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:

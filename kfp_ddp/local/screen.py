@@ -4,7 +4,7 @@ import shutil
 import sys
 import textwrap
 import time
-from typing import Self, TextIO
+from typing import TextIO
 
 import click
 
@@ -19,9 +19,9 @@ LOG_SECONDS = 60.0
 
 
 class Phase:
-    """Context manager that prints `✓ name  detail  seconds` at its end, or `✗` after an error.
+    """A line `✓ name  detail  seconds`, or with `✗` for an error.
 
-    While the phase runs, the line is also drawn on a terminal, and added to a pipe once a minute.
+    While the phase runs, it is also drawn on a terminal, and added to a pipe once a minute.
     """
 
     def __init__(self, name: str, stream: TextIO | None = None) -> None:
@@ -55,13 +55,6 @@ class Phase:
         rest = "".join(f"{' ' * INDENT}{one}\n" for one in others)
         self._write(f"{CLEAR_LINE if self._live else ''}{line}\n{rest}")
 
-    def __enter__(self) -> Self:
-        self.show("")
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.end(good=error is None)
-
     def _line(self, mark: str, detail: str) -> str:
         seconds = time.monotonic() - self._started
         duration = f"{seconds:5.1f} s" if seconds < 1000 else f"{clock(seconds):>7}"
@@ -80,7 +73,7 @@ def say(text: str) -> None:
     click.echo(text)
 
 
-def bar(done: int, total: int, width: int = 20) -> str:
+def bar(done: int, total: int, width: int) -> str:
     """Return a bar such as `██████░░░░` for `done` of `total`."""
     filled = width * min(done, total) // max(total, 1)
     return "█" * filled + "░" * (width - filled)

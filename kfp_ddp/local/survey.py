@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,17 +80,7 @@ def look(source: str, arguments: Mapping[str, Any]) -> Survey:
     everything = list(_names(folder, sync)) if folder else open_source(source).listing().names
     names = [name for name in everything if selection.takes(name)]
     table = training.get("labels") or TrainConfig.model_fields["labels"].default
-    labels = None
-    if table and folder:
-        try:
-            labels = Labels.parse(table, read_below(folder, table, LARGEST))
-        except InputError:
-            raise
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", error)
-            raise InputError(
-                f"labels={table} cannot be read in {source}: {reason}; name a file in it"
-            ) from None
+    labels = _labels(folder, table) if table and folder else None
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
     layout = lay_out(names, val_fraction=fraction, labels=labels)
     notes = list(layout.notes)
@@ -112,20 +102,10 @@ def look(source: str, arguments: Mapping[str, Any]) -> Survey:
     excluded: list[str] = []
     reads_any = folder is None or training.get("script")
     if not reads_any and not sync.get("include"):
-        kinds = {os.path.splitext(name)[1] for name in names} - {"", Path(table).suffix}
-        plain = (one for one in kinds if not is_image(f"x{one}") and not set(one) & set("*?"))
-        excluded += sorted(f"*{one}" for one in plain)
+        excluded += _other_files(names, table)
     if broken and not reads_any and not labels and len(broken) <= MOST_ROWS:
         excluded += map(glob_of, broken)
-        folders = (f"{os.path.dirname(name)}/" for name in broken)
-        readable = [name for name in names if name not in broken]
-        try:
-            layout = lay_out([*readable, *folders], val_fraction=fraction)
-        except InputError as error:
-            raise InputError(
-                f"{len(broken):,} images cannot be read, {next(iter(broken))} first; without them "
-                f"{error}"
-            ) from None
+        layout = _without(broken, names, fraction)
     columns = {}
     for side, part in layout.parts.items():
         by_class = Counter(target for name, target in part if name not in broken)
@@ -138,6 +118,38 @@ def look(source: str, arguments: Mapping[str, Any]) -> Survey:
     photographs = Photographs(*counts, short, decoding, tuple(map(printable, notes)))
     paths = {str(folder and folder / name): why for name, why in broken.items()}
     return Survey(photographs, tuple(_table(layout, columns)), paths, tuple(excluded))
+
+
+def _labels(folder: Path, table: str) -> Labels:
+    try:
+        return Labels.parse(table, read_below(folder, table, LARGEST))
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", error)
+        raise InputError(
+            f"labels={table} cannot be read in {folder}: {reason}; name a file in it"
+        ) from None
+
+
+def _other_files(names: Iterable[str], table: str) -> list[str]:
+    """Return globs of the files that are neither images nor the table of labels."""
+    suffixes = {os.path.splitext(name)[1] for name in names} - {"", Path(table).suffix}
+    plain = (one for one in suffixes if not is_image(f"x{one}") and not set(one) & set("*?"))
+    return sorted(f"*{one}" for one in plain)
+
+
+def _without(broken: Mapping[str, str], names: Iterable[str], val_fraction: float) -> Layout:
+    """Return the layout without the broken images; raise InputError if it cannot train."""
+    folders = (f"{os.path.dirname(name)}/" for name in broken)
+    readable = [name for name in names if name not in broken]
+    try:
+        return lay_out([*readable, *folders], val_fraction=val_fraction)
+    except InputError as error:
+        raise InputError(
+            f"{len(broken):,} images cannot be read, {next(iter(broken))} first; without them "
+            f"{error}"
+        ) from None
 
 
 def _table(layout: Layout, by_side: Mapping[str, list[int]]) -> Iterator[str]:
