@@ -142,7 +142,7 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
         "model.onnx": (ONNXRUNTIME, onnx_runtimes.load),
         "model.pt2": ("torch", programs.load),
     }
-    usable = {name: loader for name, loader in loaders.items() if name in (sealed.listed or ())}
+    usable = {name: loader for name, loader in loaders.items() if name in sealed.listed}
     for name, (runtime, loader) in usable.items():
         if find_spec(runtime):
             logits = loader(sealed.read(name, LARGEST_MODEL) or b"")

@@ -91,10 +91,10 @@ def run(
     with open_workspace(request.run_dir, "evaluate") as folder:
         target = RunFolder(folder.path).evaluation(split)
         if backend == "local":
-            evaluated = _evaluate_locally(request, folder, int(fields.get("nproc_per_node", 0)))
+            _evaluate_locally(request, folder, int(fields.get("nproc_per_node", 0)))
         else:
             folder.download_below(f"{target.name}/")
-            evaluated = Evaluated.read(target)
+        evaluated = Evaluated.read(target)
         result = evaluated.result
         metrics = {f"evaluation/{name}": getattr(result, name) for name in TRACKED}
         digests = {f"kfp_ddp.{name}": getattr(result, name) for name in DIGESTS}
@@ -111,16 +111,14 @@ def run(
     return result.accuracy, evaluation
 
 
-def _evaluate_locally(request: Request, folder: RunWorkspace, ranks: int) -> Evaluated:
+def _evaluate_locally(request: Request, folder: RunWorkspace, ranks: int) -> None:
     """Evaluate with `ranks` processes of this step; 0 for one for each GPU."""
     with with_local_folders(request, folder) as local:
         ranks = ranks or local_gpus()
         if ranks > 1:
             run_local_ranks(local, ranks)
-            return Evaluated.read(local.target)
-        evaluated = evaluate_share(local)
-        assert evaluated is not None  # this is the first rank
-        return evaluated
+        else:
+            evaluate_share(local)
 
 
 def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") -> None:

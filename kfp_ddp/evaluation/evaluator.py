@@ -5,6 +5,7 @@ import platform
 import tempfile
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.evaluation.request import Request
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import initial_weights, weights
+from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG
 from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, PREDICTIONS, Evaluation
 from kfp_ddp.storage.kinds import open_store
@@ -27,8 +29,6 @@ from kfp_ddp.training.sides import TEST, TRAIN
 from kfp_ddp.training.splits import Index, sides_of
 from kfp_ddp.training.time_spent import cpus_of_a_rank
 
-CONFIG = "config.json"
-_MAX_DOCUMENT = 16 << 20
 MOST_TRAINED = 10_000
 """Maximum training images to read in addition: less than a short training reads in an epoch."""
 _FILES = 20
@@ -77,13 +77,13 @@ class Evaluator:
             return None
         return self._measure(self.subject, self.others[TEST], TEST, time.monotonic())
 
-    def training(self) -> Predictions | str:
-        """Read the training images to compare them with others, or return why they are not."""
+    def training(self) -> tuple[Predictions | None, str]:
+        """Read the training images to compare them with others; also return why they are not."""
         index = self.others.get(TRAIN)
         if index is None:
-            return ""
+            return None, ""
         if len(index) > MOST_TRAINED:
-            return f"they are more than {MOST_TRAINED:,}"
+            return None, f"they are more than {MOST_TRAINED:,}"
         network, size = self.subject.network, self.request.batch_size
         reading = self.info.reading._replace(on_bad_image="skip")
         share: Share | str
@@ -94,12 +94,12 @@ class Evaluator:
         good: list[Share] = []
         for one in self.world.to_first(share) or ():
             if isinstance(one, str):
-                return one
+                return None, one
             good.append(one)
         try:
-            return merged(index, good, "skip") if good else ""
+            return merged(index, good, "skip") if good else None, ""
         except InputError as error:
-            return str(error)
+            return None, str(error)
 
     def champion_again(self, champion: Champion, first: Measured | None) -> Evaluation | None:
         """Evaluate the champion on the samples of `first` if its own evaluation is of others.
@@ -156,27 +156,26 @@ class Evaluator:
                 f"{len(skipped)} unreadable images are left out, as in training with "
                 f"on_bad_image=skip; the first: {skipped[0]}"
             )
+        kind = f"{cpus_of_a_rank(1):g} CPUs, {platform.machine()}"
+        if device.type == "cuda":
+            kind = torch.cuda.get_device_name(device)
         result = results.summarise(
             predictions,
             info,
             dataset=self.dataset,
             split=split,
-            checkpoint=subject.uri,
-            checkpoint_digest=subject.digest,
-            device=device.type,
-            started=started,
             tags=tags,
             resamples=self.request.options.resamples if own else 0,
+            checkpoint=subject.uri,
+            checkpoint_digest=subject.digest,
+            skipped_files=list(skipped[:_FILES]),
+            device=device.type,
+            world_size=self.world.size,
+            hardware=f"{self.world.size} x {kind}",
+            written=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        kind = f"{cpus_of_a_rank(1):g} CPUs, {platform.machine()}"
-        if device.type == "cuda":
-            kind = torch.cuda.get_device_name(device)
-        more = {
-            "skipped_files": list(skipped[:_FILES]),
-            "world_size": self.world.size,
-            "hardware": f"{self.world.size} x {kind}",
-        }
-        return Measured(predictions, result.model_copy(update=more))
+        seconds = {"seconds": time.monotonic() - started}
+        return Measured(predictions, result.model_copy(update=seconds))
 
 
 def read_model(checkpoint: Path | str) -> Subject:
@@ -190,7 +189,7 @@ def read_model(checkpoint: Path | str) -> Subject:
         return _read_checkpoint(Path(checkpoint), uri)
     store = open_store(uri)
     with tempfile.TemporaryDirectory() as folder:
-        if store.has_files() and store.read(MANIFEST, _MAX_DOCUMENT) is not None:
+        if store.has_files() and store.read(MANIFEST, LARGEST_CONFIG) is not None:
             return _read_checkpoint(initial_weights.download(uri, Path(folder)), uri)
         champion = champions.find(uri) if store.has_files() else None
         if champion is None or not champion.version:
@@ -200,7 +199,7 @@ def read_model(checkpoint: Path | str) -> Subject:
             )
         file = champion.fetch_weights(Path(folder))
         network, info = weights.read(file, champion.evaluation.step)
-        content = champion.bundle.read(CONFIG, _MAX_DOCUMENT)
+        content = champion.bundle.read(CONFIG, LARGEST_CONFIG)
         if content is None:
             raise champion.bundle.damaged(f"{CONFIG} is missing")
     # The settings of the training define the images of the validation.

@@ -69,7 +69,7 @@ def find_doubts(
     if not all(len(part.features) for part in pool):
         return doubts
     kinds = [(n, target) for n, part in enumerate(pool) for target in part.index.targets]
-    losses = torch.cat([part.loss for part in pool]).tolist()
+    losses = np.concatenate([part.tally.column("loss") for part in pool]).tolist()
     features = torch.cat([part.features for part in pool])
     for *pair, score in near_duplicates(features, torch.tensor(kinds)):
         # An evaluated image is named before a training image, and the worse predicted one first.

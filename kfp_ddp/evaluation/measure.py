@@ -5,7 +5,7 @@ So results do not depend on batches, ranks or their order.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from torch import Tensor
 from kfp_ddp.evaluation.roc import Areas, areas
 from kfp_ddp.models.evaluation import CalibrationBin, ClassResult, wilson
 
+COLUMNS = ("targets", "predicted", "confidence", "loss", "top5", "logits")
+"""Results of a sample; `top5` is whether the true class is among the five likeliest."""
 CALIBRATION_BINS = 15
 MOST_SCORES = 1 << 26
 """Maximum logits for the ROC, one for each class and sample: 268 MB. With more there is no ROC."""
@@ -24,7 +26,7 @@ Array = NDArray[Any]
 
 
 class Tally:
-    """Running counts over batches of logits (N, C) and targets (N,), for C of at least 2.
+    """Results of batches of logits (N, C) and targets (N,), for C of at least 2.
 
     References to the logits are retained for the ROC: do not modify them.
     """
@@ -32,11 +34,7 @@ class Tally:
     def __init__(self, classes: int) -> None:
         self.classes = classes
         self.samples = 0
-        self._top5 = 0
-        self._pairs = np.zeros(classes * classes, np.int64)
-        self._columns: dict[str, list[Array]] = {
-            name: [] for name in ("targets", "predicted", "confidence", "loss", "logits")
-        }
+        self._columns: dict[str, list[Array]] = {name: [] for name in COLUMNS}
         self._scratch: Array = np.empty(0)
         self._areas: Areas | None = None
 
@@ -53,52 +51,35 @@ class Tally:
         total = total.sum(1)
         confidence = 1 / total
         loss = np.log(total) + (first - own)
-        self._top5 += int((_ahead(scores, own, truth, predicted) < 5).sum())
-        values = {"targets": truth, "predicted": predicted, "confidence": confidence}
-        self._add({**values, "loss": loss, "logits": scores})
+        top5 = _ahead(scores, own, truth, predicted) < 5
+        values = (truth, predicted, confidence, loss, top5, scores)
+        self.add(dict(zip(COLUMNS, values, strict=True)))
 
-    def _add(self, columns: Mapping[str, Array]) -> None:
-        """Count samples. Unless all have logits there is no ROC."""
-        targets, predicted = columns["targets"], columns["predicted"]
-        self.samples += len(targets)
+    def add(self, columns: Mapping[str, Array]) -> None:
+        """Add the `COLUMNS` of samples. Unless all have logits there is no ROC."""
+        self.samples += len(columns["targets"])
         self._areas = None
-        np.add.at(self._pairs, targets * self.classes + predicted, 1)
         for name, values in columns.items():
             self._columns[name].append(values)
         complete = sum(map(len, self._columns["logits"])) == self.samples
         if not complete or self.samples * self.classes > MOST_SCORES:
             self._columns["logits"] = []
 
-    def state(self) -> dict[str, Tensor]:
-        """Return all counts as tensors on the CPU, for `merge`.
-
-        24 bytes a sample, and 4 bytes a sample and class while there are few enough for an ROC.
-        """
-        empty = np.zeros((0, self.classes))
-        arrays = {n: np.concatenate(v) if v else empty for n, v in self._columns.items()}
-        tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}
-        return {**tensors, "top5": torch.tensor(self._top5)}
-
-    def merge(self, states: Iterable[Mapping[str, Tensor]]) -> None:
-        """Add the counts of other samples; the result does not depend on the order."""
-        for state in states:
-            if len(state["targets"]):
-                self._top5 += int(state["top5"])
-                self._add({name: state[name].numpy() for name in self._columns})
-
     def column(self, name: str) -> Array:
-        """Return `targets`, `predicted`, `confidence` or `loss`, in counting order."""
-        return np.concatenate(self._columns[name])
+        """Return one of the `COLUMNS` in counting order; logits may be left out."""
+        return np.concatenate(self._columns[name] or [np.empty((0, self.classes))])
 
     @property
     def confusion(self) -> Tensor:
         """Counts (C, C) int64 by true and predicted class."""
-        return torch.from_numpy(self._pairs.reshape(self.classes, self.classes).copy())
+        pairs = self.column("targets") * self.classes + self.column("predicted")
+        counts = np.bincount(pairs, minlength=self.classes**2)
+        return torch.from_numpy(counts.reshape(self.classes, self.classes))
 
     @property
     def correct(self) -> int:
         """Samples whose likeliest class is the true one."""
-        return int(self._pairs[:: self.classes + 1].sum())
+        return int((self.column("targets") == self.column("predicted")).sum())
 
     @property
     def loss(self) -> float:
@@ -108,26 +89,23 @@ class Tally:
     @property
     def top5(self) -> float | None:
         """Share with the true class among the five likeliest; None with five classes or fewer."""
-        return self._top5 / self.samples if self.classes > 5 else None
+        return int(self.column("top5").sum()) / self.samples if self.classes > 5 else None
 
     def per_class(
         self, names: list[str], roc_auc: list[float | None] | None = None
     ) -> list[ClassResult]:
         """Return precision, recall and F1 of each class; 0 instead of a division by 0."""
-        pairs = self._pairs.reshape(self.classes, self.classes)
-        columns = (pairs.diagonal(), pairs.sum(1), pairs.sum(0))
-        own = roc_auc or [None] * self.classes
-        rows = zip(names, *(c.tolist() for c in columns), own, strict=True)
+        targets, predicted = self.column("targets"), self.column("predicted")
+        counted = (targets[targets == predicted], targets, predicted)
+        counts = [np.bincount(samples, minlength=self.classes).tolist() for samples in counted]
+        rows = zip(names, *counts, roc_auc or [None] * self.classes, strict=True)
         return [_result(*row) for row in rows]
 
     def macro(self, results: list[ClassResult]) -> tuple[float, float, float]:
         """Return mean precision, recall and F1 of the classes with samples or predictions."""
-        pairs = self._pairs.reshape(self.classes, self.classes)
-        seen = (pairs.sum(0) + pairs.sum(1) > 0).tolist()
-        counted = [result for result, is_seen in zip(results, seen, strict=True) if is_seen]
-        n = len(counted)
-        rows = zip(*((r.precision, r.recall, r.f1) for r in counted), strict=True)
-        precision, recall, f1 = (sum(row) / n for row in rows)
+        seen = [results[at] for at in np.union1d(self.column("targets"), self.column("predicted"))]
+        rows = zip(*((r.precision, r.recall, r.f1) for r in seen), strict=True)
+        precision, recall, f1 = (sum(row) / len(seen) for row in rows)
         return precision, recall, f1
 
     def _bins(self) -> list[tuple[int, float, int]]:

@@ -7,15 +7,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.measure import Tally
+from kfp_ddp.evaluation.measure import COLUMNS, Tally
 from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training import data
 from kfp_ddp.training.checkpoint import ModelInfo
@@ -44,30 +45,12 @@ class Predictions:
     features: Tensor
     """Descriptions of the images, (N, `FEATURES`); empty for too many."""
 
-    @cached_property
-    def predicted(self) -> Tensor:
-        """Classes, (N,) int64."""
-        return torch.from_numpy(self.tally.column("predicted"))
-
-    @cached_property
-    def confidence(self) -> Tensor:
-        """Probabilities of these classes, (N,)."""
-        return torch.from_numpy(self.tally.column("confidence"))
-
-    @cached_property
-    def loss(self) -> Tensor:
-        """Cross-entropy in nats, (N,)."""
-        return torch.from_numpy(self.tally.column("loss"))
-
-    @cached_property
-    def mistakes(self) -> Tensor:
-        """Positions of the incorrect samples, ascending."""
-        return (self.predicted != torch.as_tensor(self.index.targets)).nonzero()[:, 0]
-
-    def worst(self, count: int, by: Tensor) -> list[int]:
-        """Return the positions of the mistakes with the highest values of `by`, descending."""
-        order = by[self.mistakes].argsort(descending=True, stable=True)[:count]
-        positions: list[int] = self.mistakes[order].tolist()
+    def worst(self, count: int, by: str) -> list[int]:
+        """Return the positions of the mistakes with the highest values of a column, descending."""
+        column = self.tally.column
+        mistakes = (column("targets") != column("predicted")).nonzero()[0]
+        order = (-column(by)[mistakes]).argsort(kind="stable")[:count]
+        positions: list[int] = mistakes[order].tolist()
         return positions
 
     def relative(self, position: int) -> str:
@@ -80,9 +63,9 @@ class Predictions:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(PREDICTION_COLUMNS)
         names = self.index.classes
-        columns = (self.predicted.tolist(), self.confidence.tolist(), self.loss.tolist())
-        for at, (predicted, confidence, loss) in enumerate(zip(*columns, strict=True)):
-            classes = (names[self.index.targets[at]], names[predicted])
+        columns = [self.tally.column(name).tolist() for name in COLUMNS[:4]]
+        for at, (target, predicted, confidence, loss) in enumerate(zip(*columns, strict=True)):
+            classes = (names[target], names[predicted])
             writer.writerow((self.relative(at), *classes, f"{confidence:.6f}", f"{loss:.6f}"))
         return text.getvalue()
 
@@ -238,13 +221,9 @@ def _in_order(shares: Sequence[Share], order: Tensor) -> Tally:
     """Return one tally of the shares, with the samples in the order of the index."""
     if len(shares) == 1 and bool((order[1:] > order[:-1]).all()):
         return shares[0].tally
-    states = [share.tally.state() for share in shares if len(share.positions)]
-    top5 = sum(state.pop("top5") for state in states)
-    joined = {name: torch.cat([state[name] for state in states]) for name in states[0]}
-    state = {name: v[order] if len(v) == len(order) else v[:0] for name, v in joined.items()}
-    state["top5"] = torch.as_tensor(top5)
-    tally = Tally(shares[0].tally.classes)
-    tally.merge([state])
+    tally, tallies = Tally(shares[0].tally.classes), [s.tally for s in shares if s.tally.samples]
+    columns = {name: np.concatenate([one.column(name) for one in tallies]) for name in COLUMNS}
+    tally.add({n: v[order] if len(v) == len(order) else v[:0] for n, v in columns.items()})
     return tally
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kfp_ddp import report
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK, REPORT, RunFolder
 from kfp_ddp.core.text import plural
 from kfp_ddp.datasets.access import local_dataset, using
@@ -57,13 +57,13 @@ def with_local_folders(request: Request, folder: RunWorkspace) -> Iterator[Reque
         yield request.changed(checkpoint=checkpoint, run_dir=str(folder.path), data=str(data))
 
 
-def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated | None:
+def evaluate_share(request: Request, world: "World | None" = None) -> None:
     """Evaluate on a split, with val also on test, and write the files below `run_dir`.
 
     A champion whose own evaluation is of other samples is also evaluated on these. The record is
     written last, so that an interrupted evaluation has no record. The request is the same on all
-    ranks, with local folders; no `world` means a single process. Return the results on the first
-    rank, None on the others. Raise InputError if an input is invalid.
+    ranks, with local folders; no `world` means a single process. Raise InputError if an input is
+    invalid.
     """
     checkpoint = Path(request.checkpoint) if request.of_run else request.checkpoint
     if isinstance(checkpoint, Path) and not checkpoint.is_dir():
@@ -83,9 +83,9 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
     evaluator = Evaluator(request, checkpoint, world)
     first, on_test = evaluator.split(started), evaluator.test()
     again = evaluator.champion_again(champion, first) if champion is not None else None
-    compared = evaluator.training()
+    training, uncompared = evaluator.training()
     if first is None:
-        return None
+        return
     predictions, result = first
     rows = predictions.to_csv()
     if champion is not None:
@@ -100,8 +100,6 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
         results.write(folder, run_dir, on_test.result, {PREDICTIONS: test_rows})
     test = on_test and on_test.result
     splits = [predictions, *([on_test.predictions] if on_test else [])]
-    uncompared = compared if isinstance(compared, str) else ""
-    training = None if isinstance(compared, str) else compared
     doubts = label_check.find_doubts(splits, training, evaluator.dataset)
     if doubts:
         print(f"{plural(len(doubts), 'label')} to check: {target / LABELS_TO_CHECK}")
@@ -124,7 +122,8 @@ def evaluate_share(request: Request, world: "World | None" = None) -> Evaluated 
         ROC: json.dumps(roc and vars(roc)),
     }
     results.write(target, run_dir, result, texts)
-    return Evaluated(result, roc, results.report(target, run_dir), test)
+    with writing(target, results.ADVICE):
+        report.write(target, root=run_dir)
 
 
 def _compared(

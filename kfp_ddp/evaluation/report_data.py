@@ -49,8 +49,8 @@ def report_data(
     `run_dir` is that of the training, `dataset` the folder of the version, `test` the evaluation of
     the same checkpoint on the test split. `uncompared` is why training images were not searched.
     """
-    by_loss = predictions.worst(worst, predictions.loss)
-    by_confidence = predictions.worst(2 * worst, predictions.confidence)
+    by_loss = predictions.worst(worst, "loss")
+    by_confidence = predictions.worst(2 * worst, "confidence")
     others = [position for position in by_confidence if position not in by_loss]
     confident = others[: worst // _PER_CONFIDENT]
     return ReportData(
@@ -73,14 +73,14 @@ def report_data(
 
 
 def _mistake(predictions: "Predictions", position: int, reading: Reading) -> Mistake:
-    index = predictions.index
+    index, column = predictions.index, predictions.tally.column
     picture, tiny = _thumbnail(index.where(position), reading)
     return Mistake(
         path=predictions.relative(position),
         target=index.classes[index.targets[position]],
-        predicted=index.classes[int(predictions.predicted[position])],
-        confidence=float(predictions.confidence[position]),
-        loss=float(predictions.loss[position]),
+        predicted=index.classes[column("predicted")[position]],
+        confidence=float(column("confidence")[position]),
+        loss=float(column("loss")[position]),
         picture=picture,
         tiny=tiny,
     )

@@ -4,13 +4,10 @@ import hashlib
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kfp_ddp import report as reports
 from kfp_ddp.core.errors import writing
 from kfp_ddp.core.files import atomic_write, folder_below, read_below
 from kfp_ddp.core.run_folder import VERDICT
@@ -34,17 +31,14 @@ def summarise(
     *,
     dataset: Path,
     split: str,
-    checkpoint: str,
-    checkpoint_digest: str,
-    device: str,
-    started: float,
     tags: "Tags | None" = None,
     resamples: int = 0,
+    **fields: Any,
 ) -> Evaluation:
-    """Return the record of an evaluation.
+    """Return the record of an evaluation, with these values of fields that are no figures.
 
-    `predictions` are of all samples that were not skipped, `started` is on the monotonic clock, and
-    without `tags` there are no slices, with 0 `resamples` no bootstrap intervals.
+    `predictions` are of all samples that were not skipped. Without `tags` there are no slices, with
+    0 `resamples` no bootstrap intervals. `seconds` is 0.
     """
     from kfp_ddp.evaluation.intervals import balanced_accuracy, bootstrap
 
@@ -75,21 +69,18 @@ def summarise(
         model=info.model,
         image_size=info.image_size,
         step=info.step,
-        checkpoint=checkpoint,
-        checkpoint_digest=checkpoint_digest,
         dataset_digest=dataset_digest(dataset),
         samples_digest=samples_digest(
             (path, names[target]) for path, target in zip(paths, index.targets, strict=True)
         ),
         split_digest=split_digest(dataset, paths, root.relative_to(dataset).as_posix()),
-        device=device,
         skipped=len(predictions.skipped),
         balanced_accuracy=balanced,
         macro_roc_auc=areas.macro,
         intervals={"balanced_accuracy": interval, **bootstrap(tally, resamples)},
-        slices=tags.slices(index, predictions.predicted.tolist()) if tags else [],
-        written=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=time.monotonic() - started,
+        slices=tags.slices(index, tally.column("predicted").tolist()) if tags else [],
+        seconds=0.0,
+        **fields,
     )
 
 
@@ -154,9 +145,3 @@ def write(target: Path, root: Path, result: Evaluation, others: Mapping[str, str
         for name, text in files.items():
             with atomic_write(target / name, root=root) as file:
                 file.write(text.encode())
-
-
-def report(target: Path, root: Path) -> str:
-    """Write the report beside an evaluation and return it."""
-    with writing(target, ADVICE):
-        return reports.write(target, root=root)

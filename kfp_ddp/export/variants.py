@@ -1,6 +1,5 @@
 """Further forms of a model: write them, evaluate them on the complete split, drop weak ones."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +22,12 @@ from kfp_ddp.models.variants import FILES, Measured, Record
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.images import read
-from kfp_ddp.training.splits import Index, sides_of
+from kfp_ddp.training.splits import sides_of
 
 BATCH = 32
 ANY_SIZE = "resize"
 """The form for images of any size gets them one by one, as decoded; others get squares."""
 Details = dict[str, str | int]
-FormResult = tuple[Evaluation, dict[str, str]]
-"""The evaluation of a form, and the predicted class of each sample by path."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +87,16 @@ def add(source: Source, settings: Variants) -> tuple[Record, dict[str, Predict]]
             raise
         except Exception as error:  # noqa: BLE001  exporters raise many errors
             left_out[name] = reason(error)
-    measured_forms, failed = measure(forms, source) if forms else ({}, {})
+    predictions, failed = measure(forms, source) if forms else ({}, {})
+    left_out |= failed
     before: dict[str, tuple[str, str]] = {}
-    if measured_forms:
+    if predictions:
         file = source.result.predictions
         rows = prediction_rows(read_below(source.evaluation.parent, file, LARGEST_PREDICTIONS))
         before = {row["path"]: (row["target"], row["predicted"]) for row in rows}
     measured = [
-        _measured(name, form, before, source, details[name])
-        for name, form in measured_forms.items()
+        _measured(name, one, before, source, details[name]) for name, one in predictions.items()
     ]
-    left_out |= failed
     for one in measured:
         if -one.gain > settings.max_variant_drop:
             left_out[one.name] = (
@@ -124,17 +120,37 @@ def _needed(source: Source, file: str) -> Path:
 
 def _measured(
     name: str,
-    result: FormResult,
+    predictions: Predictions,
     before: Mapping[str, tuple[str, str]],
     source: Source,
     details: Details,
 ) -> Measured:
-    """Return the record of a form; `before` has target and prediction of the checkpoint by path."""
-    evaluation, predicted = result
-    pairs = [(*before[path], now) for path, now in predicted.items()]
+    """Return the record of a form; `before` has target and prediction of the checkpoint by path.
+
+    Raise InputError if the samples are not those of the evaluation.
+    """
+    info, split, result = source.info, source.split, source.result
+    evaluation = results.summarise(
+        predictions,
+        info,
+        dataset=split.parent,
+        split=split.name,
+        checkpoint=result.checkpoint,
+        checkpoint_digest=result.checkpoint_digest,
+        device="cpu",
+        written=result.written,  # the same inputs must give the same bytes
+    ).model_copy(update={"confusion": None})
+    if evaluation.samples_digest != result.samples_digest:
+        raise InputError(
+            f"{split} has other samples now than when it was evaluated: evaluate the model again"
+        )
+    predicted = predictions.tally.column("predicted").tolist()
+    pairs = [
+        (*before[predictions.relative(at)], info.classes[now]) for at, now in enumerate(predicted)
+    ]
     won = sum(was != target == now for target, was, now in pairs)
     lost = sum(was == target != now for target, was, now in pairs)
-    low, high = newcombe(evaluation.correct, source.result.correct, won, len(pairs))
+    low, high = newcombe(evaluation.correct, result.correct, won, len(pairs))
     return Measured(
         name=name,
         file=FILES[name],
@@ -152,11 +168,11 @@ def _measured(
 
 def measure(
     forms: Mapping[str, Predict], source: Source
-) -> tuple[dict[str, FormResult], dict[str, str]]:
+) -> tuple[dict[str, Predictions], dict[str, str]]:
     """Run all forms, by name, over the split in one pass.
 
-    Return the results by form, and the errors of the other forms. Raise InputError if an image
-    cannot be read, or the samples are not those of the evaluation.
+    Return the predictions by form, and the errors of the other forms. Raise InputError if an image
+    cannot be read.
     """
     split, info = source.split, source.info
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
@@ -182,34 +198,10 @@ def measure(
                 failed[name] = f"it gives NaN or infinity for {Path(path).name}"
                 continue
             seen[name].update(logits, targets)
-    read_ones, skipped = index.only(readable), len(index) - len(readable)
-    results_by_form = {
-        name: _result(seen[name], read_ones, skipped, source)
-        for name in forms
+    samples, skipped = index.only(readable), ("",) * (len(index) - len(readable))
+    predictions = {
+        name: Predictions(samples, skipped, tally, torch.empty(0))
+        for name, tally in seen.items()
         if name not in failed
     }
-    return results_by_form, failed
-
-
-def _result(tally: Tally, index: Index, skipped: int, source: Source) -> FormResult:
-    info, split, result = source.info, source.split, source.result
-    predictions = Predictions(index, ("",) * skipped, tally, torch.empty(0))
-    evaluation = results.summarise(
-        predictions,
-        info,
-        dataset=split.parent,
-        split=split.name,
-        checkpoint=result.checkpoint,
-        checkpoint_digest=result.checkpoint_digest,
-        device="cpu",
-        started=time.monotonic(),
-    )
-    if evaluation.samples_digest != result.samples_digest:
-        raise InputError(
-            f"{split} has other samples now than when it was evaluated: evaluate the model again"
-        )
-    # The same inputs must give the same bytes.
-    same = {"seconds": 0.0, "written": result.written, "confusion": None, "hardware": ""}
-    names = [info.classes[at] for at in predictions.predicted.tolist()]
-    paths = [predictions.relative(at) for at in range(len(index))]
-    return evaluation.model_copy(update=same), dict(zip(paths, names, strict=True))
+    return predictions, failed

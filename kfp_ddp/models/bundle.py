@@ -75,30 +75,26 @@ class Bundle:
         folder: str = "",
         title: str = "the bundle",
         advice: str = "export it again",
+        *,
+        sealed: bool = True,
     ) -> "Bundle":
-        """Return the bundle at a location, or one without `listed` if there is none."""
-        bundle = cls._read(where, folder, title, advice)
-        bundle._check_seal()
-        return bundle
+        """Return the bundle at a location, or one without a manifest if there is none.
 
-    @classmethod
-    def _read(cls, where: Store, folder: str = "", title: str = "", advice: str = "") -> "Bundle":
+        It has to be complete, unless `sealed` is false.
+        """
         manifest = where.read(folder + MANIFEST, LARGEST_MANIFEST)
         success = where.read(folder + SUCCESS, LARGEST_SUCCESS)
-        return cls(where, folder, title, advice, manifest, success)
-
-    def _check_seal(self) -> None:
-        if self.manifest is None and self.success is not None:
-            raise self.damaged(f"{MANIFEST} is missing")
-        if (self.success or b"").decode(errors="replace").strip() != self.digest:
-            raise self.damaged(f"{SUCCESS} is not the digest of {MANIFEST}")
+        bundle = cls(where, folder, title, advice, manifest, success)
+        if sealed and manifest is None and success is not None:
+            raise bundle.damaged(f"{MANIFEST} is missing")
+        if sealed and (success or b"").decode(errors="replace").strip() != bundle.digest:
+            raise bundle.damaged(f"{SUCCESS} is not the digest of {MANIFEST}")
+        return bundle
 
     @cached_property
-    def listed(self) -> Mapping[str, str] | None:
-        """SHA-256 of each file by name; None without a manifest."""
-        if self.manifest is None:
-            return None
-        lines = self.manifest.decode(errors="replace").splitlines()
+    def listed(self) -> Mapping[str, str]:
+        """SHA-256 of each file by name; empty without a manifest."""
+        lines = (self.manifest or b"").decode(errors="replace").splitlines()
         parts = (line.partition("  ") for line in lines)
         return {name: sha for sha, _, name in parts}
 
@@ -117,7 +113,7 @@ class Bundle:
         """SHA-256 of each file that a signature covers."""
         own = {MANIFEST: self.manifest or b"", SUCCESS: self.success or b""}
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in own.items()}
-        return {**(self.listed or {}), **digests}
+        return {**self.listed, **digests}
 
     @property
     def version(self) -> str:
@@ -132,7 +128,7 @@ class Bundle:
     @property
     def model_name(self) -> str:
         """The model's name, as in `serving/<name>/1/model.onnx`."""
-        parts = (name.split("/") for name in self.listed or ())
+        parts = (name.split("/") for name in self.listed)
         return next((part[1] for part in parts if part[0] == "serving" and len(part) > 2), "model")
 
     def read(self, name: str, limit: int) -> bytes | None:
@@ -140,7 +136,7 @@ class Bundle:
         content = self.where.read(self.folder + name, limit)
         if content is not None:
             self.check(name, hashlib.sha256(content).hexdigest())
-        elif name in (self.listed or {}):
+        elif name in self.listed:
             raise self.damaged(f"{name} is missing")
         return content
 
@@ -159,12 +155,12 @@ class Bundle:
 
     def check(self, name: str, digest: str) -> None:
         """Refuse a file whose SHA-256 is not the listed one; without a manifest, accept any."""
-        if self.listed is not None and self.listed.get(name) != digest:
+        if self.manifest is not None and self.listed.get(name) != digest:
             raise self.damaged(f"{name} is not what {MANIFEST} lists")
 
     def verify(self, but: Collection[str] = ()) -> int:
         """Read all files but some, refuse entries such as a link; return the size in bytes."""
-        if self.listed is None:
+        if self.manifest is None:
             raise self.damaged(f"{MANIFEST} is missing")
         start = len(self.folder)
         existing = {name[start:] for name in self.where.entries(self.folder)}
@@ -214,11 +210,8 @@ def in_folder(folder: Path) -> Bundle:
 
 
 def digest(folder: Path) -> str:
-    """Return the digest in `_SUCCESS`: SHA-256 of the manifest; '' if incomplete."""
-    try:
-        return in_folder(folder).digest
-    except KfpDdpError:
-        return ""
+    """Return the digest of a complete bundle; '' if there is none."""
+    return in_folder(folder).digest
 
 
 def version(folder: Path) -> str:
@@ -235,10 +228,7 @@ def files(folder: Path) -> list[str]:
 def intact(folder: Path, but: Collection[str] = ()) -> bool:
     """Return whether the bundle is complete and intact; `but` are files that are being replaced."""
     try:
-        bundle = Bundle._read(Folder(folder, str(folder)))
-        if not but:
-            bundle._check_seal()
-        bundle.verify(but)
+        Bundle.at(Folder(folder, str(folder)), sealed=not but).verify(but)
     except KfpDdpError:
         return False
     return True

@@ -59,7 +59,7 @@ class Champion:
 
     def fetch_weights(self, folder: Path) -> Path:
         """Download the weights to `folder`, checked against the manifest; return the file."""
-        if WEIGHTS not in (self.bundle.listed or {}):
+        if WEIGHTS not in self.bundle.listed:
             raise InputError(
                 f"the champion {self.uri} has no {WEIGHTS} to evaluate on this split: "
                 "name a bundle that export wrote, or leave champion empty"
@@ -106,7 +106,7 @@ def find(champion: str) -> Champion | None:
         if content is not None:
             record = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{name}")
             return Champion(bundle, record)
-    if bundle.listed is not None:
+    if bundle.manifest is not None:
         raise bundle.damaged(f"{names[-1]} is missing")
     if required is not None and not required.is_dir():
         raise InputError(
@@ -137,11 +137,11 @@ def open_bundle(
     check_address("bundle", address)
     where = open_store(address)
     bundle = Bundle.at(where, "", advice=advice)
-    if bundle.listed is None:
+    if bundle.manifest is None:
         bundle = Bundle.at(where, f"{NAME}/", advice=advice)
-    if bundle.listed is None:
+    if bundle.manifest is None:
         bundle = _bundle_at(where, read_pointer(where), "the bundle", advice)
-    if bundle.listed is None:
+    if bundle.manifest is None:
         raise InputError(
             f"there is no bundle at {address}: give the folder that a run names as its bundle, "
             f"with {SUCCESS} and {MANIFEST} in it"
@@ -156,7 +156,7 @@ def open_bundle(
 def _bundle_at(where: Store, pointer: str, title: str, advice: str) -> Bundle:
     """Return the bundle that CHAMPION names, which has to exist; without it that of the folder."""
     bundle = Bundle.at(where, f"{pointer}/" if pointer else "", title, advice)
-    if pointer and bundle.listed is None:
+    if pointer and bundle.manifest is None:
         raise InputError(
             f"{where.uri}/{CHAMPION} names {bundle.uri}, which does not exist: upload that bundle "
             f"again, or write another version into {CHAMPION}"

@@ -82,11 +82,14 @@ class Interface(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A request and the expected output; a logit may differ by at most `allowed`."""
+    """A request of the v2 protocol with its image, and the expected logits of an output."""
 
+    request: bytes
     image: _Image
-    output: _Tensor
+    output: str
+    logits: tuple[float, ...]
     allowed: float
+    """Largest difference of a logit."""
 
 
 def read_interface(bundle: Bundle) -> Interface:
@@ -101,9 +104,10 @@ def read_interface(bundle: Bundle) -> Interface:
 
 def read_sample(bundle: Bundle) -> Sample | None:
     """Return the sample of a bundle, None for none; raise InputError if it is invalid."""
+    content = bundle.read(REQUEST, _LARGEST)
     request = bundle.record(REQUEST, _Request, _LARGEST)
     response = bundle.record(RESPONSE, _Response, _LARGEST)
-    if request is None or response is None:
+    if content is None or request is None or response is None:
         return None
-    allowed = response.parameters.allowed_abs_difference
-    return Sample(request.inputs[0], response.outputs[0], allowed)
+    output, allowed = response.outputs[0], response.parameters.allowed_abs_difference
+    return Sample(content, request.inputs[0], output.name, output.data, allowed)

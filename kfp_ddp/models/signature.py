@@ -77,7 +77,7 @@ def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
             "sign_key, or sign it with kfp-ddp sign"
         )
     model, serving = bundle.where.place.rpartition("/")[2], f"serving/{bundle.model_name}/"
-    serves = any(name.startswith(serving) for name in bundle.listed or ())
+    serves = any(name.startswith(serving) for name in bundle.listed)
     if serves and bundle.folder == f"{bundle.version}/" and bundle.model_name != model:
         raise InputError(
             f"{bundle.title} {bundle.uri}, which CHAMPION names, is of the model "

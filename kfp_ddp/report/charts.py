@@ -21,7 +21,6 @@ _MAX_DOTS = 40
 """Points up to which each has a dot."""
 _LOGARITHMIC_FROM = 12.0
 """Ratio of the largest to the smallest value from which the y axis is logarithmic."""
-MAX_CLASSES = 100
 MAX_NUMBERED = 20
 """Classes up to which the cells have numbers."""
 _MAX_NAMED = 50
@@ -161,15 +160,15 @@ def line_chart(
     x_label: str,
     *,
     percent: bool = False,
-    bottom: float | None = None,
-    last_values: bool = True,
+    from_zero: bool = False,
     marks: Sequence[Marks] = (),
 ) -> Markup:
     """Return a line chart; points that are not finite are omitted, long series are averaged.
 
-    Without `bottom` the y axis depends on the values. It is logarithmic if they differ by more than
+    The y axis depends on the values. It is logarithmic if they differ by more than
     `_LOGARITHMIC_FROM`. An axis of shares covers the upper three quarters of the values; the legend
-    names the lowest value below it, and with `last_values` the last value of each curve.
+    names the lowest value below it, and the last value of each curve. An axis `from_zero` has all
+    values, and a legend without them.
     """
     curves = [Series(s.name, _thin(s.points), s.colour) for s in series]
     curves = [s for s in curves if s.points]
@@ -177,7 +176,7 @@ def line_chart(
         return render("chart.html", title=title, label=f"{title}: nothing recorded", x=None)
     xs = [x for s in curves for x, _ in s.points]
     x_axis = exact(min(xs), max(xs), 6)
-    y_axis = _y_axis([y for s in curves for _, y in s.points], percent, bottom)
+    y_axis = _y_axis([y for s in curves for _, y in s.points], percent, from_zero)
     shapes: list[Shape] = []
     keys: list[Key] = []
     names: list[str] = []
@@ -190,7 +189,7 @@ def line_chart(
             keys.append(Key(mark.name, None, "dash" if mark.line else ""))
     for s in curves:
         name = s.name
-        if last_values:
+        if not from_zero:
             last = s.points[-1][1]
             name += f" {last * 100:.2f}%" if percent else f" {last:.4g}"
         names.append(name)
@@ -204,7 +203,7 @@ def line_chart(
         shapes.append(Shape(f"M{x_axis.x(x):.1f} {HEIGHT}v-14", "mark"))
     if y_axis.log:
         keys.append(Key("logarithmic"))
-    content = "last values" if last_values else "curves"
+    content = "curves" if from_zero else "last values"
     label = f"{title} by {x_label}; {content}: {', '.join(names)}"
     return plot(title, x_axis, y_axis, x_label, shapes, keys, label)
 
@@ -216,10 +215,10 @@ def shares_bar(title: str, parts: Sequence[Part]) -> Markup:
     return render("shares.html", title=title, shares=shares) if shares else Markup()
 
 
-def _y_axis(ys: Sequence[float], percent: bool, bottom: float | None) -> Axis:
+def _y_axis(ys: Sequence[float], percent: bool, from_zero: bool) -> Axis:
     low, high = min(ys), max(ys)
-    if bottom is not None:
-        return linear(min(bottom, low), high, 5, percent=percent)
+    if from_zero:
+        return linear(min(0.0, low), high, 5, percent=percent)
     if not percent:
         large_ratio = 0 < low < high / _LOGARITHMIC_FROM
         return logarithmic(low, high) if large_ratio else linear(low, high, 5)
@@ -291,12 +290,9 @@ def confusion_matrix(
 
     Correct and incorrect predictions have different colours, so that an error is visible beside a
     strong diagonal. Cells have numbers up to 20 classes, and edges have names up to 50. `others`
-    are the samples of each true class that were predicted as a class outside the matrix. Raise
-    ValueError for more than `MAX_CLASSES` classes.
+    are the samples of each true class that were predicted as a class outside the matrix.
     """
     n = len(classes)
-    if n > MAX_CLASSES:
-        raise ValueError(f"{n} classes: a matrix shows at most {MAX_CLASSES}")
     named, numbered = n <= _MAX_NAMED, n <= MAX_NUMBERED
     columns = [*classes, *(["other classes"] if others else [])]
     cell = max(8, min(44, 480 // n)) if named else 7

@@ -201,7 +201,6 @@ def _ranked(counts: Mapping[tuple[str, str], int], result: Evaluation) -> list[C
         for (target, predicted), count in counts.items()
         if count <= samples.get(target, 0) and predicted in samples
     )
-
     return sorted(pairs, key=lambda pair: (-pair.count, -pair.share, pair.target, pair.predicted))
 
 

@@ -17,7 +17,6 @@ from kfp_ddp.models.evaluation import (
 )
 from kfp_ddp.report.charts import (
     HEIGHT,
-    MAX_CLASSES,
     MAX_NUMBERED,
     Axis,
     Key,
@@ -44,8 +43,8 @@ _BINS = 15
 _PERCENT = Axis(0.0, 1.0, [(tick / 5, f"{tick * 20}%") for tick in range(6)])
 _MIN_BIN = 5
 """Samples from which a calibration bin has a dot."""
-_MAX_PART = 14
-"""Classes in a part of the matrix."""
+_MAX_CLASSES, _MAX_PART = 100, 14
+"""Classes in the matrix, and in a part of it."""
 _FIRST_ROWS = 20
 _MAX_ROWS = 1000
 """Rows of a table in the page."""
@@ -95,13 +94,11 @@ class Rule(NamedTuple):
 def rules(verdict: Mapping[str, Any]) -> list[Rule]:
     """Return the rules of a verdict, the failed ones first."""
     valid = [rule for rule in verdict.get("rules") or [] if isinstance(rule, dict)]
-    return sorted(
-        (
-            Rule(bool(rule.get("holds")), rule.get("unproven") is True, str(rule.get("words", "")))
-            for rule in valid
-        ),
-        key=lambda rule: (rule.holds, rule.unproven),
+    rows = (
+        Rule(bool(rule.get("holds")), rule.get("unproven") is True, str(rule.get("words", "")))
+        for rule in valid
     )
+    return sorted(rows, key=lambda rule: (rule.holds, rule.unproven))
 
 
 def headline(material: Material) -> list[Card]:
@@ -170,7 +167,7 @@ def confusion(material: Material) -> dict[str, Any]:
     result = material.result
     names = [one.name for one in result.classes]
     full = Markup()
-    if result.confusion is not None and len(names) <= MAX_CLASSES:
+    if result.confusion is not None and len(names) <= _MAX_CLASSES:
         full = confusion_matrix(names, result.confusion)
     if full and len(names) <= MAX_NUMBERED:
         return {"matrix": full, "title": "", "full": Markup()}

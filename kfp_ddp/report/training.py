@@ -80,7 +80,7 @@ def training_curves(events: Sequence[Event]) -> Markup:
         ("Time waiting for data", series("step", "", "data_wait_fraction", 1), True),
     )
     small = [
-        line_chart(title, [rate], "epoch", percent=percent, bottom=0.0, last_values=False)
+        line_chart(title, [rate], "epoch", percent=percent, from_zero=True)
         for title, rate, percent in rates
         if rate.points
     ]

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import Field
 
@@ -13,8 +12,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model_checks
 from kfp_ddp.models import variants
-from kfp_ddp.models.bundle import METRICS
-from kfp_ddp.models.bundle import Bundle as StoredBundle
+from kfp_ddp.models.bundle import METRICS, Bundle
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import sha256
 
@@ -45,56 +43,40 @@ class _Latency(Stored):
     runtimes: dict[str, dict[str, _Time]] = Field(default_factory=dict)
 
 
-class Bundle(NamedTuple):
-    """Records of a bundle that its manifest lists."""
-
-    sealed: StoredBundle
-    size: int
-    """Bytes of all files."""
-    infra: _Infra | None
-    latency: _Latency
-    variants: variants.Record
-
-    @contextmanager
-    def documents(self) -> Iterator[Path]:
-        """Yield a folder with the listed JSON records, for the report."""
-        with tempfile.TemporaryDirectory() as folder:
-            for name in self.sealed.listed or {}:
-                if name.endswith(".json") and "/" not in name:
-                    content = self.sealed.read(name, variants.LARGEST)
-                    Path(folder, name).write_bytes(content or b"")
-            yield Path(folder)
+@contextmanager
+def documents(bundle: Bundle) -> Iterator[Path]:
+    """Yield a folder with the listed JSON records, for the report."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in bundle.listed:
+            if name.endswith(".json") and "/" not in name:
+                content = bundle.read(name, variants.LARGEST)
+                Path(folder, name).write_bytes(content or b"")
+        yield Path(folder)
 
 
-def read(bundle: str, evaluation: Path) -> Bundle:
-    """Read the bundle of an evaluation; refuse one that is damaged or of another evaluation."""
-    store = open_store(bundle)
-    sealed = StoredBundle.at(store, "", "the bundle", "export the model again")
-    if sealed.listed is None:
-        raise InputError(f"there is no bundle at {bundle}: connect the bundle output of export")
-    if sealed.listed.get(METRICS) != sha256(evaluation):
+def read(address: str, evaluation: Path) -> Bundle:
+    """Return the bundle of an evaluation; refuse one that is damaged or of another evaluation."""
+    bundle = Bundle.at(open_store(address), advice="export the model again")
+    if bundle.manifest is None:
+        raise InputError(f"there is no bundle at {address}: connect the bundle output of export")
+    if bundle.listed.get(METRICS) != sha256(evaluation):
         raise InputError(
-            f"the bundle {bundle} is not of {evaluation}: give evaluate, export and gate the same "
+            f"the bundle {address} is not of {evaluation}: give evaluate, export and gate the same "
             "checkpoint, in this order"
         )
-    return Bundle(
-        sealed=sealed,
-        size=sum(size for _, size in store.list("")),
-        infra=sealed.record(INFRA, _Infra, _LARGEST),
-        latency=sealed.record(LATENCY, _Latency, _LARGEST) or _Latency(),
-        variants=variants.read(sealed),
-    )
+    return bundle
 
 
 def bundle_checks(rules: Rules, bundle: Bundle) -> list[Check]:
     """Apply the rules on the bundle. Incorrect answers while serving always fail."""
-    size, bound = "MB of the bundle", rules.max_bundle_mb
-    return [
-        *_serves(rules.must_serve, bundle.infra),
-        *_budgets(rules, bundle),
-        *([at_most("max_bundle_mb", size, bundle.size / 1e6, bound, decimals=1)] if bound else []),
-        *_variants(rules, bundle.variants),
-    ]
+    infra = bundle.record(INFRA, _Infra, _LARGEST)
+    latency = bundle.record(LATENCY, _Latency, _LARGEST) or _Latency()
+    checks = [*_serves(rules.must_serve, infra), *_budgets(rules, infra, latency)]
+    if rules.max_bundle_mb:
+        size = sum(size for _, size in bundle.where.list(bundle.folder)) / 1e6
+        label, bound = "MB of the bundle", rules.max_bundle_mb
+        checks.append(at_most("max_bundle_mb", label, size, bound, decimals=1))
+    return [*checks, *_variants(rules, variants.read(bundle))]
 
 
 def _serves(must: bool, infra: _Infra | None) -> Iterator[Check]:
@@ -109,10 +91,10 @@ def _serves(must: bool, infra: _Infra | None) -> Iterator[Check]:
         yield Check(rule, False, f"cannot be served: {infra.reason or 'it failed'}")
 
 
-def _budgets(rules: Rules, bundle: Bundle) -> Iterator[Check]:
+def _budgets(rules: Rules, infra: _Infra | None, latency: _Latency) -> Iterator[Check]:
     """Apply the limits of latency and memory."""
-    served = bundle.infra.files if bundle.infra else {}
-    times = {**bundle.latency.runtimes, **{n: f.latency for n, f in served.items() if f.latency}}
+    served = infra.files if infra else {}
+    times = {**latency.runtimes, **{n: f.latency for n, f in served.items() if f.latency}}
     values = {name: time[_BATCH].median_ms for name, time in times.items() if _BATCH in time}
     label = "latency", "milliseconds for one image by"
     yield from _limit("max_latency_ms", label, rules, values, decimals=2)

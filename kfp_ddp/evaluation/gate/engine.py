@@ -17,6 +17,7 @@ from kfp_ddp.evaluation.gate import bundle as bundles
 from kfp_ddp.evaluation.gate.champion import check_signature, compare_with_champion
 from kfp_ddp.evaluation.gate.rules import Check, Rules, model_checks
 from kfp_ddp.models import attempts
+from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.champion import find
 from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
 from kfp_ddp.report.render import render
@@ -34,7 +35,7 @@ class Judgement(NamedTuple):
     """Checks, the judged bundle, version and URI of the champion, and the comparison with it."""
 
     checks: list[Check]
-    bundle: bundles.Bundle | None = None
+    bundle: Bundle | None = None
     champion: str = ""
     champion_uri: str = ""
     compared: Compared | None = None
@@ -89,29 +90,23 @@ def judge(
             f"accuracy is {accuracy} but {evaluation} has {record.accuracy}: connect both to the "
             "same evaluate step"
         )
-    judgement = Judgement(model_checks(rules, accuracy, record))
-    if bundle:
-        contents = bundles.read(bundle, Path(evaluation))
-        checks = judgement.checks + bundles.bundle_checks(rules, contents)
-        judgement = judgement._replace(checks=checks, bundle=contents)
+    checks = model_checks(rules, accuracy, record)
+    opened = bundles.read(bundle, Path(evaluation)) if bundle else None
+    if opened is not None:
+        checks += bundles.bundle_checks(rules, opened)
     if not champion or record is None:
-        return judgement
+        return Judgement(checks, opened)
     current = find(champion)
     if current is None:
         words = f"there is no champion at {champion} yet"
-        check = Check("champion_must_exist", not rules.champion_must_exist, words)
-        return judgement._replace(checks=[*judgement.checks, check])
-    checks = check_signature(rules.champion_key, current)
+        checks.append(Check("champion_must_exist", not rules.champion_must_exist, words))
+        return Judgement(checks, opened)
+    checks += check_signature(rules.champion_key, current)
     if rules.champion_must_exist:
         words = f"there is a champion, {current.version or current.uri}"
         checks.append(Check("champion_must_exist", True, words))
     gain, compared = compare_with_champion(rules, record, Path(evaluation).parent, current)
-    return judgement._replace(
-        checks=judgement.checks + checks + gain,
-        champion=current.version,
-        champion_uri=current.uri,
-        compared=compared,
-    )
+    return Judgement(checks + gain, opened, current.version, current.uri, compared)
 
 
 def verdict_of(checks: Sequence[Check]) -> tuple[bool, str]:
@@ -136,7 +131,7 @@ def _write_verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> str:
     Without a bundle the folder may be read-only, as nothing is published with the verdict.
     """
     bundle, target = judgement.bundle, evaluation.with_name(VERDICT)
-    with bundle.documents() if bundle else contextlib.nullcontext() as documents:
+    with bundles.documents(bundle) if bundle else contextlib.nullcontext() as documents:
         try:
             with atomic_write(target) as file:
                 file.write(_verdict(evaluation, judgement, rules))
@@ -161,7 +156,7 @@ def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> bytes:
         "reason": why,
         **{name: getattr(record, name) for name in (*fields, "samples_digest")},
         "evaluation_sha256": sha256(evaluation),
-        "bundle": bundle.sealed.version if bundle else "",
+        "bundle": bundle.version if bundle else "",
         "champion": judgement.champion,
         "champion_uri": judgement.champion_uri,
         "champion_accuracy": compared.champion_accuracy if compared else None,

@@ -47,7 +47,7 @@ def record_of(where: Store, name: str, version: str) -> Record:
         raise InputError(f"version={version!r} is invalid: it has 12 hexadecimal digits")
     bundle = Bundle.at(where, f"{name}/{version}/", "the bundle", "publish it again")
     content = bundle.read(METRICS, LARGEST)
-    if bundle.listed is None or content is None or bundle.version != version:
+    if bundle.manifest is None or content is None or bundle.version != version:
         raise InputError(f"there is no complete bundle {bundle.uri} to register: publish it first")
     result = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{METRICS}")
     config = mapping_in(bundle.read(CONFIG, LARGEST_CONFIG))
@@ -90,13 +90,12 @@ def record_of(where: Store, name: str, version: str) -> Record:
 
 
 def _served(bundle: Bundle, name: str) -> tuple[str, str]:
-    listed = bundle.listed or {}
     try:
         address = storage_uri(bundle.uri)
     except InputError:  # a local folder
         address = bundle.uri
     for file, suffix, model_format in _FORMATS:
-        if file.format(name) in listed:
+        if file.format(name) in bundle.listed:
             return address + suffix, model_format
     raise InputError(f"{bundle.uri} has no model to register: its {MANIFEST} does not list one")
 

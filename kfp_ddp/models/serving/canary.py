@@ -5,14 +5,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
-from kfp_ddp.models.interface import read_sample
+from kfp_ddp.models.interface import Sample, read_sample
 from kfp_ddp.models.serving.rollout import TRIAL, is_beside
 from kfp_ddp.models.serving.wait import component
 
@@ -21,51 +20,40 @@ TOLERANCE = 0.01
 SILENT_SECONDS, WRONG_SECONDS = 60.0, 20.0
 """Seconds without an answer, or with that of the previous model: routes change with a delay."""
 _PAUSE = 0.5
-_LARGEST, _LARGEST_ANSWER = 64 << 20, 16 << 20
+_LARGEST_ANSWER = 16 << 20
 _PART = 1 << 20
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A request of the v2 protocol, and the expected logits."""
+def sample_of(bundle: Bundle) -> Sample:
+    """Return the sample of a bundle; raise InputError if the bundle has none, or is damaged."""
+    sample = read_sample(bundle)
+    if sample is None:
+        raise InputError(
+            f"the bundle {bundle.uri} has no {REQUEST} to try a service with: export it again"
+        )
+    if not all(map(math.isfinite, (*sample.logits, sample.allowed))):
+        raise bundle.damaged(f"{RESPONSE} has a number that is not finite")
+    largest = max(map(abs, sample.logits), default=0.0)
+    return sample._replace(allowed=max(sample.allowed, TOLERANCE * largest))
 
-    request: bytes
-    output: str
-    logits: tuple[float, ...]
-    allowed: float
-    """Largest difference of a logit."""
 
-    @classmethod
-    def of(cls, bundle: Bundle) -> "Sample":
-        """Return the sample of a bundle; raise InputError if the bundle has none, or is damaged."""
-        request, sample = bundle.read(REQUEST, _LARGEST), read_sample(bundle)
-        if request is None or sample is None:
-            raise InputError(
-                f"the bundle {bundle.uri} has no {REQUEST} to try a service with: export it again"
-            )
-        logits = sample.output.data
-        if not all(map(math.isfinite, (*logits, sample.allowed))):
-            raise bundle.damaged(f"{RESPONSE} has a number that is not finite")
-        allowed = max(sample.allowed, TOLERANCE * max(map(abs, logits), default=0.0))
-        return cls(request, sample.output.name, logits, allowed)
-
-    def difference(self, answer: bytes) -> str:
-        """Return what is wrong with an answer, as text; '' if it is correct."""
-        try:
-            outputs = {part["name"]: part["data"] for part in from_json(answer)["outputs"]}
-            logits = [float(value) for value in outputs[self.output]]
-        except (ValueError, KeyError, TypeError, OverflowError):
-            text = one_line(answer[:200].decode("utf-8", "replace"))
-            return f"it is not a v2 answer with {self.output}: {text}"
-        if len(logits) != len(self.logits):
-            return f"it has {len(logits)} logits, the bundle {len(self.logits)}"
-        differences = [abs(a - b) for a, b in zip(logits, self.logits, strict=True)]
-        if not all(value <= self.allowed for value in differences):  # also true for NaN
-            worst = next((value for value in differences if math.isnan(value)), max(differences))
-            return (
-                f"its logits differ from the bundle's by {worst:.3g}, {self.allowed:.3g} is allowed"
-            )
-        return ""
+def difference(sample: Sample, answer: bytes) -> str:
+    """Return what is wrong with an answer, as text; '' if it is correct."""
+    try:
+        outputs = {part["name"]: part["data"] for part in from_json(answer)["outputs"]}
+        logits = [float(value) for value in outputs[sample.output]]
+    except (ValueError, KeyError, TypeError, OverflowError):
+        text = one_line(answer[:200].decode("utf-8", "replace"))
+        return f"it is not a v2 answer with {sample.output}: {text}"
+    if len(logits) != len(sample.logits):
+        return f"it has {len(logits)} logits, the bundle {len(sample.logits)}"
+    differences = [abs(a - b) for a, b in zip(logits, sample.logits, strict=True)]
+    if not all(value <= sample.allowed for value in differences):  # also true for NaN
+        worst = next((value for value in differences if math.isnan(value)), max(differences))
+        return (
+            f"its logits differ from the bundle's by {worst:.3g}, {sample.allowed:.3g} is allowed"
+        )
+    return ""
 
 
 def address(service: Object, spec: str = "") -> str:
@@ -108,7 +96,7 @@ def ask(url: str, model: str, sample: Sample, seconds: float) -> tuple[str, floa
         late = isinstance(reason, TimeoutError)
         why = f"did not answer within {seconds:g} s" if late else f"does not answer: {reason}"
         return f"{path} {one_line(why)}", SILENT_SECONDS
-    wrong = sample.difference(content)
+    wrong = difference(sample, content)
     return (f"{path} answers wrongly: {wrong}" if wrong else ""), WRONG_SECONDS
 
 

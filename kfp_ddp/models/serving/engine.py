@@ -10,8 +10,9 @@ from kfp_ddp.core.text import cell
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.champion import read_pointer
+from kfp_ddp.models.interface import Sample
 from kfp_ddp.models.release import Deployment, part_of
-from kfp_ddp.models.serving.canary import Sample, address, try_out
+from kfp_ddp.models.serving.canary import address, sample_of, try_out
 from kfp_ddp.models.serving.inference_service import manifest, served_name
 from kfp_ddp.models.serving.rollout import (
     SPEC,
@@ -68,9 +69,9 @@ def roll_out(
     run was terminated; the previous model was restored then.
     """
     bundle = Bundle.at(open_store(uri), advice="publish it again")
-    if bundle.listed is None:
+    if bundle.manifest is None:
         raise InputError(f"there is no bundle at {uri}: give the output of publish")
-    sample = Sample.of(bundle)
+    sample = sample_of(bundle)
     desired = signed(_predictor(settings, uri, model_name), bundle.version, uri, run_id)
     rollout = Rollout(api, settings, desired, sample)
     model = served_name(settings.service, model_name, settings.service_runtime)
