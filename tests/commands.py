@@ -1,5 +1,8 @@
 """Commands of the program, in the process of the test."""
 
+import json
+from typing import Any
+
 from click.testing import CliRunner, Result
 
 from kfp_ddp.cli import app
@@ -16,6 +19,11 @@ def output(*words: object) -> str:
     result = call(*words)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def document(*words: object) -> Any:
+    """Return the JSON that a successful command prints."""
+    return json.loads(output(*words, "--json"))
 
 
 def refused(*words: object) -> str:

@@ -3,7 +3,7 @@
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,6 @@ import pytest
 from kfp_ddp.core.errors import KfpDdpError
 
 if TYPE_CHECKING:
-    from click.testing import Result
-
     from tests.kfp_server.server import KfpServer
 
 CHECKOUT = Path(__file__).parents[1]
@@ -94,17 +92,8 @@ def kfp_server() -> "Iterator[KfpServer]":
 
 
 @pytest.fixture
-def call(
-    kfp_server: "KfpServer", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> "Callable[..., Result]":
-    """Run a command of the program with the server, in an empty folder.
-
-    The user's settings name the default registry, as somebody does who has images there.
-    """
-    from click.testing import CliRunner
-
-    from kfp_ddp.cli import app
-
+def configured(kfp_server: "KfpServer", monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Configure the server and the default registry, in an empty folder without a cluster."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     settings = tmp_path / ".config" / "kfp-ddp" / "config.yaml"
@@ -112,4 +101,3 @@ def call(
     settings.write_text("registry: ghcr.io/kfp-ddp\n")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("KFP_DDP_HOST", kfp_server.url)
-    return lambda *words: CliRunner().invoke(app, list(words))

@@ -10,8 +10,9 @@ from kfp import dsl
 from kfp_ddp.components.evaluate.component import evaluate as component
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share
 from kfp_ddp.evaluation.request import Request
+from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.export.engine import make
-from kfp_ddp.models.evaluation import Evaluation, wilson
+from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
 from kfp_ddp.models.release import Variants
 from kfp_ddp.training import checkpoint as checkpoints
 
@@ -46,9 +47,9 @@ def evaluate(checkpoint: Path | str, run_dir: Path, dataset: Path, **fields: Any
     """Evaluate in this process; a checkpoint as text may be a bundle or a URI."""
     folders = {"checkpoint": str(checkpoint), "run_dir": str(run_dir), "data": str(dataset)}
     known = {"of_run": isinstance(checkpoint, Path), "batch_size": 64, "worst": 0}
-    evaluated = evaluate_share(Request.create(**{**known, **folders, **fields}))
-    assert evaluated is not None  # this is the first rank
-    return evaluated
+    request = Request.create(**{**known, **folders, **fields})
+    evaluate_share(request)
+    return Evaluated.read(request.target)
 
 
 class Trained(NamedTuple):
@@ -115,3 +116,18 @@ def record(correct: int, samples: int = 100, **fields: Any) -> Evaluation:
         "seconds": 1.0,
     }
     return Evaluation.model_validate(values | fields)
+
+
+def written(
+    folder: Path, wrong: int, name: str = "evaluation.json", samples: int = 100, **fields: Any
+) -> Path:
+    """Write an evaluation of cats with its predictions, of which the first `wrong` are wrong."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cats = ClassResult(name="cat", samples=samples, precision=1, recall=0.9, f1=0.9)
+    digest = samples_digest((f"{i}.png", "cat") for i in range(samples))
+    fields = {"classes": [cats], "samples_digest": digest, **fields}
+    (folder / name).write_text(record(samples - wrong, samples, **fields).model_dump_json())
+    rows = [f"{i}.png,cat,{'dog' if i < wrong else 'cat'},0.9,0.1\n" for i in range(samples)]
+    text = "path,target,predicted,confidence,loss\n" + "".join(rows)
+    (folder / "predictions.csv").write_text(text)
+    return folder / name

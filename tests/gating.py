@@ -7,10 +7,9 @@ from typing import Any
 from kfp import dsl
 
 from kfp_ddp.components.gate.component import gate
-from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.models import bundle, variants
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
-from tests.evaluations import record
+from tests.evaluations import written
 
 CLASSES = [
     ClassResult(name="cat", samples=50, precision=0.9, recall=0.95, f1=0.9),
@@ -19,29 +18,15 @@ CLASSES = [
 ]
 
 
-def evaluation(folder: Path, hits: list[bool], **changed: Any) -> str:
-    """Write an evaluation with these correct and incorrect samples, and return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    digest = samples_digest((f"{i}.png", "cat") for i in range(len(hits)))
-    values = {"classes": CLASSES, "samples_digest": digest, **changed}
-    result = record(sum(hits), len(hits), **values)
-    path = folder / "evaluation.json"
-    path.write_text(result.model_dump_json())
-    rows = [f"{i}.png,cat,{'cat' if hit else 'dog|x'},0.9,0.1" for i, hit in enumerate(hits)]
-    text = "path,target,predicted,confidence,loss\n" + "\n".join(rows) + "\n"
-    (folder / "predictions.csv").write_text(text)
-    return str(path)
-
-
-def hits(wrong: int, n: int = 100) -> list[bool]:
-    return [i >= wrong for i in range(n)]
+def evaluation(folder: Path, wrong: int, **changed: Any) -> str:
+    """Write an evaluation of 100 samples, and return its path."""
+    return str(written(folder, wrong, **{"classes": CLASSES, **changed}))
 
 
 def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
     verdict = dsl.Markdown(name="verdict", uri=str(tmp_path / "verdict.md"))
-    inputs = {
-        name: rules.pop(name) for name in ("evaluation", "champion", "bundle") if name in rules
-    }
+    others = ("evaluation", "champion", "bundle", "attempt")
+    inputs = {name: rules.pop(name) for name in others if name in rules}
     report = dsl.HTML(name="report", uri=str(tmp_path / "report.html"))
     blessed, version = gate.python_func(
         accuracy=accuracy, gate_verdict=verdict, gate_report=report, rules=rules, **inputs
@@ -58,8 +43,7 @@ def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
 
 def exported(exports: Path, wrong: int, **changed: Any) -> str:
     """Put a bundle of an evaluation beside others, and return its version."""
-    champion = Path(evaluation(exports / "made", hits(wrong), **changed))
-    champion.rename(champion.with_name("metrics.json"))
+    champion = written(exports / "made", wrong, "metrics.json", **{"classes": CLASSES, **changed})
     version = bundle.seal(champion.parent)[:12]
     champion.parent.rename(exports / version)
     return version

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds.base import Runtime
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 UNITS = ("m", "", "k", "Ki", "M", "Mi", "G", "Gi", "T", "Ti", "P", "Pi", "E", "Ei")
@@ -32,6 +33,19 @@ def _named(values: st.SearchStrategy[str], start: str) -> st.SearchStrategy[dict
     return st.lists(values, max_size=3).map(
         lambda items: {f"{start}{i}": item for i, item in enumerate(items)}
     )
+
+
+SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
+JOB_LABELS = {"kfp-ddp/run-id": "run", "kueue.x-k8s.io/queue-name": "team"}
+
+
+def made(
+    kind: str = "pytorchjob", in_cluster: Runtime | None = None, **fields: Any
+) -> dict[str, Any]:
+    """Return the `spec` of a job with these settings; `in_cluster` is the runtime of a TrainJob."""
+    spec = LaunchSpec.create(**{**SPEC, **fields}, kind=kind)
+    meta = {"name": "job", "labels": JOB_LABELS}
+    return dict(spec.job_kind.manifest(spec, meta, runtime=in_cluster)["spec"])
 
 
 def templates(job: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,10 @@ def pipeline(
     arguments: dict[str, Any], folder: Path, compiled: Path = COMPILED
 ) -> "subprocess.CompletedProcess[str]":
     """Run a compiled pipeline through kfp.local, with its folders below `folder`."""
+    program = [sys.executable, "-m", "kfp_ddp.local.pipeline"]
+    inputs = [json.dumps(arguments), str(folder / "artifacts"), str(compiled), secrets.token_hex(8)]
     return subprocess.run(
-        [
-            *(sys.executable, "-m", "kfp_ddp.local.pipeline"),
-            *(json.dumps(arguments), str(folder / "artifacts"), str(compiled)),
-        ],
+        [*program, *inputs],
         capture_output=True,
         text=True,
         check=False,

@@ -12,14 +12,8 @@ from tests.evaluations import record
 
 RUN_ID = "4f1c2d3e-0000-4000-8000-5a6b7c8d9e0f"
 STEPS = (
-    "preflight",
-    "data-sync",
-    "dataset-volume",
-    "train",
-    "evaluate",
-    "export",
-    "gate",
-    "publish",
+    *("preflight", "data-sync", "dataset-volume", "train"),
+    *("evaluate", "export", "gate", "publish"),
 )
 
 
@@ -34,14 +28,9 @@ class Terminal(io.StringIO):
 def make(
     folder: Path, *, failed: str = "", error: str = "", correct: int = 90, **settings: Any
 ) -> Path:
-    """Create the output of a run and return it.
+    """Create the output of a run with settings of its training, and return it.
 
-    Args:
-        folder: Is created.
-        failed: The step that failed; '' for a successful run.
-        error: Its last line of output.
-        correct: Correct samples of 100.
-        settings: Of the training.
+    `failed` is the step that failed, with `error` as its output; `correct` is out of 100 samples.
     """
     done = STEPS[: STEPS.index(failed)] if failed else STEPS
     lines = ["10:00:00.000 - INFO - Running pipeline: 'train-resnet'"]

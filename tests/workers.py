@@ -11,11 +11,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.jobs import payload
+from kfp import dsl
+
+from kfp_ddp.jobs import engine, payload
 from kfp_ddp.jobs.identity import identify
 from kfp_ddp.jobs.jobs import script_map
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+
+
+def specification(inputs: dict[str, Any], kind: str = "tfjob") -> LaunchSpec:
+    """The job of some inputs, as the component makes it."""
+    return engine.specification({}, dsl.TaskConfig(), **{"image": "a:1", "kind": kind, **inputs})
 
 
 def run(

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kfp import dsl
 
-from kfp_ddp.components.gate.component import gate
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.models import bundle, champion
 from kfp_ddp.models.champion import find
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.storage import store
-from tests.exports import SAMPLES, evaluated
+from tests.evaluations import written
+from tests.gating import judged
 from tests.gcs_server import Bucket
 
 FILES = ("MANIFEST.sha256", "_SUCCESS", "metrics.json", "predictions.csv")
@@ -27,14 +26,14 @@ GENERATED = settings(max_examples=50, derandomize=True, deadline=None)
 
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of exports whose champion has 50 of 60 correct, and a challenger with 52."""
+    """A folder of exports whose champion has 90 of 100 correct, and a challenger with 92."""
     root = tmp_path_factory.mktemp("intact")
-    folder = evaluated(root / "exports" / "new", "metrics.json", 10).parent
+    folder = written(root / "exports" / "new", 10, "metrics.json").parent
     (folder / "model.safetensors").write_bytes(bytes(1000))
     version = bundle.seal(folder)[:12]
     folder.rename(folder.with_name(version))
     (root / "exports" / "CHAMPION").write_text(f"{version}\n")
-    evaluated(root / "run", "evaluation.json", 8)
+    written(root / "run", 8)
     return root
 
 
@@ -44,20 +43,12 @@ def version_of(root: Path) -> str:
 
 def verdict(root: Path, address: str) -> str:
     """Return the reason of the gate, or its error."""
-    artifact = dsl.Markdown(name="verdict", uri=str(root / "verdict.md"))
+    inputs = {"evaluation": str(root / "run" / "evaluation.json"), "champion": address}
     try:
-        gate.python_func(
-            accuracy=52 / 60,
-            evaluation=str(root / "run" / "evaluation.json"),
-            champion=address,
-            gate_verdict=artifact,
-            gate_report=dsl.HTML(name="report", uri=str(root / "report.html")),
-            rules={"min_accuracy": 0, "max_p_value": 1 - 1e-9},
-        )
+        _, text = judged(root, 0.92, **inputs, min_accuracy=0, max_p_value=1 - 1e-9)
     except SystemExit as ended:
         text = str(ended)
     else:
-        text = str(artifact.metadata["reason"])
         assert not text.startswith("error: ")
     assert "\n" not in text
     return text
@@ -116,7 +107,7 @@ def test_a_damaged_champion_fails_or_gives_the_same_verdict(
 @pytest.mark.parametrize(
     "forged",
     [
-        {"correct": 1, "accuracy": 1 / SAMPLES},
+        {"correct": 1, "accuracy": 0.01},
         {"samples_digest": "0" * 64},
         {"predictions": "_SUCCESS"},
     ],

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
 
 from kfp_ddp.client import models
 from kfp_ddp.components.publish.component import publish
@@ -25,7 +24,9 @@ from kfp_ddp.models import attempts, bundle
 from kfp_ddp.models import champion as champions
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
-from tests.exports import evaluated, exported
+from tests.evaluations import written
+from tests.exports import exported
+from tests.integration.test_publish_step import arguments
 
 NAME = "squares"
 CHANGES = ("rename", "remove", "mkdir", "rmdir", "link", "chmod", "truncate")
@@ -49,26 +50,16 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         version = exported(where, NAME, folder, wrong, Lineage())
         champions.move(where, NAME, version, before, "run")
         attempts.note(model, version, version=version, champion=before, reason="blessed")
-    evaluated(base / "run" / "evaluation", "evaluation.json", 3)
+    written(base / "run" / "evaluation", 3)
     verdict = {"blessed": True, "reason": "blessed", "champion": version}
     (base / "run" / "evaluation" / VERDICT).write_text(json.dumps(verdict))
     with bundle.replacing(base / "run") as folder:
-        evaluated(with_model(folder), "metrics.json", 3)
+        written(with_model(folder), 3, "metrics.json")
     return base
 
 
 def publish_run(at: Path) -> None:
-    publish.python_func(
-        bundle=str(at / "run" / "bundle"),
-        evaluation=str(at / "run" / "evaluation" / "evaluation.json"),
-        model_name=NAME,
-        destination=str(at / "models"),
-        run_id="run-9",
-        attempt="new",
-        keep=1,
-        published_model=dsl.Model(name="model", uri=str(at / "model")),
-        publish_summary=dsl.Markdown(name="summary", uri=str(at / "summary")),
-    )
+    publish.python_func(**arguments(at / "run", at, model_name=NAME, attempt="new", keep=1))
 
 
 def destination(at: Path) -> Store:

@@ -1,7 +1,6 @@
 """Commands on models: `models`, `promote`, `rollback`, `sign` and `verify`."""
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.champion import move, read_pointer
 from kfp_ddp.storage.store import Store
 from tests import commands
-from tests.commands import call, refused
+from tests.commands import call, output, refused
 from tests.exports import exported
 from tests.registry_server.server import RegistryServer, status
 from tests.unit.test_signature import pem, public
@@ -37,17 +36,17 @@ def line(where: Store, tmp_path: Path) -> list[str]:
 
 
 def called(where: Store, *words: str) -> Result:
-    return commands.call(*words, "--destination", where.uri)
+    return call(*words, "--destination", where.uri)
 
 
 def document(where: Store, *words: str) -> Any:
-    return json.loads(commands.output(*words, "--json", "--destination", where.uri))
+    return commands.document(*words, "--destination", where.uri)
 
 
 def unchanged(where: Store, *words: str) -> str:
     """Return the error of a command that does not change the champion."""
     before = read_pointer(where, "flowers")
-    error = commands.refused(*words, "--destination", where.uri)
+    error = refused(*words, "--destination", where.uri)
     assert read_pointer(where, "flowers") == before
     return error
 
@@ -143,10 +142,10 @@ def test_a_champion_that_changes_meanwhile_is_not_replaced(
 def test_a_destination_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert "no destination is set: give --destination" in commands.refused("models")
-    missing = commands.call("models", "--destination", tmp_path / "no")
+    assert "no destination is set: give --destination" in refused("models")
+    missing = call("models", "--destination", tmp_path / "no")
     assert "not found: correct" in str(missing.exception)
-    assert commands.output("models", "--destination", tmp_path) == ""
+    assert output("models", "--destination", tmp_path) == ""
 
 
 def test_a_token_of_the_registry_needs_https(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +166,7 @@ def test_registry_follows(where: Store, line: list[str], registry_server: Regist
         return {one["name"]: one["customProperties"]["stage"]["string_value"] for one in versions}
 
     for words in (["promote", "flowers", line[0]], ["rollback", "flowers"]):
-        done = called(where, *words, "--model-registry", registry_server.url)
-        assert done.exception is None, done.output
+        document(where, *words, "--model-registry", registry_server.url)
     assert stages() == {line[0]: "former", line[2]: "champion"}
     registry_server.fail("update_model_version", status(500))
     done = called(where, "rollback", "flowers", "--model-registry", registry_server.url)
@@ -207,32 +205,33 @@ def test_a_published_bundle_is_signed_and_verified(signable: Store, tmp_path: Pa
     exports = f"{signable.uri}/flowers"
     version = bundle.version(tmp_path / "made")
     count = len(bundle.files(tmp_path / "made")) - 2
-    output = call("verify", exports).output
-    assert output == f"{exports}/{version}: complete, {count} files, 0.0 MB\nnot signed\n"
+    assert (
+        output("verify", exports)
+        == f"{exports}/{version}: complete, {count} files, 0.0 MB\nnot signed\n"
+    )
     assert "is not signed: it has no model.sig" in refused(
         "verify", exports, "--key", tmp_path / "key.pub"
     )
-    done = call("sign", exports, "--key", tmp_path / "key.pem")
-    assert done.exception is None, done.output
-    assert f"{exports}/{version}: signed by the key " in done.output
-    facts = json.loads(call("verify", exports, "--key", tmp_path / "key.pub", "--json").output)
+    signed = output("sign", exports, "--key", tmp_path / "key.pem")
+    assert f"{exports}/{version}: signed by the key " in signed
+    facts = commands.document("verify", exports, "--key", tmp_path / "key.pub")
     assert (facts["version"], facts["files"], facts["signed"]) == (version, count, True)
     at = facts["exported_at"]
-    assert call("verify", exports, "--name", facts["name"], "--since", at).exception is None
+    output("verify", exports, "--name", facts["name"], "--since", at)
     assert "not cats" in refused("verify", exports, "--name", "cats")
     assert f"was exported {at}" in refused("verify", exports, "--since", "2999-01-01")
-    assert facts["by"] in done.output
-    assert "signed, not checked" in call("verify", f"{exports}/{version}").output
+    assert facts["by"] in signed
+    assert "signed, not checked" in output("verify", f"{exports}/{version}")
     assert "was made by another key" in refused("verify", exports, "--key", tmp_path / "other.pub")
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
 def test_the_folder_of_a_run_is_accepted(signable: Store, tmp_path: Path) -> None:
     (tmp_path / "made").rename(tmp_path / "exports" / "bundle")
-    done = call("sign", signable.uri, "--key", tmp_path / "key.pem")
-    assert done.output.startswith(f"{signable.uri}/bundle: signed by the key "), done.exception
-    result = call("verify", signable.uri, "--key", tmp_path / "key.pub")
-    assert result.output.startswith(f"{signable.uri}/bundle: complete, "), result.exception
+    signed = output("sign", signable.uri, "--key", tmp_path / "key.pem")
+    assert signed.startswith(f"{signable.uri}/bundle: signed by the key ")
+    verified = output("verify", signable.uri, "--key", tmp_path / "key.pub")
+    assert verified.startswith(f"{signable.uri}/bundle: complete, ")
 
 
 @pytest.mark.parametrize("where", ["folder"], indirect=True)
@@ -247,8 +246,8 @@ def test_the_folder_of_a_run_is_accepted(signable: Store, tmp_path: Path) -> Non
         ("pointer", "is damaged: MANIFEST.sha256 is that of "),
         ("link", "is damaged: serving/m/2 is not in MANIFEST.sha256"),
         ("pipe", "is damaged: pipe is not in MANIFEST.sha256"),
-        ("hidden", "is damaged: .x.tmp is not in MANIFEST.sha256"),
-        ("lock", "is damaged: .x.lock is not in MANIFEST.sha256"),
+        (".x.tmp", "is damaged: .x.tmp is not in MANIFEST.sha256"),
+        (".x.lock", "is damaged: .x.lock is not in MANIFEST.sha256"),
         ("empty", "is damaged: serving/m/3/ is not in MANIFEST.sha256"),
         ("linked", "cannot read"),
     ],
@@ -261,8 +260,8 @@ def test_a_changed_file_is_found(signable: Store, tmp_path: Path, change: str, w
             (folder / "model.safetensors").write_bytes(bytes(99) + b"1")
         case "gone":
             (folder / "model.safetensors").unlink()
-        case "more":
-            (folder / "more").write_text("")
+        case "more" | ".x.tmp" | ".x.lock":
+            (folder / change).write_text("")
         case "outside":
             (folder.parent / "other").write_text("")
             with (folder / bundle.MANIFEST).open("a") as file:
@@ -279,10 +278,6 @@ def test_a_changed_file_is_found(signable: Store, tmp_path: Path, change: str, w
             (folder / "serving" / "m" / "2").symlink_to(tmp_path)
         case "pipe":
             os.mkfifo(folder / "pipe")
-        case "hidden":
-            (folder / ".x.tmp").write_text("")
-        case "lock":
-            (folder / ".x.lock").write_text("")
         case "empty":
             (folder / "serving" / "m" / "3").mkdir(parents=True)
         case "linked":
@@ -302,10 +297,10 @@ def test_a_signature_from_elsewhere_is_added_to_its_bundle(signable: Store, tmp_
     exports = f"{signable.uri}/flowers"
     call("sign", tmp_path / "made", "--key", tmp_path / "key.pem")
     signature = tmp_path / "made" / bundle.SIGNATURE
-    done = call("verify", exports, "--key", tmp_path / "key.pub", "--signature", signature)
-    assert "signed by the key" in done.output, done.exception
-    assert call("sign", exports, "--signature", signature).exception is None
-    assert call("verify", exports, "--key", tmp_path / "key.pub").exception is None
+    own = ("--key", tmp_path / "key.pub")
+    assert "signed by the key" in output("verify", exports, *own, "--signature", signature)
+    output("sign", exports, "--signature", signature)
+    output("verify", exports, *own)
     other = exported(signable, "flowers", tmp_path / "second", 5, Lineage("run-2"))
     error = refused("sign", f"{exports}/{other}", "--signature", signature)
     assert f"this is not a signature of {exports}/{other}: MANIFEST.sha256 differs" in error

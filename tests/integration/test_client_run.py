@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from kfp_ddp.cli import app
 from kfp_ddp.client import follow
 from kfp_ddp.core.errors import ServerError
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.bundle import LINEAGE
 from kfp_ddp.storage.kinds import open_store
 from tests import run_output
-from tests.commands import refused
+from tests.commands import call, document, output, refused
 from tests.exports import exported
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer, serving
-from tests.schedules import OWN, Call
+from tests.schedules import OWN
 
+pytestmark = pytest.mark.usefixtures("configured")
 FLOWERS = "gs://bucket/flowers"
 COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
 RUN = "8fa2b9a1-6d87-4473-ad43-69c2efa3bcc0"
@@ -34,11 +33,10 @@ def _sent(server: KfpServer) -> dict[str, Any]:
     return body
 
 
-def test_a_source_is_trained_on_with_what_was_set(call: Call, kfp_server: KfpServer) -> None:
-    done = call("run", FLOWERS, "--gpus", "2", "--set", "epochs=30", "--set", "seed=7")
-    assert done.exit_code == 0, done.output
+def test_a_source_is_trained_on_with_what_was_set(kfp_server: KfpServer) -> None:
+    shown = output("run", FLOWERS, "--gpus", "2", "--set", "epochs=30", "--set", "seed=7")
     run_id = next(iter(kfp_server.store.runs))
-    assert f"{kfp_server.url}/#/runs/details/{run_id}" in done.output
+    assert f"{kfp_server.url}/#/runs/details/{run_id}" in shown
     sent = _sent(kfp_server)
     assert re.fullmatch(r"flowers-\d{8}-\d{6}", sent["display_name"])
     assert sent["runtime_config"]["parameters"] == {
@@ -51,14 +49,14 @@ def test_a_source_is_trained_on_with_what_was_set(call: Call, kfp_server: KfpSer
     assert sent["pipeline_spec"] == {"pipeline_spec": file[0], "platform_spec": file[1]}
 
 
-def test_options_override_the_file_and_that_the_configuration(call: Call) -> None:
+def test_options_override_the_file_and_that_the_configuration() -> None:
     Path("kfp-ddp.yaml").write_text("destination: gs://once/models\n")
     Path("file.yaml").write_text(
         "source: gs://file/x\ngpus_per_node: 8\ndestination: gs://file/models\n"
     )
 
     def sent(*words: str) -> Any:
-        return json.loads(call("run", *words, "--dry-run", "--json").stdout)["parameters"]
+        return document("run", *words, "--dry-run")["parameters"]
 
     typed = ("gs://typed/x", "--gpus", "1", "-f", "file.yaml")
     expected = {"source": "gs://typed/x", "gpus_per_node": 1, "destination": "gs://file/models"}
@@ -68,21 +66,20 @@ def test_options_override_the_file_and_that_the_configuration(call: Call) -> Non
     assert sent("gs://typed/x")["destination"] == "gs://once/models"
 
 
-def test_images_come_from_the_configured_registry(call: Call, kfp_server: KfpServer) -> None:
+def test_images_come_from_the_configured_registry(kfp_server: KfpServer) -> None:
     Path("kfp-ddp.yaml").write_text("registry: registry.example.com/ml\nexperiment: flowers\n")
     first = call("run", FLOWERS)
     text = json.dumps(_sent(kfp_server))
     assert "registry.example.com/ml/launcher:" in text
     assert "ghcr.io" not in text
-    names = [each["display_name"] for each in kfp_server.store.experiments.values()]
+    names = [one["display_name"] for one in kfp_server.store.experiments.values()]
     assert "flowers" in names
     assert "the experiment flowers is new" in first.stderr
     assert "is new" not in call("run", FLOWERS).stderr
 
 
-def test_dry_run_shows_what_will_run(call: Call, kfp_server: KfpServer) -> None:
-    words = ("run", FLOWERS, "--gpus", "2", "--pipeline", "sweep", "--dry-run")
-    shown = json.loads(call(*words, "--json").stdout)
+def test_dry_run_shows_what_will_run(kfp_server: KfpServer) -> None:
+    shown = document("run", FLOWERS, "--gpus", "2", "--pipeline", "sweep", "--dry-run")
     assert shown["runs"].startswith("a network with settings by images")
     assert (shown["trials"], shown["gate"]) == (3, {"majority_class": "must be beaten"})
     assert re.fullmatch(r"sweep-[0-9a-f]{12}", shown["version"])
@@ -93,11 +90,10 @@ def test_dry_run_shows_what_will_run(call: Call, kfp_server: KfpServer) -> None:
     assert not kfp_server.requests
 
 
-def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) -> None:
+def test_any_pipeline_is_run_from_its_file(kfp_server: KfpServer) -> None:
     Path("own.yaml").write_text(yaml.safe_dump(OWN))
     Path("set.yaml").write_text("rounds: 2\ntraining: {b: 2}\n")
-    done = call("run", "own.yaml", "-f", "set.yaml", "--set", "rounds=3", "--name", "third")
-    assert done.exit_code == 0, done.output
+    output("run", "own.yaml", "-f", "set.yaml", "--set", "rounds=3", "--name", "third")
     sent = _sent(kfp_server)
     assert sent["display_name"] == "third"
     assert sent["runtime_config"]["parameters"] == {"rounds": 3, "training": {"b": 2}}
@@ -125,7 +121,7 @@ def test_any_pipeline_is_run_from_its_file(call: Call, kfp_server: KfpServer) ->
         (["mine.py"], "mine.py is not compiled: kfp-ddp compile mine.py"),
     ],
 )
-def test_invalid_input(call: Call, kfp_server: KfpServer, words: list[str], line: str) -> None:
+def test_invalid_input(kfp_server: KfpServer, words: list[str], line: str) -> None:
     Path("photos").mkdir()
     Path("own.yaml").write_text(yaml.safe_dump(OWN))
     Path("junk.yaml").write_bytes(b"\x00\x01{{{")
@@ -144,22 +140,21 @@ def test_invalid_input(call: Call, kfp_server: KfpServer, words: list[str], line
         (FLOWERS, "--name", "https://me:hunter2@x"),
     ],
 )
-def test_a_secret_is_not_sent(call: Call, kfp_server: KfpServer, words: tuple[str, ...]) -> None:
+def test_a_secret_is_not_sent(kfp_server: KfpServer, words: tuple[str, ...]) -> None:
     Path("own.yaml").write_text(yaml.safe_dump(OWN))
-    refused = call("run", *words)
-    assert "which KFP would store and show" in str(refused.exception)
-    assert "hunter2" not in f"{refused.exception}{refused.output}"
+    done = call("run", *words)
+    assert "which KFP would store and show" in str(done.exception)
+    assert "hunter2" not in f"{done.exception}{done.output}"
     assert not kfp_server.requests
 
 
-def test_an_uploaded_pipeline_is_run_in_a_version(call: Call, kfp_server: KfpServer) -> None:
+def test_an_uploaded_pipeline_is_run_in_a_version(kfp_server: KfpServer) -> None:
     own = yaml.safe_dump(OWN).encode()
     pipeline = kfp_server.store.upload_pipeline(own, {"name": "mine"})
     versions = kfp_server.store.upload_pipeline_version
     versions(own, {"pipelineid": pipeline["pipeline_id"], "name": "second"})
     for name, version in (("mine", "second"), ("mine@mine", "mine")):
-        done = call("run", "--pipeline", name, "--set", "rounds=1")
-        assert done.exit_code == 0, done.output
+        output("run", "--pipeline", name, "--set", "rounds=1")
         sent = kfp_server.requests_for("create_run")[-1].body
         assert isinstance(sent, dict)
         chosen = kfp_server.store.versions[
@@ -169,23 +164,18 @@ def test_an_uploaded_pipeline_is_run_in_a_version(call: Call, kfp_server: KfpSer
         assert "pipeline_spec" not in sent
 
 
-def test_a_multi_user_run_has_a_namespace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_a_multi_user_run_has_a_namespace() -> None:
     with serving(multi_user=True) as server:
         options = ["--host", server.url, "-n", "kubeflow-user"]
-        run = ["run", FLOWERS, "--registry", "registry.example.com/ml"]
-        done = CliRunner().invoke(app, [*run, *options])
-        assert done.exit_code == 0, done.output
+        output("run", FLOWERS, *options)
         (experiment,) = server.store.experiments.values()
         assert experiment["namespace"] == "kubeflow-user"
-        result = CliRunner().invoke(app, ["status", "last", *options])
-        assert result.exit_code == 0, result.output
+        output("status", "last", *options)
         assert server.violations == []
 
 
 def test_the_exit_code_of_wait_is_that_of_the_run(
-    call: Call, kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end(server: KfpServer, state: str) -> None:
         (run_id,) = (one for one, run in server.store.runs.items() if run["state"] == "PENDING")
@@ -207,40 +197,38 @@ def fill(s3: Any, tmp_path: Path, task: Path) -> str:
     return "s3://bucket/runs"
 
 
-def test_inspection_of_a_bucket(call: Call, kfp_server: KfpServer, s3: Any, tmp_path: Path) -> None:
+def test_inspection_of_a_bucket(kfp_server: KfpServer, s3: Any, tmp_path: Path) -> None:
     run_output.task(tmp_path / "train", ("train", "evaluate", "export"), 80, {"epochs": 2})
     work = fill(s3, tmp_path, tmp_path / "train")
     kfp_server.record("run_get_failed", runtime_config={"parameters": {"work": work}})
     here = run_output.make(tmp_path / "here", correct=90, epochs=3)
 
-    described = json.loads(call("describe", "shapes-1", "--json").stdout)
+    described = document("describe", "shapes-1")
     assert (described["state"], described["step"]) == ("FAILED", "train")
     assert described["trainings"][0]["checkpoint"] == 40
     assert described["next"][-1] == "kfp-ddp retry 8fa2b9a1"
     assert "its pods were not read: no cluster is configured" in described["notes"][0]
 
-    compared = json.loads(call("compare", "last", str(here), "--json").stdout)
+    compared = document("compare", "last", str(here))
     assert [figure["value"] for figure in compared["metrics"]["accuracy"]] == [0.8, 0.9]
     assert compared["settings"]["epochs"] == [2, 3]
 
-    done = call("download", "8fa2b9a1", "--json")
-    assert done.exit_code == 0, done.output
+    output("download", "8fa2b9a1")
     assert (tmp_path / "shapes-1/bundle/model.onnx").stat().st_size == 100_000
     assert [path.name for path in tmp_path.glob(".*")] == [".config"]
 
 
-def test_a_log_of_a_deleted_pod_is_that_of_kfp(call: Call, kfp_server: KfpServer, s3: Any) -> None:
+def test_a_log_of_a_deleted_pod_is_that_of_kfp(kfp_server: KfpServer, s3: Any) -> None:
     spec = {"pipelineInfo": {"name": "train-resnet"}, "root": {"dag": {"tasks": {}}}}
     root = {"parameters": {}, "pipeline_root": "s3://bucket/kfp"}
     kfp_server.record("run_get_failed", pipeline_spec=spec, runtime_config=root)
     key = f"kfp/train-resnet/{RUN}/train/0a1b/executor-logs"
     s3.put_object(Bucket="bucket", Key=key, Body=b"step 1\nerror: rank 0: no room\n")
-    assert call("logs", RUN, "train").stdout == "step 1\nerror: rank 0: no room\n"
-    document = json.loads(call("describe", RUN, "--json").stdout)
-    assert document["cause"] == "rank 0: no room"
+    assert output("logs", RUN, "train") == "step 1\nerror: rank 0: no room\n"
+    assert document("describe", RUN)["cause"] == "rank 0: no room"
 
 
-def test_what_cannot_be_read_is_an_error_of_one_line(call: Call, kfp_server: KfpServer) -> None:
+def test_what_cannot_be_read_is_an_error_of_one_line(kfp_server: KfpServer) -> None:
     kfp_server.record("run_get_failed", runtime_config={"parameters": {}})
     messages = {
         ("compare", RUN): "its pipeline has no parameter work or work_claim",
@@ -268,24 +256,23 @@ def test_what_cannot_be_read_is_an_error_of_one_line(call: Call, kfp_server: Kfp
     ],
 )
 def test_a_failed_run_has_the_cause_of_the_server(
-    call: Call, kfp_server: KfpServer, recorded: str, more: dict[str, Any], cause: str
+    kfp_server: KfpServer, recorded: str, more: dict[str, Any], cause: str
 ) -> None:
     run_id = kfp_server.record(recorded, **more)
-    document = json.loads(call("describe", run_id, "--json").stdout)
-    assert document["cause"] == cause
-    assert document["next"][-1] == f"kfp-ddp retry {run_id[:8]}"
+    described = document("describe", run_id)
+    assert described["cause"] == cause
+    assert described["next"][-1] == f"kfp-ddp retry {run_id[:8]}"
 
 
-def test_a_run_that_succeeded_needs_no_pods(call: Call, kfp_server: KfpServer) -> None:
+def test_a_run_that_succeeded_needs_no_pods(kfp_server: KfpServer) -> None:
     kfp_server.record("run_get_succeeded")
-    answer = call("describe", "shapes-2", "--no-files")
-    assert answer.exit_code == 0, answer.output
-    assert "shapes-2  SUCCEEDED after 3:34, started 2026-11-21 22:56 UTC" in answer.stdout
-    assert "next        kfp-ddp download 1cb3d7e4" in answer.stdout
-    assert "note" not in answer.stdout
+    shown = output("describe", "shapes-2", "--no-files")
+    assert "shapes-2  SUCCEEDED after 3:34, started 2026-11-21 22:56 UTC" in shown
+    assert "next        kfp-ddp download 1cb3d7e4" in shown
+    assert "note" not in shown
 
 
-def test_a_bundle_of_the_destination(call: Call, kfp_server: KfpServer, tmp_path: Path) -> None:
+def test_a_bundle_of_the_destination(kfp_server: KfpServer, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     where = open_store(str(tmp_path / "models"))
     for number, run_id in enumerate(("another", RUN)):

@@ -1,11 +1,9 @@
 import contextlib
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from kfp_ddp.client import follow, run_info
 from kfp_ddp.client.run_info import RunFinder
@@ -17,13 +15,14 @@ from kfp_ddp.jobs.identity import WORKFLOWS
 from kfp_ddp.k8s.api import ApiError, custom
 from kfp_ddp.pipelines.document import read
 from tests.cluster import FakeApi
+from tests.commands import call, document, output, refused
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
 from tests.run_output import Terminal
 
+pytestmark = pytest.mark.usefixtures("configured")
 COMPILED = Path(__file__).parents[2] / "kfp_ddp" / "compiled"
 DONE = dict.fromkeys(("preflight", "data-sync", "dataset-volume"), "SUCCEEDED")
-Call = Callable[..., Result]
 
 
 @pytest.fixture
@@ -88,24 +87,24 @@ def test_all_pages_are_read_and_a_repeated_token_is_an_error(
         list(newest_runs(client, 100))
 
 
-def test_runs_are_listed_by_state_and_experiment(call: Call, kfp_server: KfpServer) -> None:
+def test_runs_are_listed_by_state_and_experiment(kfp_server: KfpServer) -> None:
     good, bad, _ = _create(kfp_server, "good", "bad", "new")
     kfp_server.store.set_state(good, "SUCCEEDED")
     kfp_server.store.set_state(bad, "FAILED")
-    table = call("runs").output
+    table = output("runs")
     assert [line.split()[2] for line in table.splitlines()[1:]] == ["new", "bad", "good"]
-    (one,) = json.loads(call("runs", "--state", "failed", "--json").output)
+    (one,) = document("runs", "--state", "failed")
     assert (one["run_id"], one["state"], one["name"]) == (bad, "FAILED", "bad")
     assert one["parameters"] == {"source": "gs://bucket/flowers"}
-    assert len(json.loads(call("runs", "--experiment", "Default", "--json").output)) == 3
-    assert "no experiment 'nightly'" in str(call("runs", "--experiment", "nightly").exception)
-    assert "it is one of pending, running" in str(call("runs", "--state", "lost").exception)
+    assert len(document("runs", "--experiment", "Default")) == 3
+    assert "no experiment 'nightly'" in refused("runs", "--experiment", "nightly")
+    assert "it is one of pending, running" in refused("runs", "--state", "lost")
 
 
-def test_status_shows_the_tree_of_a_run(call: Call, kfp_server: KfpServer) -> None:
+def test_status_shows_the_tree_of_a_run(kfp_server: KfpServer) -> None:
     (run_id,) = _create(kfp_server, "flowers")
     kfp_server.put_run(run_id, "RUNNING", DONE | {"train": "RUNNING"})
-    shown = call("status", "flowers").output
+    shown = output("status", "flowers")
     assert [line.strip("│├└─ ").split("  ")[0] for line in shown.splitlines()] == [
         "● flowers",
         *("✓ preflight", "● training", "✓ data-sync", "✓ dataset-volume", "● train"),
@@ -113,13 +112,13 @@ def test_status_shows_the_tree_of_a_run(call: Call, kfp_server: KfpServer) -> No
         *("· deploy", "· teardown"),
         f"{kfp_server.url}/#/runs/details/{run_id}",
     ]
-    document = json.loads(call("status", run_id[:8], "--json").output)
-    assert document["state"] == "RUNNING"
-    train = document["steps"][1]["steps"][2]
+    status = document("status", run_id[:8])
+    assert status["state"] == "RUNNING"
+    train = status["steps"][1]["steps"][2]
     assert (train["name"], train["state"], train["end"]) == ("train", "RUNNING", None)
 
 
-def test_a_watched_run_that_failed_exits_with_1(call: Call, kfp_server: KfpServer) -> None:
+def test_a_watched_run_that_failed_exits_with_1(kfp_server: KfpServer) -> None:
     (run_id,) = _create(kfp_server, "flowers")
     kfp_server.put_run(run_id, "FAILED", DONE | {"train": "FAILED", "teardown": "SUCCEEDED"})
     watched = call("status", "last", "--follow")
@@ -161,27 +160,27 @@ def test_a_run_is_followed_through_faults_of_the_server(
     assert [line for line in texts if "publish" in line] == ["– publish         not run"]
 
 
-def test_a_run_is_cancelled_and_retried(call: Call, kfp_server: KfpServer) -> None:
+def test_a_run_is_cancelled_and_retried(kfp_server: KfpServer) -> None:
     (run_id,) = _create(kfp_server, "flowers")
-    assert "flowers is PENDING: only a run that failed" in str(call("retry", "last").exception)
-    cancelled = json.loads(call("cancel", "flowers", "--json").stdout)
+    assert "flowers is PENDING: only a run that failed" in refused("retry", "last")
+    cancelled = document("cancel", "flowers")
     assert (cancelled["run_id"], cancelled["state"]) == (run_id, "CANCELING")
     kfp_server.store.set_state(run_id, "FAILED")
-    assert "canceled" in call("runs").output
-    (row,) = json.loads(call("runs", "--state", "canceled", "--json").stdout)
+    assert "canceled" in output("runs")
+    (row,) = document("runs", "--state", "canceled")
     assert (row["state"], row["cancelled"]) == ("CANCELED", True)
-    described = json.loads(call("describe", run_id, "--no-files", "--json").stdout)
+    described = document("describe", run_id, "--no-files")
     assert {name: described[name] for name in row} == row
-    assert call("describe", run_id, "--no-files").output.startswith("flowers  CANCELED")
+    assert output("describe", run_id, "--no-files").startswith("flowers  CANCELED")
     assert isinstance(call("status", run_id, "--follow").exception, RunCancelledError)
-    assert json.loads(call("runs", "--state", "failed", "--json").stdout) == []
-    assert "CANCELED" in call("status", "flowers").output
-    assert "flowers is already over (FAILED)" in str(call("cancel", "flowers").exception)
+    assert document("runs", "--state", "failed") == []
+    assert "CANCELED" in output("status", "flowers")
+    assert "flowers is already over (FAILED)" in refused("cancel", "flowers")
     assert len(kfp_server.requests_for("terminate_run")) == 1
-    assert call("retry", run_id[:8]).exit_code == 0
+    output("retry", run_id[:8])
     assert kfp_server.store.runs[run_id]["state"] == "RUNNING"
     kfp_server.store.set_state(run_id, "FAILED")
-    assert "FAILED" in call("status", "flowers").output
+    assert "FAILED" in output("status", "flowers")
 
 
 def test_terminal(

@@ -1,6 +1,5 @@
 """`kfp-ddp schedule`: create, list, pause, start, on a stand-in of KFP."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,8 +12,11 @@ from kfp_ddp.client import schedules, scheduling
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
+from tests.commands import call, document, output, refused
 from tests.kfp_server.server import KfpServer, serving
-from tests.schedules import COMPILED, Call, create, new_version, refused, stored, uploaded
+from tests.schedules import COMPILED, create, new_version, stored, uploaded
+
+pytestmark = pytest.mark.usefixtures("configured")
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +24,9 @@ def own(kfp_server: KfpServer) -> str:
     return uploaded(kfp_server)
 
 
-def test_a_cron_of_five_fields_is_sent_as_six(call: Call, kfp_server: KfpServer) -> None:
+def test_a_cron_of_five_fields_is_sent_as_six(kfp_server: KfpServer) -> None:
     words = ("--pipeline", "own", "--cron", "0 3 * * *", "--set", "rounds=3")
-    done = call("schedule", "create", "nightly", *words)
-    assert done.exception is None, done.output
+    shown = output("schedule", "create", "nightly", *words)
     (schedule,) = kfp_server.store.recurring_runs.values()
     assert schedule["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * *"}}
     assert schedule["runtime_config"] == {"parameters": {"rounds": 3}}
@@ -33,24 +34,14 @@ def test_a_cron_of_five_fields_is_sent_as_six(call: Call, kfp_server: KfpServer)
     version = schedule["pipeline_version_reference"]["pipeline_version_id"]
     assert kfp_server.store.versions[version]["name"] == "own"
     day = datetime.now(UTC) + timedelta(days=datetime.now(UTC).hour >= 3)
-    for message in (
-        "is enabled",
-        "At 03:00, every day (0 0 3 * * *)",
-        f"next          {day:%Y-%m-%d} 03:00, ",
-        "UTC, that of the server (CRON_SCHEDULE_TIMEZONE)",
-        "own@own",
-        "at most 1; further runs wait",
-        "one run for all missed times",
-        "rounds=3",
-    ):
-        assert message in done.output
+    for part in ("is enabled", f"next          {day:%Y-%m-%d} 03:00, ", "own@own", "rounds=3"):
+        assert part in shown
 
 
 def test_the_options_arrive(
-    call: Call, kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
+    kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     created = create(
-        call,
         "weekly",
         *("--latest", "--paused", "--catchup", "--max-concurrency", "2"),
         *("--start", "2098-01-01", "--end", "2099-01-01T00:00:00Z"),
@@ -70,7 +61,7 @@ def test_the_options_arrive(
     experiment = kfp_server.store.experiments[schedule["experiment_id"]]
     assert experiment["display_name"] == "flowers"
     monkeypatch.setenv("KFP_DDP_TIME_ZONE", "Europe/Vienna")
-    resumed = json.loads(call("schedule", "resume", "weekly", "--json").stdout)
+    resumed = document("schedule", "resume", "weekly")
     assert resumed["next"][0] == "2098-01-01T03:00:00+01:00"
     assert created["pipeline"] == "own, always the newest version"
 
@@ -92,35 +83,34 @@ def test_the_options_arrive(
     ],
 )
 def test_invalid_input_is_refused_in_one_line_and_creates_nothing(
-    call: Call, kfp_server: KfpServer, words: tuple[str, ...], message: str
+    kfp_server: KfpServer, words: tuple[str, ...], message: str
 ) -> None:
     given = ("--pipeline", "own", "--cron", "0 3 * * *", "--set", "rounds=3")
-    assert message in refused(call, "create", "nightly", *given, *words)
+    assert message in refused("schedule", "create", "nightly", *given, *words)
     assert not kfp_server.store.recurring_runs
     assert len(kfp_server.store.experiments) == 1
 
 
-def test_our_pipelines_are_checked_as_a_run_of_them_is(call: Call, kfp_server: KfpServer) -> None:
+def test_our_pipelines_are_checked_as_a_run_of_them_is(kfp_server: KfpServer) -> None:
     kfp_server.store.upload_pipeline(COMPILED.read_bytes(), {"name": "train-resnet"})
     words = ("--pipeline", "train-resnet", "--cron", "0 3 * * *")
-    assert "source is missing" in refused(call, "create", "nightly", *words)
+    assert "source is missing" in refused("schedule", "create", "nightly", *words)
     source = ("--set", "source=gs://photos/flowers")
-    message = refused(call, "create", "nightly", *words, *source, "--set", "nodes=1.5")
+    message = refused("schedule", "create", "nightly", *words, *source, "--set", "nodes=1.5")
     assert "nodes=1.5 cannot be used" in message
     assert not kfp_server.store.recurring_runs
     Path("file.yaml").write_text("destination: gs://file/models\n")
     over = ("-f", "file.yaml", "--destination", "gs://photos/models")
     as_uploaded = ("--pipeline", "train_resnet", *over)
-    done = call("schedule", "create", "nightly", *words, *source, *as_uploaded)
-    assert done.exception is None, done.output
+    output("schedule", "create", "nightly", *words, *source, *as_uploaded)
     (schedule,) = kfp_server.store.recurring_runs.values()
     given = schedule["runtime_config"]["parameters"]
     assert given == {"source": "gs://photos/flowers", "destination": "gs://photos/models"}
 
 
-def test_list_and_show_find_by_name_and_id(call: Call, kfp_server: KfpServer, own: str) -> None:
+def test_list_and_show_find_by_name_and_id(kfp_server: KfpServer, own: str) -> None:
     assert call("schedule", "list").stderr == "no schedules\n"
-    first = create(call)
+    first = create()
     for number in range(101):  # more than a page
         kfp_server.store.create_recurring_run(
             {
@@ -132,7 +122,7 @@ def test_list_and_show_find_by_name_and_id(call: Call, kfp_server: KfpServer, ow
             {},
         )
     run = kfp_server.store.trigger(first["id"])
-    created = json.loads(call("schedule", "list", "--json").stdout)
+    created = document("schedule", "list")
     assert len(created) == 102
     other = next(one for one in created if one["name"] == "made-in-the-ui-7")
     assert other["when"] == "Every 5 seconds, every minute, every hour, every day"
@@ -141,12 +131,12 @@ def test_list_and_show_find_by_name_and_id(call: Call, kfp_server: KfpServer, ow
     assert "At 03:00, every day" in shown.stdout
     assert "replace made-in-the-ui-7 --cron '*/5 * * * *'" in shown.stderr
     for word in ("nightly", first["id"], first["id"][:8]):
-        found = json.loads(call("schedule", "show", word, "--json").stdout)
-        assert (found["id"], found["runs"][0]["run_id"]) == (first["id"], run["run_id"])
+        shown = document("schedule", "show", word)
+        assert (shown["id"], shown["runs"][0]["run_id"]) == (first["id"], run["run_id"])
     assert f"{run['run_id'][:8]} pending" in call("schedule", "show", "nightly").output
-    assert "did you mean 'nightly'" in refused(call, "show", "nightl")
+    assert "did you mean 'nightly'" in refused("schedule", "show", "nightl")
     gone = "c1000000-0000-4000-8000-000000000000"
-    assert f"there is no schedule {gone}" in refused(call, "show", gone)
+    assert f"there is no schedule {gone}" in refused("schedule", "show", gone)
 
 
 def test_of_two_clients_that_create_a_schedule_at_once_one_is_refused(
@@ -175,53 +165,52 @@ def test_of_two_clients_that_create_a_schedule_at_once_one_is_refused(
 
 
 @pytest.mark.parametrize("latest", [True, False])
-def test_run_now_uses_schedule(call: Call, kfp_server: KfpServer, own: str, latest: bool) -> None:
-    created = create(call, "nightly", *(["--latest"] if latest else []))
+def test_run_now_uses_schedule(kfp_server: KfpServer, own: str, latest: bool) -> None:
+    created = create("nightly", *(["--latest"] if latest else []))
     schedule = kfp_server.store.recurring_runs[created["id"]]
     newest = new_version(kfp_server, own, "own-2")
-    done = call("schedule", "run-now", "nightly")
-    assert done.exception is None, done.output
+    shown = output("schedule", "run-now", "nightly")
     (run,) = kfp_server.store.runs.values()
     assert run["runtime_config"] == {"parameters": {"rounds": 3}}
     assert run["experiment_id"] == schedule["experiment_id"]
     used = run["pipeline_version_reference"]["pipeline_version_id"]
     assert (used == newest) == latest
-    assert f"{kfp_server.url}/#/runs/details/{run['run_id']}" in done.output
+    assert f"{kfp_server.url}/#/runs/details/{run['run_id']}" in shown
 
 
-def test_schedules_of_one_name_need_an_id(call: Call, kfp_server: KfpServer) -> None:
-    first = create(call)
+def test_schedules_of_one_name_need_an_id(kfp_server: KfpServer) -> None:
+    first = create()
     words = ("--pipeline", "own", "--cron", "0 4 * * *", "--set", "rounds=4")
-    assert "schedule 'nightly' already exists" in refused(call, "create", "nightly", *words)
+    assert "schedule 'nightly' already exists" in refused("schedule", "create", "nightly", *words)
     body = {**kfp_server.store.recurring_runs[first["id"]], "mode": "ENABLE"}
     second = kfp_server.store.create_recurring_run(body, {})["recurring_run_id"]
-    assert "matches 2 schedules" in refused(call, "pause", "nightly")
-    assert call("schedule", "pause", second[:8]).exception is None
+    assert "matches 2 schedules" in refused("schedule", "pause", "nightly")
+    output("schedule", "pause", second[:8])
     assert "is paused" in call("schedule", "pause", "nightly").output
     assert [status for _, _, status in stored(kfp_server)] == ["DISABLED", "DISABLED"]
 
 
-def test_older_runs_are_not_requested(call: Call, kfp_server: KfpServer) -> None:
-    created = create(call)
+def test_older_runs_are_not_requested(kfp_server: KfpServer) -> None:
+    created = create()
     run = kfp_server.store.trigger(created["id"])
     for number in range(250):
         old = {**run, "run_id": f"{number:08}-0000-4000-8000-000000000000"}
         old |= {"created_at": "2020-01-01T00:00:00Z", "recurring_run_id": "another"}
         kfp_server.store.runs[old["run_id"]] = old
-    assert json.loads(call("schedule", "show", "nightly", "--json").stdout)["runs"]
+    assert document("schedule", "show", "nightly")["runs"]
     assert len(kfp_server.requests_for("list_runs")) == 1
 
 
-def test_a_multi_user_schedule_has_a_namespace(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_multi_user_schedule_has_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(multi_user=True) as server:
         uploaded(server)
         monkeypatch.setenv("KFP_DDP_HOST", server.url)
         monkeypatch.setenv("KFP_DDP_NAMESPACE", "kubeflow-user")
-        created = create(call)
+        created = create()
         (schedule,) = server.store.recurring_runs.values()
         assert schedule["namespace"] == "kubeflow-user"
-        listed = json.loads(call("schedule", "list", "--json").stdout)
+        listed = document("schedule", "list")
         assert [one["id"] for one in listed] == [created["id"]]
-        assert call("schedule", "replace", "nightly", "--cron", "0 5 * * *").exception is None
+        output("schedule", "replace", "nightly", "--cron", "0 5 * * *")
         assert stored(server) == [("nightly", "0 0 5 * * *", "ENABLED")]
         assert not server.violations

@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import Result
 
 from kfp_ddp.pipelines.document import read
-from tests import commands
+from tests.commands import call, document, output, refused
 from tests.kfp_server import faults
 from tests.kfp_server.server import KfpServer
 from tests.schedules import OWN
@@ -28,10 +27,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def upload(*words: str) -> Result:
-    return commands.call("upload", *words)
-
-
 def change(file: Path, description: str) -> None:
     spec = yaml.safe_load(file.read_text())
     spec["pipelineInfo"]["description"] = description
@@ -39,70 +34,70 @@ def change(file: Path, description: str) -> None:
 
 
 def test_the_same_content_is_uploaded_once(kfp_server: KfpServer, file: Path) -> None:
-    first = json.loads(upload(str(file), "--json").stdout)
+    first = document("upload", file)
     assert first["new"]
     assert first["version"].startswith("mine-")
     file.write_text("# a comment is no content\n" + file.read_text())
-    again = json.loads(upload(str(file), "--json").stdout)
+    again = document("upload", file)
     assert again == first | {"new": False}
-    assert upload(str(file)).stdout == (f"unchanged: mine already has version {first['version']}\n")
+    assert output("upload", file) == (f"unchanged: mine already has version {first['version']}\n")
     assert len(kfp_server.requests_for("upload_pipeline_version")) == 1
 
 
 def test_changed_content_is_a_new_version(kfp_server: KfpServer, file: Path) -> None:
     before = file.read_text()
-    upload(str(file))
+    output("upload", file)
     change(file, "another")
-    done = upload(str(file), "--description", "faster")
+    shown = output("upload", file, "--description", "faster")
     first, second = kfp_server.store.versions.values()
-    assert done.stdout == f"uploaded mine, version {second['name']}\n"
+    assert shown == f"uploaded mine, version {second['name']}\n"
     assert (first.get("description"), second["description"]) == (None, "faster")
     file.write_text(before)
-    assert json.loads(upload(str(file), "--json").stdout)["new"]
+    assert document("upload", file)["new"]
     *_, third = kfp_server.store.versions.values()
     assert third["name"] == f"{first['name']}-2"
-    assert not json.loads(upload(str(file), "--json").stdout)["new"]
+    assert not document("upload", file)["new"]
 
 
 def test_a_built_in_pipeline_is_uploaded_with_the_configured_images(
     kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("train_resnet", str(COMPILED)):
-        assert "launcher:0.1.0 is published nowhere" in str(upload(name).exception)
+    for name in ("train_resnet", COMPILED):
+        assert "launcher:0.1.0 is published nowhere" in refused("upload", name)
     monkeypatch.setenv("KFP_DDP_REGISTRY", "registry.example.com/ml")
-    assert "is published nowhere" in str(upload(str(COMPILED)).exception)
+    assert "is published nowhere" in refused("upload", COMPILED)
     assert not kfp_server.requests
-    assert upload("train_resnet", "--name", "nightly").exit_code == 0
+    output("upload", "train_resnet", "--name", "nightly")
     assert [one["name"] for one in kfp_server.store.pipelines.values()] == ["nightly"]
     sent = json.dumps(next(iter(kfp_server.store.versions.values()))["pipeline_spec"])
     assert "registry.example.com/ml/launcher" in sent
     monkeypatch.setenv("KFP_DDP_REGISTRY", "ghcr.io/kfp-ddp")
-    assert upload(str(COMPILED)).exit_code == 0
+    output("upload", COMPILED)
     assert list(kfp_server.store.versions.values())[1]["pipeline_spec"] == read(COMPILED).body()
 
 
 def test_an_invalid_file_or_name_is_not_sent(kfp_server: KfpServer, tmp_path: Path) -> None:
     (tmp_path / "junk.yaml").write_bytes(b"\x00\x01{{{")
-    assert "not YAML" in str(upload(str(tmp_path / "junk.yaml")).exception)
-    assert "did you mean 'train_resnet'?" in str(upload("train_resnett").exception)
+    assert "not YAML" in refused("upload", tmp_path / "junk.yaml")
+    assert "did you mean 'train_resnet'?" in refused("upload", "train_resnett")
     assert not kfp_server.requests
 
 
 def test_a_failed_upload_is_reported_and_cleaned_up(kfp_server: KfpServer, file: Path) -> None:
     kfp_server.fail("upload_pipeline_version", faults.stack_trace)
-    assert "failed (500): Internal Server Error" in str(upload(str(file)).exception)
+    assert "failed (500): Internal Server Error" in str(call("upload", file).exception)
     assert not kfp_server.store.pipelines
     kfp_server.fail("delete_pipeline", faults.status(400))
-    assert "failed (500): Internal Server Error" in str(upload(str(file)).exception)
+    assert "failed (500): Internal Server Error" in str(call("upload", file).exception)
 
 
 def test_an_upload_with_a_lost_answer_succeeds(kfp_server: KfpServer, file: Path) -> None:
     kfp_server.fail("upload_pipeline_version", faults.lost)
-    assert upload(str(file)).exit_code == 0
+    output("upload", file)
     assert len(kfp_server.store.pipelines) == 1
-    assert upload(str(file)).exit_code == 0  # finds the existing version
+    output("upload", file)  # finds the existing version
 
 
 def test_a_concurrent_upload_of_one_content_is_an_error(kfp_server: KfpServer, file: Path) -> None:
     kfp_server.fail("upload_pipeline_version", faults.status(409))
-    assert "another client is uploading mine-" in str(upload(str(file)).exception)
+    assert "another client is uploading mine-" in refused("upload", file)

@@ -206,9 +206,9 @@ def test_a_weak_or_broken_form_leaves_no_file(
 def test_a_changed_split_is_refused(source: Any, trained_dataset: Path, tmp_path: Path) -> None:
     changed = Path(shutil.copytree(trained_dataset, tmp_path / "data"))
     next((changed / "val" / "red").iterdir()).unlink()
-    forms = {"x": _only_red}
+    source = dataclasses.replace(source, split=changed / "val")
     with pytest.raises(InputError, match="has other samples now than when it was evaluated"):
-        variants.measure(forms, dataclasses.replace(source, split=changed / "val"))
+        variants.add(source, Variants(variants=("resize",)))
 
 
 def test_int8_needs_training_images(source: Any, trained_dataset: Path, tmp_path: Path) -> None:

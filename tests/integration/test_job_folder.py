@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import dsl
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs import code, engine
+from kfp_ddp.jobs import code
 from kfp_ddp.jobs.authoring import as_folder, as_script
-from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.payload import PROGRAM
 from tests import workers
+from tests.workers import specification
 
 CASES = [25, pytest.param(250, marks=pytest.mark.soak)]
 ODD = [
@@ -31,20 +30,15 @@ ODD = [
 ]
 TELL = """
 import hashlib, json, os, sys
-found = {}
+contents = {}
 for above, _, files in os.walk("."):
     for name in files:
         path = os.path.join(above, name)
         digest = hashlib.sha256(open(path, "rb").read()).hexdigest()
-        found[os.path.relpath(path)] = [digest, os.access(path, os.X_OK)]
+        contents[os.path.relpath(path)] = [digest, os.access(path, os.X_OK)]
 import beside.deep as deep
-json.dump([sys.argv[1:], found, __name__, deep.X], sys.stdout)
+json.dump([sys.argv[1:], contents, __name__, deep.X], sys.stdout)
 """
-
-
-def specification(inputs: dict[str, Any], kind: str = "tfjob") -> LaunchSpec:
-    fields = {"image": "a:1", "kind": kind, **inputs}
-    return engine.specification({}, dsl.TaskConfig(), **fields)
 
 
 def filled(folder: Path, chance: random.Random, entry: str) -> dict[str, list[Any]]:

@@ -1,6 +1,5 @@
 """A Python function as a job: its source and its arguments arrive to the byte, or it is refused."""
 
-import base64
 import functools
 import importlib.util
 import json
@@ -18,10 +17,9 @@ from hypothesis import strategies as st
 from kfp import dsl
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.jobs import engine
 from kfp_ddp.jobs.authoring import as_function
-from kfp_ddp.jobs.launch_spec import LaunchSpec
 from tests import workers
+from tests.workers import specification
 
 HARD = [
     *("$HOME", "$$", "$(PATH)", "$(KFP_DDP_NODE)", "`id`", "'\"", "\\n", "{{x}}", "%s"),
@@ -36,11 +34,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(HARD), inner),
     max_leaves=6,
 )
-
-
-def specification(inputs: dict[str, Any], kind: str = "tfjob") -> LaunchSpec:
-    """The job of some inputs, as the component makes it."""
-    return engine.specification({}, dsl.TaskConfig(), **{"image": "a:1", "kind": kind, **inputs})
 
 
 def imported(folder: Path, source: bytes) -> ModuleType:
@@ -278,9 +271,3 @@ def _nothing() -> None: ...
 def test_a_function_too_large_for_a_pipeline_is_refused() -> None:
     with pytest.raises(InputError, match=r"^function alone is packed into 2\d\d,\d{3} bytes, and"):
         as_function(alone, {"lr": "x" * 170_000})
-
-
-def test_it_is_one_plain_line_in_the_pipeline() -> None:
-    line = as_function(alone, {"lr": "$$ {{$.x}}\n"})["script"]
-    assert not set(line) & set("$\n\"'\\{}")
-    assert "\\n" in base64.b64decode(line.partition(",")[2]).decode()

@@ -3,11 +3,12 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import formatdate
 from http.server import ThreadingHTTPServer
+from itertools import chain, repeat
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -67,12 +68,16 @@ class Server(Handler):
 
 
 @contextmanager
-def serving(script: Iterator[Answer], ahead: float = 0) -> Iterator[Api]:
-    handler = type("Scripted", (Server,), {"script": script, "ahead": ahead})
+def serving(script: Iterable[Answer], ahead: float = 0) -> Iterator[Api]:
+    handler = type("Scripted", (Server,), {"script": iter(script), "ahead": ahead})
     with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
         configuration = client.Configuration(host=url)
         configuration.retries = False
         yield Api(client.ApiClient(configuration), "space")
+
+
+def reply(status: int, body: str = "{}") -> Answer:
+    return lambda server, query: server.send(status, body)
 
 
 def item(uid: str, version: int) -> dict[str, object]:
@@ -84,7 +89,7 @@ def listing(version: int, *uids: str) -> Answer:
         "metadata": {"resourceVersion": str(version)},
         "items": [item(uid, version) for uid in uids],
     }
-    return lambda server, query: server.send(200, json.dumps(result))
+    return reply(200, json.dumps(result))
 
 
 def event(kind: str, uid: str, version: int) -> str:
@@ -104,20 +109,18 @@ def test_a_watch_cache_lives_through_cuts_expiry_and_errors() -> None:
     expired = json.dumps({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}}) + "\n"
     busy = '{"message": "etcd is away"}'
 
-    def script() -> Iterator[Answer]:
-        yield lambda server, query: server.send(503, busy)
-        yield listing(5, "a")
-        yield watch(event("ADDED", "b", 6) + event("ADDED", "half", 7)[:20], whole=False)
-        yield lambda server, query: server.send(500, busy)
-        yield lambda server, query: server.send(200, "<html>a proxy is busy</html>\n")
-        yield lambda server, query: server.send(403, '{"message": "rights are not loaded yet"}')
-        yield watch(event("DELETED", "a", 8), whole=True)
-        yield watch(expired, whole=True)
-        yield listing(20, "b", "c")
-        while True:
-            yield watch(event("MODIFIED", "c", 21), whole=True)
-
-    with serving(script()) as api:
+    script = [
+        reply(503, busy),
+        listing(5, "a"),
+        watch(event("ADDED", "b", 6) + event("ADDED", "half", 7)[:20], whole=False),
+        reply(500, busy),
+        reply(200, "<html>a proxy is busy</html>\n"),
+        reply(403, '{"message": "rights are not loaded yet"}'),
+        watch(event("DELETED", "a", 8), whole=True),
+        watch(expired, whole=True),
+        listing(20, "b", "c"),
+    ]
+    with serving(chain(script, repeat(watch(event("MODIFIED", "c", 21), whole=True)))) as api:
         cache = WatchCache(api, "/things", {}, threading.Event())
         cache.start()
         until(lambda: set(cache.objects) == {"b", "c"})
@@ -143,15 +146,9 @@ def test_a_watch_cache_lists_pages_and_reduces_objects(monkeypatch: pytest.Monke
 
         return answer
 
-    def script() -> Iterator[Answer]:
-        yield page("a", "b")
-        yield page("b", "")
-        gone = "".join(event("DELETED", uid, 6) for uid in ("a", "x", "y"))
-        yield lambda server, query: server.send(200, gone + event("ADDED", "c", 7))
-        while True:
-            yield lambda server, query: server.send(200, "")
-
-    with serving(script()) as api:
+    gone = "".join(event("DELETED", uid, 6) for uid in ("a", "x", "y"))
+    script = [page("a", "b"), page("b", ""), reply(200, gone + event("ADDED", "c", 7))]
+    with serving(chain(script, repeat(reply(200, "")))) as api:
         changed = threading.Event()
         cache = WatchCache(api, "/things", {}, changed, lambda of: {"metadata": of["metadata"]})
         cache.start()
@@ -169,25 +166,16 @@ def test_an_expired_list_of_nodes_is_read_again() -> None:
         specs: dict[str, dict[str, bool]] = {"drained": {"unschedulable": True}}
         specs |= {name: {} for name in nodes}
         items = [{"metadata": {"name": name}, "spec": spec} for name, spec in specs.items()]
-        result = json.dumps({"metadata": {"continue": more}, "items": items})
-        return lambda server, query: server.send(200, result)
+        return reply(200, json.dumps({"metadata": {"continue": more}, "items": items}))
 
-    def script() -> Iterator[Answer]:
-        yield page("b", "gone-meanwhile")
-        yield lambda server, query: server.send(410, '{"message": "too old"}')
-        yield page("b", "first")
-        yield page("", "second")
-
-    with serving(script()) as api:
+    too_old = reply(410, '{"message": "too old"}')
+    script = [page("b", "gone-meanwhile"), too_old, page("b", "first"), page("", "second")]
+    with serving(script) as api:
         assert [node["metadata"]["name"] for node in schedulable_nodes(api)] == ["first", "second"]
 
 
 def test_a_watch_cache_gives_up_where_it_has_no_right() -> None:
-    def script() -> Iterator[Answer]:
-        while True:
-            yield lambda server, query: server.send(403, '{"message": "no"}')
-
-    with serving(script()) as api:
+    with serving(repeat(reply(403, '{"message": "no"}'))) as api:
         cache = WatchCache(api, "/things", {}, threading.Event())
         cache.start()
         assert cache.synced.wait(20)
@@ -213,12 +201,8 @@ def test_a_log_survives_any_cut(cut_each: int, capsys: pytest.CaptureFixture[str
         else:
             server.send(200, body)
 
-    def script() -> Iterator[Answer]:
-        while True:
-            yield log
-
     over = pod("worker", ended(0), spec={"restartPolicy": "Never"}, phase="Succeeded")
-    with serving(script()) as api:
+    with serving(repeat(log)) as api:
         reader = PodLog(api, over, "pytorch", Printer())
         reader.start()
         reader.join(30)
@@ -228,15 +212,15 @@ def test_a_log_survives_any_cut(cut_each: int, capsys: pytest.CaptureFixture[str
 
 
 def test_a_request_is_repeated_while_the_server_has_a_bad_time() -> None:
-    def script() -> Iterator[Answer]:
-        yield lambda server, query: server.send(503, "{}")
-        yield lambda server, query: server.cut("{")
-        yield lambda server, query: server.send(200, '{"good": true}')
-        yield lambda server, query: server.send(404, '{"message": "not there"}')
-        yield lambda server, query: server.send(200, "ok")
-        yield lambda server, query: server.send(404, '{"message": "not there"}')
-
-    with serving(script()) as api:
+    script = [
+        reply(503),
+        lambda server, query: server.cut("{"),
+        reply(200, '{"good": true}'),
+        reply(404, '{"message": "not there"}'),
+        reply(200, "ok"),
+        reply(404, '{"message": "not there"}'),
+    ]
+    with serving(script) as api:
         assert api.call("GET", "/x", retry=True) == {"good": True}
         with pytest.raises(ApiError, match="404 Not Found: not there"):
             api.call("GET", "/x", retry=True)
@@ -244,20 +228,14 @@ def test_a_request_is_repeated_while_the_server_has_a_bad_time() -> None:
 
 def test_a_job_is_marked_in_spite_of_server_errors(capsys: pytest.CaptureFixture[str]) -> None:
     """Without the mark, a step that is run again would tell of the old failure once more."""
-
     marked: list[str] = []
 
     def take(server: Server, query: dict[str, str]) -> None:
         marked.append(server.command)
         server.send(200, "{}")
 
-    def script() -> Iterator[Answer]:
-        yield lambda server, query: server.send(503, "{}")
-        yield lambda server, query: server.send(429, "{}")
-        yield take
-
     spec = LaunchSpec.create(image="a:1", command=["true"])
-    with serving(script()) as api:
+    with serving([reply(503), reply(429), take]) as api:
         Jobs(api, spec, identify("run", "train", "", spec), None).mark(0, REPORTED)
     assert marked == ["PATCH"]
     assert capsys.readouterr().out == ""
@@ -265,28 +243,17 @@ def test_a_job_is_marked_in_spite_of_server_errors(capsys: pytest.CaptureFixture
 
 def test_a_refusal_counts_only_from_a_server_that_has_started() -> None:
     """Until then it knows neither rights nor custom resources; /readyz says how far it is."""
-
-    def script() -> Iterator[Answer]:
-        yield lambda server, query: server.send(403, "{}")
-        yield lambda server, query: server.send(500, "[-]poststarthook/rbac failed")
-        yield lambda server, query: server.send(404, "{}")
-        yield lambda server, query: server.send(403, "{}")
-        yield lambda server, query: server.send(200, '{"good": true}')
-
-    with serving(script()) as api:
+    readyz = reply(500, "[-]poststarthook/rbac failed")
+    script = [reply(403), readyz, reply(404), reply(403), reply(200, '{"good": true}')]
+    with serving(script) as api:
         assert api.call("GET", "/x", retry=True) == {"good": True}
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, -600.0, 0.0, 600.0, 3600.0])
 def test_a_deadline_counts_by_the_clock_that_dated_the_job(ahead: float) -> None:
     """A node whose clock is ten minutes off would end a job that was made just now."""
-
-    def script() -> Iterator[Answer]:
-        while True:
-            yield lambda server, query: server.send(200, "{}")
-
     kind, limits = KINDS["pytorchjob"], Limits(deadline=300, pending=300)
-    with serving(script(), ahead) as api:
+    with serving(repeat(reply(200)), ahead) as api:
         api.call("GET", "/x")
         created = datetime.fromtimestamp(time.time() + ahead - 100, UTC).isoformat()
         job = {"metadata": {"name": "x", "uid": "job", "creationTimestamp": created}}

@@ -24,7 +24,7 @@ from kfp_ddp.models.champion import history, move, replaced_by
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Change
-from tests.exports import evaluated
+from tests.evaluations import written
 from tests.registry_server import server as registry
 from tests.registry_server.server import RegistryServer
 
@@ -35,12 +35,12 @@ A, B = "a" * 12, "b" * 12
 def run_dir(tmp_path: Path) -> Path:
     """A run with an evaluation, a verdict, a report and a bundle."""
     run_dir = tmp_path / "run"
-    evaluated(run_dir / "evaluation", "evaluation.json", wrong=3)
+    written(run_dir / "evaluation", 3)
     verdict = {"blessed": True, "reason": "blessed: all of it", "champion": A}
     (run_dir / "evaluation" / VERDICT).write_text(json.dumps(verdict))
     (run_dir / "evaluation" / "report.html").write_text("<p>the verdict</p>")
     with bundle.replacing(run_dir) as folder:
-        evaluated(folder, "metrics.json", wrong=3)
+        written(folder, 3, "metrics.json")
         (folder / "model.onnx").write_bytes(bytes(100))
         (folder / "serving" / "m").mkdir(parents=True)
         (folder / "serving" / "m" / "labels.txt").write_text("cat\n")
@@ -119,14 +119,6 @@ def test_a_bundle_that_is_not_the_champion_is_reported_everywhere(
         _, version = publish.python_func(**inputs)
         assert (exports / "CHAMPION").read_text() == f"{version}\n"
         assert inputs["published_model"].metadata["champion"] is True
-
-
-def test_a_repeated_step_writes_nothing(run_dir: Path, tmp_path: Path) -> None:
-    inputs = arguments(run_dir, tmp_path)
-    first = publish.python_func(**inputs)
-    before = state(tmp_path / "models"), state(run_dir / "bundle")
-    assert publish.python_func(**inputs) == first
-    assert (state(tmp_path / "models"), state(run_dir / "bundle")) == before
 
 
 def test_no_bundle_is_deleted_if_the_versions_in_service_are_unknown(
@@ -286,7 +278,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> ec.EllipticCurvePublicKey:
     return key.public_key()
 
 
-def test_a_release_is_signed_and_registered_once(
+def test_a_release_is_signed_and_registered_and_a_repeated_step_writes_nothing(
     run_dir: Path, tmp_path: Path, registry_server: RegistryServer, key: ec.EllipticCurvePublicKey
 ) -> None:
     release = {"sign_key": "signing.pem", "registry": registry_server.url}
@@ -304,9 +296,10 @@ def test_a_release_is_signed_and_registered_once(
     assert model["customProperties"]["champion"]["string_value"] == version
     (artifact,) = registry_server.store.artifacts
     assert artifact["modelSourceId"] == "run-1"
-    before, changes = state(Path(uri)), registry_server.changes()
+    before, changes = state(tmp_path / "models"), registry_server.changes()
+    sealed = state(run_dir / "bundle")
     assert publish.python_func(**inputs) == (uri, version)
-    assert state(Path(uri)) == before
+    assert (state(tmp_path / "models"), state(run_dir / "bundle")) == (before, sealed)
     assert registry_server.changes() == changes
 
 

@@ -1,15 +1,12 @@
 """`kfp-ddp run FILE --local`: any compiled pipeline on this machine."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from kfp_ddp.pipelines.compiled import pipelines_of, write
-from tests import commands
+from tests.commands import call, output
 
-Call = Callable[..., Result]
 PROGRAM = """
 from kfp import dsl
 
@@ -38,31 +35,38 @@ def sums(rounds: int, more: int = 2):
 """
 
 
-@pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Runs the command in a folder with the pipeline."""
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile the pipelines to an empty folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
     write(pipelines_of(tmp_path / "program.py"), tmp_path)
 
-    return lambda *words: commands.call("run", *words, "--local")
+
+def test_own_pipeline_runs_and_shows_its_outputs() -> None:
+    shown = output("run", "sums.yaml", "--local", "--set", "rounds=4")
+    assert shown.startswith("sums on this machine\n\n  ✓ add             6 ")
+    assert "the results are in run-output/sums/" in shown
 
 
-def test_own_pipeline_runs_and_shows_its_outputs(call: Call) -> None:
-    done = call("sums.yaml", "--set", "rounds=4")
-    assert done.exit_code == 0, done.output
-    assert done.output.startswith("sums on this machine\n\n  ✓ add             6 ")
-    assert "the results are in run-output/sums/" in done.output
-
-
-def test_failed_step_is_one_line_with_its_reason(call: Call) -> None:
-    failed = call("sums.yaml", "--set", "rounds=3", "--output", "mine")
+def test_failed_step_is_one_line_with_its_reason() -> None:
+    failed = call("run", "sums.yaml", "--local", "--set", "rounds=3", "--output", "mine")
     assert "add failed: ValueError: a is odd; the log is" in str(failed.exception)
     assert Path("mine/pipeline.log").is_file()
 
 
-def test_pipeline_with_a_loop_does_not_promise_to_resume(call: Call) -> None:
-    failed = call("rounds.yaml")
+def test_fresh_starts_an_interrupted_run_over() -> None:
+    words = ("run", "sums.yaml", "--local", "--set", "rounds=3")
+    first, again, fresh, last = (call(*words, *more) for more in ((), (), ("--fresh",), ()))
+    logs = [f"run-output/{run}/pipeline.log" for run in ("sums", "sums", "sums-2", "sums-2")]
+    for one, log in zip((first, again, fresh, last), logs, strict=True):
+        assert str(one.exception).endswith(log)
+    resumed = ["resuming" in one.output for one in (first, again, fresh, last)]
+    assert resumed == [False, True, False, True]
+
+
+def test_pipeline_with_a_loop_does_not_promise_to_resume() -> None:
+    failed = call("run", "rounds.yaml", "--local")
     assert "ValueError: no disk" in str(failed.exception)
     assert list(Path("run-output/rounds").glob("work/run/task/checkpoints/step-*"))
     assert "resume" not in f"{failed.exception}{failed.output}"
@@ -86,7 +90,7 @@ def test_pipeline_with_a_loop_does_not_promise_to_resume(call: Call) -> None:
         (["photos", "--pipeline", "mine"], "with --local, --pipeline is one of train_resnet,"),
     ],
 )
-def test_invalid_input_is_one_line(call: Call, words: list[str], line: str) -> None:
-    refused = call(*words)
-    assert line in f"{refused.exception}{refused.output}"
+def test_invalid_input_is_one_line(words: list[str], line: str) -> None:
+    done = call("run", *words, "--local")
+    assert line in f"{done.exception}{done.output}"
     assert not Path("run-output").exists()

@@ -74,7 +74,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plain(plain(root / "train", 24, 8).with_name("val"), 8, 8).parent
 
 
-def arguments(dataset: Path, work_dir: Path, **training: Any) -> dict[str, Any]:
+def arguments(dataset: Path | str, work_dir: Path | str, **training: Any) -> dict[str, Any]:
     """Return inputs of the step with these settings of the training."""
     return {
         "run_id": "run-1",
@@ -307,18 +307,8 @@ print(*run(**json.loads(sys.argv[2]), **artifacts))
 
 def train(tmp_path: Path, work: Path, data: str, epochs: int) -> str:
     """Run the step with its own ranks and return its output."""
-    inputs = {
-        "run_id": "run-1",
-        "task_name": "train",
-        "task_id": "",
-        "dataset_path": data,
-        "training": {**LOOP, "epochs": epochs},
-        "backend": "local",
-        "job": {"nproc_per_node": 1},
-        "image": "any",
-        "work_dir": f"file://{work.parents[1]}",
-        "task_config": None,
-    }
+    inputs = arguments(data, f"file://{work.parents[1]}", **LOOP, epochs=epochs)
+    inputs |= {"job": {"nproc_per_node": 1}, "image": "any", "task_config": None}
     return subprocess.run(
         [sys.executable, "-c", STEP, str(tmp_path), json.dumps(inputs)],
         env={**os.environ, "OMP_NUM_THREADS": "1", folders.SCRATCH_VARIABLE: f"{tmp_path}/step"},

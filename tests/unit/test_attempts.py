@@ -7,12 +7,12 @@ import pytest
 from kfp import dsl
 
 from kfp_ddp.components.changes.component import changes
-from kfp_ddp.components.gate.component import gate
 from kfp_ddp.models import attempts
 from kfp_ddp.models.attempts import fingerprint, note, prune, unchanged
 from kfp_ddp.models.champion import move
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
+from tests.gating import judged
 from tests.run_output import evaluation
 
 
@@ -162,15 +162,8 @@ def test_the_gate_notes_only_what_it_does_not_bless(least: float, tmp_path: Path
     record = tmp_path / "run" / "evaluation.json"
     record.parent.mkdir()
     record.write_text(evaluation(50).model_dump_json())
-    blessed, _ = gate.python_func(
-        accuracy=0.5,
-        evaluation=str(record),
-        rules={"min_accuracy": least},
-        champion=str(tmp_path / "cats"),
-        attempt=attempt,
-        gate_verdict=dsl.Markdown(name="gate_verdict", uri=str(tmp_path / "verdict.md")),
-        gate_report=dsl.HTML(name="gate_report", uri=str(tmp_path / "report.html")),
-    )
+    inputs = {"evaluation": str(record), "champion": str(tmp_path / "cats"), "attempt": attempt}
+    blessed, _ = judged(tmp_path, 0.5, **inputs, min_accuracy=least)
     again, _, summary = asked(tmp_path)
     assert again is blessed is (least < 0.5)
     assert ("accuracy 0.5000 < 0.6" in summary.metadata["reason"]) is not blessed

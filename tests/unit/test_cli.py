@@ -135,8 +135,8 @@ def test_an_interrupted_command_ends_with_130_and_a_word(kfp_server: KfpServer) 
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as command:
         until(lambda: kfp_server.requests or command.poll() is not None)
         command.send_signal(signal.SIGINT)
-        _, said = command.communicate(timeout=30)
-    assert (command.returncode, said.strip()) == (130, "interrupted")
+        _, stderr = command.communicate(timeout=30)
+    assert (command.returncode, stderr.strip()) == (130, "interrupted")
 
 
 @pytest.mark.parametrize("words", [["report", "{run}"], ["models", "{name}", "--destination", "."]])

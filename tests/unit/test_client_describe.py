@@ -3,11 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kfp_ddp.client import pods
+from kfp_ddp.client import pods, run_info
 from kfp_ddp.client.comparison import setting_text
 from kfp_ddp.client.download import download
 from kfp_ddp.client.run_files import StoredFiles
@@ -16,18 +17,15 @@ from kfp_ddp.core import packed
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.failure import Failure
+from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.models import bundle
 from kfp_ddp.storage.store import sha256
 from tests import run_output
-from tests.commands import call, output, refused
+from tests.commands import call, document, output, refused
 
+TRAIN = f"work/{run_output.RUN_ID}/train"
 CAUSE = "error: rank 1: it broke; mend it"
 STEP = Step("train", "train", "FAILED", pods=("wf-abc-1", "wf-abc-22"), driver="wf-abc-3")
-
-
-def described(folder: Path) -> Any:
-    """Return the description of a run."""
-    return json.loads(output("describe", folder, "--json"))
 
 
 def pod(name: str, node: str = "", **status: Any) -> dict[str, Any]:
@@ -36,18 +34,22 @@ def pod(name: str, node: str = "", **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "annotations": {key: node}}, "status": status}
 
 
+def terminated(reason: str) -> dict[str, Any]:
+    return {"name": "main", "state": {"terminated": {"reason": reason}}}
+
+
 def name_of(pod: dict[str, Any] | None) -> str:
     return str(pod["metadata"]["name"]) if pod else ""
 
 
 def test_a_failed_run_has_a_step_a_cause_and_next_commands(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="train", error=CAUSE)
-    document = described(run)
-    assert (document["state"], document["step"]) == ("FAILED", "train")
-    assert document["cause"] == "rank 1: it broke; mend it"
-    assert document["trainings"][0]["checkpoint"] == 40
-    assert document["next"][0] == f"kfp-ddp logs {run} train"
-    assert document["next"][1] == "kfp-ddp run SOURCE --local …"
+    described = document("describe", run)
+    assert (described["state"], described["step"]) == ("FAILED", "train")
+    assert described["cause"] == "rank 1: it broke; mend it"
+    assert described["trainings"][0]["checkpoint"] == 40
+    assert described["next"][0] == f"kfp-ddp logs {run} train"
+    assert described["next"][1] == "kfp-ddp run SOURCE --local …"
     assert output("logs", run, "train") == f"{CAUSE}\n"
     assert output("logs", run) == f"[train] {CAUSE}\n"
     assert "no step 'trian': it has preflight, data-sync, " in refused("logs", run, "trian")
@@ -55,17 +57,17 @@ def test_a_failed_run_has_a_step_a_cause_and_next_commands(tmp_path: Path) -> No
 
 def test_without_an_error_in_the_log_the_cause_is_that_of_the_ranks(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="train", error="Killed")
-    logs = run / "work" / run_output.RUN_ID / "train" / "logs"
+    logs = run / TRAIN / "logs"
     logs.mkdir()
     for name, at, error in (("failure-a", 20.0, "later"), ("failure-b", 10.0, "out of memory")):
         record = Failure(1, 3, error, retryable=False, time=at)
         (logs / f"{name}.json").write_text(record.to_json())
-    assert described(run)["cause"] == "out of memory"
+    assert document("describe", run)["cause"] == "out of memory"
 
 
 def test_without_an_error_the_cause_is_the_last_line_of_the_log(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate", error="Segmentation fault")
-    assert described(run)["cause"] == "Segmentation fault"
+    assert document("describe", run)["cause"] == "Segmentation fault"
     run = run_output.make(tmp_path / "hostile", failed="gate", error="error: \x1b[2Jcleared")
     assert "\\x1b[2Jcleared" in output("describe", run)
 
@@ -74,13 +76,13 @@ def test_a_run_without_an_end_is_unfinished(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate")
     log = run / "pipeline.log"
     log.write_text(log.read_text().partition("INFO - Task 'train' finished")[0])
-    document = described(run)
-    assert (document["state"], document["step"], document["ended"]) == ("UNFINISHED", "train", None)
+    described = document("describe", run)
+    assert [described[name] for name in ("state", "step", "ended")] == ["UNFINISHED", "train", None]
 
 
 def test_a_successful_run_has_a_verdict_and_next_commands(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
-    task = run / "work" / run_output.RUN_ID / "train"
+    task = run / TRAIN
     (task / "evaluation" / "verdict.json").write_text('{"blessed": true, "reason": "blessed: ok"}')
     (task / "exported.json").write_text('{"uri": "gs://models/abc", "champion": true}')
     text = output("describe", run)
@@ -126,26 +128,19 @@ def test_the_newest_pod_of_a_step_is_found_by_its_node() -> None:
 def test_pods_of_a_single_user_kfp_are_in_its_own_namespace(
     monkeypatch: pytest.MonkeyPatch, namespace: str, multi_user: bool, used: str
 ) -> None:
-    monkeypatch.setattr(pods, "own_namespace", lambda context: "of-the-context")
+    monkeypatch.setattr(run_info, "own_namespace", lambda context: "of-the-context")
     monkeypatch.setattr("kfp_ddp.k8s.api.Api.connect", lambda namespace, context: namespace)
-    assert str(pods.api_of(Connection(namespace=namespace), multi_user)) == used
+    finder = run_info.RunFinder(Connection(namespace=namespace))
+    vars(finder)["client"] = SimpleNamespace(multi_user=multi_user)
+    assert str(finder.api()) == used
 
 
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
         (
-            {
-                "containerStatuses": [
-                    {"name": "wait", "state": {"terminated": {"reason": "Completed"}}},
-                    {"name": "main", "state": {"terminated": {"reason": "OOMKilled"}}},
-                ],
-            },
+            {"containerStatuses": [terminated("Completed"), terminated("OOMKilled")]},
             "out of memory (OOMKilled): give the step more memory",
-        ),
-        (
-            {"conditions": [{"type": "DisruptionTarget", "status": "True", "message": "drained"}]},
-            "drained",
         ),
         ({"reason": "Evicted", "message": "low on disk"}, "Evicted: low on disk"),
         ({"containerStatuses": [{"name": "main", "state": {}}]}, ""),
@@ -158,54 +153,48 @@ def test_the_reason_of_a_killed_pod(status: dict[str, Any], reason: str) -> None
 def test_a_pod_without_a_node_has_a_reason() -> None:
     why = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
     other = {"type": "Ready", "status": "False", "message": "not ready"}
-    assert pods.waiting_reason(pod("p", phase="Pending", conditions=[other, why])) == (
-        "cannot be scheduled (0/3 nodes are available)"
-    )
-    waiting = pods.waiting_reason(pod("p", phase="Pending", conditions=[other]))
-    assert waiting == "waiting for a node"
-    assert pods.waiting_reason(pod("p", phase="Running", conditions=[why])) == ""
-
-
-def compared(*words: Any) -> Any:
-    """Return the document of a comparison."""
-    return json.loads(output("compare", *words, "--json"))
+    cases = [("Pending", [other, why]), ("Pending", [other]), ("Running", [why])]
+    reasons = [waiting_reason(pod("p", phase=phase, conditions=met)) for phase, met in cases]
+    assert [reason and reason.text for reason in reasons] == [
+        *("cannot be scheduled (0/3 nodes are available)", "waiting for a node", None),
+    ]
 
 
 def test_only_settings_that_differ_are_compared(tmp_path: Path) -> None:
     one = run_output.make(tmp_path / "one", learning_rate=0.1, epochs=2, mixup=0.0, cutmix=0.5)
     two = run_output.make(tmp_path / "two", learning_rate=0.2, epochs=2, ema_decay=0.9)
-    document = compared(one, two)
-    assert document["settings"] == {
+    compared = document("compare", one, two)
+    assert compared["settings"] == {
         "learning_rate": [0.1, 0.2],
         "ema_decay": [0.0, 0.9],  # an old run had the default
         "cutmix": [0.5, 0.0],
     }
-    assert [run["letter"] for run in document["runs"]] == ["A", "B"]
+    assert [run["letter"] for run in compared["runs"]] == ["A", "B"]
     assert setting_text(packed.pack(b"pass")) == "a file of 4 bytes, sha256 d74ff0ee8da3"
 
 
 def test_accuracies_have_intervals_and_notes(tmp_path: Path) -> None:
     sides = [run_output.make(tmp_path / str(n), correct=n) for n in (90, 93, 60)]
-    document = compared(*sides)
-    first = document["metrics"]["accuracy"][0]
+    compared = document("compare", *sides)
+    first = compared["metrics"]["accuracy"][0]
     assert first["value"] == 0.9
     assert 0.82 < first["low"] < 0.9 < first["high"] < 0.95
-    assert document["notes"] == ["A and B: the intervals of their accuracies overlap"]
+    assert compared["notes"] == ["A and B: the intervals of their accuracies overlap"]
     other = run_output.evaluation(90, samples_digest="other").model_dump_json()
-    (sides[1] / f"work/{run_output.RUN_ID}/train/evaluation/evaluation.json").write_text(other)
-    assert compared(*sides[:2])["notes"] == [
+    (sides[1] / TRAIN / "evaluation/evaluation.json").write_text(other)
+    assert document("compare", *sides[:2])["notes"] == [
         "A and B are evaluated on other samples: their metrics cannot be compared"
     ]
 
 
 def test_the_time_between_two_starts_is_not_training_time(tmp_path: Path) -> None:
     folder = run_output.make(tmp_path / "one")
-    metrics = folder / "work" / run_output.RUN_ID / "train" / "metrics.jsonl"
+    file = folder / TRAIN / "metrics.jsonl"
     again = [{"event": "start", "time": 9000.0}, {"event": "end", "time": 9005.0}]
-    metrics.write_text(metrics.read_text() + "".join(json.dumps(e) + "\n" for e in again))
-    document = compared(folder)["metrics"]
-    assert document["training_seconds"][0]["value"] == 25
-    assert document["images_per_s"][0]["value"] == 100
+    file.write_text(file.read_text() + "".join(json.dumps(e) + "\n" for e in again))
+    metrics = document("compare", folder)["metrics"]
+    assert metrics["training_seconds"][0]["value"] == 25
+    assert metrics["images_per_s"][0]["value"] == 100
 
 
 def test_runs_without_a_training_or_an_evaluation_are_compared(tmp_path: Path) -> None:
@@ -213,21 +202,21 @@ def test_runs_without_a_training_or_an_evaluation_are_compared(tmp_path: Path) -
     two = run_output.make(tmp_path / "two", failed="evaluate")
     three = run_output.make(tmp_path / "three", correct=70)
     for name in ("config.json", "metrics.jsonl"):
-        (three / "work" / run_output.RUN_ID / "train" / name).unlink()
-    document = compared(one, two, three)
-    accuracy = [figure and figure["value"] for figure in document["metrics"]["accuracy"]]
+        (three / TRAIN / name).unlink()
+    compared = document("compare", one, two, three)
+    accuracy = [figure and figure["value"] for figure in compared["metrics"]["accuracy"]]
     assert accuracy == [0.9, None, 0.7]
-    assert document["metrics"]["ranks"][2] is None
-    assert "B: not evaluated" in document["notes"]
-    assert [run["state"] for run in document["runs"]] == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
+    assert compared["metrics"]["ranks"][2] is None
+    assert "B: not evaluated" in compared["notes"]
+    assert [run["state"] for run in compared["runs"]] == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
 
 
 def test_each_training_of_a_run_has_a_column(tmp_path: Path) -> None:
     one = run_output.make(tmp_path / "one", epochs=2)
-    run_output.task(one / "work" / run_output.RUN_ID / "train.2", (), 50, {"epochs": 3})
-    document = compared(one)
-    assert [run["name"] for run in document["runs"]] == ["one/train", "one/train.2"]
-    assert document["settings"]["epochs"] == [2, 3]
+    run_output.task(one / f"{TRAIN}.2", (), 50, {"epochs": 3})
+    compared = document("compare", one)
+    assert [run["name"] for run in compared["runs"]] == ["one/train", "one/train.2"]
+    assert compared["settings"]["epochs"] == [2, 3]
 
 
 def test_a_page_has_the_curves_of_all_runs(tmp_path: Path) -> None:
@@ -261,18 +250,15 @@ def test_invalid_input_is_an_error_of_one_line(tmp_path: Path) -> None:
 )
 def test_invalid_events_are_ignored(tmp_path: Path, torn: str) -> None:
     one = run_output.make(tmp_path / "one")
-    metrics = one / "work" / run_output.RUN_ID / "train" / "metrics.jsonl"
+    metrics = one / TRAIN / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + torn)
-    assert compared(one)["metrics"]["step"][0]["value"] == 40
-
-
-TRAIN = f"work/{run_output.RUN_ID}/train"
+    assert document("compare", one)["metrics"]["step"][0]["value"] == 40
 
 
 def test_a_run_is_downloaded_with_bundle_and_reports(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run")
     target = tmp_path / "deep" / "here"
-    (task,) = json.loads(output("download", run, "-o", target, "--json"))["tasks"]
+    (task,) = document("download", run, "-o", target)["tasks"]
     assert task["bundle"] == str(target / "bundle")
     assert bundle.digest(target / "bundle") == bundle.digest(run / TRAIN / "bundle") != ""
     assert (target / "evaluation/report.html").read_text() == "<p>report</p>"

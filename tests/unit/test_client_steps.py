@@ -13,6 +13,9 @@ from kfp_server_api import ApiClient, V2beta1Run
 
 from kfp_ddp.client.pods import list_nodes
 from kfp_ddp.client.steps import Step, every_step, leaves, steps_of
+from kfp_ddp.jobs.identity import WORKFLOWS
+from kfp_ddp.k8s.api import custom
+from tests.cluster import FakeApi
 from tests.kfp_nodes import Node, Workflow, details
 from tests.kfp_server.server import RECORDED
 
@@ -44,8 +47,6 @@ LOOP = {
         "comp-for-loop-1": {"dag": {"tasks": {"trial": {"componentRef": {"name": "comp-trial"}}}}},
     },
 }
-
-
 DONE = dict.fromkeys(("preflight", "data-sync", "dataset-volume"), "SUCCEEDED")
 NAME = "train-resnet-pxrp4"
 
@@ -76,19 +77,6 @@ def _laid(
     return _run({"run_id": "run-1", "state": state, "run_details": listed}), nodes
 
 
-class _Api:
-    """Answers each request with one Workflow."""
-
-    namespace = "kubeflow"
-
-    def __init__(self, status: dict[str, Any]) -> None:
-        self.status = status
-
-    def call(self, *_: Any, **query: Any) -> dict[str, Any]:
-        assert query["query"] == {"labelSelector": "pipeline/runid=run-1"}
-        return {"items": [{"status": self.status}]}
-
-
 def test_recorded_nodes_of_a_failed_run_are_steps_in_the_pipelines_tree() -> None:
     steps = steps_of(_recorded(RECORDED / "run_get_failed.json"), SPEC)
     assert [step.name for step in steps] == ["preflight", "exit-handler-1", "teardown"]
@@ -115,8 +103,9 @@ def test_steps_that_kfp_lost_are_unknown_or_those_of_the_workflow() -> None:
     by_id = {node["id"]: node for node in nodes}
     packed = base64.b64encode(gzip.compress(json.dumps(by_id).encode())).decode()
     for status in ({"nodes": by_id}, {"compressedNodes": packed}):
-        api: Any = _Api(status)
+        api = FakeApi({custom(WORKFLOWS, "space", "workflows"): {"items": [{"status": status}]}})
         states = _states(steps_of(run, SPEC, list_nodes(api, "run-1")))
+        assert api.queries == [{"labelSelector": "pipeline/runid=run-1"}]
         assert {states[name] for name in done} == {"SUCCEEDED"}
         assert (states["condition-3"], states["deploy"]) == ("SKIPPED", "OMITTED")
 

@@ -15,7 +15,7 @@ from kfp_ddp.evaluation.leaderboard import run
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, Prediction, wilson
 from kfp_ddp.runs.train.outputs import _figures
 from kfp_ddp.training.manifest import Manifest
-from tests.exports import evaluated
+from tests import evaluations
 
 Side = dict[str, Prediction]
 
@@ -27,12 +27,11 @@ def sides(rows: list[tuple[str, bool, bool]]) -> tuple[Side, Side]:
     return ours, theirs
 
 
-def record(folder: Path, side: Side) -> Evaluation:
-    right, n = sum(one.correct for one in side.values()), len(side)
+def record(side: Side) -> Evaluation:
     names = sorted({one.target for one in side.values()})
     classes = [ClassResult(name=name, samples=1, precision=0, recall=0, f1=0) for name in names]
-    counts = {"samples": n, "correct": right, "accuracy": right / n, "classes": classes}
-    return Evaluation.read(evaluated(folder, "evaluation.json", 0)).model_copy(update=counts)
+    correct = sum(one.correct for one in side.values())
+    return evaluations.record(correct, len(side), classes=classes)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +75,10 @@ def test_mcnemar_against_the_binomial_test() -> None:
         assert mcnemar(won, lost) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_gain_is_told_with_its_interval_and_by_class(tmp_path: Path) -> None:
+def test_the_gain_is_told_with_its_interval_and_by_class() -> None:
     rows = [("cat", True, False)] * 6 + [("cat", True, True)] * 20 + [("dog", False, True)] * 2
     ours, theirs = sides(rows + [("dog", True, True)] * 22)
-    mine, before = record(tmp_path / "a", ours), record(tmp_path / "b", theirs)
+    mine, before = record(ours), record(theirs)
     result = compare(mine, before, (ours, theirs), where="gs://b/m", version="0123456789ab")
     assert result.gain == pytest.approx(mine.accuracy - before.accuracy) == pytest.approx(4 / 50)
     assert (result.low, result.high) == newcombe(48, 44, 6, 50)
@@ -90,17 +89,11 @@ def test_the_gain_is_told_with_its_interval_and_by_class(tmp_path: Path) -> None
     assert result.champion_accuracy == before.accuracy
 
 
-def test_other_samples_do_not_compare(tmp_path: Path) -> None:
+def test_other_samples_do_not_compare() -> None:
     ours, theirs = sides([("cat", True, False), ("dog", True, True)])
     theirs["other.png"] = theirs.pop("0.png")
     with pytest.raises(InputError, match="other samples than their evaluations"):
-        compare(
-            record(tmp_path / "a", ours),
-            record(tmp_path / "b", theirs),
-            (ours, theirs),
-            where="m",
-            version="",
-        )
+        compare(record(ours), record(theirs), (ours, theirs), where="m", version="")
 
 
 def training(

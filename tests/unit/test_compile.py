@@ -100,10 +100,6 @@ def form_of(name: str) -> dict[str, Any]:
     return parameters
 
 
-def required(form: dict[str, Any]) -> set[str]:
-    return {name for name, parameter in form.items() if not parameter.get("isOptional")}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_forms_are_short_and_described(name: str) -> None:
     form = form_of(name)
@@ -112,7 +108,8 @@ def test_forms_are_short_and_described(name: str) -> None:
     more = {"retrain": "destination", "evaluate_checkpoint": "checkpoint"}
     more |= {"train_resnet_bucket": "work", "train_resnet_claimless": "work"}
     more |= {"own_script": "script"}
-    assert required(form) == {"source", more.get(name, "source")}
+    required = {key for key, parameter in form.items() if not parameter.get("isOptional")}
+    assert required == {"source", more.get(name, "source")}
     own = {"gate", "destination"} if name == "retrain" else {"pretrained"}
     if name in ("retrain", "finetune"):
         ours = form_of("train_resnet")

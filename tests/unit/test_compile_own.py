@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
 from kfp_ddp import __version__
-from kfp_ddp.cli import app
-from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.errors import KfpDdpError
+from tests.commands import call, output, refused
 
 OWN = """
 from kfp import dsl
@@ -50,10 +49,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "mine.py"
 
 
-def compiled(*words: object) -> Result:
-    return CliRunner().invoke(app, ["compile", *map(str, words)])
-
-
 def images(path: Path) -> dict[str, str]:
     document = next(yaml.safe_load_all(path.read_text()))
     executors = document["deploymentSpec"]["executors"]
@@ -61,10 +56,8 @@ def images(path: Path) -> dict[str, str]:
 
 
 def test_pipelines_of_a_file_are_compiled_to_its_folder(own: Path) -> None:
-    result = compiled(own)
-    assert result.output.split() == [
-        str(own.parent / f"{name}.yaml") for name in ("flowers", "birds")
-    ]
+    written = [str(own.parent / f"{name}.yaml") for name in ("flowers", "birds")]
+    assert output("compile", own).split() == written
     document = next(yaml.safe_load_all((own.parent / "flowers.yaml").read_text()))
     assert document["pipelineInfo"]["name"] == "flowers"
     # A parameter of the same name as one of ours has no choices.
@@ -73,25 +66,25 @@ def test_pipelines_of_a_file_are_compiled_to_its_folder(own: Path) -> None:
 
 def test_images_of_a_registry(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kfp-ddp.yaml").write_text("registry: registry.example.com/ml\n")
-    assert compiled(own, "--directory", tmp_path).exit_code == 0
+    output("compile", own, "--directory", tmp_path)
     assert images(tmp_path / "flowers.yaml") == {
         "exec-say": "python:3.11",
         "exec-gate": f"registry.example.com/ml/launcher:{__version__}",
         "exec-evaluate": f"registry.example.com/ml/trainer:{__version__}",
     }
     monkeypatch.setenv("KFP_DDP_TRAINER_IMAGE", "registry.example.com/me/trainer:2")
-    compiled(own, "--directory", tmp_path, "--registry", "other.example.com")
+    output("compile", own, "--directory", tmp_path, "--registry", "other.example.com")
     names = images(tmp_path / "flowers.yaml")
     assert names["exec-evaluate"] == "registry.example.com/me/trainer:2"
     assert names["exec-gate"] == f"other.example.com/launcher:{__version__}"
 
 
 def test_check_lists_missing_and_stale_files(own: Path) -> None:
-    compiled(own)
-    assert compiled(own, "--check").exit_code == 0
+    output("compile", own)
+    output("compile", own, "--check")
     (own.parent / "birds.yaml").unlink()
     own.write_text(OWN.replace('"mine"', '"yours"'))
-    error = compiled(own, "--check").exception
+    error = call("compile", own, "--check").exception
     assert isinstance(error, KfpDdpError)
     assert f"{own.parent / 'flowers.yaml'}: differs" in str(error)
     assert f"{own.parent / 'birds.yaml'}: missing" in str(error)
@@ -99,9 +92,9 @@ def test_check_lists_missing_and_stale_files(own: Path) -> None:
 
 
 def test_steps_of_a_file_run_as_root_unless_restricted(own: Path) -> None:
-    compiled(own)
+    output("compile", own)
     assert "runAsNonRoot" not in (own.parent / "flowers.yaml").read_text()
-    compiled(own, "--restricted")
+    output("compile", own, "--restricted")
     _, platform = yaml.safe_load_all((own.parent / "flowers.yaml").read_text())
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     contexts = {name: executor["securityContext"] for name, executor in executors.items()}
@@ -125,18 +118,15 @@ AUTHORING = "from kfp_ddp.jobs.authoring import as_script\n"
 )
 def test_invalid_file_fails_with_one_line_error(own: Path, text: str, message: str) -> None:
     own.write_text(text)
-    error = compiled(own).exception
-    assert isinstance(error, InputError)
-    assert str(error).startswith(message.format(own))
-    assert "\n" not in str(error)
+    assert refused("compile", own).startswith(message.format(own))
     assert list(own.parent.glob("*.yaml")) == []
 
 
 def test_missing_file_and_invalid_image_are_errors(own: Path, tmp_path: Path) -> None:
-    assert compiled(tmp_path / "gone.py").exit_code == 2
-    (tmp_path / "notes.txt").write_text("notes")
-    error = compiled(tmp_path / "notes.txt").exception
-    assert str(error) == f"{tmp_path / 'notes.txt'} is not a Python file: give one that ends in .py"
-    error = compiled(own, "--trainer-image", "https://registry.example.com/trainer:1").exception
-    assert isinstance(error, InputError)
-    assert "is not an image" in str(error)
+    assert call("compile", tmp_path / "gone.py").exit_code == 2
+    notes = tmp_path / "notes.txt"
+    notes.write_text("notes")
+    message = f"{notes} is not a Python file: give one that ends in .py"
+    assert refused("compile", notes) == message
+    image = "https://registry.example.com/trainer:1"
+    assert "is not an image" in refused("compile", own, "--trainer-image", image)

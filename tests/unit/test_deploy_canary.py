@@ -17,8 +17,10 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
+from kfp_ddp.models.interface import Sample, _Image
 from kfp_ddp.models.serving import canary
-from kfp_ddp.models.serving.canary import Sample, address, ask, try_out
+from kfp_ddp.models.serving.canary import address, ask, difference, sample_of, try_out
+from tests.exports import sealed
 from tests.serving import Handler, serving
 
 
@@ -63,7 +65,9 @@ def test_invalid_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 LOGITS = (2.0, -50.0, 3.0)
-SAMPLE = Sample(b'{"inputs": []}', "logits", LOGITS, 0.5)
+SAMPLE = Sample(
+    b'{"inputs": []}', _Image(name="images", shape=(1,), data=(0,)), "logits", LOGITS, 0.5
+)
 Answer = tuple[int, bytes]
 
 
@@ -106,7 +110,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[Answer]],
     ],
 )
 def test_logits_may_differ_within_the_limit(content: bytes, problem: str) -> None:
-    result = SAMPLE.difference(content)
+    result = difference(SAMPLE, content)
     assert result.startswith(problem)
     assert bool(result) == bool(problem)
 
@@ -175,36 +179,32 @@ def test_a_slow_server_times_out(drips: bool) -> None:
     assert problem.endswith("/v2/models/flowers/infer did not answer within 0.3 s")
 
 
-def sealed(folder: Path, logits: list[float], **changed: Any) -> Bundle:
-    """A bundle with a sample."""
-    (folder / "sample").mkdir(parents=True)
+def sampled(folder: Path, logits: list[float], **changed: Any) -> Bundle:
+    """Return a bundle with a sample."""
     image = {"name": "images", "shape": [1, 1, 1, 1], "data": [7]}
     response = {
         "outputs": [{"name": "logits", "data": logits}],
         "parameters": {"allowed_abs_difference": 1e-3},
         **changed,
     }
-    (folder / bundle.REQUEST).write_text(json.dumps({"inputs": [image]}))
-    (folder / bundle.RESPONSE).write_text(json.dumps(response))
-    bundle.seal(folder)
-    return bundle.in_folder(folder)
+    return sealed(folder, {bundle.REQUEST: {"inputs": [image]}, bundle.RESPONSE: response})
 
 
 def test_the_sample_is_read_from_the_bundle(tmp_path: Path) -> None:
-    sample = Sample.of(sealed(tmp_path / "a", list(LOGITS)))
+    sample = sample_of(sampled(tmp_path / "a", list(LOGITS)))
     assert (sample.logits, sample.output, sample.allowed) == (LOGITS, "logits", 0.5)
-    assert Sample.of(sealed(tmp_path / "b", [0.001])).allowed == 1e-3
+    assert sample_of(sampled(tmp_path / "b", [0.001])).allowed == 1e-3
     for invalid in (
-        sealed(tmp_path / "c", [math.nan]),
-        sealed(tmp_path / "d", [1.0], parameters={"allowed_abs_difference": math.inf}),
-        sealed(tmp_path / "e", [1.0], outputs=[]),
+        sampled(tmp_path / "c", [math.nan]),
+        sampled(tmp_path / "d", [1.0], parameters={"allowed_abs_difference": math.inf}),
+        sampled(tmp_path / "e", [1.0], outputs=[]),
     ):
         with pytest.raises(InputError, match=r"is damaged: sample/response\.json"):
-            Sample.of(invalid)
-    changed = sealed(tmp_path / "f", [1.0])
+            sample_of(invalid)
+    changed = sampled(tmp_path / "f", [1.0])
     (tmp_path / "f" / bundle.RESPONSE).write_text("{}")
     with pytest.raises(InputError, match="is not what MANIFEST"):
-        Sample.of(changed)
+        sample_of(changed)
 
 
 HOST = "http://shop-predictor.here.svc.cluster.local"

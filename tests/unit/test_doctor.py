@@ -56,11 +56,8 @@ def test_pvc_of_one_node_is_bad_on_several(nodes: list[Object] | None) -> None:
     assert finding.message.startswith("is ReadWriteOnce, ")
     assert finding.remedy.endswith("or give --publish clone")
     assert ("number of nodes" in finding.message) == (nodes is None)
-
-
-@pytest.mark.parametrize("fields", [{"publish": "clone"}, {"backend": "local"}])
-def test_pvc_of_one_node_is_enough_for_a_copy_or_a_local_run(fields: dict[str, Any]) -> None:
-    assert of_claims(claim("kfp-ddp-data", mode="ReadWriteOnce"), **fields).state == "ok"
+    for enough in ({"publish": "clone"}, {"backend": "local"}):
+        assert of_claims(claim("kfp-ddp-data", mode="ReadWriteOnce"), nodes, **enough).state == "ok"
 
 
 @pytest.mark.parametrize(
@@ -90,13 +87,10 @@ def test_pvc_that_cannot_be_mounted_is_bad(phase: str, spec: Object, message: st
     ],
 )
 def test_remedy_of_missing_pvcs_is_install(classes: list[str], default: str, remedy: str) -> None:
-    listed = [
-        {
-            **CLASS,
-            "metadata": {"name": name, "annotations": {DEFAULT: str(name == default).lower()}},
-        }
-        for name in classes
-    ]
+    listed = []
+    for name in classes:
+        annotations = {DEFAULT: str(name == default).lower()}
+        listed.append({**CLASS, "metadata": {"name": name, "annotations": annotations}})
     api = FakeApi({CLASSES: {"items": listed}})
     findings = claims(cluster(api, NODES, work_claim="mine"))
     assert {finding.state for finding in findings} == {"bad"}

@@ -217,10 +217,7 @@ def test_the_digest_of_a_split_is_of_all_samples_and_their_content(tmp_path: Pat
 
 CLASSES = tuple(f"class{number}" for number in range(7))
 
-
 CPU = torch.device("cpu")
-
-
 INFO = ModelInfo("cifar_resnet8", CLASSES, 8, MEAN, STD, 1, {})
 
 
@@ -257,12 +254,11 @@ def figures(predictions: Predictions) -> dict[str, Any]:
         "skipped": predictions.skipped,
         "confusion": tally.confusion.tolist(),
         "loss": tally.loss,
-        "losses": predictions.loss.tolist(),
         "top5": tally.top5,
         "calibration": tally.calibration(),
         "areas": tally.areas(),
         "features": predictions.features.tolist(),
-        "worst": predictions.worst(5, predictions.loss),
+        "worst": predictions.worst(5, "loss"),
     }
 
 

@@ -12,10 +12,9 @@ from onnx import TensorProto, helper
 from kfp_ddp import __version__
 from kfp_ddp.export import infra, infra_process, provenance
 from kfp_ddp.k8s.pods import record_images, used_images
-from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.storage.store import sha256
 from tests import cluster
-from tests.exports import evaluated
+from tests.evaluations import record
 
 IMAGES = np.arange(3 * 3 * 4 * 4, dtype=np.uint8).reshape(3, 3, 4, 4)
 SUMS = IMAGES.astype(np.float32).sum((2, 3))
@@ -29,16 +28,11 @@ def importable(name):
 """
 
 
-@pytest.fixture
-def result(tmp_path: Path) -> Evaluation:
-    return Evaluation.read(evaluated(tmp_path / "evaluation", "evaluation.json", 3))
-
-
-def test_components(result: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_DDP_REVISION", "f" * 40 + "\n")
     (tmp_path / "model.onnx").write_bytes(b"graph")
     (tmp_path / "classes.json").write_bytes(b"[]")
-    bill = provenance.record(tmp_path, "squares", result)
+    bill = provenance.record(tmp_path, "squares", record(97))
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     model = bill["metadata"]["component"]
     assert (model["type"], model["name"]) == ("machine-learning-model", "squares")
@@ -63,7 +57,7 @@ def test_components(result: Evaluation, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_image_of_the_step_is_named_by_its_digest(
-    result: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record is from the API server of a cluster."""
     image = "ghcr.io/kfp-ddp/trainer:0.1.0"  # as in a pipeline
@@ -71,13 +65,11 @@ def test_the_image_of_the_step_is_named_by_its_digest(
     monkeypatch.setattr(
         provenance, "record_images", lambda: {"step": [{"image": image, "digest": digest}]}
     )
-    bill = provenance.record(tmp_path, "squares", result)
+    bill = provenance.record(tmp_path, "squares", record(97))
     assert {"type": "container", "name": image, "version": digest} in bill["components"]
 
 
 TRAINER = "registry.example/team/trainer:1.0"
-
-
 OLD, NEW = "sha256:" + "0" * 64, "sha256:" + "1" * 64
 
 

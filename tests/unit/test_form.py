@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from kfp import compiler, dsl
 
-from kfp_ddp.cli import app
-from kfp_ddp.cli.pipelines import graph
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import parsed
 from kfp_ddp.pipelines.form import Form, form_of
 from kfp_ddp.pipelines.graph import Node, mermaid, nodes
 from kfp_ddp.training import model_file
+from tests.commands import call, output
 
 ROOT = Path(__file__).parents[2]
 COMPILED = ROOT / "compiled" / "train_resnet.yaml"
@@ -71,8 +69,7 @@ def test_names_of_a_table_are_excluded(tmp_path: Path) -> None:
     (tmp_path / "source" / "val" / "cat").mkdir(parents=True)
     for name in ("val/cat/1.jpg", "val/cat/2.jpg"):
         (tmp_path / "source" / name).write_text(name)
-    words = ["sync", str(tmp_path / "source"), str(tmp_path / "copy"), "--exclude", f"@{table}"]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    output("sync", tmp_path / "source", tmp_path / "copy", "--exclude", f"@{table}")
     assert [path.name for path in (tmp_path / "copy").glob("val/cat/*")] == ["2.jpg"]
     rows = "".join(f"{number}.jpg\n" for number in range(1001))
     for content in ("", "name\n1.jpg\n", f"path\n{rows}"):
@@ -287,14 +284,12 @@ def test_the_flowchart_declares_all_nodes(nested: Path) -> None:
 
 
 def test_the_command_prints_or_writes(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(graph, [str(COMPILED)], catch_exceptions=False)
-    assert shown.output == mermaid(COMPILED)
+    assert output("graph", COMPILED) == mermaid(COMPILED)
     target = tmp_path / "steps.mmd"
-    arguments = [str(COMPILED), "-o", str(target)]
-    assert CliRunner().invoke(graph, arguments, catch_exceptions=False).output == ""
+    assert output("graph", COMPILED, "-o", target) == ""
     assert target.read_text() == mermaid(COMPILED)
-    refused = CliRunner().invoke(graph, [str(COMPILED), "-o", str(tmp_path / "no" / "x.mmd")])
-    assert isinstance(refused.exception, StorageError)
+    missing = tmp_path / "no" / "x.mmd"
+    assert isinstance(call("graph", COMPILED, "-o", missing).exception, StorageError)
 
 
 SELF = b"""pipelineInfo: {name: p}
@@ -306,7 +301,6 @@ components: {c: {%b}}
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"kind: Workflow\nspec: {}\n", "not a compiled pipeline"),
         (b"pipelineInfo: {name: p}\nroot: {dag: {tasks: {a: {}}}}\n", "can be drawn"),
         (SELF % (b"", b", dependentTasks: [a]", b""), "can be drawn"),
         (SELF % (b"&d ", b"", b"dag: *d"), "without end"),

@@ -13,7 +13,8 @@ from kfp_ddp.evaluation.gate.rules import Check, Rules
 from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.models.champion import CHAMPION
 from kfp_ddp.models.evaluation import ClassResult, Evaluation
-from tests.gating import evaluation, exported, hits
+from tests.evaluations import written
+from tests.gating import evaluation, exported
 
 CATS = 60
 """Samples of class cat; the other 40 are of class dog."""
@@ -35,8 +36,8 @@ def blessed(path: str, champion: object, **rules: Any) -> bool:
 
 
 def test_a_champion_is_an_evaluation_a_bundle_or_of_a_folder(tmp_path: Path) -> None:
-    path = evaluation(tmp_path / "run", hits(3))
-    file = evaluation(tmp_path / "champion", hits(5))
+    path = evaluation(tmp_path / "run", 3)
+    file = evaluation(tmp_path / "champion", 5)
     models = tmp_path / "models"
     versions = [exported(models, wrong) for wrong in (8, 5)]
     (models / CHAMPION).write_text(f"{versions[1]}\n")
@@ -53,8 +54,8 @@ def test_a_champion_is_an_evaluation_a_bundle_or_of_a_folder(tmp_path: Path) -> 
 
 
 def test_a_tie_passes_and_a_worse_model_only_with_a_negative_bound(tmp_path: Path) -> None:
-    better = evaluation(tmp_path / "better", hits(3))
-    worse = evaluation(tmp_path / "worse", hits(5))
+    better = evaluation(tmp_path / "better", 3)
+    worse = evaluation(tmp_path / "worse", 5)
     assert blessed(better, better)
     assert not blessed(better, better, min_improvement=0.001)
     assert not blessed(worse, better)
@@ -65,8 +66,8 @@ def test_a_tie_passes_and_a_worse_model_only_with_a_negative_bound(tmp_path: Pat
 
 @pytest.mark.parametrize("without", ["run", "champion"])
 def test_without_predictions_only_accuracies_are_compared(without: str, tmp_path: Path) -> None:
-    champion = evaluation(tmp_path / "champion", hits(5))
-    path = evaluation(tmp_path / "run", hits(3))
+    champion = evaluation(tmp_path / "champion", 5)
+    path = evaluation(tmp_path / "run", 3)
     (tmp_path / without / "predictions.csv").unlink()
     compared = judgement(path, champion).compared
     assert compared is not None
@@ -79,7 +80,7 @@ def test_digests_of_the_content_decide_if_both_sides_have_one(tmp_path: Path) ->
     """If neither side has a digest, paths decide."""
     for own, other in product(DIGESTS, DIGESTS):
         sides = [
-            evaluation(tmp_path / name, hits(wrong), split_digest=split, dataset_digest=dataset)
+            evaluation(tmp_path / name, wrong, split_digest=split, dataset_digest=dataset)
             for name, wrong, (split, dataset) in (("run", 3, own), ("champion", 5, other))
         ]
         both = [one == two for one, two in zip(own, other, strict=True) if one and two]
@@ -88,8 +89,8 @@ def test_digests_of_the_content_decide_if_both_sides_have_one(tmp_path: Path) ->
         assert ("champion" not in by_rule) == (both[0] if both else neither)
         words = "neither side has a digest"
         assert not neither or words in by_rule["min_improvement"].words
-    other_paths = evaluation(tmp_path / "champion", hits(5), samples_digest="e" * 64)
-    assert not blessed(evaluation(tmp_path / "run", hits(3)), other_paths)
+    other_paths = evaluation(tmp_path / "champion", 5, samples_digest="e" * 64)
+    assert not blessed(evaluation(tmp_path / "run", 3), other_paths)
 
 
 def classes(*names: str) -> list[ClassResult]:
@@ -100,16 +101,15 @@ def classes(*names: str) -> list[ClassResult]:
     ]
 
 
-def with_classes(folder: Path, correct: list[bool], only: str = "", **changed: Any) -> str:
+def with_classes(folder: Path, wrong: int, only: str = "", **changed: Any) -> str:
     """Write an evaluation of the samples of both classes, or of one of them."""
     samples = {f"{i}.png": "cat" if i < CATS else "dog" for i in range(100)}
     samples = {path: name for path, name in samples.items() if only in ("", name)}
-    correct = correct[: len(samples)]
     digest = samples_digest(samples.items())
-    path = Path(evaluation(folder, correct, **{"samples_digest": digest} | changed))
+    path = written(folder, wrong, samples=len(samples), **{"samples_digest": digest} | changed)
     rows = [
-        f"{file},{name},{name if hit else 'other'},0.9,0.1"
-        for (file, name), hit in zip(samples.items(), correct, strict=True)
+        f"{file},{name},{'other' if at < wrong else name},0.9,0.1"
+        for at, (file, name) in enumerate(samples.items())
     ]
     text = "\n".join(["path,target,predicted,confidence,loss", *rows, ""])
     path.with_name("predictions.csv").write_text(text)
@@ -131,11 +131,11 @@ def against(
     other = {"samples_digest": "0" * 64, **CHAMPION_MODEL}
     version = exported(models, 10, classes=classes(*known), **other)
     (models / CHAMPION).write_text(version)
-    path = with_classes(root / "run", hits(3), classes=classes("cat", "dog"))
+    path = with_classes(root / "run", 3, classes=classes("cat", "dog"))
     if again is not None:
         fields = {**CHAMPION_MODEL, "classes": classes(*known), **again}
         only = "" if "dog" in known else "cat"
-        with_classes(root / "run" / "champion", hits(9), only=only, **fields)
+        with_classes(root / "run" / "champion", 9, only=only, **fields)
     result = judgement(path, models, **rules)
     return result, {check.rule: check for check in result.checks}
 

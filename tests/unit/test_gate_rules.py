@@ -18,13 +18,8 @@ from kfp_ddp.models.champion import CHAMPION
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, slice_of, wilson
 from kfp_ddp.storage.store import sha256
 from tests import gating
-from tests.gating import evaluation, exported, hits, judged
-
-
-def record(**changed: Any) -> Evaluation:
-    fields: dict[str, Any] = {"samples": 100, "correct": 90, "accuracy": 0.9, "accuracy_low": 0.85}
-    fields |= {"split": "val", "calibration_error": 0.25, "classes": []}
-    return Evaluation.model_construct(**{**fields, **changed})
+from tests.evaluations import record
+from tests.gating import evaluation, exported, judged
 
 
 def test_a_value_is_not_shown_as_its_bound() -> None:
@@ -35,7 +30,7 @@ def test_a_value_is_not_shown_as_its_bound() -> None:
 
 def test_a_model_of_one_class_may_have_a_split_of_one_class() -> None:
     classes = [ClassResult(name="a", samples=5, precision=1, recall=1, f1=1)]
-    assert len(model_checks(Rules(min_accuracy=0.5), 0.9, record(classes=classes))) == 1
+    assert len(model_checks(Rules(min_accuracy=0.5), 0.9, record(90, classes=classes))) == 1
 
 
 @pytest.mark.parametrize(
@@ -57,7 +52,7 @@ def test_by_default_a_model_must_beat_its_largest_class(
     recall, samples = right[0] / largest, largest + others
     big = ClassResult(name="food", samples=largest, precision=1, recall=recall, f1=1)
     rest = ClassResult(name="x", samples=1, precision=1, recall=1, f1=1)
-    one = record(samples=samples, correct=sum(right), classes=[rest, big])
+    one = record(sum(right), samples, classes=[rest, big])
     (check,) = model_checks(Rules(), 0.5, one)
     won, lost = right[1], largest - right[0]
     tail = sum(math.comb(won + lost, heads) for heads in range(won, won + lost + 1))
@@ -68,7 +63,7 @@ def test_by_default_a_model_must_beat_its_largest_class(
 
 
 def test_without_results_by_class_the_gain_is_not_known() -> None:
-    for one in (None, record()):
+    for one in (None, record(90)):
         (check,) = model_checks(Rules(), 0.9, one)
         assert (check.holds, check.unproven, check.value) == (False, False, None)
 
@@ -79,7 +74,7 @@ def test_the_worst_slice_with_enough_samples_is_judged() -> None:
 
     def check(min_samples: int) -> Check:
         rules = Rules(min_slice_accuracy=0.7, min_slice_samples=min_samples)
-        return model_checks(rules, 0.9, record(slices=slices))[1]
+        return model_checks(rules, 0.9, record(90, slices=slices))[1]
 
     assert (check(10).holds, check(10).value) == (True, 0.7)
     assert "weather=rain, 20 samples; 1 with less than 10" in check(10).words
@@ -95,7 +90,7 @@ def test_the_reason_names_the_checks_that_decided() -> None:
 
 def checks_of(root: Path, content: dict[str, Any], **rules: Any) -> dict[str, list[Check]]:
     """Return the checks of a bundle with these JSON files, by rule."""
-    run = evaluation(root / "run", hits(3))
+    run = evaluation(root / "run", 3)
     if "gain" in content:
         content["variants"] = gating.variant(run, gain=content.pop("gain"))
     bundle = bundles.read(gating.bundled(root / "bundle", run, **content), Path(run))
@@ -162,7 +157,7 @@ def test_the_verdict_is_written_beside_the_evaluation(tmp_path: Path) -> None:
     exports = tmp_path / "exports"
     version = exported(exports, 5, classes=gating.CLASSES[:2])
     (exports / CHAMPION).write_text(version)
-    path = evaluation(tmp_path / "run", hits(3), classes=gating.CLASSES[:2])
+    path = evaluation(tmp_path / "run", 3, classes=gating.CLASSES[:2])
     inputs = {"evaluation": path, "champion": str(exports), "min_improvement": 0.02}
     _, reason = judged(tmp_path, 0.97, min_class_recall=0.8, **inputs)
     assert "dog&#124;x" in (tmp_path / "verdict.md").read_text()
@@ -215,8 +210,8 @@ def test_the_verdict_is_written_beside_the_evaluation(tmp_path: Path) -> None:
 def test_invalid_input_is_one_line(tmp_path: Path, inputs: dict[str, Any], message: str) -> None:
     (tmp_path / "broken.json").write_text('{"samples": 5, "correct": 4, "accuracy": 3}')
     paths = {
-        "RUN": evaluation(tmp_path / "run", hits(3)),
-        "OTHER": evaluation(tmp_path / "other", hits(9)),
+        "RUN": evaluation(tmp_path / "run", 3),
+        "OTHER": evaluation(tmp_path / "other", 9),
         "BROKEN": str(tmp_path / "broken.json"),
     }
     values = {name: paths.get(value, value) for name, value in inputs.items()}

@@ -20,7 +20,7 @@ from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.models import signature
 from kfp_ddp.models.evaluation import slice_of
 from tests.conftest import CHECKOUT
-from tests.gating import CLASSES, FILES, bundled, evaluation, exported, hits, infra, judged, variant
+from tests.gating import CLASSES, FILES, bundled, evaluation, exported, infra, judged, variant
 
 README = CHECKOUT / "kfp_ddp" / "components" / "gate" / "README.md"
 START, END = "<!-- truth table -->\n", "<!-- /truth table -->"
@@ -174,7 +174,7 @@ class Result(NamedTuple):
 def run_gate(root: Path, case: Inputs, rules: dict[str, Any], rule: str = "") -> Result:
     """Run the gate; `…` replaces the folder in the message."""
     inputs: dict[str, Any] = dict(rules)
-    run = evaluation(root / "run", hits(case.wrong), **case.changed)
+    run = evaluation(root / "run", case.wrong, **case.changed)
     if case.connected:
         inputs["evaluation"] = run
     if case.champion is not None:
@@ -231,7 +231,7 @@ def damage(kind: str, root: Path) -> None:
             for path in root.rglob("metrics.json"):
                 path.write_text(path.read_text().replace('"correct":', '"correct": '))
         case "of another":
-            evaluation(root / "run", hits(3), loss=0.1)
+            evaluation(root / "run", 3, loss=0.1)
         case "not a number":
             path = root / "run" / "evaluation.json"
             path.write_text(path.read_text().replace('"loss":0.5', '"loss":NaN'))

@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import bundle, onnx_runtimes, programs
-from kfp_ddp.models.bundle import Bundle, in_folder
 from kfp_ddp.models.interface import read_interface, read_sample
+from tests.exports import sealed
 
 IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2)
 
@@ -190,16 +190,6 @@ DOCUMENTS: dict[str, Any] = {
 JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, -1, 0, 1.5, 10**7, 10**400, "", "x", [], {}, [[]], [None], {"a": 1}, "\ud800"]
 )
-
-
-def sealed(folder: Path, documents: dict[str, str]) -> Bundle:
-    (folder / "sample").mkdir(parents=True, exist_ok=True)
-    for name, text in documents.items():
-        (folder / name).write_text(text)
-    for name in (bundle.MANIFEST, bundle.SUCCESS):
-        (folder / name).unlink(missing_ok=True)
-    bundle.seal(folder)
-    return in_folder(folder)
 
 
 def paths(document: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -42,10 +42,7 @@ def test_a_packed_file_is_one_plain_line_and_comes_back_to_the_byte(tmp_path: Pa
     line = packed(file)
     assert not set(line) & set("$\n\"'\\{}")
     assert unpacked(line) == text
-
-
-def test_text_that_is_not_packed_stays_as_it_is() -> None:
-    assert unpacked("print('$$')") == "print('$$')"
+    assert unpacked(text) == text  # what is not packed stays as it is
 
 
 @pytest.mark.parametrize("bad", ["data:,x", PREFIX + "=", PREFIX + "a$b=", PREFIX + "//79"])
@@ -172,16 +169,13 @@ def printed(*settings: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(answer.output))
 
 
-def test_a_script_by_chance_is_printed_as_it_is() -> None:
+def test_a_script_is_printed_as_it_is_in_lines() -> None:
     chance = random.Random(14)
     letters = "ab \n\n\t:#-'\"\\{}%$&*|>ü∑\u2028\ufeff\x85\x7f\r"
     for _ in range(40):
         script = "x" + "".join(chance.choices(letters, k=chance.randint(0, 20)))
         brought, _ = printed(f"script={script}")
         assert brought["data"] == {"script.py": script}
-
-
-def test_lines_are_printed_as_lines() -> None:
     answer = CliRunner().invoke(command, ["pytorchjob", "image=a:1", "script=import os\nos.sync()"])
     assert "  script.py: |-\n    import os\n    os.sync()\n" in answer.output
 

@@ -142,13 +142,7 @@ def test_hanging_step_reports_eviction(message: Path, capfd: pytest.CaptureFixtu
     assert capfd.readouterr().out == message.read_text() + "\n"
 
 
-def test_no_termination_log_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KFP_DDP_TERMINATION_LOG", str(tmp_path / "none"))
-    ended(monkeypatch, FakeApi({POD: 0}), [EVICTED], 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_reported_step_does_not_change(
+def test_a_reported_step_does_not_change_and_no_termination_log_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The error of the step would otherwise name another one than its log."""
@@ -159,6 +153,7 @@ def test_a_reported_step_does_not_change(
     ending._on_signal(signal.SIGTERM, None)
     line = "launcher was evicted; Retry resumes from step 7 or later"
     assert capfd.readouterr().out.split("\n") == [line, "", line + GOES_ON, ""]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_hanging_pvc_delays_no_report(message: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +203,16 @@ def launcher(run_dir: Path) -> list[str]:
     return [local.NODE, "--nproc-per-node=2", "--", "--output-dir", str(run_dir)]
 
 
-def test_teardown_ends_a_recorded_group_once(tmp_path: Path) -> None:
+def test_teardown_ends_a_recorded_group_of_this_user_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     with sleeper(*launcher(run_dir)) as child:
         local.record(run_dir, child.pid)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+            assert local.recorded(run_dir) is None
         assert local.recorded(run_dir) == child.pid
         assert teardown("run", "local", {}, str(tmp_path)) == f"ended process group {child.pid}"
         assert child.wait(timeout=10) < 0
@@ -247,14 +247,6 @@ def test_a_record_of_others_is_not_believed(tmp_path: Path, words: list[str], le
     """Whoever can write to the work claim can write it."""
     with sleeper(*(word.replace("RUN", str(tmp_path)) for word in words), leads=leads) as child:
         local.record(tmp_path, child.pid)
-        assert local.recorded(tmp_path) is None
-
-
-def test_processes_of_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sleeper(*launcher(tmp_path)) as child:
-        local.record(tmp_path, child.pid)
-        assert local.recorded(tmp_path) == child.pid
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert local.recorded(tmp_path) is None
 
 

@@ -27,39 +27,32 @@ def test_other_text_is_not_a_failure(text: str) -> None:
     assert Failure.parse(text) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4242",
-        "Failed to recv, got 0 bytes. Connection was likely closed. Did the server shutdown?",
-        "Timed out waiting 1800000ms for recv operation to complete",
-        "torch.distributed.DistStoreError: Socket Timeout",
-        "RendezvousTimeoutError: 2 of 4",
-        "NCCL error in: x.cpp:1, remote process exited or there was a network error",
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process exit",
-        "ncclSystemError: System call (e.g. socket, malloc) failed",
-        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)",
-        "SignalException: Process 8 got signal: 15",
-        "stopped by SIGTERM; the checkpoint of step 5 is durable",
-        "ORTE has lost communication with a remote daemon.",
-    ],
-)
+LOST = [
+    "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4242",
+    "Failed to recv, got 0 bytes. Connection was likely closed. Did the server shutdown?",
+    "Timed out waiting 1800000ms for recv operation to complete",
+    "torch.distributed.DistStoreError: Socket Timeout",
+    "RendezvousTimeoutError: 2 of 4",
+    "NCCL error in: x.cpp:1, remote process exited or there was a network error",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exit",
+    "ncclSystemError: System call (e.g. socket, malloc) failed",
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)",
+    "SignalException: Process 8 got signal: 15",
+    "stopped by SIGTERM; the checkpoint of step 5 is durable",
+    "ORTE has lost communication with a remote daemon.",
+]
+OTHER = [
+    "ValueError: no such layer",
+    "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 0",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "TimeoutError: timed out waiting for the labels",
+    "loss is nan at step 12",
+]
+
+
+@pytest.mark.parametrize("text", [*LOST, *OTHER])
 def test_message_of_a_lost_peer_is_recognized(text: str) -> None:
-    assert lost_peer(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "ValueError: no such layer",
-        "ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 0",
-        "RuntimeError: CUDA error: an illegal memory access was encountered",
-        "TimeoutError: timed out waiting for the labels",
-        "loss is nan at step 12",
-    ],
-)
-def test_other_error_is_not_a_lost_peer(text: str) -> None:
-    assert not lost_peer(text)
+    assert lost_peer(text) == (text in LOST)
 
 
 def test_final_record_is_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,29 +75,28 @@ def pod(index: int, code: int, message: str = "", at: int = 0, **more: Any) -> d
     return worker(index, ended(code, message, at, more.pop("reason", "Error")), **more)
 
 
-def told(rank: int, error: str, retryable: bool = False) -> str:
+def rank_record(rank: int, error: str, retryable: bool = False) -> str:
     return json.dumps({"exit_code": 1, "rank": rank, "error": error, "retryable": retryable})
 
 
-def test_the_cause_comes_before_its_consequences() -> None:
-    lost = told(0, "RuntimeError: Connection closed by peer [10.0.0.1]:4242")
-    result = root_cause(
-        [pod(0, 1, lost, at=1), pod(1, 1, told(3, "ValueError: no such layer"), at=2)], ""
-    )
+@pytest.mark.parametrize(
+    "consequence",
+    [
+        rank_record(0, "RuntimeError: Connection closed by peer [10.0.0.1]:4242"),
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)",
+    ],
+)
+def test_the_cause_comes_before_its_consequences(consequence: str) -> None:
+    cause = rank_record(3, "ValueError: no such layer")
+    result = root_cause([pod(0, 1, consequence, at=1), pod(1, 1, cause, at=2)], "")
     assert result.error == "worker-1: rank 3: ValueError: no such layer"
     assert not result.retryable
     assert result.pod == "x-worker-1"
 
 
-def test_a_timeout_of_nccl_is_no_cause_where_another_pod_has_one() -> None:
-    timed_out = pod(0, 1, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)", at=1)
-    result = root_cause([timed_out, pod(1, 1, told(1, "ValueError: no such layer"), at=2)], "")
-    assert result.error == "worker-1: rank 1: ValueError: no such layer"
-
-
 def test_signals_lost_peers_and_timeouts_are_tried_again_and_memory_is_not() -> None:
     assert root_cause([pod(0, 143)], "").retryable
-    lost = told(0, "RuntimeError: Connection closed by peer")
+    lost = rank_record(0, "RuntimeError: Connection closed by peer")
     assert root_cause([pod(0, 1, lost)], "").retryable
     assert root_cause([pod(0, 1, "Watchdog caught collective operation timeout: x")], "").retryable
     result = root_cause([pod(0, 137, reason="OOMKilled")], "")
@@ -119,12 +111,9 @@ def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
     assert result.retryable
 
 
-def test_the_last_line_of_the_log_replaces_a_missing_message() -> None:
+def test_the_log_replaces_a_missing_message_and_the_job_missing_pods() -> None:
     result = root_cause([pod(0, 1)], "", {"worker-0": ["KeyError: 'x'"]})
     assert result.error == "worker-0: exit code 1: KeyError: 'x'"
-
-
-def test_without_pods_the_job_speaks() -> None:
     assert root_cause([], "has reached the specified backoff limit").error.startswith("has reached")
 
 
@@ -160,13 +149,11 @@ Root Cause (first observed failure):
   rank      : 1 (local_rank: 1)
   exitcode  : {code} (pid: 8)
   error_file: <N/A>
-  traceback : {told}
+  traceback : {traceback}
 ============================================================
 """
 
-
 SEE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
-
 
 RANKS = """\
 [rank1]: Traceback (most recent call last):
@@ -177,7 +164,6 @@ RANKS = """\
 [rank1]: which has a second line
 [rank0]: RuntimeError: Connection closed by peer [10.244.0.53]:62375.
 """
-
 
 CHAIN = """\
 [rank1]: Traceback (most recent call last):
@@ -191,10 +177,7 @@ CHAIN = """\
 [rank1]: ValueError: no such layer
 """
 
-
 RECORDED = 'Traceback (most recent call last):\n    File "x", line 1, in main\n  KeyError: 1\n'
-
-
 SIGNAL = "Signal 11 (SIGSEGV) received by PID 8"
 
 
@@ -213,7 +196,7 @@ SIGNAL = "Signal 11 (SIGSEGV) received by PID 8"
     ],
 )
 def test_the_error_of_torchruns_rank(log: str, recorded: str, code: int, error: str) -> None:
-    report = REPORT.format(told=recorded, code=code)
+    report = REPORT.format(traceback=recorded, code=code)
     assert error_in_log((log + report).splitlines()) == LogError(error, 1)
 
 
@@ -249,11 +232,8 @@ def test_mpirun_names_a_rank_that_raised_one_that_was_killed_and_a_lost_node() -
     assert error_in_log(["epoch 1", "-" * 74, killed, "-" * 74]) == LogError("signal 9 (Killed)", 3)
     lost = ["ORTE has lost communication with a remote daemon.", "", "  HNP daemon: x", "the job."]
     assert error_in_log(lost) == LogError(lost[0])
-
-
-def test_mpirun_of_a_program_without_a_traceback() -> None:
-    line = ["bad flag --x", *MPIRUN.splitlines()[5:]]
-    assert error_in_log(line) == LogError("bad flag --x", 1)
+    without_traceback = ["bad flag --x", *MPIRUN.splitlines()[5:]]
+    assert error_in_log(without_traceback) == LogError("bad flag --x", 1)
 
 
 def test_a_record_that_is_nested_too_deep_is_no_failure(tmp_path: Path) -> None:

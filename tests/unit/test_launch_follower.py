@@ -15,14 +15,14 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow import follower as following
 from kfp_ddp.jobs.follow import logs
-from kfp_ddp.jobs.follow.decisions import Limits, Look, Pods
+from kfp_ddp.jobs.follow.decisions import Limits, Look, Pods, Verdict
 from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp
 from kfp_ddp.jobs.follow.narrator import Narrator
-from kfp_ddp.jobs.follow.ranks import Stall, StallWatch
+from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.jobs.kinds.base import started
+from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import Reason
 from tests.cluster import MADE, ended, hold, job, nowhere, pod
@@ -101,12 +101,13 @@ def test_a_job_that_was_given_up_is_marked_so(ending: Ends) -> None:
 
 
 def test_node_of_a_stall(ending: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stall = Stall(Failure(1, -1, "rank 1 is silent", retryable=True), "node-1")
+    failure = Failure(1, -1, "rank 1 is silent", retryable=True)
+    stall = Verdict(State("failed", failure.error), True, failure=failure, node="node-1")
     monkeypatch.setattr(StallWatch, "look", lambda self, look, limit: stall)
     following_ranks = Follower(nowhere(), KINDS["pytorchjob"], JOB, ending, tmp_path, progress=True)
     following_ranks.watches = follower(ending, job("Running")).watches
     outcome = following_ranks.run(Limits(stall=1))
-    assert (outcome.failure, outcome.node) == (stall.failure, "node-1")
+    assert (outcome.failure, outcome.node) == (failure, "node-1")
     assert outcome.given_up
 
 

@@ -155,36 +155,28 @@ def job(ended: str = "", *notes: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "current", "first"),
+    ("jobs", "current", "first", "left"),
     [
         # A running job is adopted.
-        ([], 0, 0),
-        ([job()], 0, 0),
-        ([job("Failed"), job()], 1, 0),
+        ([], 0, 0, 3),
+        ([job()], 0, 0, 3),
+        ([job("Failed"), job()], 1, 0, 2),
         # A reported failure begins a new series.
-        ([job("Failed", REPORTED)], 1, 1),
-        ([job("Failed", REPORTED), job()], 1, 1),
-        # A preempted job is replaced in its series.
-        ([job("Failed", PREEMPTED)], 1, 0),
-        ([job("Failed"), job("Failed", PREEMPTED)], 2, 0),
+        ([job("Failed", REPORTED)], 1, 1, 3),
+        ([job("Failed", REPORTED), job()], 1, 1, 3),
+        ([job("Failed", REPORTED), job("Failed"), job()], 2, 1, 2),
+        # A preempted job is replaced in its series, and uses up no retry.
+        ([job("Failed", PREEMPTED)], 1, 0, 3),
+        ([job("Failed"), job("Failed", PREEMPTED)], 2, 0, 2),
+        ([job("Failed"), job("Failed", PREEMPTED), job("Failed")], 2, 0, 2),
     ],
 )
-def test_the_attempt_that_a_launch_goes_on_with(jobs: list[Any], current: int, first: int) -> None:
+def test_the_attempt_that_a_launch_goes_on_with(
+    jobs: list[Any], current: int, first: int, left: int
+) -> None:
     attempts = Attempts.resume(dict(enumerate(jobs)), KINDS["pytorchjob"])
     assert (attempts.current, attempts.first) == (current, first)
-
-
-def test_a_preemption_uses_up_no_retry() -> None:
-    attempts = Attempts.resume(
-        {0: job("Failed"), 1: job("Failed", PREEMPTED), 2: job("Failed")}, KINDS["pytorchjob"]
-    )
-    assert (attempts.current, attempts.first) == (2, 0)
-    assert attempts.retries_left(3) == 2
-    assert Attempts.resume({}, KINDS["pytorchjob"]).retries_left(3) == 3
-    attempts = Attempts.resume(
-        {0: job("Failed", REPORTED), 1: job("Failed"), 2: job()}, KINDS["pytorchjob"]
-    )
-    assert (attempts.first, attempts.retries_left(1)) == (1, 0)
+    assert attempts.retries_left(3) == left
 
 
 def test_a_conflict_that_is_no_job_is_tried_again_and_reported(

@@ -72,6 +72,7 @@ def test_a_trainjob_whose_pods_wait_for_a_node_is_given_up() -> None:
 
 WORKER = pod("worker", "Pending", 600)
 HALF = look(pod("a", "Running", 60), pod("b", "Pending", 60), job=RUNNING)
+THREE = look(pod("a", "Pending", 7), pod("b", "Pending", 9), pod("c", "Pending", 8))
 LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
 
 
@@ -98,6 +99,13 @@ LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
         (look(WORKER, job=QUEUED), SIX, None),
         (look(WORKER, pod("again", "Pending", 2), preempted=frozenset({"worker"})), SIX, None),
         (look(WORKER), Limits(), None),
+        # A job without pods counts once pods are known.
+        (replace(look(), pods_listed=False), SIX, None),
+        # Of pods that wait the oldest is named.
+        (THREE, SIX, "b of "),
+        # A time that is just up is not over.
+        (look(pod("a", "Pending", 6)), SIX, None),
+        (look(pod("a", "Running", 6), age=60), Limits(deadline=60), None),
     ],
 )
 def test_a_pod_that_waits_long_ends_the_job(seen: Look, limits: Limits, who: str | None) -> None:
@@ -106,22 +114,6 @@ def test_a_pod_that_waits_long_ends_the_job(seen: Look, limits: Limits, who: str
         assert line == ""
     else:
         assert line.startswith(f"{who}PyTorchJob x did not start within pending_minutes=0.1")
-
-
-def test_a_job_without_pods_counts_once_pods_are_known() -> None:
-    seen = look()
-    assert late(seen)
-    assert not late(replace(seen, pods_listed=False))
-
-
-def test_of_pods_that_wait_the_oldest_is_named() -> None:
-    seen = look(pod("a", "Pending", 7), pod("b", "Pending", 9), pod("c", "Pending", 8))
-    assert late(seen).startswith("b of PyTorchJob x did not start")
-
-
-def test_a_time_that_is_just_up_is_not_over() -> None:
-    assert late(look(pod("a", "Pending", 6))) == ""
-    assert late(look(pod("a", "Running", 6), age=60), Limits(deadline=60)) == ""
 
 
 def test_a_transient_reason_lasts_for_pending_minutes() -> None:

@@ -17,10 +17,8 @@ from kfp_ddp.jobs.kinds.pod import default_resources
 from kfp_ddp.jobs.kinds.trainjob import TOKEN_DIR
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.objects import amount
-from tests.launch_specs import QUANTITIES, specifications, templates
+from tests.launch_specs import QUANTITIES, SPEC, made, specifications, templates
 
-SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
-LABELS = {"kfp-ddp/run-id": "run", "kueue.x-k8s.io/queue-name": "team"}
 V1 = ["pytorchjob", "tfjob", "mpijob"]
 UNBUFFERED = "PYTHONUNBUFFERED"
 # A value of each setting that some kind does not support.
@@ -47,11 +45,6 @@ EXAMPLES = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
-
-
-def made(kind: str, result: Runtime | None = None, **fields: Any) -> dict[str, Any]:
-    spec = LaunchSpec.create(**{**SPEC, **fields}, kind=kind)
-    return dict(spec.job_kind.manifest(spec, {"name": "job", "labels": LABELS}, "", result)["spec"])
 
 
 def resources_of(kind: str, job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -149,23 +142,18 @@ def test_a_default_replaces_no_setting(fields: Any, left: set[str]) -> None:
     assert set(result.get("limits", {})) == set(result.get("requests", {})) == left
 
 
-def test_a_default_does_not_replace_the_resources_of_a_runtime() -> None:
-    def of(runtime: Runtime | None, **fields: Any) -> Any:
-        return made("trainjob", runtime, **fields)["trainer"].get("resourcesPerNode")
+def test_a_trainjob_names_its_runtime_and_does_not_replace_its_resources() -> None:
+    def of(has_resources: bool, **fields: Any) -> Any:
+        runtime = Runtime("TrainingRuntime", has_resources)
+        job = made("trainjob", runtime, **fields, runtime="mine")
+        assert job["runtimeRef"] == {"name": "mine", "kind": "TrainingRuntime"}
+        return job["trainer"].get("resourcesPerNode")
 
-    assert of(Runtime(has_resources=False))["limits"] == {"cpu": "4", "memory": "4Gi"}
-    assert of(Runtime(has_resources=True)) is None
-    assert of(Runtime(has_resources=True), cpu="2") == {
-        "limits": {"cpu": "2"},
-        "requests": {"cpu": "2"},
-    }
-
-
-def test_a_trainjob_names_the_kind_of_its_runtime() -> None:
-    for kind in ("TrainingRuntime", "ClusterTrainingRuntime"):
-        reference = made("trainjob", Runtime(kind), runtime="mine")["runtimeRef"]
-        assert reference["name"] == "mine"
-        assert reference["kind"] == kind
+    assert of(has_resources=False)["limits"] == {"cpu": "4", "memory": "4Gi"}
+    assert of(has_resources=True) is None
+    own = {"limits": {"cpu": "2"}, "requests": {"cpu": "2"}}
+    assert of(has_resources=True, cpu="2") == own
+    assert made("trainjob", None)["runtimeRef"]["kind"] == "ClusterTrainingRuntime"
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -201,13 +189,9 @@ def test_how_each_kind_starts_a_script(kind: str, starts: list[str], variables: 
         "-c",
         payload.RUN_FROM_ENV.format(variable="KFP_DDP_SCRIPT", file="script.py"),
     ]
-    assert {entry["name"] for entry in pod.environment(spec, "map")} == {pod.NODE, *variables}
-
-
-def manifest(spec: LaunchSpec) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a job and its metadata."""
-    meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
-    return spec.job_kind.manifest(spec, meta), meta
+    environment = {entry["name"]: entry for entry in pod.environment(spec, "map")}
+    assert environment.keys() == {pod.NODE, *variables}
+    assert environment["KFP_DDP_NODE"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -215,7 +199,8 @@ def manifest(spec: LaunchSpec) -> tuple[dict[str, Any], dict[str, Any]]:
 @given(data=st.data())
 def test_every_pod_has_our_labels_no_rights_and_resources(kind: str, data: st.DataObject) -> None:
     spec = data.draw(specifications(kind))
-    job, meta = manifest(spec)
+    meta = metadata(spec, identify("run", "train", "7", spec), "space", 0, None)
+    job = spec.job_kind.manifest(spec, meta)
     ours = {key: value for key, value in meta["labels"].items() if key.startswith("kfp-ddp/")}
     limited = {"cpu": spec.cpu or not spec.cpu_request}
     limited["memory"] = spec.memory or not spec.memory_request

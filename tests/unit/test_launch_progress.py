@@ -90,7 +90,7 @@ def test_progress_line_has_step_loss_speed_and_the_time_that_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "waits"),
     [
         ({"data_wait_fraction": 0.09, "communication_seconds": 0.19}, ""),
         ({"data_wait_fraction": 0.12, "communication_seconds": 0.3}, " · 12% waits for data"),
@@ -108,10 +108,10 @@ def test_progress_line_has_step_loss_speed_and_the_time_that_is_left() -> None:
         ),
     ],
 )  # fmt: skip
-def test_progress_line_shows_waits(fields: Event, said: str) -> None:
+def test_progress_line_shows_waits(fields: Event, waits: str) -> None:
     progress = TrainingProgress()
     progress.update([{**steps((10, 100.0))[0], "step_seconds": 1.0, **fields}])
-    assert progress.line() == f"step 10 · loss 0.500 · 1,234 images/s{said}"
+    assert progress.line() == f"step 10 · loss 0.500 · 1,234 images/s{waits}"
 
 
 def test_the_rate_is_reset_on_resume() -> None:

@@ -31,11 +31,10 @@ from kfp_ddp.k8s.pods import (
     writes_no_more,
 )
 from tests import cluster
-from tests.cluster import RUNS, FakeApi, ended, hold, nowhere, worker
+from tests.cluster import MADE, RUNS, FakeApi, ended, hold, nowhere, worker
 
 MAIN = ("pytorch",)
 BARE: dict[str, Any] = {"metadata": {"name": "a"}}
-MADE = "2026-01-01T00:00:00Z"
 
 
 def pod(number: int, node: int, state: Object = RUNS, role: str = "worker") -> Object:
@@ -212,42 +211,35 @@ def test_a_pvc_of_many_pods_is_requested_once() -> None:
     )
 
 
-@pytest.mark.parametrize("count", [1, 64, 65, 300])
-def test_reports_of_many_ranks_are_read_in_parts(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 64, 65, 130])
+def test_a_stall_of_many_is_seen_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    pods = job(count, nodes=3)
     for rank in range(count):
-        line = {"rank": rank, "pod": "p", "node": "n", "step": 1, "phase": "step", "time": 0}
-        (tmp_path / f"{rank}.json").write_text(json.dumps(line))
-    (tmp_path / "0-broken.json").write_text("{")
-    parts = list(ranks.read(tmp_path))
-    assert sorted(item.rank for report, _ in parts for item in report) == list(range(count))
-    assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True]
-    assert max(len(report) for report, _ in parts) <= ranks.PART
-
-
-def test_a_stall_of_many_is_seen_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pods = job(130, nodes=3)
-    for rank in range(130):
         line = {"rank": rank, "pod": f"x-worker-{rank}", "node": "", "phase": "step", "time": 0}
         (tmp_path / f"{rank}.json").write_text(json.dumps({**line, "step": 7}))
     runs = cluster.job("Running")
     seen = Pods(KINDS["pytorchjob"], started(runs)).look(runs, pods, {}, 0)
     still, opened = ranks.StallWatch(tmp_path), 0
 
-    def count(*fields: Any) -> Any:
+    def read_counted(*fields: Any) -> Any:
         nonlocal opened
         opened += 1
         return read_below(*fields)
 
-    monkeypatch.setattr(ranks, "read_below", count)
+    monkeypatch.setattr(ranks, "read_below", read_counted)
     for half_seconds in range(200):
         before, clock = opened, half_seconds / 2
-        stall = still.look(Look(KINDS["pytorchjob"], runs, seen, True, clock, clock), 20)
+        look = Look(KINDS["pytorchjob"], runs, seen, True, clock, clock)
+        stall = still.look(look, 20)
         assert opened - before <= ranks.PART
         if stall is not None:
             break
     assert stall is not None
-    assert "all 130 ranks are at step 7" in stall.failure.error
+    assert f"all {count} ranks are at step 7" in stall.state.message
     assert 20 <= clock < 30
+    assert ranks.StallWatch(tmp_path / "nowhere").look(look, 20) is None
 
 
 def of_phase(phase: str = "", *containers: dict[str, Any], **status: Any) -> dict[str, Any]:
@@ -260,11 +252,7 @@ def stopped_with(code: int | None, at: str | None = None) -> dict[str, Any]:
 
 
 RUNNING: dict[str, Any] = {"state": {"running": {}}}
-
-
 WAITS: dict[str, Any] = {"state": {"waiting": {}}}
-
-
 NOTHING = [BARE, {**BARE, "status": None}, {**BARE, "status": {"containerStatuses": None}}]
 
 

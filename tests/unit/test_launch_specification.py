@@ -13,14 +13,7 @@ from kfp_ddp.jobs.identity import Owner, identify, metadata
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claim_of, overlaid, read_only, with_claims
-
-SPEC: dict[str, Any] = {"image": "ghcr.io/you/trainer:1.0", "command": ("python3", "train.py")}
-
-
-def manifest(**fields: Any) -> dict[str, Any]:
-    """The `spec` of the job of a specification."""
-    spec = LaunchSpec.create(**{**SPEC, **fields})
-    return dict(spec.job_kind.manifest(spec, {"name": "job", "labels": {}})["spec"])
+from tests.launch_specs import SPEC, made
 
 
 @pytest.mark.parametrize(
@@ -145,7 +138,7 @@ def test_a_dataset_is_mounted_read_only_unless_the_run_writes_beside_it() -> Non
 def test_gpus_set_on_the_task_give_a_process_each_and_an_mpijobs_launcher_none(gpu: str) -> None:
     options = {"limits": {gpu: "8", "cpu": "64"}, "requests": {"cpu": "64"}}
     jobs = {
-        kind: manifest(args=["--x"], kind=kind, nodes=2, resources=options)
+        kind: made(args=["--x"], kind=kind, nodes=2, resources=options)
         for kind in ("pytorchjob", "trainjob", "mpijob")
     }
     assert jobs["pytorchjob"]["nprocPerNode"] == "8"
@@ -219,29 +212,23 @@ def test_parts_of_a_gpu_count_and_its_memory_and_cores_do_not() -> None:
 def test_a_gang_is_all_pods_unless_fewer_can_run(scheduler: str) -> None:
     """An MPIJob has one pod more than nodes; what is left out, the operator makes all pods."""
     for kind in ("pytorchjob", "tfjob", "mpijob"):
-        policy = manifest(kind=kind, nodes=2, scheduler=scheduler)["runPolicy"]["schedulingPolicy"]
+        policy = made(kind=kind, nodes=2, scheduler=scheduler)["runPolicy"]["schedulingPolicy"]
         assert "minAvailable" not in policy
-    elastic = manifest(elastic="2:4", scheduler=scheduler)["runPolicy"]["schedulingPolicy"]
+    elastic = made(elastic="2:4", scheduler=scheduler)["runPolicy"]["schedulingPolicy"]
     assert elastic["minAvailable"] == 2
 
 
-def test_a_rank_knows_its_node() -> None:
-    (container,) = manifest()["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    node = {"fieldRef": {"fieldPath": "spec.nodeName"}}
-    assert {"name": "KFP_DDP_NODE", "valueFrom": node} in container["env"]
-
-
 def test_an_elastic_job_bears_the_loss_of_pods() -> None:
-    job = manifest(elastic="1:2", command=(), script="print()")
+    job = made(elastic="1:2", command=(), script="print()")
     worker = job["pytorchReplicaSpecs"]["Worker"]
     assert worker["restartPolicy"] == "ExitCode"
     assert job["elasticPolicy"]["maxRestarts"] == 10
-    assert manifest(elastic="4:64")["elasticPolicy"]["maxRestarts"] == 128
+    assert made(elastic="4:64")["elasticPolicy"]["maxRestarts"] == 128
     (container,) = worker["template"]["spec"]["containers"]
     assert {"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"} in container["env"]
-    options = manifest(elastic="1:2", restart_policy="OnFailure")["pytorchReplicaSpecs"]["Worker"]
+    options = made(elastic="1:2", restart_policy="OnFailure")["pytorchReplicaSpecs"]["Worker"]
     assert options["restartPolicy"] == "OnFailure"
-    assert manifest(nodes=2)["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "Never"
+    assert made(nodes=2)["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "Never"
 
 
 def test_torchrun_of_an_elastic_script_ends_with_the_code_of_its_signal(tmp_path: Path) -> None:
@@ -264,7 +251,7 @@ def test_torchrun_of_an_elastic_script_ends_with_the_code_of_its_signal(tmp_path
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
 def test_the_step_enforces_a_deadline_before_the_operator(kind: str) -> None:
     def seconds(**fields: Any) -> Any:
-        job = manifest(kind=kind, **fields)
+        job = made(kind=kind, **fields)
         return job.get("runPolicy", job).get("activeDeadlineSeconds")
 
     assert seconds(deadline_minutes=1.5) == 150

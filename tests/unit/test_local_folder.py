@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
-from kfp_ddp.cli import app
 from kfp_ddp.client import follow
 from kfp_ddp.client.run_info import local_run
 from kfp_ddp.core.errors import InputError, JobError
@@ -20,6 +18,7 @@ from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinishe
 from kfp_ddp.local.screen import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import located, look
 from tests import run_output
+from tests.commands import call, document
 from tests.run_output import Terminal
 
 
@@ -74,11 +73,10 @@ def test_running_command_is_refused_and_keeps_its_cache(tmp_path: Path) -> None:
 def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_output.make(tmp_path / "mine", failed="train")
     (tmp_path / "latest").symlink_to(folder.name)
-    state = CliRunner().invoke(app, ["status", "latest", "--json"])
-    document = json.loads(state.stdout)
-    assert (document["name"], document["state"], state.exit_code) == ("mine", "FAILED", 0)
-    assert "FAILED" in [step["state"] for step in document["steps"] if step["name"] == "train"]
-    followed = CliRunner().invoke(app, ["status", "latest", "--follow"])
+    status = document("status", "latest")
+    assert (status["name"], status["state"]) == ("mine", "FAILED")
+    assert "FAILED" in [step["state"] for step in status["steps"] if step["name"] == "train"]
+    followed = call("status", "latest", "--follow")
     assert isinstance(followed.exception, JobError)
     assert "mine" in str(followed.exception)
     stopped = begin(LocalRun("a", {}), None, "photos").folder
@@ -88,7 +86,7 @@ def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert local_run(stopped).state == "RUNNING"
         ended = (folder / "pipeline.log").read_text()
         monkeypatch.setattr(follow, "sleep", lambda _: (stopped / "pipeline.log").write_text(ended))
-        followed = CliRunner().invoke(app, ["status", str(stopped), "--follow"])
+        followed = call("status", stopped, "--follow")
     assert "teardown" in followed.output
     assert isinstance(followed.exception, JobError)
 
@@ -97,9 +95,8 @@ def write(output: Path, step: str, /, **values: Any) -> None:
     """Write the output of a step."""
     folder = output / "artifacts" / "run" / step
     folder.mkdir(parents=True)
-    artifact = {"metadata": values}
-    document = {"artifacts": {"what": {"artifacts": [artifact]}}}
-    (folder / "executor_output.json").write_text(json.dumps(document))
+    artifacts = {"what": {"artifacts": [{"metadata": values}]}}
+    (folder / "executor_output.json").write_text(json.dumps({"artifacts": artifacts}))
 
 
 def test_report_of_the_gate_is_copied_to_the_top(tmp_path: Path) -> None:
@@ -135,8 +132,9 @@ def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> 
 def test_line_neither_wraps_nor_cuts_words(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     stream, words = Terminal(), [f"word{number}" for number in range(40)]
-    with Phase("dataset-volume", stream) as phase:
-        phase.show(" ".join(words))
+    phase = Phase("dataset-volume", stream)
+    phase.show(" ".join(words))
+    phase.end(good=True)
     drawn = stream.getvalue().replace("\n", CLEAR_LINE).split(CLEAR_LINE)
     assert max(len(line) for line in drawn) < columns
     assert {word for line in drawn for word in line.split() if word[:4] == "word"} == {*words}
@@ -152,14 +150,14 @@ def test_time_left_stays_in_a_narrow_terminal(tmp_path: Path) -> None:
 
 def test_log_has_a_line_a_minute_and_one_per_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    with Phase("train", stream) as phase:
-        phase.show("step 1")
-        monkeypatch.setattr(screen, "LOG_SECONDS", 0.0)
-        phase.show("step 2")
+    phase = Phase("train", stream)
+    phase.show("step 1")
+    monkeypatch.setattr(screen, "LOG_SECONDS", 0.0)
+    phase.show("step 2")
+    phase.end(good=True)
     lines = stream.getvalue().splitlines()
     assert [line.split()[:4] for line in lines] == [[m, "train", "step", "2"] for m in "…✓"]
-    with pytest.raises(ValueError, match="no"), Phase("gate", stream):
-        raise ValueError("no")
+    Phase("gate", stream).end(good=False)
     assert "\n  ✗ gate" in stream.getvalue()
 
 
@@ -174,40 +172,34 @@ def photos(tmp_path: Path) -> Path:
     cut.write_bytes(cut.read_bytes()[:500])
     empty.write_bytes(b"")
     os.mkfifo(tmp_path / "b" / "pipe.png")
-    for name in (
-        "__MACOSX/._3.jpg",
-        ".DS_Store",
-        "a/Thumbs.db",
-        "b/x.svg",
-        "b/y.svg",
-        "labels.csv",
-    ):
+    others = ("__MACOSX/._3.jpg", ".DS_Store", "a/Thumbs.db", "b/x.svg", "b/y.svg", "labels.csv")
+    for name in others:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     return tmp_path
 
 
 def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None:
-    found = look(str(photos), {})
-    names = [Path(path).name for path in found.broken]
+    surveyed = look(str(photos), {})
+    names = [Path(path).name for path in surveyed.broken]
     assert sorted(names) == ["3.jpg", "4.jpg", "pipe.png"]
-    assert found.photographs.train + found.photographs.val == 18 + 20 + 9
-    assert (found.photographs.classes, found.photographs.short_side) == (3, 40)
-    rows = dict(line.split()[:2] for line in found.table)
+    assert surveyed.photographs.train + surveyed.photographs.val == 18 + 20 + 9
+    assert (surveyed.photographs.classes, surveyed.photographs.short_side) == (3, 40)
+    rows = dict(line.split()[:2] for line in surveyed.table)
     assert list(rows) == ["class", "a", "b", r"c\x1b", "all"]
-    assert int(rows["all"]) == found.photographs.train
-    notes = "\n".join(found.photographs.notes)
+    assert int(rows["all"]) == surveyed.photographs.train
+    notes = "\n".join(surveyed.photographs.notes)
     assert "3 files not read: 2 .svg, 1 .csv" in notes
     assert "labels=labels.csv" in notes
     assert r"c\x1b" in notes, "few images"
-    assert "\n".join(found.left_out).count("a/") == 2
+    assert "\n".join(surveyed.left_out).count("a/") == 2
     with pytest.raises(InputError, match=r"labels=b/pipe\.png cannot be read .*not a plain file"):
         look(str(photos), {"training": {"labels": "b/pipe.png"}})
     with pytest.raises(InputError, match=r"3 images .*3\.jpg .*--set on_bad_image=skip"):
         look(str(photos), {"training": {"on_bad_image": "fail"}})
-    assert "a/4.jpg: it is empty" in "\n".join(found.left_out)
-    assert {"*.svg", "/a/3.jpg", "/b/pipe.png"} < {*found.excluded}
-    left = look(str(photos), {"sync": {"exclude": ["/b/1?.jpg", *found.excluded]}})
+    assert "a/4.jpg: it is empty" in "\n".join(surveyed.left_out)
+    assert {"*.svg", "/a/3.jpg", "/b/pipe.png"} < {*surveyed.excluded}
+    left = look(str(photos), {"sync": {"exclude": ["/b/1?.jpg", *surveyed.excluded]}})
     assert not left.broken
     assert "13 of 50 images left out by exclude" in left.photographs.notes
 
@@ -221,8 +213,8 @@ def test_notes_count_what_can_be_read(photos: Path) -> None:
     for name in ("train/x/0", "train/x/1", "train/x/2", "val/y/0", "val/y/1"):
         (photos / f"{name}.png").write_text("no image")
     for more in ({}, {"script": "mine.py"}):  # which reads all files
-        found = look(str(photos), {"training": more})
-        assert found.photographs.notes[-2:] == (
+        surveyed = look(str(photos), {"training": more})
+        assert surveyed.photographs.notes[-2:] == (
             "1 class without images to validate, so no classes are distinguished: "
             "y (12 to train on)",
             "1 class with fewer than 10 images to train on: x (9)",

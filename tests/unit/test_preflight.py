@@ -270,14 +270,8 @@ def test_invalid_evaluation_job_is_one_line(job: dict[str, Any], backend: str, r
 
 
 KSERVE = "/apis/serving.kserve.io/v1beta1"
-
-
 SHOP = f"{KSERVE}/namespaces/here/inferenceservices/shop"
-
-
 SERVED = {KSERVE: {"resources": [{"name": "inferenceservices"}]}}
-
-
 OF_OURS = {"metadata": {"labels": OURS}}
 
 
@@ -295,15 +289,12 @@ class Cluster(FakeApi):
         return super().call(method, path, body)
 
 
-def test_without_a_service_the_cluster_is_not_accessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_service_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Api, "connect", pytest.fail)
-    assert check_service({"canary_percent": 5}, "") == ""
-
-
-@pytest.mark.parametrize("existing", [{}, {SHOP: OF_OURS}])
-def test_valid_service(monkeypatch: pytest.MonkeyPatch, existing: dict[str, Object]) -> None:
-    monkeypatch.setattr(Api, "connect", lambda: Cluster({**SERVED, **existing}))
-    assert check_service({"service": "shop"}, "gs://models/exports") == "shop"
+    assert check_service({"canary_percent": 5}, "") == "", "without access to the cluster"
+    for existing in ({}, {SHOP: OF_OURS}):
+        monkeypatch.setattr(Api, "connect", lambda objects=existing: Cluster({**SERVED, **objects}))
+        assert check_service({"service": "shop"}, "gs://models/exports") == "shop"
 
 
 @pytest.mark.parametrize(

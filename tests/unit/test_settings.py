@@ -135,14 +135,14 @@ def test_a_record_passes_over_what_a_later_version_adds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"shares": {}}', "size: Field required"),
         ('{"size": 1, "shares": {"a": NaN}}', "shares.a: Input should be a finite number"),
         ("[]", "the document: Input should be an object"),
     ],
 )
-def test_the_first_fault_of_a_record_is_named(text: str, said: str) -> None:
+def test_the_first_fault_of_a_record_is_named(text: str, message: str) -> None:
     with pytest.raises(ValidationError) as raised:
         Weights.model_validate_json(text)
-    assert first_fault(raised.value) == said
+    assert first_fault(raised.value) == message
