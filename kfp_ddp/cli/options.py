@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import os
 import typing
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -206,7 +207,7 @@ def echo_json(document: Any) -> None:
     """Print one line of JSON, with paths as text."""
     import json  # most calls print text
 
-    click.echo(json.dumps(document, default=str))
+    click.echo(json.dumps(document, default=os.fspath))
 
 
 def show(as_json: bool, document: Any, *lines: object) -> None:
