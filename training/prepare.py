@@ -181,7 +181,11 @@ def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
     `reports` has each rank's part, and its findings in each split. Each node examines all parts for
     its cache unless the cache is filled already, so a part is counted once.
     """
-    findings = [item for splits in dict(sorted(reports)).values() for item in splits]
+    counted: dict[tuple[int, int], Findings] = {}
+    for part, splits in reports:
+        for number, item in enumerate(splits):
+            counted[part, number] = max(item, counted.get((part, number), item))
+    findings = list(counted.values())
     checked = sum(item.checked for item in findings)
     broken = sorted(name for item in findings for name in item.broken)
     not_rgb = sum(item.not_rgb for item in findings)
