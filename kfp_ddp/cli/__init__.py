@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import io
 import sys
 from typing import NoReturn
 
@@ -127,6 +128,8 @@ def main() -> NoReturn:
     from kfp_ddp.cli.options import echo
     from kfp_ddp.core.errors import UNIX_ONLY, KfpDdpError
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a code page lacks marks and names
+        sys.stdout.reconfigure(encoding="utf-8")
     gc.set_threshold(20_000)  # SDKs make many objects that stay: 0.1 s less for botocore
     try:
         code = app.main(prog_name="kfp-ddp", standalone_mode=False)

@@ -32,7 +32,7 @@ def open_client(connection: Connection) -> "Iterator[Client]":
         host = "" if connection.port_forward else connection.host
         if host:
             host = server = compat.checked_host(host)
-        elif NAMESPACE_FILE.exists() and not connection.port_forward:
+        elif NAMESPACE_FILE.exists() and not (connection.port_forward or connection.context):
             host = server = f"http://{SERVICE}.{connection.kfp_namespace}:{PORT}"
         else:
             server = f"{SERVICE} of namespace {connection.kfp_namespace} (by a forwarded port)"
@@ -53,8 +53,8 @@ def open_client(connection: Connection) -> "Iterator[Client]":
 
 
 def own_namespace(context: str = "") -> str:
-    """Return the namespace of this pod, or of the kubeconfig's context; '' without either."""
-    if NAMESPACE_FILE.exists():
+    """Return the namespace of this pod, or of a kubeconfig's context; '' without either."""
+    if NAMESPACE_FILE.exists() and not context:
         return NAMESPACE_FILE.read_text().strip()
     from kubernetes import config
 
@@ -62,7 +62,7 @@ def own_namespace(context: str = "") -> str:
         contexts, current = config.list_kube_config_contexts()
         by_name = {one["name"]: one for one in contexts}
         chosen: dict[str, Any] = by_name.get(context) or current
-        return str(chosen["context"].get("namespace", ""))
+        return str(chosen["context"].get("namespace") or "")
     return ""
 
 

@@ -16,7 +16,6 @@ from kfp_ddp.client.steps import OVER, Step, leaves
 from kfp_ddp.core.errors import (
     InputError,
     JobError,
-    RefusedError,
     RunCancelledError,
     ServerError,
     StorageError,
@@ -149,7 +148,7 @@ def until_over(
                 return follow(read, view)
         view = lines(lambda line: print(line, file=stream, flush=True), progress)
         return follow(read, view)
-    except RefusedError as error:  # as InputError it would mean that nothing was started
+    except InputError as error:  # with its exit code nothing would have been started
         raise ServerError(f"{error}; {continues}") from None
     except KeyboardInterrupt:
         print(continues, file=sys.stderr)

@@ -51,7 +51,7 @@ class Login:
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the next request; raise InputError if the secret cannot be sent."""
-        token = self.token or (_secret("", self.token_file) if self.token_file else "")
+        token = self.token or (_secret("KFP_DDP_TOKEN", self.token_file) if self.token_file else "")
         secret = self.cookie or token
         if not (secret.isascii() and secret.isprintable()):  # the error of http would show it
             raise InputError(

@@ -27,6 +27,8 @@ from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.training.manifest import step_dirs, step_of
 
+INTERRUPTED = 130
+"""Exit code of a command that is ended by Ctrl-C."""
 BRIEF_SECONDS = 0.5
 LOOK_SECONDS = 0.1
 WARM_SECONDS = 10.0
@@ -189,7 +191,7 @@ class Ending:
             if self.files:
                 self.files.leave()
         finally:
-            os._exit(PREEMPTED)
+            os._exit(PREEMPTED if number == signal.SIGTERM else INTERRUPTED)
 
     def _wait(self) -> None:
         """Report an eviction while the PVC may block the main thread; forward changes."""
@@ -252,9 +254,9 @@ class Ending:
 
 
 def _print(text: str) -> None:
-    """Print without the lock of stdout, which an interrupted print may own."""
+    """Print to stderr without its lock, which an interrupted print may own."""
     with suppress(OSError):
-        os.write(1, text.encode())
+        os.write(2, text.encode())
 
 
 def _report_to_kubernetes(message: str) -> None:

@@ -57,12 +57,11 @@ def identify(run_id: str, task_name: str, task_id: str, spec: LaunchSpec) -> Ide
     Its name is a DNS-1035 name of at most 40 characters, with a hash of run, task and DAG, which
     distinguishes iterations of a loop.
     """
-    for what, value in (("run_id", run_id), ("task_name", task_name)):
-        if not LABEL_VALUE.fullmatch(value):
-            raise InputError(
-                f"{what}={value!r} cannot be a label: 1 to 63 letters, digits, '.', '_' or '-', "
-                "with a letter or digit at both ends"
-            )
+    if not LABEL_VALUE.fullmatch(run_id):
+        raise InputError(
+            f"run_id={run_id!r} cannot be a label: 1 to 63 letters, digits, '.', '_' or '-', "
+            "with a letter or digit at both ends"
+        )
     key = json.dumps([run_id, task_name, task_id])
     slug = re.sub(r"[^a-z0-9]+", "-", task_name.lower()).strip("-")[:25].strip("-")
     if not slug or not slug[0].isalpha():

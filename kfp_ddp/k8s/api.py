@@ -65,27 +65,31 @@ class Api:
 
     @classmethod
     def connect(cls, namespace: str = "", context: str = "") -> "Api":
-        """Connect as the pod's service account or by the kubeconfig; InputError for neither."""
+        """Connect as the pod's service account or by the kubeconfig; InputError for neither.
+
+        A `context` is one of the kubeconfig, also in a pod.
+        """
         from kubernetes import client, config
 
         configuration = client.Configuration()
-        try:
-            config.load_incluster_config(configuration)
-            own_namespace = NAMESPACE_FILE.read_text().strip()
-        except config.ConfigException:
-            try:
-                config.load_kube_config(client_configuration=configuration, context=context or None)
-                contexts, current = config.list_kube_config_contexts()
-                chosen = next((item for item in contexts if item["name"] == context), current)
-            except config_faults() as error:
-                reason = one_line(error)
-                raise InputError(
-                    f"no Kubernetes cluster is configured ({reason}): set KUBECONFIG, run in a "
-                    "pod of a cluster, or train without a cluster with backend=local"
-                ) from error
-            own_namespace = chosen["context"].get("namespace", "default")
         configuration.retries = False
-        return cls(client.ApiClient(configuration), namespace or own_namespace)
+        if not context:
+            with contextlib.suppress(config.ConfigException):
+                config.load_incluster_config(configuration)
+                namespace = namespace or NAMESPACE_FILE.read_text().strip()
+                return cls(client.ApiClient(configuration), namespace)
+        try:
+            config.load_kube_config(client_configuration=configuration, context=context or None)
+            contexts, current = config.list_kube_config_contexts()
+            chosen = next((item for item in contexts if item["name"] == context), current)
+        except config_faults() as error:
+            reason = one_line(error)
+            raise InputError(
+                f"no Kubernetes cluster is configured ({reason}): set KUBECONFIG, run in a "
+                "pod of a cluster, or train without a cluster with backend=local"
+            ) from error
+        namespace = namespace or chosen["context"].get("namespace") or "default"
+        return cls(client.ApiClient(configuration), namespace)
 
     def another(self) -> "Api":
         """Return a client with the same credentials and its own connections."""
@@ -274,13 +278,18 @@ def _pieces(line: bytes, longest: int) -> list[bytes]:
 
 
 def own_pod(api: Api) -> Object | None:
-    """Return the pod of this step; None outside of a KFP pod, or without the right to read it."""
+    """Return the pod of this step; None outside of a KFP pod, or without the right to read it.
+
+    ApiError from a server that does not answer: a job without its owner would outlive the run.
+    """
     name = os.environ.get("KFP_POD_NAME", "")
     if not name:
         return None
     try:
         return api.call("GET", core(api.namespace, "pods", name), retry=True)
-    except ApiError:
+    except ApiError as error:
+        if error.transient:
+            raise
         return None
 
 

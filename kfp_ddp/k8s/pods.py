@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.k8s.api import Api, Object, own_pod
+from kfp_ddp.k8s.api import Api, ApiError, Object, own_pod
 from kfp_ddp.k8s.objects import condition, conditions, containers, every_container, phase
 
 # Seconds after which a reason to wait ends the job. Any other reason, such as a missing node, PVC
@@ -256,7 +256,7 @@ def _exit_codes(pod: Object) -> list[int]:
 def record_images(workers: Iterable[Object] = (), containers_of: Collection[str] = ()) -> Object:
     """Return our version, and the images of the step and of containers of its workers."""
     step: list[Object] = []
-    with contextlib.suppress(InputError):
+    with contextlib.suppress(InputError, ApiError):
         if os.environ.get("KFP_POD_NAME") and (pod := own_pod(Api.connect())):
             step = [pod]
     return {

@@ -2,6 +2,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -222,6 +223,10 @@ def test_an_interrupt_or_a_silent_server_ends_the_following_only(
     kfp_server.fail("get_run", faults.status(401, "expired"), times=1)
     with pytest.raises(ServerError, match=r"expired.*; the run continues"):
         follow.until_over(finder, run)
+    with monkeypatch.context() as patch:
+        patch.setattr(finder.client, "get_run", Mock(side_effect=InputError("its token is empty")))
+        with pytest.raises(ServerError, match="token is empty; the run continues"):
+            follow.until_over(finder, run)
     kfp_server.fail("get_run", faults.status(503))
     monkeypatch.setattr(follow, "SILENCE_SECONDS", -1.0)
     with pytest.raises(ServerError, match="503"):

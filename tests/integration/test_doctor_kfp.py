@@ -18,6 +18,7 @@ from kfp_ddp.checks.finding import Requirements
 from kfp_ddp.cli import app
 from kfp_ddp.client.connection import forwarded_port, own_namespace
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.k8s.api import Api
 from tests.kfp_server.server import KfpServer
 from tests.serving import Handler, serving
 
@@ -206,6 +207,28 @@ def test_configured_context_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (finding,) = json.loads(answer.output)["findings"]
     assert (finding["what"], finding["state"]) == ("API server", "bad")
     assert "staging" in finding["message"]
+
+
+def test_a_context_is_one_of_the_kubeconfig_in_a_pod_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise `install --context theirs` would change the pod's own cluster."""
+    names = {"cluster": "it", "user": "me", "namespace": ""}
+    named = {"clusters": [{"name": "it", "cluster": {"server": "https://theirs"}}]}
+    named |= {
+        "contexts": [{"name": "theirs", "context": names}],
+        "users": [{"name": "me", "user": {}}],
+    }
+    (tmp_path / "config").write_text(json.dumps({"current-context": "theirs", **named}))
+    (tmp_path / "namespace").write_text("own")
+    monkeypatch.setattr(KUBECONFIG, str(tmp_path / "config"))
+    monkeypatch.setattr("kubernetes.config.load_incluster_config", lambda configuration: None)
+    for module in ("kfp_ddp.k8s.api", "kfp_ddp.client.connection"):
+        monkeypatch.setattr(f"{module}.NAMESPACE_FILE", tmp_path / "namespace")
+    assert (Api.connect().namespace, own_namespace()) == ("own", "own")
+    api = Api.connect(context="theirs")
+    assert (api.client.configuration.host, api.namespace) == ("https://theirs", "default")
+    assert own_namespace("theirs") == ""
 
 
 def doctor(host: str) -> dict[str, str]:

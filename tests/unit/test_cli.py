@@ -34,6 +34,13 @@ def test_help_imports_nothing_heavy() -> None:
     assert "\n  143  the run was cancelled\n" in done.stdout
 
 
+def test_output_is_utf_8_in_any_code_page() -> None:
+    words, text = [sys.executable, "-m", "kfp_ddp", "config", "show"], "Bäume ✓"
+    names = {"PYTHONIOENCODING": "cp1252", "KFP_DDP_EXPERIMENT": text}
+    done = subprocess.run(words, env=os.environ | names, capture_output=True, check=True)
+    assert text in done.stdout.decode()
+
+
 @pytest.mark.parametrize(
     ("imported", "unwanted"),
     [

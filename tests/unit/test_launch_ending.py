@@ -66,15 +66,15 @@ def message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ended(
     monkeypatch: pytest.MonkeyPatch, cluster: FakeApi, seen: list[Object], step: int | None
 ) -> None:
-    """Send the signal to a launcher that has seen these objects."""
+    """Send a signal to a launcher that has seen these objects: Ctrl-C if it has seen none."""
     files = Files(step)
     ending = attending(cluster, files, *seen)
 
     def leave(code: int) -> None:
-        assert (code, files.left) == (143, True)
+        assert (code, files.left) == (143 if seen else 130, True)
 
     monkeypatch.setattr(os, "_exit", leave)
-    ending._on_signal(signal.SIGTERM, None)
+    ending._on_signal(signal.SIGTERM if seen else signal.SIGINT, None)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_reaction_to_a_signal(
     cluster = FakeApi({POD: 0})
     ended(monkeypatch, cluster, seen, step)
     assert message.read_text() == error
-    assert capfd.readouterr().out.splitlines()[-1] == error + part
+    assert capfd.readouterr().err.splitlines()[-1] == error + part
     assert cluster.requests == asks
 
 
@@ -125,7 +125,7 @@ def test_an_eviction_is_reported_once(message: Path, capfd: pytest.CaptureFixtur
     ending.report_eviction()
     ending.report_eviction()
     assert message.read_text() == "launcher was evicted; Retry resumes from step 7 or later"
-    assert capfd.readouterr().out == message.read_text() + "\n"
+    assert capfd.readouterr().err == message.read_text() + "\n"
 
 
 def test_hanging_step_reports_eviction(message: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,7 @@ def test_hanging_step_reports_eviction(message: Path, capfd: pytest.CaptureFixtu
         pods.changed.set()
         assert ending.changed.wait(60)
     assert message.read_text() == ADOPTED
-    assert capfd.readouterr().out == message.read_text() + "\n"
+    assert capfd.readouterr().err == message.read_text() + "\n"
 
 
 def test_a_reported_step_does_not_change_and_no_termination_log_is_created(
@@ -152,7 +152,7 @@ def test_a_reported_step_does_not_change_and_no_termination_log_is_created(
     ending.report_eviction()
     ending._on_signal(signal.SIGTERM, None)
     line = "launcher was evicted; Retry resumes from step 7 or later"
-    assert capfd.readouterr().out.split("\n") == [line, "", line + GOES_ON, ""]
+    assert capfd.readouterr().err.split("\n") == [line, "", line + GOES_ON, ""]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -27,7 +27,7 @@ from kfp_ddp.jobs.follow.follower import Outcome
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.pods import Reason, Wait
 from kfp_ddp.storage.leases import folder_holders
 from tests import cluster
@@ -244,6 +244,14 @@ def test_a_terminated_run_loses_its_job_and_its_lease_without_an_exit_handler(
         run.launch(spec, "run", "train", "", api)
     assert [path.rpartition("/")[0] for path in api.deleted()] == [spec.job_kind.path("space")]
     assert folder_holders(RunFolder(tmp_path).leases) == []
+
+
+def test_no_job_is_created_without_its_owner(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would end it with its run."""
+    monkeypatch.setenv("KFP_POD_NAME", "step")
+    api.objects["/api/v1/namespaces/space/pods/step"] = 503
+    with pytest.raises(ApiError, match="503"):
+        run.launch(LaunchSpec.create(image="a:1", command=["x"]), "run", "train", "", api)
 
 
 def test_a_deleted_job_leaves_no_pod_to_ask(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:

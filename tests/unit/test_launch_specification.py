@@ -80,7 +80,7 @@ def test_a_name_is_short_and_the_same_again_and_differs_by_run_task_and_loop() -
     names = {
         identify(run, task, loop, spec).name
         for run in ("run-1", "run-2")
-        for task in ("train", "a" * 63)
+        for task in ("train", "a" * 99)
         for loop in ("7", "8")
     }
     assert len(names) == 8
