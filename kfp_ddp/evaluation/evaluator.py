@@ -1,6 +1,5 @@
 """One rank of an evaluation: model, samples, and the champion on the same samples."""
 
-import json
 import platform
 import tempfile
 import time
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.evaluation.request import Request
@@ -110,19 +110,10 @@ class Evaluator:
         index = self.world.from_first(lambda: first and _common_samples(champion, *first))
         if not index:
             return None
-        own, started = champion.evaluation, time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            file = champion.fetch_weights(Path(folder))
-            try:
-                network, info = weights.read(file, own.step)
-            except (InputError, StorageError) as error:
-                raise type(error)(
-                    f"the champion {champion.uri} cannot be evaluated on this split: {error}"
-                ) from None
-        number = {name: at for at, name in enumerate(info.classes)}
+        started, subject = time.monotonic(), _read_bundle(champion, champion.uri)
+        number = {name: at for at, name in enumerate(subject.info.classes)}
         targets = tuple(number[index.classes[target]] for target in index.targets)
-        index = replace(index, classes=info.classes, targets=targets)
-        subject = Subject(network, info, champion.uri, own.checkpoint_digest)
+        index = replace(index, classes=subject.info.classes, targets=targets)
         measured = self._measure(subject, index, self.request.split, started)
         if measured is None or first is None:
             return None
@@ -188,24 +179,30 @@ def read_model(checkpoint: Path | str) -> Subject:
     if isinstance(checkpoint, Path) or (Path(checkpoint) / MANIFEST).is_file():
         return _read_checkpoint(Path(checkpoint), uri)
     store = open_store(uri)
-    with tempfile.TemporaryDirectory() as folder:
-        if store.has_files() and store.read(MANIFEST, LARGEST_CONFIG) is not None:
+    if store.has_files() and store.read(MANIFEST, LARGEST_CONFIG) is not None:
+        with tempfile.TemporaryDirectory() as folder:
             return _read_checkpoint(initial_weights.download(uri, Path(folder)), uri)
-        champion = champions.find(uri) if store.has_files() else None
-        if champion is None or not champion.version:
-            raise InputError(
-                f"there is no checkpoint and no bundle at {uri}: give a folder step-<number> of a "
-                "run, a bundle, or the folder of a model's exports"
-            )
+    champion = champions.find(uri) if store.has_files() else None
+    if champion is None or not champion.version:
+        raise InputError(
+            f"there is no checkpoint and no bundle at {uri}: give a folder step-<number> of a "
+            "run, a bundle, or the folder of a model's exports"
+        )
+    return _read_bundle(champion, uri)
+
+
+def _read_bundle(champion: Champion, uri: str) -> Subject:
+    """Return the model of a bundle, as `read_model` does."""
+    own, bundle = champion.evaluation, champion.bundle
+    with tempfile.TemporaryDirectory() as folder:
         file = champion.fetch_weights(Path(folder))
-        network, info = weights.read(file, champion.evaluation.step)
-        content = champion.bundle.read(CONFIG, LARGEST_CONFIG)
-        if content is None:
-            raise champion.bundle.damaged(f"{CONFIG} is missing")
-    # The settings of the training define the images of the validation.
-    config = {**json.loads(content)["training"], **info.config}
-    digest = champion.evaluation.checkpoint_digest
-    return Subject(network, replace(info, config=config), uri, digest)
+        try:
+            network, info = weights.read(file, own.step)
+        except (InputError, StorageError) as error:
+            raise type(error)(f"the champion {bundle.uri} cannot be evaluated: {error}") from None
+    # The settings of the training define the images of the validation, and how they are read.
+    config = {**mapping_in(bundle.read(CONFIG, LARGEST_CONFIG)).get("training", {}), **info.config}
+    return Subject(network, replace(info, config=config), uri, own.checkpoint_digest)
 
 
 def _read_checkpoint(path: Path, uri: str) -> Subject:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from kfp_ddp.datasets.options import Options
 from kfp_ddp.datasets.sync import sync
+from kfp_ddp.export import contents
 from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import Evaluation
@@ -45,7 +46,9 @@ def exported(
     champion = Trained(blurred_checkpoint, folder, version)
     champion.evaluate()
     champion.bundle.mkdir()
-    weights.write(*checkpoints.load_model(blurred_checkpoint), champion.bundle / bundle.WEIGHTS)
+    network, info = checkpoints.load_model(blurred_checkpoint)
+    weights.write(network, info, champion.bundle / bundle.WEIGHTS)
+    bundle.write_json(champion.bundle / bundle.CONFIG, contents.describe_config(info, {}))
     shutil.copy(champion.evaluation, champion.bundle / "metrics.json")
     shutil.copy(champion.evaluation.with_name("predictions.csv"), champion.bundle)
     bundle.seal(champion.bundle)
@@ -102,7 +105,7 @@ def challenger(trained: Trained, tmp_path: Path) -> Challenger:
 
 def picture(path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    Image.new("RGB", (16, 16), (9, 9, 9)).save(path)
+    Image.new("RGBA", (16, 16), (9, 9, 9, 0)).save(path)  # on the background of the training
 
 
 def add_image(data: Path) -> None:
@@ -152,7 +155,8 @@ def test_a_champion_of_another_split_is_re_evaluated(
     gain = (record.correct - again.correct) / record.samples
     name = bundle.digest(exported)[:12]
     for minimum, blessed in ((gain, True), (gain + 0.01, False)):
-        result, reason = new.judge(PUBLISHED, min_improvement=minimum, max_p_value=0.9999999)
+        rules = {"min_accuracy": 0, "min_improvement": minimum, "max_p_value": 0.9999999}
+        result, reason = new.judge(PUBLISHED, **rules)
         assert f"(champion {name} re-evaluated on this split: {again.accuracy:.4f})" in reason
         assert result == blessed
         assert ("McNemar p-value" in reason) == blessed
@@ -160,7 +164,7 @@ def test_a_champion_of_another_split_is_re_evaluated(
     # An evaluation without the champion removes that of an earlier one.
     new.evaluate("")
     assert not new.again.exists()
-    blessed, reason = new.judge(PUBLISHED)
+    blessed, reason = new.judge(PUBLISHED, min_accuracy=0)
     assert not blessed
     assert f"{INCOMPARABLE}: give evaluate the same champion" in reason
 
@@ -261,7 +265,7 @@ def damage(kind: str, folder: Path) -> None:
     [
         ("altered weights", "is damaged: model.safetensors is not what MANIFEST.sha256 lists"),
         ("incomplete", "is damaged: _SUCCESS is not the digest of MANIFEST.sha256"),
-        ("other weights", "cannot be evaluated on this split: model.safetensors"),
+        ("other weights", "cannot be evaluated: model.safetensors"),
         ("no weights", "has no model.safetensors to evaluate on this split"),
     ],
 )
