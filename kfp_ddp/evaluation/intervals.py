@@ -85,4 +85,4 @@ def _off_zero(value: float, drawn: Array, luck: Array) -> Interval:
     """
     low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
     least = 0.0 if (luck >= value).mean() >= 0.05 else min(low, max(0.0, 2 * value - high))
-    return Interval(low=min(least, value), high=max(high, 2 * value - low, value))
+    return Interval(low=min(least, value), high=min(1.0, max(high, 2 * value - low, value)))

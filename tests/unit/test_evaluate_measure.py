@@ -332,7 +332,8 @@ def test_the_interval_of_an_error_is_mirrored_at_the_value() -> None:
     luck = np.array([0.0] * 19 + [0.5])
     assert intervals._off_zero(0.5, spread, luck).low == 0
     assert intervals._off_zero(0.51, spread, luck).low > 0.2
-    assert intervals._off_zero(0.9, spread, luck).high == pytest.approx(1.59)
+    assert intervals._off_zero(0.6, spread, luck).high == pytest.approx(0.99)
+    assert intervals._off_zero(0.9, spread, luck).high == 1  # it is a share
     assert intervals._off_zero(0.1, np.array([0.0, 0.0]), luck).high == pytest.approx(0.2)
 
 

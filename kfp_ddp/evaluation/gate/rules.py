@@ -175,7 +175,8 @@ def beats_majority(evaluation: Evaluation | None) -> Check:
         words = "no results by class, so it is not known whether the model is better than always "
         words += "answering one class: connect the evaluation output of evaluate, or set "
         return Check(rule, False, f"{words}min_accuracy", None, SIGNIFICANT)
-    largest = max(evaluation.classes, key=lambda one: one.samples)
+    # Of equally large classes, the one whose answer the model is least significantly better than.
+    largest = max(evaluation.classes, key=lambda one: (one.samples, -one.recall))
     shared = min(round(largest.recall * largest.samples), largest.samples, evaluation.correct)
     won, lost = evaluation.correct - shared, largest.samples - shared
     p_value = mcnemar(won, lost)
