@@ -85,10 +85,10 @@ def photographs(root: Path) -> None:
 
 
 def _packed(home: Path) -> Path:
-    from kfp_ddp.datasets.options import Options
+    from kfp_ddp.datasets.options import SyncOptions
     from kfp_ddp.datasets.sync import sync
 
-    return sync(str(home / "files"), home / "claim", Options(pack="tar")).path
+    return sync(str(home / "files"), home / "claim", SyncOptions(pack="tar")).path
 
 
 def _dealt(data: Path) -> tuple[Any, Any, Any]:

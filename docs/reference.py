@@ -88,7 +88,7 @@ def settings_table(path: str) -> list[str]:
     model: type[Settings] = _named(path)
     lines = ["| Setting | Is | Default | Meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
-        if name not in model.own:
+        if name not in model.set_by_step:
             kind = ", ".join(f"`{one}`" for one in model.choices(name) if one) or _range(field)
             default = "required"
             if not field.is_required():

@@ -33,7 +33,7 @@ _FOLDERS = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+
 _TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 
 
-class Images(NamedTuple):
+class ImageOverrides(NamedTuple):
     """Replacements for the images of components."""
 
     registry: str = REGISTRY
@@ -83,7 +83,7 @@ def built_in(names: Sequence[str] = NAMES) -> dict[str, Any]:
 def write(
     pipelines: Mapping[str, Any],
     directory: Path,
-    images: Images = Images(),  # noqa: B008
+    images: ImageOverrides = ImageOverrides(),  # noqa: B008
     restricted: bool = False,
 ) -> list[Path]:
     """Compile pipelines to `<directory>/<name>.yaml` for these images, or raise InputError.
@@ -189,7 +189,7 @@ def _refuse_root(pipeline: Any, restricted: bool) -> None:
 def differences(
     pipelines: Mapping[str, Any],
     directory: Path,
-    images: Images = Images(),  # noqa: B008
+    images: ImageOverrides = ImageOverrides(),  # noqa: B008
     restricted: bool = False,
 ) -> list[str]:
     """Return a line for each pipeline whose file in `directory` is missing or stale."""

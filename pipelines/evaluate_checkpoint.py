@@ -28,7 +28,7 @@ def evaluate_checkpoint(
 ) -> None:
     """Sync a bucket, evaluate a model on it, and judge that."""
     steps = Steps({**locals(), "backend": "local"}, Claims())
-    with steps.ended("evaluation"):
+    with steps.exit_handler("evaluation"):
         data = steps.data()
         model = {"checkpoint": checkpoint, "run_dir": ""}
         result = steps.evaluated(data, model, split=split, **steps.at)

@@ -15,7 +15,7 @@ from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint, rename
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.launch_spec import JOB_OWN
+from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
 from kfp_ddp.models.initial_weights import is_path
 from kfp_ddp.pipelines.document import Document, defaults_of
 from kfp_ddp.pipelines.document import read as read_document
@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[type, str]] = {
 """Python type and description by KFP's name of a parameter type."""
 
 
-class Key(NamedTuple):
+class FormField(NamedTuple):
     """A parameter of the pipeline, and a setting in it if it is a mapping."""
 
     parameter: str
@@ -106,7 +106,7 @@ class Form:
         listed = get_origin(annotation) is tuple and isinstance(value, str)
         return name, [value] if listed else value
 
-    def _put(self, arguments: dict[str, Any], key: Key, value: Any) -> None:
+    def _put(self, arguments: dict[str, Any], key: FormField, value: Any) -> None:
         model, name = self._model(key)
         if model is not None and not (key.setting == "" and self._is_default(name, value)):
             value = model.checked(name, value)
@@ -121,13 +121,16 @@ class Form:
         same = "defaultValue" in spec and spec["defaultValue"] == value
         return same and not isinstance(value, bool | dict)
 
-    def _key(self, name: str) -> Key:
+    def _key(self, name: str) -> FormField:
         subject, dot, inner = name.partition(".")
         if dot and subject not in self.subjects:
             raise InputError(f"{name}: there is no {subject!r}{hint(subject, [*self.subjects])}")
         offered = {
             one: [
-                field for model in models for field in model.model_fields if field not in model.own
+                field
+                for model in models
+                for field in model.model_fields
+                if field not in model.set_by_step
             ]
             for one, models in self.subjects.items()
             if not dot or one == subject
@@ -137,7 +140,7 @@ class Form:
             everything = (model for models in self.subjects.values() for model in models)
             (setting,) = rename({setting: None}, *everything)
         if setting in self.parameters and (not dot or setting in offered[subject]):
-            return Key(setting)
+            return FormField(setting)
         places = [one for one, fields in offered.items() if setting in fields]
         if not places:
             known = sorted(
@@ -146,14 +149,14 @@ class Form:
             near = hint(setting, known) or ("" if self.subjects else f"; it has {', '.join(known)}")
             raise InputError(f"there is no setting {name!r}{near}")
         # A table of labels is meant more often than labels of pods, which are job.labels.
-        if len(places) > 1 and (setting in JOB_OWN or setting == "labels"):
+        if len(places) > 1 and (setting in JOB_INTERNAL or setting == "labels"):
             places.remove("job")
         if len(places) > 1:
             several = " or ".join(f"{one}.{setting}" for one in places)
             raise InputError(f"{name} is a setting of several things: write {several}")
-        return Key(places[0], setting)
+        return FormField(places[0], setting)
 
-    def _model(self, key: Key) -> tuple[type[Settings] | None, str]:
+    def _model(self, key: FormField) -> tuple[type[Settings] | None, str]:
         """Return the model that validates a setting, if any, and its name there."""
         models = self.subjects[key.parameter] if key.setting else self._models
         name = key.setting or key.parameter

@@ -3,7 +3,7 @@
 A pipeline creates `Steps` from its form and connects those that it needs:
 
     steps = Steps(form, Claims())
-    with steps.ended():
+    with steps.exit_handler():
         data = steps.data()
         model = steps.trained(data)
         steps.published_if_blessed(data, model, steps.evaluated(data, model))
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kfp import dsl, kubernetes
 from kfp.dsl.pipeline_channel import PipelineChannel
 
-from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
+from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.components.changes.component import changes
 from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.dataset_volume.component import dataset_volume
@@ -102,7 +102,7 @@ class Steps:
         # Outside the exit handler: without the PVC, the pod of teardown could not start either.
         each = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
         each |= {} if self.claims.data else {"publish": "each-node"}
-        first = preflight(**self.form, **each).set_display_name("preflight: check all of it")
+        first = preflight(**self.form, **each).set_display_name("preflight: check settings")
         # Each million objects of the listing take 200 MB.
         small(first.set_caching_options(False)).set_memory_limit("4Gi")
         return self.with_bucket(first).outputs
@@ -132,9 +132,9 @@ class Steps:
         """Set the resources of a step that evaluates."""
         limits = (self.plan["evaluate_cpu"], self.plan["evaluate_memory"])
         gpus = (self.plan["evaluate_gpus"], self.plan["gpu_resource"])
-        return sized(task, EVALUATE_ASKS, *limits, *gpus)
+        return sized(task, EVALUATE_REQUESTS, *limits, *gpus)
 
-    def ended(self, name: str = "training") -> dsl.ExitHandler:
+    def exit_handler(self, name: str = "training") -> dsl.ExitHandler:
         """Return an exit handler: teardown deletes the run's jobs, also after failure or cancel."""
         last = teardown(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
@@ -142,7 +142,7 @@ class Steps:
             job=self.form["job"],
             **self.at,
             **self.keep,
-        ).set_display_name("teardown: leave nothing")
+        ).set_display_name("teardown: clean up")
         small(self.mounted(last, None))
         return dsl.ExitHandler(last, name=name)
 
@@ -161,7 +161,7 @@ class Steps:
             layout=plan["layout"],
         ).set_display_name("data-sync: copy and verify")
         self.mounted(task, plan["data_claim"], runs=False)
-        return no_eviction(sized(task, SYNC_ASKS, plan["sync_cpu"], plan["sync_memory"]))
+        return no_eviction(sized(task, SYNC_REQUESTS, plan["sync_cpu"], plan["sync_memory"]))
 
     def published(self, synced: dsl.PipelineTask) -> Outputs:
         """Prepare the version of a sync for mounting, and return its `path` and `claim`."""
@@ -175,7 +175,7 @@ class Steps:
             source=self.form["source"],
             sync=plan["sync"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-        ).set_display_name("dataset-volume: for workers")
+        ).set_display_name("dataset-volume: prepare mounts")
         outputs: Outputs = small(volume.set_caching_options(False)).outputs
         return outputs
 
@@ -188,7 +188,7 @@ class Steps:
             training=self.plan["training"],
             gate=self.plan["gate"],
             job=self.plan["job"],
-        ).set_display_name("changes: anything new?")
+        ).set_display_name("changes: compare with last run")
         return small(self.mounted(task, None))
 
     def trained(self, data: Outputs) -> Outputs:
@@ -213,7 +213,7 @@ class Steps:
         ).set_display_name("train: DDP on all ranks")
         self.mounted(task, data["claim"])
         limits = (self.plan["train_cpu"], self.plan["train_memory"])
-        return no_eviction(sized(task, LAUNCHER_ASKS, *limits))
+        return no_eviction(sized(task, LAUNCHER_REQUESTS, *limits))
 
     def best(self, tried: dsl.PipelineTask) -> Outputs:
         """Rank the trials of a loop, and return `checkpoint` and `run_dir` of the best."""
@@ -235,7 +235,7 @@ class Steps:
             job=self.plan["evaluate_job"],
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             **more,
-        ).set_display_name("evaluate: each image once")
+        ).set_display_name("evaluate: measure accuracy")
         outputs: Outputs = self.computing(self.mounted(task, data["claim"])).outputs
         return outputs
 
@@ -247,7 +247,7 @@ class Steps:
             rules=self.plan["gate"],
             champion=self.plan["champion"],
             **more,
-        ).set_display_name("gate: good enough?")
+        ).set_display_name("gate: accept or reject")
         return small(self.mounted(task, None))
 
     def exported(self, data: Outputs, model: Outputs, evaluation: Outputs) -> Any:
@@ -259,7 +259,7 @@ class Steps:
             evaluation=evaluation["evaluation"],
             model_name=self.form["model_name"],
             release=self.plan["release"],
-        ).set_display_name("export: a proven bundle")
+        ).set_display_name("export: tested bundle")
         return self.computing(self.mounted(task, data["claim"])).outputs["Output"]
 
     def published_if_blessed(
@@ -281,7 +281,7 @@ class Steps:
                 run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
                 **record,
                 **self.keep,
-            ).set_display_name("publish: seal and upload")
+            ).set_display_name("publish: upload bundle")
             small(self.mounted(task, None))
             with dsl.If(self.plan["service"] != "", name="service"):
                 rollout = deploy(
@@ -289,5 +289,5 @@ class Steps:
                     model_name=self.form["model_name"],
                     release=self.plan["release"],
                     run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-                ).set_display_name("deploy: try, promote")
+                ).set_display_name("deploy: canary, then promote")
                 small(self.with_bucket(rollout.set_caching_options(False)))

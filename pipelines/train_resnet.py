@@ -11,7 +11,7 @@ from kfp_ddp.pipelines.steps import Claims, Steps
 def wire(form: dict[str, Any], claims: Claims) -> None:
     """Connect the steps: check, sync a bucket, train with DDP, evaluate, gate and publish."""
     steps = Steps(form, claims)
-    with steps.ended():
+    with steps.exit_handler():
         data = steps.data()
         model = steps.trained(data)
         steps.published_if_blessed(data, model, steps.evaluated(data, model))

@@ -117,7 +117,7 @@ own_script = variant(
 def _wire_retrain(form: dict[str, Any], claims: Claims) -> None:
     """Sync a bucket; if data or settings are new, train, and promote a better model."""
     steps = Steps({**form, "champion": LAST}, claims)
-    with steps.ended():
+    with steps.exit_handler():
         synced = steps.synced()
         new = steps.changes(synced)
         with dsl.If(new.outputs["Output"] == True, name="changed"):  # noqa: E712
@@ -142,7 +142,7 @@ retrain = variant(
 def _wire_sweep(form: dict[str, Any], claims: Claims) -> None:
     """Sync a bucket, train once with each of several settings, and publish the best if blessed."""
     steps = Steps(form, claims)
-    with steps.ended():
+    with steps.exit_handler():
         data = steps.data()
         # In a group: kfp.local passes the loop's item to steps beside the loop.
         with dsl.If(steps.plan["dataset"] != "", name="sweep"):

@@ -9,7 +9,7 @@ from kfp import dsl
 
 from kfp_ddp.components.evaluate.component import evaluate as component
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share
-from kfp_ddp.evaluation.request import Request
+from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.export.engine import make
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
@@ -47,7 +47,7 @@ def evaluate(checkpoint: Path | str, run_dir: Path, dataset: Path, **fields: Any
     """Evaluate in this process; a checkpoint as text may be a bundle or a URI."""
     folders = {"checkpoint": str(checkpoint), "run_dir": str(run_dir), "data": str(dataset)}
     known = {"of_run": isinstance(checkpoint, Path), "batch_size": 64, "worst": 0}
-    request = Request.create(**{**known, **folders, **fields})
+    request = EvaluationRequest.create(**{**known, **folders, **fields})
     evaluate_share(request)
     return Evaluated.read(request.target)
 

@@ -86,7 +86,7 @@ def variant(of: str, name: str = "int8", gain: float = -0.01, agreement: float =
     low, high = wilson(correct, model.samples)
     share = correct / model.samples
     own = {"correct": correct, "accuracy": share, "accuracy_low": low, "accuracy_high": high}
-    measured = variants.Measured(
+    measured = variants.MeasuredVariant(
         name=name,
         file=variants.FILES[name],
         size=1,
@@ -98,4 +98,4 @@ def variant(of: str, name: str = "int8", gain: float = -0.01, agreement: float =
         won=0,
         lost=round(-gain * model.samples),
     )
-    return variants.Record(variants=[measured]).model_dump(mode="json")
+    return variants.VariantsRecord(variants=[measured]).model_dump(mode="json")

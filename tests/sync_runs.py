@@ -17,7 +17,7 @@ import google_crc32c
 import pytest
 
 from kfp_ddp.datasets import engine, names
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync as sync_patiently
 from kfp_ddp.storage.source import Retry
@@ -30,7 +30,7 @@ OWN = {"_SUCCESS", "_MANIFEST.jsonl"}
 
 def run(target: Path, **options: Any) -> Result:
     """Sync the bucket's prefix `ds`."""
-    checked = Options(**{"concurrency": 4} | options)
+    checked = SyncOptions(**{"concurrency": 4} | options)
     return sync("gs://bucket/ds", target, checked)
 
 

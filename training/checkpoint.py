@@ -196,12 +196,12 @@ class Writer:
         step: int,
         state: Mapping[str, Any],
         manifest: Mapping[str, Any],
-        spared: Collection[int] = (),
+        keep_also: Collection[int] = (),
         volatile: Collection[Tensor] | None = None,
     ) -> None:
         """Start to save `state` as `step-<step>`; raise the error of the previous save.
 
-        Older checkpoints are deleted, except the newest and `spared`. With `volatile`, all other
+        Older checkpoints are deleted, except the newest and `keep_also`. With `volatile`, all other
         tensors on the CPU are copied in the background: do not change them before `copied` is set.
         """
         self.wait()
@@ -212,7 +212,7 @@ class Writer:
         self.copied.clear()
         # Not a daemon: the interpreter does not exit before a save is durable.
         self._thread = threading.Thread(
-            target=self._write, args=(step, copy, dict(manifest), spared), name="checkpoint"
+            target=self._write, args=(step, copy, dict(manifest), keep_also), name="checkpoint"
         )
         self._thread.start()
 
@@ -258,7 +258,7 @@ class Writer:
         step: int,
         state: dict[str, Any],
         manifest: dict[str, Any],
-        spared: Collection[int],
+        keep_also: Collection[int],
     ) -> None:
         try:
             self._fill_later()
@@ -271,7 +271,7 @@ class Writer:
                     )
             write(self.directory, step, state, manifest)
             older = steps(self.directory)[self.keep :]
-            for old in (path for path in older if step_of(path) not in spared):
+            for old in (path for path in older if step_of(path) not in keep_also):
                 try:
                     shutil.rmtree(old)
                 except OSError as error:  # a reader has it open: the next save tries again

@@ -48,8 +48,8 @@ def _in_words(pretrained: object) -> object:
 class TrainConfig(Settings):
     """A training run; the defaults train a ResNet-50 on 224 px images."""
 
-    former: ClassVar[Mapping[str, str]] = {"init_from": "pretrained"}
-    own: ClassVar[frozenset[str]] = frozenset(
+    old_names: ClassVar[Mapping[str, str]] = {"init_from": "pretrained"}
+    set_by_step: ClassVar[frozenset[str]] = frozenset(
         {"data", "output_dir", "run_id", "stop_when_stale", "stale_seconds"}
     )
     patterns: ClassVar[dict[str, str]] = {BACKGROUND: "#rrggbb or ''"}

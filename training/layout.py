@@ -33,7 +33,7 @@ _FEWEST, _TENTH = 2, 10
 """Images of a class that validate at least, and up to how many a tenth of the class does."""
 
 
-class Rule(NamedTuple):
+class LayoutRule(NamedTuple):
     """Settings of the layout; see `TrainConfig`."""
 
     val_fraction: float = 0.1

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from kfp_ddp.core.errors import FULL, KfpDdpError, StorageError, full
-from kfp_ddp.core.failure import Failure, final_failure, report, root_cause
+from kfp_ddp.core.failure import Failure, cause_in_error_files, final_failure, report
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig
@@ -162,7 +162,7 @@ def _supervise(args: argparse.Namespace, summary: Callable[[], str], file: Path)
         stopped = Failure(128 + error.sigval, -1, line, True)
         return report(final_failure(logs.errors, remaining) or stopped, file)
     except ChildFailedError as error:
-        return report(root_cause(error, summary()), file)
+        return report(cause_in_error_files(error, summary()), file)
     except Exception as error:  # noqa: BLE001  any error is reported in one line
         if isinstance(error, OSError) and error.errno in FULL:
             return report_known(StorageError(full(error, args.log_dir)), file)

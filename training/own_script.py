@@ -17,7 +17,7 @@ from kfp_ddp.training import checkpoint, initial_weights, model, model_file, sav
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_dir
 from kfp_ddp.training.metrics import Metrics
-from kfp_ddp.training.prepare import try_out
+from kfp_ddp.training.prepare import check_network
 from kfp_ddp.training.splits import Splits, splits_of
 from kfp_ddp.training.watch import LAUNCH, Heartbeat, end_for_good
 
@@ -57,7 +57,7 @@ def run(config: TrainConfig) -> bool:
 def _begin(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
     with writing(folder.path):
         try_to_write(folder.path)
-    try_out(config, splits.train.classes)
+    check_network(config, splits.train.classes)
 
     def stop() -> None:
         write_record(Failure(PREEMPTED, 0, "the heartbeat is stale", retryable=True), final=True)

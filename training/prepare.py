@@ -35,7 +35,7 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     launches = world.gather(os.environ.get(LAUNCH, ""))
     config, train, val = world.from_first(lambda: _scan(config))
     config = world.from_first(lambda: resolve(config, world, len(train), launches))
-    world.from_first(lambda: try_out(config, train.classes))
+    world.from_first(lambda: check_network(config, train.classes))
     caches = _built_or_examined(config, world, train, val)
     world.from_first(lambda: saving.begin(config, launches))
     contents = world.from_first(lambda: contents_of(Path(config.data), train, val))
@@ -57,7 +57,7 @@ def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
     path = Path(config.pretrained)
     if not config.is_set("model") and path.exists() and (model := network_of(path)):
         print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)
-        config = TrainConfig.create(**{**config.given(), "model": model})
+        config = TrainConfig.create(**{**config.explicit(), "model": model})
     splits = splits_of(Path(config.data), config.val_fraction, config.labels)
     share = config.val_fraction if splits.by_name else 0.0
     return config.model_copy(update={"val_fraction": share}), splits.train, splits.val
@@ -205,7 +205,7 @@ def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
         )
 
 
-def try_out(config: TrainConfig, classes: tuple[str, ...]) -> None:
+def check_network(config: TrainConfig, classes: tuple[str, ...]) -> None:
     """Build the network, load its weights, and compute at each image size; raise InputError."""
     network = model.build_for(config, len(classes))
     if config.starts_from_weights:

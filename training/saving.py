@@ -152,8 +152,8 @@ class Saving:
             form=self.learner.strategy.form,
             best=dataclasses.asdict(self.best) if self.best else None,
         )
-        spared = {self.best.step} if self.best and self.config.keep_best else set()
-        self.writer.save(step, state, manifest, spared, self.learner.volatile())
+        keep_also = {self.best.step} if self.best and self.config.keep_best else set()
+        self.writer.save(step, state, manifest, keep_also, self.learner.volatile())
         metrics.write(
             "checkpoint",
             step=step,

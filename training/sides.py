@@ -185,7 +185,7 @@ _LABEL = ("label", "class", "category", _BOXES)
 _SPLIT = ("split", "set", "subset")
 
 
-class Row(NamedTuple):
+class LabelRow(NamedTuple):
     """One image: its path in the table, its class, and its split or ''."""
 
     path: str
@@ -198,7 +198,7 @@ class Labels:
     """A parsed table; `name` is that of its file in the dataset."""
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[LabelRow, ...]
 
     @classmethod
     def parse(cls, name: str, data: bytes) -> "Labels":
@@ -225,7 +225,7 @@ class Labels:
         return cls(name, tuple(rows))
 
 
-def _columns(text: str, kind: str) -> Iterator[tuple[int, Row]]:
+def _columns(text: str, kind: str) -> Iterator[tuple[int, LabelRow]]:
     """Yield line number and row of a CSV with or without header, or of text in two columns."""
     if kind == "txt":
         lines: Iterator[list[str]] = (line.split(None, 1) for line in text.splitlines())
@@ -241,7 +241,7 @@ def _columns(text: str, kind: str) -> Iterator[tuple[int, Row]]:
         elif cells:
             at = (path, label, split)
             name, value, part = (cells[i].strip() if 0 <= i < len(cells) else "" for i in at)
-            yield number, Row(name, value.partition(" ")[0] if boxes else value, part)
+            yield number, LabelRow(name, value.partition(" ")[0] if boxes else value, part)
 
 
 def _first(heads: Sequence[str], known: Sequence[str]) -> int:
@@ -249,7 +249,7 @@ def _first(heads: Sequence[str], known: Sequence[str]) -> int:
     return next((heads.index(name) for name in known if name in heads), -1)
 
 
-def _objects(text: str) -> Iterator[tuple[int, Row]]:
+def _objects(text: str) -> Iterator[tuple[int, LabelRow]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -257,7 +257,7 @@ def _objects(text: str) -> Iterator[tuple[int, Row]]:
         if not isinstance(record, dict):
             raise ValueError(f"line {number} is not a JSON object")
         fields = {str(key).lower(): value for key, value in record.items()}
-        yield number, Row(*(_value(fields, known) for known in (_PATH, _LABEL, _SPLIT)))
+        yield number, LabelRow(*(_value(fields, known) for known in (_PATH, _LABEL, _SPLIT)))
 
 
 def _value(fields: dict[str, object], known: Sequence[str]) -> str:
@@ -299,7 +299,9 @@ def by_labels(tops: dict[str, list[str]], labels: Labels) -> Assignment:
     return result
 
 
-def _resolved(labels: Labels, images: set[str], roles: dict[str, str]) -> Iterator[tuple[str, Row]]:
+def _resolved(
+    labels: Labels, images: set[str], roles: dict[str, str]
+) -> Iterator[tuple[str, LabelRow]]:
     """Yield the name of each row's image, and the row.
 
     A path is relative to the dataset, the table's folder or a split's, with or without suffix.

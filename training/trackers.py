@@ -302,7 +302,7 @@ def sinks(config: TrainConfig) -> list[Sink]:
         require("prometheus_client", "prometheus_port")
         chosen.append(_prometheus(config.prometheus_port))
     if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
-        every = TrainJobStatus.EVERY_S
+        every = TrainJobStatus.INTERVAL_SECONDS
         chosen.append(tracker("the TrainJob's status", TRAINJOB, TrainJobStatus, every))
     return chosen
 
@@ -354,7 +354,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 class TrainJobStatus:
     """Progress in the status of a TrainJob (Trainer 2.2), which injects the environment."""
 
-    EVERY_S = 5.0
+    INTERVAL_SECONDS = 5.0
 
     def __init__(self) -> None:
         self._total = self._step = 0

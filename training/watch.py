@@ -26,7 +26,7 @@ ELASTIC = "KFP_DDP_ELASTIC"
 NODE = "KFP_DDP_NODE"
 """Name of the pod's node."""
 Stage = Literal["start", "data", "step", "evaluate", "save"]
-_INTERVAL_S = 0.5
+_INTERVAL_SECONDS = 0.5
 _GRACE_S = 60.0
 
 
@@ -50,7 +50,7 @@ class Parent:
 
     def _watch(self, expected: int) -> None:
         while os.getppid() == expected:
-            time.sleep(_INTERVAL_S)
+            time.sleep(_INTERVAL_SECONDS)
         if self.on_gone is not None:
             self.on_gone()
             time.sleep(_GRACE_S)
@@ -84,7 +84,7 @@ class Heartbeat:
 class Progress:
     """Writes `<folder>/<rank>.json` from a thread; the loop sets `step` and `phase`."""
 
-    EVERY_S: ClassVar[float] = 10.0
+    INTERVAL_SECONDS: ClassVar[float] = 10.0
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.look: Callable[[], None] = lambda: None
@@ -106,7 +106,7 @@ class Progress:
         self._thread.join()
 
     def _write(self) -> None:
-        """Write at the start, each `EVERY_S`, and at the end."""
+        """Write at the start, each `INTERVAL_SECONDS`, and at the end."""
         while True:
             done = self._done.is_set()
             with contextlib.suppress(OSError):  # reported when a checkpoint is saved
@@ -117,7 +117,7 @@ class Progress:
                 return
             with contextlib.suppress(OSError):
                 self.look()
-            self._done.wait(self.EVERY_S)
+            self._done.wait(self.INTERVAL_SECONDS)
 
     def _now(self) -> dict[str, object]:
         (since, before), step, now = self._last, self.step, time.monotonic()

@@ -6,8 +6,8 @@ import contextlib
 import json
 from typing import Any
 
-from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, Requirements, items
-from kfp_ddp.checks.form import EVALUATE_ASKS, StepResources
+from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirements, items
+from kfp_ddp.checks.form import EVALUATE_REQUESTS, StepResources
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS
@@ -50,7 +50,7 @@ def launch_rights(backend: str, service: str, *schedulers: str) -> list[Right]:
     return [*jobs, *RIGHTS, *((group, "podgroups", "get", False) for group in groups), *services]
 
 
-def rights(cluster: Cluster) -> list[Finding]:
+def rights(cluster: CheckContext) -> list[Finding]:
     """Check the rights on each resource that a launch and dataset_volume use."""
     api, run = cluster.api, cluster.run
     required = launch_rights(run.backend, run.service, run.scheduler)
@@ -86,7 +86,7 @@ def _right(api: Api, run: Requirements, right: Right, title: str, remedy: str) -
     return Finding("bad" if required else "warn", what, message, remedy)
 
 
-def secret(cluster: Cluster) -> list[Finding]:
+def secret(cluster: CheckContext) -> list[Finding]:
     """Check the secret of the bucket; without one, steps use the credentials of their account."""
     api, name = cluster.api, cluster.run.bucket_secret
     what = f"secret {name}"
@@ -143,7 +143,7 @@ LAUNCHER = {"limits": {"cpu": "500m", "memory": "256Mi"}, "requests": {"cpu": "1
 ARGO = "workflow-controller-configmap"
 
 
-def admitted(cluster: Cluster) -> list[Finding]:
+def admitted(cluster: CheckContext) -> list[Finding]:
     """Check with dry-run requests the pod of the largest step, and that of a worker.
 
     PodSecurity, quotas and webhooks answer such requests as they do real ones.
@@ -151,7 +151,7 @@ def admitted(cluster: Cluster) -> list[Finding]:
     api, run, executor = cluster.api, cluster.run, _executor_resources(cluster.api)
     steps = StepResources()
     limits = {"cpu": steps.evaluate_cpu, "memory": steps.evaluate_memory}
-    main = _container("main", {"limits": limits, "requests": EVALUATE_ASKS})
+    main = _container("main", {"limits": limits, "requests": EVALUATE_REQUESTS})
     step = {  # as KFP and Argo create it
         "initContainers": [_container("init", executor), _container("kfp-launcher", LAUNCHER)],
         "containers": [main, _container("wait", executor)],

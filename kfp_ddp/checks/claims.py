@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, Requirements, items
+from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirements, items
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -65,7 +65,7 @@ def single_node_mode(claim: Object, nodes: int | None) -> str:
     return "ReadWriteOnce" if modes and not modes & ON_MANY_NODES and nodes != 1 else ""
 
 
-def claims(cluster: Cluster) -> list[Finding]:
+def claims(cluster: CheckContext) -> list[Finding]:
     """Check that each PVC exists, can be bound, and can be mounted by all pods at once."""
     api, run = cluster.api, cluster.run
     classes = items(api, CLASSES)
@@ -118,7 +118,7 @@ def _problem(namespace: str, claim: Object, classes: Sequence[Object] | None) ->
     return "is Pending", f"kubectl describe pvc -n {namespace} {name} shows why"
 
 
-def _install_command(cluster: Cluster, classes: Sequence[Object] | None) -> str:
+def _install_command(cluster: CheckContext, classes: Sequence[Object] | None) -> str:
     """Return the command that creates the PVCs, with an existing storage class."""
     command = f"kfp-ddp install -n {cluster.api.namespace}"
     for name in ("data_claim", "work_claim"):
@@ -144,7 +144,7 @@ def unfinished_owner(api: Api) -> str:
     return ""
 
 
-def storage(cluster: Cluster) -> list[Finding]:
+def storage(cluster: CheckContext) -> list[Finding]:
     """Report the storage classes, and the access modes of existing volumes."""
     what, classes = "storage classes", items(cluster.api, CLASSES)
     if classes is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kfp_ddp.checks.access import admitted, rights, secret
 from kfp_ddp.checks.claims import claims, storage
-from kfp_ddp.checks.finding import Cluster, Finding, Requirements
+from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import gangs, kserve, operators, queues
 from kfp_ddp.core.errors import KfpDdpError
@@ -33,7 +33,7 @@ def examine(run: Requirements, version: Callable[[], str]) -> list[Finding]:
     with contextlib.suppress(ApiError):
         nodes = schedulable_nodes(api)
     server = Finding("ok", "API server", f"Kubernetes {kubernetes}")
-    cluster = Cluster(api, run, nodes)
+    cluster = CheckContext(api, run, nodes)
     findings = [finding for check in CHECKS for finding in check(cluster)]
     return [server, *findings, check_kfp(run, version)]
 

@@ -46,7 +46,7 @@ class Requirements:
     service: str = setting("", "InferenceService to roll models out to.")
 
 
-class Cluster(NamedTuple):
+class CheckContext(NamedTuple):
     """A cluster, and the run that it is checked for."""
 
     api: Api

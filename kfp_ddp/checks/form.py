@@ -16,7 +16,7 @@ from kfp_ddp.datasets.settings import SyncSettings
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
-from kfp_ddp.jobs.launch_spec import IN_WORDS, NAME, Backend, LaunchSpec, Supervision
+from kfp_ddp.jobs.launch_spec import NAME, PATTERN_DESCRIPTIONS, Backend, LaunchSpec, Supervision
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, amount
 from kfp_ddp.models import release
 from kfp_ddp.runs.notify import Notification
@@ -34,7 +34,7 @@ LAST = "last"
 class Parameters(Settings):
     """Settings of the run."""
 
-    patterns: ClassVar = {OBJECT: IN_WORDS[NAME]}
+    patterns: ClassVar = {OBJECT: PATTERN_DESCRIPTIONS[NAME]}
 
     source: str
     """Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name, or the
@@ -94,7 +94,7 @@ class Parameters(Settings):
         return f"{where}/{self.model_name}" if where else ""
 
 
-class Dataset(Settings):
+class DatasetSettings(Settings):
     """The dataset of a run; the options of its sync are separate."""
 
     patterns: ClassVar = Parameters.patterns
@@ -110,17 +110,17 @@ class Dataset(Settings):
     known to work; none."""
 
 
-LAUNCHER_ASKS = {"cpu": "500m", "memory": "1Gi"}
+LAUNCHER_REQUESTS = {"cpu": "500m", "memory": "1Gi"}
 """Requests of the launching step; also its limits, unless it runs the ranks itself."""
-SYNC_ASKS = {"cpu": "100m", "memory": "512Mi"}
-EVALUATE_ASKS = {"cpu": "250m", "memory": "1Gi"}
+SYNC_REQUESTS = {"cpu": "100m", "memory": "512Mi"}
+EVALUATE_REQUESTS = {"cpu": "250m", "memory": "1Gi"}
 """Requests of the steps that compute: small, so that they start on a small node too."""
 
 
 class StepResources(Settings):
     """Resources of the steps that compute."""
 
-    patterns: ClassVar = {AMOUNT: IN_WORDS[QUANTITY]}
+    patterns: ClassVar = {AMOUNT: PATTERN_DESCRIPTIONS[QUANTITY]}
 
     sync_cpu: str = Field("2", pattern=AMOUNT)
     """CPU limit of the sync."""
@@ -141,7 +141,7 @@ class StepResources(Settings):
 
     @model_validator(mode="after")
     def _limits_cover_requests(self) -> Self:
-        for step, asks in (("sync", SYNC_ASKS), ("evaluate", EVALUATE_ASKS)):
+        for step, asks in (("sync", SYNC_REQUESTS), ("evaluate", EVALUATE_REQUESTS)):
             for name, least in asks.items():
                 limit = getattr(self, f"{step}_{name}")
                 if amount(limit) < amount(least):
@@ -158,15 +158,15 @@ class StepResources(Settings):
     def by_step(self, gpu_resource: str) -> dict[str, dict[str, str]]:
         """Return the requests by step and resource; an empty amount means none."""
         gpus = {gpu_resource: str(self.evaluate_gpus or "")}
-        return {"data-sync": SYNC_ASKS, "evaluate": {**EVALUATE_ASKS, **gpus}}
+        return {"data-sync": SYNC_REQUESTS, "evaluate": {**EVALUATE_REQUESTS, **gpus}}
 
 
-MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec, Dataset)
+MODELS: tuple[type[Settings], ...] = (Parameters, TrainConfig, LaunchSpec, DatasetSettings)
 """Models that describe a parameter of a form, in order of precedence."""
 SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
     "training": (TrainConfig,),
     "job": (LaunchSpec, Supervision, StepResources, Notification),
-    "sync": (Dataset, SyncSettings),
+    "sync": (DatasetSettings, SyncSettings),
     "gate": (Rules, Measuring),
     "release": release.MODELS,
     "sweep": (Sweep,),
@@ -183,7 +183,7 @@ def described_settings(boxes: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     models += [(subject, model) for subject in SUBJECTS for model in SUBJECTS[subject]]
     for mapping, model in models:
         for name, field in model.model_fields.items():
-            if name in model.own or (not mapping and name in SUBJECTS):
+            if name in model.set_by_step or (not mapping and name in SUBJECTS):
                 continue
             default = "" if field.is_required() else field.get_default(call_default_factory=True)
             default = boxes.get(name, default)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from kfp_ddp.checks.finding import Cluster, Finding
+from kfp_ddp.checks.finding import CheckContext, Finding
 from kfp_ddp.checks.form import StepResources
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import is_gpu
@@ -70,7 +70,7 @@ def too_large(
     return warnings
 
 
-def gpus(cluster: Cluster) -> list[Finding]:
+def gpus(cluster: CheckContext) -> list[Finding]:
     """Check that enough nodes have enough GPUs."""
     run, name = cluster.run, cluster.run.gpu_resource
     minimum = run.gpus_per_node
@@ -96,7 +96,7 @@ def gpus(cluster: Cluster) -> list[Finding]:
     return [Finding("ok", "GPUs", message)]
 
 
-def room(cluster: Cluster) -> list[Finding]:
+def room(cluster: CheckContext) -> list[Finding]:
     """Check that each step with default resources fits on a node."""
     findings = []
     requests = StepResources().by_step(cluster.run.gpu_resource)

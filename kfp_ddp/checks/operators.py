@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from kfp_ddp.checks.finding import ASK_ADMIN, Cluster, Finding, State, items
+from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, State, items
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS, gang_scheduling
@@ -19,7 +19,7 @@ VOLCANO = "/apis/scheduling.volcano.sh/v1beta1/queues"
 SERVICE_VERBS = ("get", "list", "watch", "create", "patch")
 
 
-def operators(cluster: Cluster) -> list[Finding]:
+def operators(cluster: CheckContext) -> list[Finding]:
     """Check the operator of each kind of job; a problem of the run's backend is bad."""
     api, findings = cluster.api, []
     for name, kind in KINDS.items():
@@ -66,7 +66,7 @@ def _stopped(api: Api, kind: Kind) -> str:
     return f"{metadata['namespace']}/{metadata['name']} is not running"
 
 
-def gangs(cluster: Cluster) -> list[Finding]:
+def gangs(cluster: CheckContext) -> list[Finding]:
     """Check that the requested scheduler starts the pods of a job together."""
     run = cluster.run
     if run.scheduler not in GANGS:
@@ -78,7 +78,7 @@ def gangs(cluster: Cluster) -> list[Finding]:
     return [Finding(state, what, problem or "PodGroups are served", remedy)]
 
 
-def queues(cluster: Cluster) -> list[Finding]:
+def queues(cluster: CheckContext) -> list[Finding]:
     """Report the queues of Kueue and Volcano, where they are installed."""
     api, findings = cluster.api, []
     for title in ("Kueue", "Volcano"):
@@ -102,7 +102,7 @@ def queues(cluster: Cluster) -> list[Finding]:
     return findings
 
 
-def kserve(cluster: Cluster) -> list[Finding]:
+def kserve(cluster: CheckContext) -> list[Finding]:
     """Check that KServe is installed, and that an existing service is ours."""
     name = cluster.run.service
     if not name:

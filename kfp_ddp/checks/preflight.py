@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.checks.choice import count_gpus
 from kfp_ddp.checks.claims import check_modes, mounted_at_once
-from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, StepResources
+from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, StepResources
 from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large
 from kfp_ddp.checks.operators import check_service
 from kfp_ddp.checks.settings import Run, parse, with_weights
@@ -18,11 +18,11 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import plural
-from kfp_ddp.evaluation.engine import JOB_OWN as EVALUATION_OWN
+from kfp_ddp.evaluation.engine import JOB_INTERNAL as EVALUATION_OWN
 from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.kinds.pod import resources
-from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec
-from kfp_ddp.jobs.task import check_carried
+from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec
+from kfp_ddp.jobs.task import check_bucket_training
 from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
 from kfp_ddp.k8s.objects import amount
 from kfp_ddp.models import champion as champions
@@ -33,7 +33,7 @@ from kfp_ddp.models.signature import key_of
 from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.layout import Rule
+from kfp_ddp.training.layout import LayoutRule
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -75,13 +75,14 @@ def _plan(run: Run) -> dict[str, Any]:
     names = ("sync_cpu", "sync_memory", "evaluate_cpu", "evaluate_memory")
     return dict(
         training=_training(run.config),
-        job={n: v for n, v in run.spec.given().items() if n not in JOB_OWN} | run.supervision,
+        job={n: v for n, v in run.spec.explicit().items() if n not in JOB_INTERNAL}
+        | run.supervision,
         sync=run.sync,
         gate=gate,
         measuring=run.measuring,
         release=run.release,
         service=part_of(run.release, Deployment).service,
-        layout={name: getattr(run.config, name) for name in Rule._fields},
+        layout={name: getattr(run.config, name) for name in LayoutRule._fields},
         dataset=run.dataset.dataset,
         data_claim=run.dataset.claim,
         publish=run.dataset.publish,
@@ -89,7 +90,7 @@ def _plan(run: Run) -> dict[str, Any]:
         **{name: getattr(run.steps, name) for name in names},
         **{
             f"train_{name}": max(limits.get(name, least), least, key=amount)
-            for name, least in LAUNCHER_ASKS.items()
+            for name, least in LAUNCHER_REQUESTS.items()
         },
         **evaluation(run.steps, run.spec),
         gpu_resource=run.spec.gpu_resource,
@@ -98,7 +99,7 @@ def _plan(run: Run) -> dict[str, Any]:
 
 
 def _training(config: TrainConfig) -> dict[str, Any]:
-    return {name: v for name, v in config.given().items() if name not in TrainConfig.own}
+    return {name: v for name, v in config.explicit().items() if name not in TrainConfig.set_by_step}
 
 
 def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
@@ -107,9 +108,9 @@ def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
     if backend == "local":
         return {"evaluate_backend": backend, "evaluate_job": {}, "evaluate_gpus": str(gpus or "")}
     excluded = TRAINING_SIZE | set(EVALUATION_OWN)
-    job = {name: value for name, value in spec.given().items() if name not in excluded}
+    job = {name: value for name, value in spec.explicit().items() if name not in excluded}
     job |= {"nodes": steps.evaluate_nodes, "gpus_per_node": gpus}
-    for name, least in EVALUATE_ASKS.items():
+    for name, least in EVALUATE_REQUESTS.items():
         job |= {name: getattr(steps, f"evaluate_{name}"), f"{name}_request": least}
     return {"evaluate_backend": backend, "evaluate_job": job, "evaluate_gpus": ""}
 
@@ -130,7 +131,7 @@ def check_work(run: Run) -> None:
                 f"work={work!r} is not a bucket, which each pod could access: give gs://, s3:// "
                 "or az://, or take the pipeline train_resnet with a work claim"
             )
-        check_carried(run.spec.given())
+        check_bucket_training(run.spec.explicit())
         store.prepare()
 
 
@@ -199,7 +200,7 @@ def _check_cluster(run: Run) -> list[str]:
         nodes = error
     if run.inputs["gpus_per_node"] == -1 and not run.spec.gpus():
         gpus = gpus_per_node(nodes, run.spec.gpu_resource, run.spec.pods())
-        run.spec = LaunchSpec.create(**{**run.spec.given(), "gpus_per_node": gpus})
+        run.spec = LaunchSpec.create(**{**run.spec.explicit(), "gpus_per_node": gpus})
     spec = run.spec
     warnings = check_job.check(api, spec.model_copy(update={"claims": {**mounts, **spec.claims}}))
     work, data = mounts.get(work_dir(), ""), mounts.get(data_dir(), "")

@@ -5,7 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kfp_ddp.checks.form import LAST, SUBJECTS, Dataset, Parameters, StepResources, set_fields
+from kfp_ddp.checks.form import (
+    LAST,
+    SUBJECTS,
+    DatasetSettings,
+    Parameters,
+    StepResources,
+    set_fields,
+)
 from kfp_ddp.checks.sweep import Sweep, trials_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
@@ -16,7 +23,7 @@ from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.volume.request import check_strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
-from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, Supervision, check_backend
+from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, check_backend
 from kfp_ddp.models.initial_weights import RANDOM_START, Start
 from kfp_ddp.models.release import MODELS as PARTS
 from kfp_ddp.models.release import check_model_name, part_of
@@ -39,7 +46,7 @@ class Run:
     inputs: Mapping[str, Any]
     """Inputs of preflight by name."""
     parameters: Parameters
-    dataset: Dataset
+    dataset: DatasetSettings
     sync: dict[str, Any]
     config: TrainConfig
     start: Start
@@ -113,7 +120,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
         steps=steps,
         gate=gate,
         measuring=measuring,
-        release={name: value for part in parts for name, value in part.given().items()},
+        release={name: value for part in parts for name, value in part.explicit().items()},
         champion=champion,
         trials=_trials(parameters, inputs),
     )
@@ -133,15 +140,15 @@ def with_weights(run: Run, find: Finder) -> Run:
     return replace(run, config=config, start=start, trials=trials)
 
 
-def _dataset(parameters: Parameters, publish: str) -> tuple[Dataset, dict[str, Any]]:
-    ours, sync = split("sync", parameters.sync, *SUBJECTS["sync"], own={})
+def _dataset(parameters: Parameters, publish: str) -> tuple[DatasetSettings, dict[str, Any]]:
+    ours, sync = split("sync", parameters.sync, *SUBJECTS["sync"])
     name = dataset_name(str(ours.get("dataset", "")), parameters.source)
     if publish and ours.setdefault("publish", publish) != publish:
         raise InputError(
             f"sync sets publish={ours['publish']!r}, but this pipeline mounts no PVC for data: "
             "leave it out, or take the pipeline train_resnet_bucket"
         )
-    dataset = Dataset.create(**{**ours, "dataset": name})
+    dataset = DatasetSettings.create(**{**ours, "dataset": name})
     check_strategy(dataset.publish, parameters.source)
     options = options_of(name, sync)
     if options.dry_run:
@@ -156,12 +163,12 @@ def _trials(
     parameters: Parameters, inputs: Mapping[str, Any], find: Finder | None = None
 ) -> list[TrainConfig]:
     """Return the settings of each trial; empty without a sweep."""
-    (fields,) = split("sweep", parameters.sweep, *SUBJECTS["sweep"], own={})
+    (fields,) = split("sweep", parameters.sweep, *SUBJECTS["sweep"])
     if not fields:
         return []
     sweep, trials = Sweep.create(**fields), []
     for trial in trials_of(sweep):
-        (trial,) = split("a trial of sweep", trial, TrainConfig, own={})
+        (trial,) = split("a trial of sweep", trial, TrainConfig)
         stop = {"stop_behind_epochs": sweep.stop_behind_epochs}
         try:
             trials.append(_training(parameters, inputs, find, stop, trial)[0])
@@ -184,7 +191,7 @@ def _training(
     """
     boxes = set_fields(inputs, TrainConfig)
     own = dict.fromkeys(boxes, PARAMETER)
-    (training,) = split("training", parameters.training, *SUBJECTS["training"], own=own)
+    (training,) = split("training", parameters.training, *SUBJECTS["training"], reserved=own)
     folders = {"data": data_dir(), "output_dir": work_dir()}
     fields = {**under, **boxes, **training, **over, **folders}
     config = configured(parameters.recipe, fields)
@@ -205,8 +212,10 @@ def _job(
     parameters: Parameters, inputs: Mapping[str, Any]
 ) -> tuple[LaunchSpec, dict[str, Any], StepResources]:
     """Return the job of `train` without its command, its supervision, and steps' resources."""
-    own = {**JOB_OWN, **dict.fromkeys(("nodes", "gpus_per_node"), PARAMETER)}
-    job, supervision, steps, notification = split("job", parameters.job, *SUBJECTS["job"], own=own)
+    own = {**JOB_INTERNAL, **dict.fromkeys(("nodes", "gpus_per_node"), PARAMETER)}
+    job, supervision, steps, notification = split(
+        "job", parameters.job, *SUBJECTS["job"], reserved=own
+    )
     Notification.create(**notification)
     Supervision.create(**supervision)
     check_backend(parameters.backend, inputs["nodes"])
@@ -220,7 +229,7 @@ def _job(
 
 def _gate(parameters: Parameters) -> tuple[dict[str, Any], dict[str, Any], Rules]:
     """Return the rules and their measurements; a rule that could never hold is an error."""
-    gate, measuring = split("gate", parameters.gate, *SUBJECTS["gate"], own={})
+    gate, measuring = split("gate", parameters.gate, *SUBJECTS["gate"])
     rules, measurements = Rules.create(**gate), Measuring.create(**measuring)
     if parameters.checkpoint and rules.need_bundle:
         raise InputError(

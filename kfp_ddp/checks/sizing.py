@@ -27,7 +27,7 @@ from kfp_ddp.models import initial_weights
 from kfp_ddp.models.initial_weights import RANDOM_START, Start
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.header import frame_of
-from kfp_ddp.training.layout import Rule
+from kfp_ddp.training.layout import LayoutRule
 from kfp_ddp.training.recipes import OPTIMIZER_FIELDS
 from kfp_ddp.training.torchvision_weights import TORCHVISION
 
@@ -68,7 +68,7 @@ def sized(run: Run) -> tuple[Run, list[str]]:
             theirs = choose(photographs, machine, other, ranks, weights=bool(start))
             own.append({**_rates(theirs.arguments["training"]), **settings})
         inputs["sweep"] = {**inputs["sweep"], "space": {}, "samples": 0, "trials": own}
-        chosen = _rates(inputs["training"]).keys() - config.given().keys()
+        chosen = _rates(inputs["training"]).keys() - config.explicit().keys()
         inputs["training"] = {n: v for n, v in inputs["training"].items() if n not in chosen}
     seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)
     lines = [f"chosen for {seen} and {machine}: {choice.why}"]
@@ -129,7 +129,7 @@ def _photographs(run: Run) -> Photographs:
     source = run.parameters.source
     if not is_remote(source) and not Path(source).is_dir():
         return UNSEEN
-    rule = Rule(**{name: getattr(run.config, name) for name in Rule._fields})
+    rule = LayoutRule(**{name: getattr(run.config, name) for name in LayoutRule._fields})
     layout, contents = sample(source, options_of(run.dataset.dataset, run.sync), rule)
     about = statistics_of([header for content in contents if (header := _header(content))])
     counts = len(layout.train), len(layout.val), len(layout.classes)

@@ -9,8 +9,8 @@ from kfp_ddp import __version__
 from kfp_ddp import install as installer
 from kfp_ddp.checks.access import enforced, secret
 from kfp_ddp.checks.claims import unfinished_owner
-from kfp_ddp.checks.finding import Cluster, Requirements
-from kfp_ddp.checks.form import Dataset, Parameters
+from kfp_ddp.checks.finding import CheckContext, Requirements
+from kfp_ddp.checks.form import DatasetSettings, Parameters
 from kfp_ddp.cli.options import (
     AS_JSON,
     configured,
@@ -93,7 +93,7 @@ def install(
     api = Api.connect(fields["namespace"], context)
     target = Installation(**{**fields, "namespace": api.namespace})
     done = _install(api, target, chown, dry_run=dry_run, quiet=as_json)
-    (credentials,) = secret(Cluster(api, Requirements(bucket_secret=bucket_secret), None))
+    (credentials,) = secret(CheckContext(api, Requirements(bucket_secret=bucket_secret), None))
     refused = [one for one in done if one.state == "refused"]
     stopped = any(not one.kind.startswith("Cluster") for one in refused)
     if as_json:
@@ -146,7 +146,7 @@ MARKS = {"ok": ("✓", "green"), "bad": ("✗", "red"), "warn": ("!", "yellow")}
 @connected
 @model_options(Parameters, "backend", "work_claim", "bucket_secret")
 @model_options(LaunchSpec, "nodes", "gpu_resource", "scheduler")
-@model_options(Dataset, "publish")
+@model_options(DatasetSettings, "publish")
 @field_options(Requirements, "service_account", "gpus_per_node", "data_claim", "service")
 @AS_JSON
 def doctor(connection: Connection, as_json: bool, **fields: Any) -> None:

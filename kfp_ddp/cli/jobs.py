@@ -36,7 +36,7 @@ def manifest(
     With script="$(cat train.py)", or with code=FOLDER entry=train.py, the ConfigMap with the code
     is printed too.
     """
-    from kfp_ddp.core.settings import check_given
+    from kfp_ddp.core.settings import check_reserved
     from kfp_ddp.jobs import payload
     from kfp_ddp.jobs.code import archive_of, as_data_url
     from kfp_ddp.jobs.engine import specification
@@ -44,7 +44,7 @@ def manifest(
     from kfp_ddp.jobs.jobs import script_map
 
     fields = dict(setting(text) for text in settings)
-    check_given("settings", fields, {"kind": "is the first argument itself"})
+    check_reserved("settings", fields, {"kind": "is the first argument itself"})
     if os.path.isdir(folder := str(fields.get("code", ""))):  # false for a long text too
         fields["code"] = as_data_url(archive_of(folder))
     spec = payload.bring(specification({}, None, **fields, kind=kind), None)

@@ -13,7 +13,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.models import Version
+    from kfp_ddp.client.models import ModelVersion
     from kfp_ddp.models.signature import Signer
 
 
@@ -101,7 +101,7 @@ def _print_change(name: str, change: tuple[str, str], as_json: bool) -> None:
     show(as_json, {"name": name, "champion": champion, "replaced": replaced}, line)
 
 
-def _line(version: "Version") -> str:
+def _line(version: "ModelVersion") -> str:
     mark = "champion" if version.champion else ""
     if version.damaged:
         return f"{version.version}  {mark:8}  ! {version.damaged}"

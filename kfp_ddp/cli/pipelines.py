@@ -58,9 +58,9 @@ def compile_(
     kfp-ddp compile my_pipeline.py --registry registry.example.com/ml
     """
     from kfp_ddp.pipelines import compiled
-    from kfp_ddp.pipelines.compiled import Images
+    from kfp_ddp.pipelines.compiled import ImageOverrides
 
-    images = Images(registry, launcher_image, trainer_image)
+    images = ImageOverrides(registry, launcher_image, trainer_image)
     images.check()
     targets = [(directory or file.parent, compiled.pipelines_of(file)) for file in files]
     targets = targets or [(directory or COMPILED, compiled.built_in())]
@@ -125,13 +125,13 @@ def upload(
     from kfp_ddp.client.pipelines import upload
     from kfp_ddp.core.settings import hint
     from kfp_ddp.pipelines import NAMES
-    from kfp_ddp.pipelines.compiled import Images
+    from kfp_ddp.pipelines.compiled import ImageOverrides
     from kfp_ddp.pipelines.document import is_file, read
 
     if is_file(pipeline):
         document = read(Path(pipeline))
     else:
-        images = Images(registry, launcher_image, trainer_image)
+        images = ImageOverrides(registry, launcher_image, trainer_image)
         built_in = submission.built_in(pipeline, images)
         if built_in is None:
             near = hint(pipeline, NAMES) or f", which are {', '.join(NAMES)}"

@@ -152,13 +152,13 @@ def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
     """Run bucket, sync, DDP training, evaluation, gate and export locally, without a cluster."""
     require("demo")
     from kfp_ddp.local.demo import run
-    from kfp_ddp.local.results import conduct
+    from kfp_ddp.local.results import run_and_print
 
     def begin() -> tuple[Path, dict[str, Any]]:
         echo(f"train_resnet.yaml through kfp.local, {ranks} ranks on this machine")
         return output, run(output.resolve(), ranks, {} if epochs is None else {"epochs": epochs})
 
-    conduct(begin, as_json)
+    run_and_print(begin, as_json)
     if not as_json:
         echo("  with your images, a folder for each class: kfp-ddp run ./photos --local")
 
@@ -166,7 +166,7 @@ def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
 def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> None:
     require("local")
     from kfp_ddp.local import runs
-    from kfp_ddp.local.results import conduct
+    from kfp_ddp.local.results import run_and_print
     from kfp_ddp.pipelines import NAMES
     from kfp_ddp.pipelines.form import COMPILED
 
@@ -187,7 +187,7 @@ def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> Non
             return runs.train(command, options["ranks"] or 0)
         return runs.run(file or COMPILED / f"{name}.yaml", command)
 
-    conduct(begin, options["as_json"])
+    run_and_print(begin, options["as_json"])
 
 
 def _run_on_kfp(
@@ -198,12 +198,12 @@ def _run_on_kfp(
     from kfp_ddp.client import submission
     from kfp_ddp.client.follow import check_success, until_over
     from kfp_ddp.client.run_info import RunFinder, info_of
-    from kfp_ddp.pipelines.compiled import Images
+    from kfp_ddp.pipelines.compiled import ImageOverrides
     from kfp_ddp.pipelines.document import read
 
     as_json, waits = options["as_json"], options["follow"] or options["wait"]
     with RunFinder(connection) as finder:
-        images = Images(*(options[name] for name in IMAGES))
+        images = ImageOverrides(*(options[name] for name in IMAGES))
         name, version = options["pipeline"] or "train_resnet", None
         pipeline = read(file) if file else submission.built_in(name, images)
         if pipeline is None:

@@ -93,7 +93,7 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
         pipeline, version = submission.uploaded(client, options["pipeline"])
         submission.check_images(pipeline, registry_set())
         words, boxes = inputs(pipeline, options)
-        plan = schedules.Plan(
+        plan = schedules.SchedulePlan(
             name=name,
             pipeline_id=version.pipeline_id,
             version_id="" if options["latest"] else version.version_id,

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kfp_ddp.cli.options import added, echo, field_option
-from kfp_ddp.datasets.options import Options, expanded
+from kfp_ddp.datasets.options import SyncOptions, expanded
 
 SHORT = {"dry_run": ["-n"], "concurrency": ["-j"]}
 FOLDER_DEFAULTS: dict[str, Any] = {"verify": "quick", "delete": False}
@@ -27,7 +27,7 @@ def _option(field: "dataclasses.Field[Any]") -> Any:
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option("--versions", is_flag=True, help="Store versions by digest, and a link `current`.")
-@added(*(_option(field) for field in dataclasses.fields(Options) if field.name != "mirror"))
+@added(*(_option(field) for field in dataclasses.fields(SyncOptions) if field.name != "mirror"))
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def command(source: str, target: Path, versions: bool, quiet: bool, **options: Any) -> None:
     """Download SOURCE (gs://bucket/prefix, s3://bucket/prefix or a folder) to the folder TARGET.
@@ -36,7 +36,7 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
     time, and other files are not deleted unless --delete is given.
     """
     from kfp_ddp.datasets import report
-    from kfp_ddp.datasets.report import Progress
+    from kfp_ddp.datasets.report import SyncProgress
     from kfp_ddp.datasets.sync import sync
     from kfp_ddp.storage.kinds import check_address
 
@@ -44,8 +44,8 @@ def command(source: str, target: Path, versions: bool, quiet: bool, **options: A
     options["exclude"] = expanded(options["exclude"])
     changes = {name: value for name, value in options.items() if value is not None}
     defaults = {} if versions else FOLDER_DEFAULTS
-    checked = Options(mirror=not versions, **(defaults | changes))
-    with Progress(sys.stderr, quiet=quiet) as progress:
+    checked = SyncOptions(mirror=not versions, **(defaults | changes))
+    with SyncProgress(sys.stderr, quiet=quiet) as progress:
         result = sync(source, target, checked, progress.watch)
     if checked.dry_run:
         for line in report.table(result):

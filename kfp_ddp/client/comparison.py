@@ -15,7 +15,7 @@ from kfp_ddp.report.events import curve, is_number, training_time
 from kfp_ddp.report.render import render
 from kfp_ddp.training.config import TrainConfig
 
-IGNORED = TrainConfig.own | {"cache_dir", "resume"}
+IGNORED = TrainConfig.set_by_step | {"cache_dir", "resume"}
 """Settings that differ between any two runs, or do not change the model."""
 NONE = "–"
 CHARTS = (
@@ -27,7 +27,7 @@ CHARTS = (
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedTraining:
     """One training of one run, with its letter in the tables."""
 
     letter: str
@@ -66,7 +66,7 @@ class Metric:
 class Comparison:
     """Trainings with their differences."""
 
-    sides: tuple[Side, ...]
+    sides: tuple[ComparedTraining, ...]
     settings: dict[str, tuple[Any, ...]]
     """Those that differ, by name: the value of each side, None for a side without it."""
     metrics: tuple[Metric, ...]
@@ -96,7 +96,7 @@ def compare(runs: Sequence[tuple[RunInfo, Sequence[Training]]]) -> Comparison:
     """Compare the trainings of runs, in the given order."""
     rows = [(run, training, len(trainings)) for run, trainings in runs for training in trainings]
     sides = tuple(
-        Side(
+        ComparedTraining(
             chr(ord("A") + number) if number < 26 else f"#{number + 1}",
             f"{run.name}/{training.task}" if count > 1 else run.name,
             run,
@@ -115,7 +115,7 @@ def setting_text(value: Any) -> str:
     return value or "''" if isinstance(value, str) else json.dumps(value)
 
 
-def _settings(sides: Sequence[Side]) -> dict[str, tuple[Any, ...]]:
+def _settings(sides: Sequence[ComparedTraining]) -> dict[str, tuple[Any, ...]]:
     # An old run had the default of a setting that was added later.
     defaults = {
         name: field.get_default(call_default_factory=True)
@@ -133,7 +133,7 @@ def _settings(sides: Sequence[Side]) -> dict[str, tuple[Any, ...]]:
     return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
 
 
-def _metrics(sides: Sequence[Side]) -> tuple[Metric, ...]:
+def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
     def row(name: str, read: Callable[[Training], Any], text: Callable[[float], str]) -> Metric:
         values = [read(side.training) for side in sides]
         figures = [Figure(value) if is_number(value) else value for value in values]
@@ -169,7 +169,7 @@ def _metrics(sides: Sequence[Side]) -> tuple[Metric, ...]:
     return tuple(metric for metric in rows if any(metric.figures))
 
 
-def _notes(sides: Sequence[Side]) -> list[str]:
+def _notes(sides: Sequence[ComparedTraining]) -> list[str]:
     notes = []
     for one, two in combinations(sides, 2):
         first, second = one.training.evaluation, two.training.evaluation

@@ -12,7 +12,7 @@ from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.step import last_error
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.failure import error_in_log, root_cause
+from kfp_ddp.jobs.failure import cause_in_pods, error_in_log
 from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import phase
@@ -39,7 +39,7 @@ class Description:
     cause: str = ""
     step_pods: Sequence[Object] = ()
     job_pods: Sequence[Object] = ()
-    events: Sequence[pods.Event] = ()
+    events: Sequence[pods.PodEvent] = ()
     trainings: Sequence[Training] = ()
     notes: list[str] = field(default_factory=list)
     """What could not be read."""
@@ -148,7 +148,7 @@ def _cause(result: Description, api: Callable[[], Api]) -> str:
     if message := last_error("\n".join(log)):
         return message
     if any(phase(pod) == "Failed" for pod in result.job_pods):
-        return root_cause(result.job_pods, "").error
+        return cause_in_pods(result.job_pods, "").error
     failures = [training.failure for training in result.trainings if training.failure]
     if failures:
         return failures[0].error

@@ -25,7 +25,7 @@ from kfp_ddp.jobs.identity import KFP_RUN
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.k8s.api import Api, ApiError, Object, core
 from kfp_ddp.k8s.pods import waiting_reason
-from kfp_ddp.local.results import Progress
+from kfp_ddp.local.results import RunProgress
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -56,7 +56,7 @@ RETRY_SECONDS = 300.0
 """Pause after the cluster refused a request."""
 
 
-class Cluster:
+class RunCluster:
     """The cluster of a run, read while it answers; a user watches, so nothing is retried."""
 
     def __init__(self, finder: RunFinder, run_id: str) -> None:
@@ -105,9 +105,9 @@ class Cluster:
 def watched(finder: RunFinder, run: RunInfo) -> tuple[Callable[[], RunInfo], Callable[[Step], str]]:
     """Return a function that reads a run again, and one that returns the progress of a step."""
     if (folder := run.folder) is None:
-        cluster, client = Cluster(finder, run.id), finder.client
+        cluster, client = RunCluster(finder, run.id), finder.client
         return lambda: finder.read(client.get_run(run.id), cluster.nodes()), cluster.progress
-    bar, width = Progress(folder), shutil.get_terminal_size().columns - 30
+    bar, width = RunProgress(folder), shutil.get_terminal_size().columns - 30
     return lambda: local_run(folder), lambda one: bar.line(width) if one.name == "train" else ""
 
 

@@ -21,7 +21,7 @@ REGISTRY_TOKEN = "KFP_DDP_MODEL_REGISTRY_TOKEN"  # noqa: S105
 
 
 @dataclass(frozen=True)
-class Version:
+class ModelVersion:
     """An exported bundle; unknown values are ''."""
 
     version: str
@@ -55,28 +55,30 @@ def open_models(destination: str) -> Store:
     return where
 
 
-def versions(where: Store, name: str) -> list[Version]:
+def versions(where: Store, name: str) -> list[ModelVersion]:
     """Return all versions of a model, the newest first; raise InputError if there are none."""
     champion = read_pointer(where, name)
     rows = [describe(where, name, version, champion) for version in _versions_of(where, name)]
     return sorted(rows, key=lambda row: row.exported_at, reverse=True)
 
 
-def describe(where: Store, name: str, version: str, champion_version: str) -> Version:
+def describe(where: Store, name: str, version: str, champion_version: str) -> ModelVersion:
     """Read what a version is from its files."""
     uri, champion = f"{where.uri}/{name}/{version}", version == champion_version
     try:
         model = find(uri)
         if model is None or model.version != version:
-            return Version(version, uri, champion, damaged="its files belong to another version")
+            return ModelVersion(
+                version, uri, champion, damaged="its files belong to another version"
+            )
         config = mapping_in(model.bundle.read(CONFIG, LARGEST_CONFIG))
         lineage = model.bundle.lineage()
     except (InputError, StorageError) as error:
         if error.retryable:
             raise
-        return Version(version, uri, champion, damaged=str(error))
+        return ModelVersion(version, uri, champion, damaged=str(error))
     evaluation = model.evaluation
-    return Version(
+    return ModelVersion(
         version,
         uri,
         champion,

@@ -25,7 +25,7 @@ LONGEST = 32 * 1024**2
 """Largest pipeline that the server accepts, in bytes."""
 
 
-class Version(NamedTuple):
+class PipelineVersion(NamedTuple):
     """A version of a pipeline on the server, by names and ids."""
 
     pipeline: str
@@ -52,7 +52,9 @@ def find_pipeline(client: "Client", name: str) -> "V2beta1Pipeline | None":
     return None
 
 
-def find_version(client: "Client", pipeline: "V2beta1Pipeline", name: str = "") -> Version | None:
+def find_version(
+    client: "Client", pipeline: "V2beta1Pipeline", name: str = ""
+) -> PipelineVersion | None:
     """Return a pipeline's version of this name, or its newest one; None if it does not exist."""
     answer = client.list_pipeline_versions(
         pipeline.pipeline_id,
@@ -64,7 +66,7 @@ def find_version(client: "Client", pipeline: "V2beta1Pipeline", name: str = "") 
         return None
     (newest,) = answer.pipeline_versions
     ids = newest.pipeline_id, newest.pipeline_version_id
-    return Version(pipeline.display_name, newest.display_name, *ids)
+    return PipelineVersion(pipeline.display_name, newest.display_name, *ids)
 
 
 def graph_of(spec: object) -> Mapping[str, Any]:
@@ -81,7 +83,7 @@ def content_name(document: "Document", name: str) -> str:
 
 def upload(
     client: "Client", document: "Document", name: str = "", description: str = ""
-) -> Version:
+) -> PipelineVersion:
     """Upload a pipeline as the newest version, unless the newest one has the same content.
 
     InputError: it is too large, or another client uploads the same right now.
@@ -101,7 +103,9 @@ def upload(
         return _upload(client, file, name, version, description)
 
 
-def _upload(client: "Client", file: Path, name: str, version: str, description: str) -> Version:
+def _upload(
+    client: "Client", file: Path, name: str, version: str, description: str
+) -> PipelineVersion:
     pipeline = find_pipeline(client, name)
     newest = pipeline and find_version(client, pipeline)
     if newest and (newest.version == version or newest.version.startswith(f"{version}-")):
@@ -128,7 +132,7 @@ def _upload(client: "Client", file: Path, name: str, version: str, description: 
         if getattr(error, "status", 0) == HTTPStatus.CONFLICT:
             raise InputError(f"another client is uploading {unique} right now") from None
         raise
-    return Version(name, unique, pipeline.pipeline_id, answer.pipeline_version_id, new=True)
+    return PipelineVersion(name, unique, pipeline.pipeline_id, answer.pipeline_version_id, new=True)
 
 
 def _create(client: "Client", name: str) -> "V2beta1Pipeline":

@@ -23,7 +23,7 @@ NODE_ID, NODE_NAME = "workflows.argoproj.io/node-id", "workflows.argoproj.io/nod
 ATTEMPTS = re.compile(r"\(\d+\)")
 
 
-class Event(NamedTuple):
+class PodEvent(NamedTuple):
     """A warning about an object of the cluster."""
 
     object: str
@@ -68,11 +68,11 @@ def find_pod(pods: Sequence[Object], step: Step, driver: bool = False) -> Object
     return next((pod for pod, name in names if name.endswith(end)), None)
 
 
-def warnings(api: Api, pods: Sequence[Object]) -> list[Event]:
+def warnings(api: Api, pods: Sequence[Object]) -> list[PodEvent]:
     """Return the warnings of these pods, oldest first, each kind once; raise as above."""
     names = {pod["metadata"]["name"] for pod in pods}
     path, query = core(api.namespace, "events"), {"fieldSelector": "type=Warning"}
-    events: dict[tuple[str, str, str], Event] = {}
+    events: dict[tuple[str, str, str], PodEvent] = {}
     for item in _get(api, path, query)["items"]:
         name = item["involvedObject"].get("name", "")
         if name not in names:
@@ -80,7 +80,7 @@ def warnings(api: Api, pods: Sequence[Object]) -> list[Event]:
         key = name, str(item.get("reason", "")), one_line(str(item.get("message", "")))
         times = int(item.get("count") or 1) + (events[key].times if key in events else 0)
         last = item.get("lastTimestamp") or item.get("eventTime")
-        events[key] = Event(*key, times, datetime.fromisoformat(last) if last else None)
+        events[key] = PodEvent(*key, times, datetime.fromisoformat(last) if last else None)
     return sorted(events.values(), key=lambda one: one.last.timestamp() if one.last else 0)
 
 

@@ -24,7 +24,7 @@ ENABLED, PAUSED, ENDED = "enabled", "paused", "ended"
 
 
 @dataclass(frozen=True)
-class Plan:
+class SchedulePlan:
     """The settings of a schedule."""
 
     name: str
@@ -142,7 +142,7 @@ def next_times(schedule: "V2beta1RecurringRun", zone: tzinfo, now: datetime) -> 
     return [time for time in times if end is None or time <= end]
 
 
-def plan_of(schedule: "V2beta1RecurringRun", now: datetime) -> Plan:
+def plan_of(schedule: "V2beta1RecurringRun", now: datetime) -> SchedulePlan:
     """Return the settings of a schedule, to create it again.
 
     The cron is '' if the server reads another one than its author wrote. A start in the past is
@@ -151,7 +151,7 @@ def plan_of(schedule: "V2beta1RecurringRun", now: datetime) -> Plan:
     reference, runtime = schedule.pipeline_version_reference, schedule.runtime_config
     start, end = limits(schedule)
     text = cron_of(schedule)
-    return Plan(
+    return SchedulePlan(
         name=schedule.display_name,
         cron="" if len(text.split()) == 5 else cron.as_read(text),
         pipeline_id=(reference and reference.pipeline_id) or "",
@@ -168,7 +168,7 @@ def plan_of(schedule: "V2beta1RecurringRun", now: datetime) -> Plan:
     )
 
 
-def version_of(client: "Client", plan: Plan) -> str:
+def version_of(client: "Client", plan: SchedulePlan) -> str:
     """Return the pipeline as NAME@VERSION, or as NAME if it is always the newest version."""
     if not plan.pipeline_id:
         raise InputError(f"{plan.name} has a pipeline without a name: give --pipeline")

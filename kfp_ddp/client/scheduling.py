@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.client import cron, schedules, submission
 from kfp_ddp.client.pipelines import find_version
-from kfp_ddp.client.schedules import Plan
+from kfp_ddp.client.schedules import SchedulePlan
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError, ServerError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines.form import Form
@@ -25,7 +25,7 @@ PAUSE = 5.0
 """Seconds between two polls of runs that have to end."""
 
 
-def check(plan: Plan, zone: tzinfo, now: datetime) -> None:
+def check(plan: SchedulePlan, zone: tzinfo, now: datetime) -> None:
     """Raise InputError for a schedule that would start no run."""
     if not plan.name.strip():
         raise InputError("the name of a schedule is empty: give one such as nightly")
@@ -45,7 +45,7 @@ def check(plan: Plan, zone: tzinfo, now: datetime) -> None:
         )
 
 
-def create(client: "Client", plan: Plan, experiment: str) -> "V2beta1RecurringRun":
+def create(client: "Client", plan: SchedulePlan, experiment: str) -> "V2beta1RecurringRun":
     """Create a schedule, whose runs are listed under an experiment; InputError if it exists."""
     for known in schedules.named(schedules.list_all(client), plan.name):
         raise _exists(known)
@@ -98,7 +98,7 @@ def check_state(client: "Client", old: "V2beta1RecurringRun", word: str) -> None
 
 
 def replace_by(
-    client: "Client", old: "V2beta1RecurringRun", plan: Plan
+    client: "Client", old: "V2beta1RecurringRun", plan: SchedulePlan
 ) -> "tuple[V2beta1RecurringRun, list[V2beta1RecurringRun]]":
     """Replace a schedule by a new one; both are never enabled, and no run is ended.
 
@@ -235,7 +235,7 @@ def moment(text: str, zone: tzinfo, what: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=zone)
 
 
-def _send(client: "Client", plan: Plan) -> "V2beta1RecurringRun":
+def _send(client: "Client", plan: SchedulePlan) -> "V2beta1RecurringRun":
     import kfp_server_api as api
 
     times = {"start_time": plan.start, "end_time": plan.end}

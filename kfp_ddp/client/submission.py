@@ -7,12 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.client.pipelines import Version, content_name, find_pipeline, find_version
+from kfp_ddp.client.pipelines import PipelineVersion, content_name, find_pipeline, find_version
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.models.initial_weights import is_path
 from kfp_ddp.pipelines import NAMES
-from kfp_ddp.pipelines.compiled import REGISTRY, Images
+from kfp_ddp.pipelines.compiled import REGISTRY, ImageOverrides
 from kfp_ddp.pipelines.document import Document, of_api, parsed
 from kfp_ddp.pipelines.form import COMPILED, Form, check_arguments, named_after
 
@@ -35,7 +35,7 @@ class Submission:
     """A run to submit."""
 
     pipeline: Document
-    version: Version | None
+    version: PipelineVersion | None
     """None to send the pipeline itself."""
     name: str
     experiment: str
@@ -94,7 +94,7 @@ class Submission:
         return client.run_service.run_service_create_run(run=run)
 
 
-def built_in(name: str, images: Images = Images()) -> Document | None:  # noqa: B008  a tuple
+def built_in(name: str, images: ImageOverrides = ImageOverrides()) -> Document | None:  # noqa: B008  a tuple
     """Return a built-in pipeline by its name, written with - or _; None for another."""
     file = COMPILED / f"{name.replace('-', '_')}.yaml"
     if file.stem not in NAMES:
@@ -103,7 +103,7 @@ def built_in(name: str, images: Images = Images()) -> Document | None:  # noqa: 
     return parsed(images.put_into(file.read_text(encoding="utf-8")), str(file))
 
 
-def uploaded(client: "Client", name: str) -> tuple[Document, Version]:
+def uploaded(client: "Client", name: str) -> tuple[Document, PipelineVersion]:
     """Return a pipeline of the server by NAME, its newest version, or NAME@VERSION."""
     pipeline_name, _, version_name = name.partition("@")
     pipeline, own = find_pipeline(client, pipeline_name), built_in(pipeline_name)

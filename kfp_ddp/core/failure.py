@@ -143,7 +143,7 @@ def write_record(failure: Failure, final: bool) -> None:
     Path(path).write_text(json.dumps(record))
 
 
-def root_cause(error: Any, checkpoint: str) -> Failure:
+def cause_in_error_files(error: Any, checkpoint: str) -> Failure:
     """Return the first cause in a ChildFailedError; the text `checkpoint` is added if preempted."""
     failures = [_of_rank(rank, failure, checkpoint) for rank, failure in error.failures.items()]
     return min(failures, key=_order)
@@ -169,7 +169,7 @@ def _of_rank(rank: int, failure: Any, checkpoint: str) -> Failure:
 
 
 def final_failure(files: Iterable[Path], checkpoint: str) -> Failure | None:
-    """Return the first final failure in the ranks' error files; see `root_cause`."""
+    """Return the first final failure in the ranks' error files; see `cause_in_error_files`."""
     failures = []
     for path in files:
         try:

@@ -4,6 +4,7 @@ import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
@@ -35,9 +36,9 @@ class Settings(BaseModel):
     )
     patterns: ClassVar[dict[str, str]] = {}
     """Descriptions of the fields' patterns, for messages."""
-    former: ClassVar[Mapping[str, str]] = {}
-    """Fields by their former names, which are still read."""
-    own: ClassVar[frozenset[str]] = frozenset()
+    old_names: ClassVar[Mapping[str, str]] = {}
+    """Fields by their old names, which are still read."""
+    set_by_step: ClassVar[frozenset[str]] = frozenset()
     """Fields that only the step sets."""
     secret: ClassVar[frozenset[str]] = frozenset()
     """Fields whose values errors do not show."""
@@ -50,7 +51,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _renamed(cls, fields: Any) -> Any:
-        return rename(fields, cls) if cls.former and isinstance(fields, dict) else fields
+        return rename(fields, cls) if cls.old_names and isinstance(fields, dict) else fields
 
     @classmethod
     def create(cls, **fields: Any) -> Self:
@@ -60,7 +61,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise InputError(cls._one_line(error.errors(include_url=False)[0])) from None
 
-    def given(self) -> dict[str, Any]:
+    def explicit(self) -> dict[str, Any]:
         """Return the fields that were set, as JSON values; defaults are left out."""
         return self.model_dump(mode="json", exclude_unset=True)
 
@@ -112,36 +113,43 @@ class Settings(BaseModel):
         return f"{'.'.join(path)}{shown} cannot be used: {reason} ({what})"
 
 
-def check_given(subject: str, given: Mapping[str, Any], own: Mapping[str, str]) -> None:
-    """Raise InputError, with its reason, if `given`, named `subject`, has a setting of `own`."""
-    for name in given:
-        if name in own:
-            raise InputError(f"{subject} sets {name}, which {own[name]}")
+def check_reserved(subject: str, settings: Mapping[str, Any], reserved: Mapping[str, str]) -> None:
+    """Raise InputError, with its reason, if settings, named `subject`, have a reserved name."""
+    for name in settings:
+        if name in reserved:
+            raise InputError(f"{subject} sets {name}, which {reserved[name]}")
 
 
-def rename(given: Mapping[str, Any], *models: type[Settings]) -> dict[str, Any]:
-    """Return settings with those that have a former name under that of their field."""
-    former = {old: new for model in models for old, new in model.former.items()}
-    return {former.get(name, name): value for name, value in given.items()}
+def rename(settings: Mapping[str, Any], *models: type[Settings]) -> dict[str, Any]:
+    """Return settings with those that have an old name under that of their field."""
+    old_names = {old: new for model in models for old, new in model.old_names.items()}
+    return {old_names.get(name, name): value for name, value in settings.items()}
 
 
 def split(
-    subject: str, given: Mapping[str, Any], *models: type[Settings], own: Mapping[str, str]
+    subject: str,
+    settings: Mapping[str, Any],
+    *models: type[Settings],
+    reserved: Mapping[str, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Split the settings in `subject`, such as job, into the fields of each model that shares it.
 
-    No two models have a field of the same name. `own` has further names that cannot be set, each
-    with the reason. Raises InputError if a name is unknown, or cannot be set.
+    No two models have a field of the same name. `reserved` has further names that cannot be set,
+    each with the reason. Raises InputError if a name is unknown, or cannot be set.
     """
-    offered = [[name for name in model.model_fields if name not in model.own] for model in models]
-    known = [name for names in offered for name in names]
-    steps = {name: "the step sets itself" for model in models for name in model.own - set(known)}
-    given = rename(given, *models)
-    check_given(subject, given, {**steps, **own})
-    for name in given:
+    names_of = [
+        [name for name in model.model_fields if name not in model.set_by_step] for model in models
+    ]
+    known = [name for names in names_of for name in names]
+    internal = set[str]().union(*(model.set_by_step for model in models)) - set(known)
+    settings = rename(settings, *models)
+    check_reserved(
+        subject, settings, {**dict.fromkeys(internal, "the step sets itself"), **reserved}
+    )
+    for name in settings:
         if name not in known:
             raise InputError(f"{subject} has no setting {name!r}{hint(name, known)}")
-    return [{name: given[name] for name in names if name in given} for names in offered]
+    return [{name: settings[name] for name in names if name in settings} for names in names_of]
 
 
 def hint(name: str, known: typing.Sequence[str]) -> str:

@@ -10,7 +10,7 @@ _LINE = 1 << 17
 _KINDS = [str, int, str, int, int, str, str, int]
 
 
-class Row(NamedTuple):
+class ManifestRow(NamedTuple):
     """One file: size in bytes, content token of the listing, crc32c, and its mtime on disk."""
 
     name: str
@@ -33,13 +33,13 @@ def read_header(file: BinaryIO) -> dict[str, Any]:
     return first if isinstance(first, dict) else {}
 
 
-def read_rows(file: BinaryIO) -> Iterator[Row]:
+def read_rows(file: BinaryIO) -> Iterator[ManifestRow]:
     """Yield the files in the lines after the header; raise ValueError naming a damaged line."""
     file.readline(_LINE)
     for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), 2):
         try:
             name, size, token, crc, mtime, *rest = json.loads(line)
-            row = Row(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
+            row = ManifestRow(name, size, token, int(crc, 16), mtime, *(rest or (name,)))
         except (ValueError, TypeError, RecursionError):
             row = None
         if row is None or not _possible(row):
@@ -47,7 +47,7 @@ def read_rows(file: BinaryIO) -> Iterator[Row]:
         yield row
 
 
-def _possible(row: Row) -> bool:
+def _possible(row: ManifestRow) -> bool:
     """Return whether these are valid columns of a file."""
     if [type(column) for column in row] != _KINDS or not 0 <= row.crc < 1 << 32:
         return False

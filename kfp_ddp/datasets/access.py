@@ -14,7 +14,7 @@ from kfp_ddp.core.folders import PER_NODE, is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.datasets import report
-from kfp_ddp.datasets.report import Progress
+from kfp_ddp.datasets.report import SyncProgress
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import leases_of
@@ -77,7 +77,7 @@ def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Pat
     target = Path(folders.scratch_dir(), "data")
     options = options_of(request.dataset, request.options)
     only = {row.name for row in manifest.rows(listed)}
-    with Progress() as progress:
+    with SyncProgress() as progress:
         result = sync(request.source, target, options, progress.watch, run_id=run_id, only=only)
     print(report.line(result), flush=True)
     if result.digest != request.digest:

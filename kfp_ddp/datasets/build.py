@@ -17,7 +17,7 @@ from kfp_ddp.datasets.pack import TarStage
 from kfp_ddp.datasets.report import Context, Result
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
-from kfp_ddp.datasets.versions import Store
+from kfp_ddp.datasets.versions import DatasetVersions
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.folder_source import FolderSource
 from kfp_ddp.storage.listing import Listing
@@ -25,7 +25,9 @@ from kfp_ddp.storage.source import Source
 
 
 @contextlib.contextmanager
-def staged(store: Store, result: Result, pack: str) -> Iterator[tuple[FileStage, set[int]]]:
+def staged(
+    store: DatasetVersions, result: Result, pack: str
+) -> Iterator[tuple[FileStage, set[int]]]:
     """Yield the stage of a version, and the indices of what an interrupted sync left there."""
     store.clear_builds(but=result.digest)
     stage = stage_of(store, result, pack)
@@ -35,7 +37,7 @@ def staged(store: Store, result: Result, pack: str) -> Iterator[tuple[FileStage,
         stage.close()
 
 
-def build(context: Context, store: Store, result: Result) -> Result:
+def build(context: Context, store: DatasetVersions, result: Result) -> Result:
     """Build and publish the version; raises Changed if objects change during the download."""
     options = context.options
     with staged(store, result, options.pack) as (stage, done):
@@ -57,7 +59,7 @@ def build(context: Context, store: Store, result: Result) -> Result:
     return result
 
 
-def repair(context: Context, store: Store, result: Result) -> Result:
+def repair(context: Context, store: DatasetVersions, result: Result) -> Result:
     """Check a complete version as `verify` requests; download damaged files again as `build`."""
     options = context.options
     if options.verify == "list":
@@ -74,7 +76,11 @@ def repair(context: Context, store: Store, result: Result) -> Result:
 
 
 def download(
-    context: Context, store: Store, stage: FileStage, missing: Sequence[int], result: Result
+    context: Context,
+    store: DatasetVersions,
+    stage: FileStage,
+    missing: Sequence[int],
+    result: Result,
 ) -> Result:
     """Download the missing objects to the stage.
 
@@ -109,7 +115,7 @@ def _cloned(source: Source, stage: FileStage, missing: Sequence[int]) -> set[int
 
 
 def write_manifest(
-    store: Store, stage: FileStage, result: Result, path: Path, mtimes: "array[int]"
+    store: DatasetVersions, stage: FileStage, result: Result, path: Path, mtimes: "array[int]"
 ) -> None:
     """Write the manifest of the target, by way of the stage's folder; `mtimes` in nanoseconds."""
     listing = stage.listing
@@ -141,7 +147,7 @@ def write_manifest(
         os.fchmod(file.fileno(), 0o644)
 
 
-def stage_of(store: Store, result: Result, pack: str) -> FileStage:
+def stage_of(store: DatasetVersions, result: Result, pack: str) -> FileStage:
     """Return the stage for a packing."""
     kind = TarStage if pack == "tar" else FileStage
     return kind(store.build_folder(result.digest), result.names.listing, store.root)
@@ -188,19 +194,19 @@ def _damaged(
     listing, version = result.names.listing, result.path
     rows = {row.name: row for row in manifest.rows(version / manifest.NAME)}
     folders = Folders(root, version.relative_to(root))
-    unframed = set[int]()
+    invalid_members = set[int]()
     if packed and verify == "full":
-        unframed = TarStage(version, listing).unframed(version)
+        invalid_members = TarStage(version, listing).invalid_members(version)
     bad = []
     for index, name in enumerate(listing.names):
         row = rows.get(name)
         if row and (row.size, row.token) != (listing.sizes[index], listing.token(index)):
             row = None
-        if index in unframed:
+        if index in invalid_members:
             bad.append(index)
         elif name.endswith("/"):
             continue
-        elif row is None or (mtime := _sound(folders, row, verify)) is None:
+        elif row is None or (mtime := _is_intact(folders, row, verify)) is None:
             bad.append(index)
         elif row.pack == "":
             mtimes[index] = mtime
@@ -209,7 +215,7 @@ def _damaged(
     return bad
 
 
-def _sound(folders: Folders, row: manifest.Row, verify: str) -> int | None:
+def _is_intact(folders: Folders, row: manifest.ManifestRow, verify: str) -> int | None:
     """Return the mtime of a file that matches its row of the manifest; None for a damaged one.
 
     "quick" compares size and mtime, and reads the file if only the mtime differs; "full" reads
@@ -233,7 +239,7 @@ def _sound(folders: Folders, row: manifest.Row, verify: str) -> int | None:
 
 
 def _replace_files(
-    context: Context, store: Store, result: Result, bad: list[int], mtimes: "array[int]"
+    context: Context, store: DatasetVersions, result: Result, bad: list[int], mtimes: "array[int]"
 ) -> Result:
     version = result.path
     with staged(store, result, "none") as (stage, done):
@@ -241,7 +247,7 @@ def _replace_files(
         result = download(context, store, stage, rest, result)
     flush_filesystem(stage.tree)  # before a file is renamed into a complete version
     for index in bad:
-        _put_back(store, version, stage, index)
+        _restore(store, version, stage, index)
         mtimes[index] = stage.mtimes[index]
     stage.close()
     write_manifest(store, stage, result, version / manifest.NAME, mtimes)
@@ -250,7 +256,7 @@ def _replace_files(
     return result
 
 
-def _put_back(store: Store, version: Path, stage: FileStage, index: int) -> None:
+def _restore(store: DatasetVersions, version: Path, stage: FileStage, index: int) -> None:
     """Replace a damaged file of a version by that of the stage."""
     within, _, name = stage.listing.names[index].rpartition("/")
     parts = within.split("/") if within else []

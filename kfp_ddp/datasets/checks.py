@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.text import human
-from kfp_ddp.datasets.options import Options, canonical
+from kfp_ddp.datasets.options import SyncOptions, canonical
 from kfp_ddp.datasets.pack import TarStage
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.stage import FileStage
@@ -69,7 +69,7 @@ def check_room_of_plan(target: Path, stage: FileStage, missing: Sequence[int]) -
     check_room(target, stage, [i for i in planned if i not in arrived])
 
 
-def check_deletion(removed: int, files: int, source: str, options: Options) -> None:
+def check_deletion(removed: int, files: int, source: str, options: SyncOptions) -> None:
     """Raise InputError if the share of the files to delete is over `max_delete`."""
     if files and removed > options.max_delete * files:
         raise InputError(
@@ -78,7 +78,7 @@ def check_deletion(removed: int, files: int, source: str, options: Options) -> N
         )
 
 
-def check_sizes(listing: Listing, options: Options, source: str) -> None:
+def check_sizes(listing: Listing, options: SyncOptions, source: str) -> None:
     """Raise InputError for an object over `max_object_mb`, such as a backup."""
     largest = max(listing.sizes)
     if options.max_object_mb and largest > options.max_object_mb * 1e6:

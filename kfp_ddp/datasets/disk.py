@@ -126,7 +126,7 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def briefly(root: Path) -> Iterator[None]:
+def versions_lock(root: Path) -> Iterator[None]:
     """Lock the handing out and removal of versions for a moment; raises StorageError without flock.
 
     Without the right to write there is no lock, as no version can be handed out or removed.

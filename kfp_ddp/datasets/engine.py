@@ -12,7 +12,7 @@ from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import printable
 from kfp_ddp.datasets import report as reports
-from kfp_ddp.datasets.report import Progress
+from kfp_ddp.datasets.report import SyncProgress
 from kfp_ddp.datasets.settings import options_of, rule_of
 from kfp_ddp.datasets.sync import sync
 
@@ -51,7 +51,7 @@ def run(
     checked, rule = options_of(dataset, options), rule_of(layout)
     if run_id:
         check_run_id(run_id)
-    with Progress(sys.stdout) as progress:
+    with SyncProgress(sys.stdout) as progress:
         target = Path(folder_of_data(data_dir))
         result = sync(source, target, checked, progress.watch, run_id=run_id, rule=rule)
     if result.planned:

@@ -9,14 +9,14 @@ from pathlib import Path
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import human, printable
 from kfp_ddp.datasets.names import apply, without_markers
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Context
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, Listing
 from kfp_ddp.storage.source import Retry, SourceOptions
-from kfp_ddp.training.layout import Layout, Rule, lay_out
+from kfp_ddp.training.layout import Layout, LayoutRule, lay_out
 from kfp_ddp.training.sides import LARGEST, SIDES, TRAIN, Labels
 from kfp_ddp.training.splits import splits_of
 
@@ -29,7 +29,7 @@ _TRAIN = SIDES.index(TRAIN)
 
 
 @dataclass(frozen=True)
-class Images:
+class DatasetImages:
     """The images of a dataset by class and split, with warnings."""
 
     layout: Layout
@@ -46,7 +46,9 @@ class Images:
         return printable("; warning: ".join([text, *self.warnings]))
 
 
-def check(context: Context, rule: Rule, listing: Listing, before: Path | None) -> Images:
+def check(
+    context: Context, rule: LayoutRule, listing: Listing, before: Path | None
+) -> DatasetImages:
     """Check the listed images before the first of them is downloaded.
 
     With the version `before` this listing, a warning names images that changed their split.
@@ -64,12 +66,12 @@ def check(context: Context, rule: Rule, listing: Listing, before: Path | None) -
     return images
 
 
-def look_at(listing: Listing, rule: Rule, table: Labels | None) -> Images:
+def look_at(listing: Listing, rule: LayoutRule, table: Labels | None) -> DatasetImages:
     """Return the images of a sorted listing, with warnings; raises InputError as `lay_out`."""
     layout = lay_out(listing.names, val_fraction=rule.val_fraction, labels=table)
     train, val = (part.counts(len(layout.classes)) for part in (layout.train, layout.val))
     warnings = (*layout.notes, *uneven(layout.classes, train, val), *_duplicates(listing, layout))
-    return Images(layout, warnings)
+    return DatasetImages(layout, warnings)
 
 
 def _table(context: Context, name: str, listing: Listing) -> Labels:
@@ -101,7 +103,7 @@ def _contents(context: Context, listing: Listing) -> list[bytes]:
             stage.close()
 
 
-def sample(source_url: str, options: Options, rule: Rule) -> tuple[Layout, list[bytes]]:
+def sample(source_url: str, options: SyncOptions, rule: LayoutRule) -> tuple[Layout, list[bytes]]:
     """List a source; return the layout of its images, and the content of some for training."""
     select = Filter(options.include, options.exclude)
     limits = SourceOptions(options.timeout, options.symlinks, select=select)
@@ -134,7 +136,7 @@ def _some(names: Sequence[str], what: str) -> Iterator[str]:
         yield f"{len(names):,} {classes} {what}: {', '.join(names[:_SHOWN])}{more}"
 
 
-def _moved(layout: Layout, before: Path, rule: Rule) -> Iterator[str]:
+def _moved(layout: Layout, before: Path, rule: LayoutRule) -> Iterator[str]:
     """Yield a warning for images that are in another split than in the version before."""
     try:
         earlier = splits_of(before, rule.val_fraction, rule.labels)

@@ -25,10 +25,10 @@ from kfp_ddp.datasets.disk import (
     unwritable,
     writing,
 )
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Context, Result
 from kfp_ddp.datasets.stage import FileStage
-from kfp_ddp.datasets.versions import Store
+from kfp_ddp.datasets.versions import DatasetVersions
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.listing import Filter, folders_of
 
@@ -41,7 +41,7 @@ def update(context: Context, root: Path, result: Result) -> Result:
     options = context.options
     if options.dry_run:
         return _dry_run(context, root, result)
-    store = Store(root)
+    store = DatasetVersions(root)
     store.prepare(versions=False)
     with locked(root, options.lock_wait, context.source.url, context.watch), writing(root):
         return _update(context, store, result)
@@ -51,7 +51,7 @@ def _dry_run(context: Context, root: Path, result: Result) -> Result:
     """Return what an update would do, and whether it would be refused."""
     plan = _Plan(root, result.names, context.options)
     result = replace(result, planned=True, changes=plan.changes)
-    stage = stage_of(Store(root), result, "none")
+    stage = stage_of(DatasetVersions(root), result, "none")
     try:
         plan.check(result.source)
         checks.check_room_of_plan(root, stage, plan.missing)
@@ -60,7 +60,7 @@ def _dry_run(context: Context, root: Path, result: Result) -> Result:
     return result
 
 
-def _update(context: Context, store: Store, result: Result) -> Result:
+def _update(context: Context, store: DatasetVersions, result: Result) -> Result:
     context.phase("comparing")
     plan = _Plan(store.root, result.names, context.options)
     result = replace(result, changes=plan.changes)
@@ -84,7 +84,7 @@ def _update(context: Context, store: Store, result: Result) -> Result:
 class _Plan:
     """The difference of the folder and the listing: `changes`, and the `missing` files."""
 
-    def __init__(self, root: Path, listed: names.Names, options: Options) -> None:
+    def __init__(self, root: Path, listed: names.Names, options: SyncOptions) -> None:
         self.root, self._listing, self._options = root, listed.listing, options
         self._form = names.fold if listed.folds else str
         self.changes = manifest.Changes()
@@ -159,11 +159,11 @@ class _Plan:
                 raise unreadable(self.root / within, error) from error
             for entry in entries:
                 name = f"{within}/{entry.name}" if within else entry.name
-                if name in _NEVER or selected.passes_over(name):
+                if name in _NEVER or selected.excludes_folder(name):
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(name)
-                elif selected.takes(name):
+                elif selected.selects(name):
                     self.present += 1
                     if self._form(name) not in listed:
                         self.changes.removed.append(name)

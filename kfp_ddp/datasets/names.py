@@ -86,7 +86,7 @@ def without_markers(listing: Listing) -> tuple[Listing, list[tuple[str, str]]]:
     ]
 
 
-def judge(name: str, size: int = 0) -> str:
+def reason_invalid(name: str, size: int = 0) -> str:
     """Return why this name cannot be a file; '' if it can. A trailing slash names a folder."""
     if _PLAIN.fullmatch(name) and not name.startswith("_"):
         return ""
@@ -120,7 +120,7 @@ def folds_names(folder: Path, probe: bool = True) -> bool:
     """
     try:
         with folder_below(folder, ".kfsync") as work:
-            if _there(_PROBE % "", work):
+            if _exists(_PROBE % "", work):
                 return _folds(work, "")
     except OSError:
         pass
@@ -151,7 +151,7 @@ def _touch(name: str, folder: int) -> None:
     os.close(os.open(name, flags, 0o644, dir_fd=folder))
 
 
-def _there(name: str, folder: int) -> bool:
+def _exists(name: str, folder: int) -> bool:
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -160,10 +160,10 @@ def _there(name: str, folder: int) -> bool:
 
 
 def _folds(folder: int, number: str) -> bool:
-    return any(_there(name % number, folder) for name in _LOOKALIKES)
+    return any(_exists(name % number, folder) for name in _LOOKALIKES)
 
 
-def fitting(names: Iterable[str], listing: Listing, folds: bool = False) -> set[str]:
+def matching(names: Iterable[str], listing: Listing, folds: bool = False) -> set[str]:
     """Return the names that can be files beside those of a listing; `folds` is as for `apply`."""
     taken = _Taken(folds, listing.names, listing.names)
     return {name for name in sorted(names) if taken.accept(name)}
@@ -172,7 +172,7 @@ def fitting(names: Iterable[str], listing: Listing, folds: bool = False) -> set[
 def _unusable(name: str, size: int, folds: bool) -> str:
     """Return why the name is invalid on this file system; '' if it is valid."""
     reserved = folds and fold(name.partition("/")[0]) in _FOLDED_RESERVED
-    return judge(name, size) or ("reserved on this file system" if reserved else "")
+    return reason_invalid(name, size) or ("reserved on this file system" if reserved else "")
 
 
 def fold(name: str) -> str:

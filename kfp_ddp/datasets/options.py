@@ -17,7 +17,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import path_of
 
 NAME = "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
-NAME_IN_WORDS = (
+NAME_DESCRIPTION = (
     "at most 40 lower-case letters, digits and dashes, as it becomes part of a claim's name"
 )
 
@@ -27,7 +27,7 @@ _TABLE = re.compile(r"@.*\.(csv|tsv|txt|jsonl?|xlsx?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Options:
+class SyncOptions:
     """Options of a sync; the component and the command line are made from it."""
 
     dataset: str = setting(
@@ -144,7 +144,7 @@ def dataset_name(dataset: str, source: str) -> str:
         word = re.sub("[^a-z0-9]+", "-", parts[-1]).strip("-")[:33].strip("-")
         return f"{word or 'data'}-{hashlib.sha256(address.encode()).hexdigest()[:6]}"
     if not re.fullmatch(NAME, dataset):
-        raise InputError(f"dataset is {dataset!r}; give {NAME_IN_WORDS}")
+        raise InputError(f"dataset is {dataset!r}; give {NAME_DESCRIPTION}")
     return dataset
 
 

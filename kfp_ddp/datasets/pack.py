@@ -151,7 +151,7 @@ class TarStage(FileStage):
         """Return the archives that `open` does not remove."""
         return {self.member_offset(index)[0] for index in done}
 
-    def unframed(self, version: Path) -> set[int]:
+    def invalid_members(self, version: Path) -> set[int]:
         """Return the members of a version with an invalid header or archive end."""
         bad = set[int]()
         for shard, members in itertools.groupby(range(len(self._shards)), self._shards.__getitem__):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from kfp_ddp.core.text import cell, code, human, printable
 from kfp_ddp.datasets.names import Names
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.storage.manifest import Changes
 from kfp_ddp.storage.source import Retry, Source
 
 if TYPE_CHECKING:
-    from kfp_ddp.datasets.images import Images
-    from kfp_ddp.training.layout import Rule
+    from kfp_ddp.datasets.images import DatasetImages
+    from kfp_ddp.training.layout import LayoutRule
 
 _BAR = 24
 _CLEAR = "\r\033[K"
@@ -28,7 +28,7 @@ _CLASSES = 200
 
 
 @dataclass
-class Meter:
+class SyncCounters:
     """Files and bytes that have arrived, and attempts that failed; one thread writes them."""
 
     files: int = 0
@@ -51,7 +51,7 @@ class Throttle:
         return self._free_at - now
 
 
-Watch = Callable[[str, Meter | None, int, int], None]
+Watch = Callable[[str, SyncCounters | None, int, int], None]
 """Called as (phase, meter, files, bytes) when a phase starts."""
 
 
@@ -59,12 +59,12 @@ class Context(NamedTuple):
     """Source, options and progress callback of a sync."""
 
     source: Source
-    options: Options
+    options: SyncOptions
     retry: Retry
     watch: Watch
     run_id: str = ""
     """Id of the pipeline run that gets the version with a lease on it; '' for none."""
-    rule: "Rule | None" = None
+    rule: "LayoutRule | None" = None
     """The layout of the images to check; None to check no images."""
     only: Collection[str] = ()
     """The names to take, from an earlier listing; empty for all."""
@@ -83,7 +83,7 @@ class Result:
     digest: str
     path: Path
     names: Names
-    images: "Images | None" = None
+    images: "DatasetImages | None" = None
     """The images to train on, if they were checked."""
     changes: Changes = field(default_factory=Changes)
     unchanged: bool = False
@@ -113,7 +113,7 @@ class Result:
         return self.names.listing.bytes
 
 
-class Progress:
+class SyncProgress:
     """Prints the phases of a sync and its progress until the block ends."""
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
@@ -121,13 +121,13 @@ class Progress:
         self._quiet = quiet
         self._live = self._stream.isatty() and not quiet
         self._every = 0.2 if self._live else 10.0
-        self._meter: Meter | None = None
+        self._meter: SyncCounters | None = None
         self._files = self._bytes = 0
         self._began = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "SyncProgress":
         self._thread.start()
         return self
 
@@ -138,7 +138,7 @@ class Progress:
             self._stream.write(_CLEAR)
             self._stream.flush()
 
-    def watch(self, phase: str, meter: Meter | None, files: int, size: int) -> None:
+    def watch(self, phase: str, meter: SyncCounters | None, files: int, size: int) -> None:
         """Start a phase; a download has a meter."""
         self._files, self._bytes, self._meter = files, size, meter
         self._began = time.monotonic()
@@ -152,7 +152,7 @@ class Progress:
             if self._meter is not None and self._files:
                 self._write(self.line(self._meter))
 
-    def line(self, meter: Meter) -> str:
+    def line(self, meter: SyncCounters) -> str:
         """Return a line with progress, rate and remaining time."""
         seconds = max(time.monotonic() - self._began, 1e-3)
         # Retried bodies count twice in bytes, and large files hardly count in files.
@@ -248,7 +248,7 @@ def markdown(result: Result) -> str:
     return "\n".join(text) + "\n"
 
 
-def _images(images: "Images") -> list[str]:
+def _images(images: "DatasetImages") -> list[str]:
     layout, number = images.layout, len(images.layout.classes)
     total = sum(len(part) for part in layout.parts.values())
     lines = [

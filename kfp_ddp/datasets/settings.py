@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator
 
 from kfp_ddp.core.settings import Settings, split
-from kfp_ddp.datasets.options import Options, expanded
+from kfp_ddp.datasets.options import SyncOptions, expanded
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.layout import Rule
+from kfp_ddp.training.layout import LayoutRule
 
 
 class _Model(Settings):
-    own: ClassVar[frozenset[str]] = frozenset({"dataset", "mirror"})
+    set_by_step: ClassVar[frozenset[str]] = frozenset({"dataset", "mirror"})
 
     @field_validator("*", mode="before")
     @classmethod
@@ -30,25 +30,26 @@ class _Model(Settings):
 
 
 _FIELDS: Any = {
-    field.name: (field.type, Field(field.default, **field.metadata)) for field in fields(Options)
+    field.name: (field.type, Field(field.default, **field.metadata))
+    for field in fields(SyncOptions)
 }
 # Read where the setting is given: a pod has not the table.
 _FIELDS["exclude"][1].metadata.append(AfterValidator(expanded))
 SyncSettings = create_model("SyncSettings", __base__=_Model, **_FIELDS)
 
 
-def options_of(dataset: str, settings: Mapping[str, Any]) -> Options:
+def options_of(dataset: str, settings: Mapping[str, Any]) -> SyncOptions:
     """Return the options that a pipeline's mapping gives; raises InputError."""
-    (values,) = split("sync", settings, SyncSettings, own={})
-    return Options(**dict(SyncSettings.create(dataset=dataset, **values)))
+    (values,) = split("sync", settings, SyncSettings)
+    return SyncOptions(**dict(SyncSettings.create(dataset=dataset, **values)))
 
 
-def rule_of(settings: Mapping[str, Any]) -> Rule | None:
+def rule_of(settings: Mapping[str, Any]) -> LayoutRule | None:
     """Return the layout rule of the images from settings of the training; None without."""
     if not settings:
         return None
-    others = set(TrainConfig.model_fields) - set(Rule._fields)
+    others = set(TrainConfig.model_fields) - set(LayoutRule._fields)
     own = dict.fromkeys(others, "is a setting of the training and not of the layout")
-    (values,) = split("layout", settings, TrainConfig, own=own)
+    (values,) = split("layout", settings, TrainConfig, reserved=own)
     config = TrainConfig.create(data=".", output_dir=".", **values)
-    return Rule(config.val_fraction, config.labels)
+    return LayoutRule(config.val_fraction, config.labels)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.datasets import checks, mirror, names
 from kfp_ddp.datasets.build import build, changes, repair, stage_of
-from kfp_ddp.datasets.disk import briefly, locked, writing
-from kfp_ddp.datasets.options import Options, canonical, dataset_name
+from kfp_ddp.datasets.disk import locked, versions_lock, writing
+from kfp_ddp.datasets.options import SyncOptions, canonical, dataset_name
 from kfp_ddp.datasets.report import Context, Result, Watch
-from kfp_ddp.datasets.versions import Store, collect
+from kfp_ddp.datasets.versions import DatasetVersions, collect
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.storage.source import Changed, Retry, SourceOptions
 
 if TYPE_CHECKING:
-    from kfp_ddp.training.layout import Rule
+    from kfp_ddp.training.layout import LayoutRule
 
 LISTINGS = 2
 """How often a source is listed if its objects change during the download."""
@@ -29,11 +29,11 @@ LISTINGS = 2
 def sync(
     source_url: str,
     target: Path,
-    options: Options,
+    options: SyncOptions,
     watch: Watch = lambda *_: None,
     retry: Retry | None = None,
     run_id: str = "",
-    rule: "Rule | None" = None,
+    rule: "LayoutRule | None" = None,
     only: Collection[str] = (),
 ) -> Result:
     """Make the target folder equal to the source; see `open_source` and `Context`.
@@ -78,7 +78,7 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
     if options.mirror:
         digest, url = listed.listing.digest(), context.source.url
         return mirror.update(context, target, Result(url, dataset, digest, target, listed))
-    store = Store(target)
+    store = DatasetVersions(target)
     result = _plan(context, store, dataset, listed)
     if options.dry_run:
         return _dry_run(context, store, result)
@@ -98,12 +98,12 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
         return collect(store, options, result)
 
 
-def _publish(context: Context, store: Store, result: Result) -> bool:
+def _publish(context: Context, store: DatasetVersions, result: Result) -> bool:
     """Lease the version to the run and make it current; return False if it is not complete."""
-    with briefly(store.root):
-        if not store.complete(result.digest) or not store.hand_out(result.digest, context.run_id):
+    with versions_lock(store.root):
+        if not store.complete(result.digest) or not store.record_use(result.digest, context.run_id):
             return False
-        store.flip(result.digest)
+        store.set_current(result.digest)
     return True
 
 
@@ -125,7 +125,7 @@ def _list(context: Context, target: Path) -> names.Names:
     return judged
 
 
-def _plan(context: Context, store: Store, dataset: str, listed: names.Names) -> Result:
+def _plan(context: Context, store: DatasetVersions, dataset: str, listed: names.Names) -> Result:
     """Return the version that the target should hold; nothing is done for it yet."""
     pack = context.options.pack
     if not context.options.delete:
@@ -134,7 +134,7 @@ def _plan(context: Context, store: Store, dataset: str, listed: names.Names) -> 
     return Result(context.source.url, dataset, digest, store.version(digest), listed)
 
 
-def _dry_run(context: Context, store: Store, result: Result) -> Result:
+def _dry_run(context: Context, store: DatasetVersions, result: Result) -> Result:
     """Return what a sync would do, and whether it would be refused."""
     listing = result.names.listing
     differences = changes(listing, store.before(result.dataset), result.dataset)
@@ -156,14 +156,14 @@ def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None
         return
     listing = judged.listing
     removed = manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed
-    judged.kept = names.fitting(removed, listing, judged.folds)
+    judged.kept = names.matching(removed, listing, judged.folds)
     for row in manifest.rows(before / manifest.NAME) if judged.kept else ():
         if row.name in judged.kept:
             listing.add(row.name, row.size, row.crc, tag=row.token if listing.tags else "")
     judged.listing = listing.sorted()
 
 
-def _check(context: Context, store: Store, result: Result) -> Result:
+def _check(context: Context, store: DatasetVersions, result: Result) -> Result:
     """Check the listed images if a layout is given, and the files that a new version lacks."""
     before = None if store.complete(result.digest) else store.before(result.dataset)
     if context.rule is not None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import google_crc32c
 
 from kfp_ddp.datasets.disk import write_all, writing
-from kfp_ddp.datasets.report import Context, Meter, Throttle
+from kfp_ddp.datasets.report import Context, SyncCounters, Throttle
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.source import Entry, Reader, Transient
@@ -51,7 +51,7 @@ class Transfer:
         self._feed = deque[int]()
         self._write_seconds = 0.0
         self._lock, self._stop = threading.Lock(), threading.Event()
-        self.meter = Meter()
+        self.meter = SyncCounters()
 
     def run(self, indices: Sequence[int]) -> None:
         """Download these objects; raises Changed if one is not as listed any more, KfpDdpError."""
@@ -63,11 +63,11 @@ class Transfer:
     async def _run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._employ(group))
+                group.create_task(self._start_worker(group))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
-    async def _employ(self, group: asyncio.TaskGroup) -> None:
+    async def _start_worker(self, group: asyncio.TaskGroup) -> None:
         """Open all connections for small bodies; for large ones, add more while they bring more."""
         workers, growth = 0, Growth(lambda: self.meter.bytes)
         while self._feed and workers < self._connections:
@@ -89,7 +89,7 @@ class Transfer:
         try:
             job = self._next()
             while job is not None:
-                job = await self._bring(reader, job)
+                job = await self._download(reader, job)
         except BaseException:
             self._stop.set()
             raise
@@ -107,7 +107,7 @@ class Transfer:
             reader.prefetch(entry)
         return index, entry
 
-    async def _bring(self, reader: Reader, job: Job) -> Job | None:
+    async def _download(self, reader: Reader, job: Job) -> Job | None:
         """Download one object with retries; return the next, which is requested meanwhile."""
         index, entry = job
         for attempt in range(self._retry.attempts):
@@ -235,9 +235,9 @@ class Growth:
         await asyncio.sleep(_PERIOD)
         seconds = time.perf_counter() - began
         busy, rate = (time.process_time() - used) / seconds, (self._arrived() - before) / seconds
-        return self.of_use(busy, rate)
+        return self.more_connections_help(busy, rate)
 
-    def of_use(self, busy: float, rate: float) -> bool:
+    def more_connections_help(self, busy: float, rate: float) -> bool:
         """Return whether more connections are useful, by busy processors and bytes a second."""
         if not rate:  # before the first response
             return False

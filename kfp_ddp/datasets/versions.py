@@ -20,14 +20,14 @@ from kfp_ddp.core.errors import FULL, StorageError
 from kfp_ddp.core.files import atomic_write, folder_below, fsync, read_below
 from kfp_ddp.datasets import names
 from kfp_ddp.datasets.disk import (
-    briefly,
     flush_filesystem,
     plain_folder,
     remove,
     unwritable,
+    versions_lock,
     writing,
 )
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.leases import folder_holders, write_permanent
@@ -35,7 +35,7 @@ from kfp_ddp.storage.leases import folder_holders, write_permanent
 _SUCCESS_BYTES = 100
 
 
-class Store:
+class DatasetVersions:
     """A target folder, with the work area `.kfsync` below it."""
 
     def __init__(self, root: Path) -> None:
@@ -111,11 +111,11 @@ class Store:
             file.write(f"{digest}\n".encode())
             os.fchmod(file.fileno(), 0o644)
         fsync(tree)
-        self.clear([self.take_away(version)])  # an existing one is incomplete, so damaged
+        self.clear([self.move_to_trash(version)])  # an existing one is incomplete, so damaged
         self._move(tree, version)
         fsync(self.versions)
 
-    def flip(self, digest: str) -> None:
+    def set_current(self, digest: str) -> None:
         """Point `current` at the version; the last caller wins."""
         target = f"versions/{digest[:12]}"
         link = self.root / "current"
@@ -130,7 +130,7 @@ class Store:
                 os.rename(fresh, link.name, src_dir_fd=work, dst_dir_fd=root)
             fsync(self.root)
 
-    def hand_out(self, digest: str, run_id: str = "") -> bool:
+    def record_use(self, digest: str, run_id: str = "") -> bool:
         """Record the use of this version, with a lease if the run is known.
 
         Returns False if the version was removed meanwhile. In a folder without write permission
@@ -157,7 +157,7 @@ class Store:
         """Return the folder of the leases on a version."""
         return self.work / "leases" / digest[:12]
 
-    def take_away(self, path: Path) -> str:
+    def move_to_trash(self, path: Path) -> str:
         """Move a folder, if it exists, to the trash; return its name there for `clear`."""
         gone = f"{path.name}-{os.urandom(8).hex()}"
         with contextlib.suppress(FileNotFoundError):
@@ -182,7 +182,7 @@ def leases_of(version: Path) -> Path | None:
     """Return the folder of the leases on a version; None for a folder that is not a version."""
     if version.parent.name != "versions":
         return None
-    return Store(version.parents[1]).leases(version.name)
+    return DatasetVersions(version.parents[1]).leases(version.name)
 
 
 def success(path: Path) -> str:
@@ -194,7 +194,7 @@ def success(path: Path) -> str:
         return ""
 
 
-def collect(store: Store, options: Options, result: Result) -> Result:
+def collect(store: DatasetVersions, options: SyncOptions, result: Result) -> Result:
     """Remove old versions of a dataset, except the newest `keep_versions`; return the new result.
 
     Keeps the version of `result`, the current one, versions with a lease, and versions used in the
@@ -215,16 +215,16 @@ def collect(store: Store, options: Options, result: Result) -> Result:
         return replace(result, kept_why=str(error))
     removed = []
     for when, path in old:
-        with briefly(store.root):
+        with versions_lock(store.root):
             if path == store.current() or _used(store, path, when, alive):
                 continue
-            gone = [store.take_away(folder) for folder in (path, store.leases(path.name))]
+            gone = [store.move_to_trash(folder) for folder in (path, store.leases(path.name))]
         store.clear(gone)
         removed.append(path.name)
     return replace(result, removed_versions=tuple(removed))
 
 
-def _used(store: Store, path: Path, when: int, alive: Callable[[str], bool]) -> bool:
+def _used(store: DatasetVersions, path: Path, when: int, alive: Callable[[str], bool]) -> bool:
     """Return whether a version was used meanwhile, or has a lease."""
     leases = store.leases(path.name)
     try:

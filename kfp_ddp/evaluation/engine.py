@@ -14,12 +14,12 @@ from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share, with_local_folders
-from kfp_ddp.evaluation.request import Measuring, Request
+from kfp_ddp.evaluation.request import EvaluationRequest, Measuring
 from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
-from kfp_ddp.jobs.task import overlaid, with_folders
+from kfp_ddp.jobs.task import merged_over, with_folders
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models.evaluation import FILE, Evaluation
 from kfp_ddp.report.summary import markdown
@@ -41,7 +41,7 @@ LOGGED = (
     *("balanced_accuracy", "calibration_error", "roc_auc", "macro_roc_auc", "samples", "skipped"),
 )
 
-JOB_OWN = dict.fromkeys(
+JOB_INTERNAL = dict.fromkeys(
     ("kind", "command", "args", "script", "code", "entry", "elastic", "metrics_port"),
     "the step sets itself",
 )
@@ -74,7 +74,7 @@ def run(
 ) -> tuple[float, str]:
     """Evaluate, fill the artifacts, and return the accuracy and the path of `evaluation.json`."""
     fields = job_fields(job, image, backend)
-    request = Request.create(
+    request = EvaluationRequest.create(
         checkpoint=checkpoint,
         of_run=bool(run_dir),
         run_dir=run_dir or create_run_folder(folders.work_dir(work_dir), run_id, "evaluate"),
@@ -111,7 +111,7 @@ def run(
     return result.accuracy, evaluation
 
 
-def _evaluate_locally(request: Request, folder: RunWorkspace, ranks: int) -> None:
+def _evaluate_locally(request: EvaluationRequest, folder: RunWorkspace, ranks: int) -> None:
     """Evaluate with `ranks` processes of this step; 0 for one for each GPU."""
     with with_local_folders(request, folder) as local:
         ranks = ranks or local_gpus()
@@ -140,14 +140,14 @@ def log_charts(result: Evaluation, roc: "Roc | None", chart: "dsl.Classification
 
 def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, Any]:
     """Return the fields of LaunchSpec from a step's inputs; InputError names an invalid one."""
-    (inputs,) = split_fields("job", job, LaunchSpec, own=JOB_OWN)
+    (inputs,) = split_fields("job", job, LaunchSpec, reserved=JOB_INTERNAL)
     fields = {"image": image, **inputs}
     check_backend(backend, int(fields.get("nodes", 1)))
     LaunchSpec.create(**{**fields, "kind": "pytorchjob" if backend == "local" else backend})
     return fields
 
 
-def run_local_ranks(request: Request, ranks: int) -> None:
+def run_local_ranks(request: EvaluationRequest, ranks: int) -> None:
     """Evaluate with processes of this step; the request has local folders."""
     request = request.changed(output_dir=str(request.target))
     folder = RunFolder(request.target)
@@ -164,7 +164,7 @@ def run_local_ranks(request: Request, ranks: int) -> None:
 
 
 def run_job(
-    request: Request,
+    request: EvaluationRequest,
     fields: dict[str, Any],
     task_config: Any,
     backend: str,
@@ -172,7 +172,7 @@ def run_job(
 ) -> None:
     """Evaluate with a job; `fields` are of LaunchSpec, `ids` of run, task and iteration."""
     api = Api.connect()
-    fields = overlaid(task_config, {**fields, "kind": backend})
+    fields = merged_over(task_config, {**fields, "kind": backend})
     fields = with_folders(api, fields, request.data, request.run_dir, "evaluate")
     command = ["python3", "-m", EVALUATION, "--", *map(unexpanded, request.to_argv())]
     with followed_folder(request.run_dir) as (folder, _):

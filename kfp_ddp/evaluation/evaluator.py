@@ -15,7 +15,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
-from kfp_ddp.evaluation.request import Request
+from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import initial_weights, weights
 from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG
@@ -54,7 +54,9 @@ class Measured(NamedTuple):
 class Evaluator:
     """Evaluates together with the other ranks; results are on the first rank only."""
 
-    def __init__(self, request: Request, checkpoint: Path | str, world: World | None) -> None:
+    def __init__(
+        self, request: EvaluationRequest, checkpoint: Path | str, world: World | None
+    ) -> None:
         """Read the model and list the samples; no `world` means a single process."""
         self.request = request
         self.dataset = Path(request.data)
@@ -101,7 +103,7 @@ class Evaluator:
         except InputError as error:
             return None, str(error)
 
-    def champion_again(self, champion: Champion, first: Measured | None) -> Evaluation | None:
+    def re_evaluate_champion(self, champion: Champion, first: Measured | None) -> Evaluation | None:
         """Evaluate the champion on the samples of `first` if its own evaluation is of others.
 
         The samples are those of the champion's classes that the challenger could read. None if the

@@ -76,7 +76,7 @@ def run(
     names = [  # of the settings that differ
         name
         for name in TrainConfig.model_fields
-        if name not in TrainConfig.own
+        if name not in TrainConfig.set_by_step
         if len({json.dumps(config.get(name)) for config in configs}) > 1
     ]
     columns = ["", *names, "accuracy", "loss", "epochs", "ended"]

@@ -14,7 +14,7 @@ from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.evaluation.ranks import evaluate_share, with_local_folders
-from kfp_ddp.evaluation.request import Request
+from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.models.evaluation import FILE
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.training import node
@@ -31,12 +31,12 @@ def main(argv: Sequence[str]) -> int:
     adopt_secrets()
     torchrun, flags = node.split_flags(argv)
     try:
-        return evaluate(torchrun, Request.parse(flags))
+        return evaluate(torchrun, EvaluationRequest.parse(flags))
     except KfpDdpError as error:
         return node.report_known(error, None)
 
 
-def evaluate(torchrun: Sequence[str], request: Request) -> int:
+def evaluate(torchrun: Sequence[str], request: EvaluationRequest) -> int:
     """Run the ranks of this node and return their exit code."""
     with (
         open_workspace(request.run_dir, "evaluate") as folder,
@@ -60,10 +60,10 @@ def rank(argv: Sequence[str]) -> int:
     """Evaluate this rank's share; exit codes are as in a training."""
     Parent()
     adopt_secrets()
-    return run_and_report(lambda: Request.parse(argv), _evaluate_with_others)
+    return run_and_report(lambda: EvaluationRequest.parse(argv), _evaluate_with_others)
 
 
-def _evaluate_with_others(request: Request) -> bool:
+def _evaluate_with_others(request: EvaluationRequest) -> bool:
     """Join the other ranks and evaluate. Always complete: an evaluation has no checkpoints."""
     from kfp_ddp.training import distributed
 

@@ -14,7 +14,7 @@ from kfp_ddp.core.text import plural
 from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.comparison import compare
-from kfp_ddp.evaluation.request import Request
+from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, PREDICTIONS, Compared, Evaluation
 from kfp_ddp.report.data import ReportData
@@ -50,14 +50,16 @@ class Evaluated(NamedTuple):
 
 
 @contextlib.contextmanager
-def with_local_folders(request: Request, folder: RunWorkspace) -> Iterator[Request]:
+def with_local_folders(
+    request: EvaluationRequest, folder: RunWorkspace
+) -> Iterator[EvaluationRequest]:
     """Yield the request with local folders; what is not local is downloaded."""
     checkpoint = str(folder.download(request.checkpoint)) if request.of_run else request.checkpoint
     with local_dataset(request.data, folder.path) as data, using("evaluate", request.run_dir, data):
         yield request.changed(checkpoint=checkpoint, run_dir=str(folder.path), data=str(data))
 
 
-def evaluate_share(request: Request, world: "World | None" = None) -> None:
+def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> None:
     """Evaluate on a split, with val also on test, and write the files below `run_dir`.
 
     A champion whose own evaluation is of other samples is also evaluated on these. The record is
@@ -82,7 +84,7 @@ def evaluate_share(request: Request, world: "World | None" = None) -> None:
 
     evaluator = Evaluator(request, checkpoint, world)
     first, on_test = evaluator.split(started), evaluator.test()
-    again = evaluator.champion_again(champion, first) if champion is not None else None
+    again = evaluator.re_evaluate_champion(champion, first) if champion is not None else None
     training, uncompared = evaluator.training()
     if first is None:
         return

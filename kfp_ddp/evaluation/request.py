@@ -26,7 +26,7 @@ class Measuring(Settings):
     intervals."""
 
 
-class Request(Settings):
+class EvaluationRequest(Settings):
     """An evaluation; the inputs of the component are documented there."""
 
     patterns: ClassVar = {SPLIT: "the name of a folder of the dataset, such as val"}
@@ -54,7 +54,7 @@ class Request(Settings):
 
     def changed(self, **fields: str) -> Self:
         """Return the request with other values of these fields."""
-        return self.create(**{**self.given(), **fields})
+        return self.create(**{**self.explicit(), **fields})
 
     @property
     def target(self) -> Path:
@@ -63,7 +63,7 @@ class Request(Settings):
 
     def to_argv(self) -> list[str]:
         """Return the command line of the ranks; the folder identifies their processes."""
-        return [OUTPUT, self.output_dir, REQUEST, json.dumps(self.given(), sort_keys=True)]
+        return [OUTPUT, self.output_dir, REQUEST, json.dumps(self.explicit(), sort_keys=True)]
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> Self:

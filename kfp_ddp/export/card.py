@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.core.text import cell
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.models.variants import FILE, FILES, Record
+from kfp_ddp.models.variants import FILE, FILES, VariantsRecord
 from kfp_ddp.report.summary import figures
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def readme(
     result: Evaluation,
     signature: Mapping[str, Any],
     parity: Mapping[str, Any],
-    record: Record,
+    record: VariantsRecord,
     config: Mapping[str, Any],
 ) -> str:
     """Return the model card, without times, so that the same inputs give the same text."""
@@ -163,7 +163,7 @@ def markdown(
     sizes: Mapping[str, int],
     parity: Mapping[str, Any],
     latency: Mapping[str, Any],
-    record: Record,
+    record: VariantsRecord,
 ) -> str:
     """Return the summary of the export: a fact, sizes in bytes, agreement and latency."""
     rows = "\n".join(f"| `{file}` | {size / 1e6:.2f} |" for file, size in sorted(sizes.items()))
@@ -190,7 +190,7 @@ def _table(head: str, rows: str) -> str:
     return f"| {head} |\n|{'---|' * (head.count('|') + 1)}\n{rows}"
 
 
-def _agreement(parity: Mapping[str, Any], record: Record) -> str:
+def _agreement(parity: Mapping[str, Any], record: VariantsRecord) -> str:
     rows = "\n".join(
         f"| `{name}` | {one['max_abs_difference']:.2g} | {one['same_top1']:.0%} |"
         for name, one in parity["formats"].items()
@@ -207,7 +207,7 @@ Logits compared with those of the checkpoint, on {parity["samples"]} validation 
 {_further_forms(record) if record.requested else ""}"""
 
 
-def _further_forms(record: Record) -> str:
+def _further_forms(record: VariantsRecord) -> str:
     rows = "".join(
         f"| `{one.file}` | {one.size / 1e6:.2f} | {one.evaluation.accuracy:.4f} | {one.gain:+.4f} "
         f"({one.low:+.4f} to {one.high:+.4f}) | {one.agreement:.2%} |\n"

@@ -39,7 +39,7 @@ def write(
     left_out = formats.write_all(model, info, folder)
     reference, loaded = formats.from_checkpoint(checkpoint), formats.from_bundle(folder)
     parity = prove.parity(reference, loaded, images)
-    source = variants.Source(folder, info, split, evaluation, result)
+    source = variants.VariantSource(folder, info, split, evaluation, result)
     record, further = variants.add(source, requested)
     # Loaded from safetensors it is the eager model again.
     timed = {"eager": reference, **loaded, **further}
@@ -62,7 +62,7 @@ def write(
         documents[further_forms.FILE] = record.model_dump(mode="json")
     for name, content in documents.items():
         bundle.write_json(folder / name, content)
-    infra.try_out(folder, reference, images, parity["allowed_abs_difference"], model_name)
+    infra.validate_onnx(folder, reference, images, parity["allowed_abs_difference"], model_name)
     shutil.copyfile(evaluation, folder / bundle.METRICS)
     shutil.copyfile(evaluation.parent / result.predictions, folder / result.predictions)
     text = card.readme(model_name, result, signature, parity, record, config)

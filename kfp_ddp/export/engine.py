@@ -84,7 +84,7 @@ def make(
         "evaluation": sha256(evaluation),
         "model_name": model_name,
         "torch": version("torch"),
-        **requested.given(),
+        **requested.explicit(),
     }
     target = run_dir / bundle.NAME
     bundle.clean_up(run_dir)

@@ -34,7 +34,7 @@ SECONDS_EACH = 0.2
 _RUNTIME = "onnxruntime"
 
 
-def try_out(
+def validate_onnx(
     folder: Path, reference: Predict, images: Tensor, allowed: float, model_name: str
 ) -> None:
     """Validate a bundle's ONNX files, and write `FILE` and the sample.

@@ -207,11 +207,11 @@ def publish(
 def _prune(models: Store, keep: int, service: str) -> None:
     """Delete the bundles of old attempts, except those in service."""
     try:
-        spared = in_service(Api.connect()) if service else ()
+        keep_also = in_service(Api.connect()) if service else ()
     except KfpDdpError as error:
         print(f"no bundle was deleted: {error}")
         return
-    if deleted := attempts.prune(models, keep, spared):
+    if deleted := attempts.prune(models, keep, keep_also):
         print(f"deleted {len(deleted)} old bundle(s): {', '.join(deleted)}")
 
 

@@ -18,7 +18,7 @@ from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import WEIGHTS
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, prediction_rows
 from kfp_ddp.models.release import Variants
-from kfp_ddp.models.variants import FILES, Measured, Record
+from kfp_ddp.models.variants import FILES, MeasuredVariant, VariantsRecord
 from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.images import read
@@ -31,7 +31,7 @@ Details = dict[str, str | int]
 
 
 @dataclass(frozen=True)
-class Source:
+class VariantSource:
     """The inputs of the forms."""
 
     folder: Path
@@ -43,32 +43,32 @@ class Source:
     result: Evaluation
 
 
-def _half(source: Source, settings: Variants, target: Path) -> Details:
+def _half(source: VariantSource, settings: Variants, target: Path) -> Details:
     network, info = weights.read(source.folder / WEIGHTS, source.info.step)
     program = formats.trace(formats.HalfServable(network.half(), info).eval(), info.image_size)
     formats.write_onnx(program, source.info, target)
     return {"weights": "float16", "activations": "float16"}
 
 
-def _int8(source: Source, settings: Variants, target: Path) -> Details:
+def _int8(source: VariantSource, settings: Variants, target: Path) -> Details:
     images = onnx_forms.calibration(source.split.parent, source.info, settings.calibration_images)
     count = onnx_forms.write_int8(_needed(source, ONNX), target, images)
     return {"weights": "int8 a channel", "activations": "uint8", "calibration_images": count}
 
 
-def _resize(source: Source, settings: Variants, target: Path) -> Details:
+def _resize(source: VariantSource, settings: Variants, target: Path) -> Details:
     onnx_forms.write_resize(_needed(source, ONNX), target, source.info.image_size)
     return {"input": "uint8 [batch, 3, height, width], as decoded"}
 
 
-_WRITERS: Mapping[str, Callable[[Source, Variants, Path], Details]] = {
+_WRITERS: Mapping[str, Callable[[VariantSource, Variants, Path], Details]] = {
     "fp16": _half,
     "int8": _int8,
     ANY_SIZE: _resize,
 }
 
 
-def add(source: Source, settings: Variants) -> tuple[Record, dict[str, Predict]]:
+def add(source: VariantSource, settings: Variants) -> tuple[VariantsRecord, dict[str, Predict]]:
     """Add the requested forms to a bundle.
 
     A form that cannot be written, does not run or loses more than allowed leaves no file. Return
@@ -108,10 +108,10 @@ def add(source: Source, settings: Variants) -> tuple[Record, dict[str, Predict]]
         print(f"warning: {dropped} is left out: {why}", flush=True)
     remaining = [one for one in measured if one.name not in left_out]
     functions = {one.file: forms[one.name] for one in remaining}
-    return Record(variants=remaining, left_out=left_out), functions
+    return VariantsRecord(variants=remaining, left_out=left_out), functions
 
 
-def _needed(source: Source, file: str) -> Path:
+def _needed(source: VariantSource, file: str) -> Path:
     path = source.folder / file
     if not path.exists():
         raise InputError(f"it is made from {file}, a format in which this model cannot be written")
@@ -122,9 +122,9 @@ def _measured(
     name: str,
     predictions: Predictions,
     before: Mapping[str, tuple[str, str]],
-    source: Source,
+    source: VariantSource,
     details: Details,
-) -> Measured:
+) -> MeasuredVariant:
     """Return the record of a form; `before` has target and prediction of the checkpoint by path.
 
     Raise InputError if the samples are not those of the evaluation.
@@ -151,7 +151,7 @@ def _measured(
     won = sum(was != target == now for target, was, now in pairs)
     lost = sum(was == target != now for target, was, now in pairs)
     low, high = newcombe(evaluation.correct, result.correct, won, len(pairs))
-    return Measured(
+    return MeasuredVariant(
         name=name,
         file=FILES[name],
         size=(source.folder / FILES[name]).stat().st_size,
@@ -167,7 +167,7 @@ def _measured(
 
 
 def measure(
-    forms: Mapping[str, Predict], source: Source
+    forms: Mapping[str, Predict], source: VariantSource
 ) -> tuple[dict[str, Predictions], dict[str, str]]:
     """Run all forms, by name, over the split in one pass.
 

@@ -73,7 +73,7 @@ class StepFiles:
             return None
         return max(map(step_of, step_dirs(self.checkpoints)), default=0)
 
-    def leave(self) -> None:
+    def save_and_stop(self) -> None:
         """Stop printing and save the log cursors; for a signal handler."""
         self.printer.stop()
         self.save_cursors()
@@ -94,7 +94,7 @@ class Ending:
 
     def __init__(self, api: Api, owner: Owner | None) -> None:
         self.api, self.owner = api, owner
-        self.quick = api.another()
+        self.short_api = api.another()
         """A connection that stays open for the last request."""
         self.warmed_at = -WARM_SECONDS
         self.job_path = ""
@@ -106,14 +106,16 @@ class Ending:
         self.reporting = threading.Lock()
         self.changed = threading.Event()
         """Is set on each change."""
-        self.stirred, self.over = threading.Event(), threading.Event()
+        self.changed_or_over, self.over = threading.Event(), threading.Event()
         self.watches: list[WatchCache] = []
         if owner is not None:
             query = {"fieldSelector": f"metadata.name={owner.workflow}"}
             workflows = custom(WORKFLOWS, api.namespace, "workflows")
-            self.watches.append(WatchCache(api, workflows, query, self.stirred))
+            self.watches.append(WatchCache(api, workflows, query, self.changed_or_over))
             query = {"fieldSelector": f"metadata.name={owner.pod}"}
-            self.watches.append(WatchCache(api, core(api.namespace, "pods"), query, self.stirred))
+            self.watches.append(
+                WatchCache(api, core(api.namespace, "pods"), query, self.changed_or_over)
+            )
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -121,7 +123,7 @@ class Ending:
         for watch in self.watches:
             watch.start()
         threading.Thread(target=self._wait, daemon=True, name="eviction").start()
-        self.warm()
+        self.keep_open()
         try:
             with handling_signals(self._on_signal, signal.SIGTERM, signal.SIGINT):
                 yield
@@ -129,7 +131,7 @@ class Ending:
             for watch in self.watches:
                 watch.stop()
             self.over.set()
-            self.stirred.set()
+            self.changed_or_over.set()
 
     def cancelled(self) -> bool:
         """Return whether the run was terminated, so that the job is no longer needed."""
@@ -139,7 +141,7 @@ class Ending:
         """Return whether this step's own pod is being deleted; Argo may retry it."""
         return any(_deleted(item) for item in self._objects())
 
-    def attend(self, job_path: str, files: StepFiles | None = None) -> None:
+    def watch_job(self, job_path: str, files: StepFiles | None = None) -> None:
         """Handle the next signal for this job, with these files of the step."""
         self.job_path, self.files = job_path, files
 
@@ -149,14 +151,14 @@ class Ending:
             self.delete_job()
             raise RunCancelledError(f"the run was terminated; {job} is deleted")
 
-    def warm(self) -> None:
+    def keep_open(self) -> None:
         """Open the connection for the last request, or keep it open."""
         if time.monotonic() - self.warmed_at < WARM_SECONDS:
             return
         self.warmed_at = time.monotonic()
         path = core(self.api.namespace, "pods", self.owner.pod) if self.owner else "/version"
         with suppress(ApiError):
-            self.quick.call("GET", path, seconds=2)
+            self.short_api.call("GET", path, seconds=2)
 
     def delete_job(self) -> None:
         """Delete the job, if it exists."""
@@ -182,22 +184,22 @@ class Ending:
             _report_to_kubernetes(message)
             try:
                 if self.job_path:
-                    self.quick.call("DELETE", self.job_path, DELETE, seconds=BRIEF_SECONDS)
+                    self.short_api.call("DELETE", self.job_path, DELETE, seconds=BRIEF_SECONDS)
             except ApiError as error:
                 if error.status != 404:
                     message = f"stopped; job {name} could not be deleted ({error.message})"
         try:
             _print(f"\n{message}\n")
             if self.files:
-                self.files.leave()
+                self.files.save_and_stop()
         finally:
             os._exit(PREEMPTED if number == signal.SIGTERM else INTERRUPTED)
 
     def _wait(self) -> None:
         """Report an eviction while the PVC may block the main thread; forward changes."""
         while not self.over.is_set():
-            self.stirred.wait()
-            self.stirred.clear()
+            self.changed_or_over.wait()
+            self.changed_or_over.clear()
             self.report_eviction()
             self.changed.set()
 
@@ -246,7 +248,7 @@ class Ending:
             return False
         try:
             path = core(self.api.namespace, "pods", self.owner.pod)
-            pod = self.quick.call("GET", path, seconds=BRIEF_SECONDS)
+            pod = self.short_api.call("GET", path, seconds=BRIEF_SECONDS)
         except ApiError as error:
             return error.status == 404
         uid = pod["metadata"]["uid"]

@@ -3,13 +3,13 @@
 from typing import Any
 
 from kfp_ddp.core.run_folder import open_run_dir, task_title
-from kfp_ddp.core.settings import check_given
+from kfp_ddp.core.settings import check_reserved
 from kfp_ddp.core.step import step, write_job
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.payload import bring
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unpacked, unpacked_words
-from kfp_ddp.jobs.task import overlaid
+from kfp_ddp.jobs.task import merged_over
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
 
@@ -41,7 +41,7 @@ def run(
 
 def specification(settings: dict[str, Any], task_config: Any, **inputs: Any) -> LaunchSpec:
     """Return the job of a step's inputs, further settings and KFP task; raises InputError."""
-    check_given("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
+    check_reserved("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
     inputs["script"] = unpacked(inputs.get("script", ""))
     inputs["args"] = unpacked_words(inputs.get("args", ()))
-    return LaunchSpec.create(**overlaid(task_config, {**inputs, **settings}))
+    return LaunchSpec.create(**merged_over(task_config, {**inputs, **settings}))

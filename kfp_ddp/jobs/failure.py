@@ -17,7 +17,7 @@ STOPPED = (137, 143)
 """Exit codes of a program that ends on SIGTERM, or is killed because it does not."""
 
 
-def root_cause(
+def cause_in_pods(
     pods: Sequence[Object],
     job_message: str,
     last_lines: Mapping[str, Sequence[str]] | None = None,

@@ -27,7 +27,7 @@ KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za
 RESOURCE = f"^$|{KEY}"
 ENTRY = r"^$|^[^/\s-]([^\s]*[^/\s])?$"
 
-IN_WORDS = {
+PATTERN_DESCRIPTIONS = {
     QUANTITY: "a quantity such as 500m, 4 or 16Gi",
     NAME: "a name of small letters, digits, '-' and '.'",
     LABEL: "at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
@@ -63,7 +63,7 @@ Unique = AfterValidator(lambda names: tuple(dict.fromkeys(names)))
 class LaunchSpec(Settings):
     """A distributed job: what runs, on how many nodes, where, and for how long."""
 
-    patterns = IN_WORDS
+    patterns = PATTERN_DESCRIPTIONS
     secret: ClassVar[frozenset[str]] = frozenset({"env", "env_vars", "code", "pip_index_urls"})
 
     kind: KindName = "pytorchjob"
@@ -348,7 +348,7 @@ def is_gpu(resource: str) -> bool:
 
 
 Backend = Literal["pytorchjob", "trainjob", "local"]
-JOB_OWN = dict.fromkeys(
+JOB_INTERNAL = dict.fromkeys(
     ("kind", "command", "args", "script", "code", "entry", "metrics_port"), "the step sets itself"
 ) | dict.fromkeys(
     ("packages_to_install", "pip_index_urls"),

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.errors import JobError
-from kfp_ddp.core.settings import check_given, split
+from kfp_ddp.core.settings import check_reserved, split
 from kfp_ddp.core.step import step
-from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, check_backend
+from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
@@ -41,7 +41,7 @@ def run(
     network_metrics: "dsl.Metrics",
 ) -> bool:
     """Measure and fill the artifacts; return whether there are no problems."""
-    (fields,) = split("check", check, NetworkCheck, own={})
+    (fields,) = split("check", check, NetworkCheck)
     settings = NetworkCheck.create(**fields)
     check_backend(backend, nodes=1)  # the processes of this machine are of any number of nodes
     own = {"nodes": nodes, "gpus_per_node": gpus_per_node}
@@ -80,7 +80,7 @@ def of_job(
     subject: str, job: Mapping[str, Any], own: Mapping[str, Any], why: str
 ) -> dict[str, Any]:
     """Return settings of a job with the step's `own`; InputError if `job` sets one of these."""
-    check_given(subject, job, {**JOB_OWN, **dict.fromkeys(own, why)})
+    check_reserved(subject, job, {**JOB_INTERNAL, **dict.fromkeys(own, why)})
     return {**job, **own}
 
 
@@ -92,7 +92,7 @@ def on_cluster(
     `fields` are fields of LaunchSpec for its pods, `ids` the ids of run, task and iteration.
     Raises KfpDdpError.
     """
-    command = ["python3", "-m", PROGRAM, "--", json.dumps(settings.given())]
+    command = ["python3", "-m", PROGRAM, "--", json.dumps(settings.explicit())]
     spec = LaunchSpec.create(**{**fields, "command": command})
     with contextlib.redirect_stdout(_WithoutResult()):
         finished = launch(spec, *ids, api)
@@ -121,7 +121,7 @@ def here(settings: NetworkCheck, ranks: int) -> Network:
     """Measure between processes of this machine; JobError if they fail."""
     with tempfile.TemporaryDirectory(prefix="netcheck-") as folder:
         with contextlib.redirect_stdout(_WithoutResult()):
-            ended = run_ranks([json.dumps(settings.given())], ranks, Path(folder), PROGRAM)
+            ended = run_ranks([json.dumps(settings.explicit())], ranks, Path(folder), PROGRAM)
         if ended.code:
             raise JobError(f"the check of the network failed: {ended.cause(Path(folder))}")
     return _read([ended.last_line])

@@ -12,7 +12,7 @@ from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.jobs import code
 from kfp_ddp.jobs.script import unexpanded
-from kfp_ddp.jobs.task import covering
+from kfp_ddp.jobs.task import mount_of
 from kfp_ddp.storage.kinds import open_store
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _as_variable(name: str, content: bytes) -> str:
     return content.decode() if name in PROGRAMS else base64.b64encode(content).decode()
 
 
-WITH_IT = 200_000
+RESERVED_BYTES = 200_000
 """Bytes of a ConfigMap reserved for the script and the packages."""
 
 
@@ -124,7 +124,7 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
             _fetch(spec)
         return spec
     archive = _fetch(spec)
-    if len(archive) <= MAP_BYTES - WITH_IT:
+    if len(archive) <= MAP_BYTES - RESERVED_BYTES:
         return spec.model_copy(update={"code": code.as_data_url(archive)})
     if run_dir is None:
         raise InputError(
@@ -159,7 +159,7 @@ def _fetch(spec: LaunchSpec) -> bytes:
 
 def _check_mounted(spec: LaunchSpec, path: str) -> None:
     mounts = [str(item["mountPath"]) for item in spec.volume_mounts] + list(spec.claims)
-    if not covering(path, mounts):
+    if not mount_of(path, mounts):
         raise InputError(
             f"code {path} is not on a PVC that the workers mount; mount one on the task with "
             "kubernetes.mount_pvc"

@@ -17,7 +17,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, Object, core
 from kfp_ddp.k8s.objects import annotation
 
-SILENCE_SECONDS = 120.0
+HEARTBEAT_SECONDS = 120.0
 # A list of a thousand pods is 10 MB, and this one is requested each half a second.
 ONE_WRITING = {
     "fieldSelector": "status.phase!=Succeeded,status.phase!=Failed,status.phase!=Pending",
@@ -59,7 +59,7 @@ def launch(
     ending, limits = Ending(api, owner), _limits(spec, stall_minutes)
     with ending.watching():
         while True:
-            ending.attend(jobs.path(attempts.current))
+            ending.watch_job(jobs.path(attempts.current))
             outcome = _follow(jobs, attempts.current, ending, run_dir, progress, limits)
             if outcome.failure is None:
                 return outcome
@@ -146,7 +146,7 @@ def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:
         pending=spec.pending_minutes * 60,
         enough_pods=spec.node_range()[0] if spec.elastic else 0,
         crashes=spec.restarts() if spec.elastic else 0,
-        silence=SILENCE_SECONDS if rigid and spec.job_kind.waits_silently else 0,
+        silence=HEARTBEAT_SECONDS if rigid and spec.job_kind.waits_silently else 0,
         pods=spec.pods() + spec.job_kind.extra_pods,
         stall=stall_minutes * 60,
     )

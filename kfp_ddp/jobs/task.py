@@ -36,7 +36,7 @@ def with_folders(
     fields = with_claims(fields, list(on_claims.values()), own_claims)
     mounts = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
     for what, path in on_claims.items():
-        if not covering(path, mounts):
+        if not mount_of(path, mounts):
             raise InputError(
                 f"{what} {path} is not on a PVC that the workers could mount; mount one on the "
                 f"{task} task with kubernetes.mount_pvc"
@@ -44,7 +44,7 @@ def with_folders(
     return read_only(fields, data, written)
 
 
-def check_carried(job: Mapping[str, Any]) -> None:
+def check_bucket_training(job: Mapping[str, Any]) -> None:
     """Raise InputError if pods of a training in a bucket would start from different checkpoints."""
     for name, only in (("elastic", ""), ("restart_policy", "Never")):
         if (value := job.get(name, only)) != only:
@@ -59,13 +59,13 @@ def with_claims(fields: dict[str, Any], paths: list[str], claims: dict[str, str]
     mounted = [m["mountPath"] for m in fields.get("volume_mounts") or ()]
     all_claims = dict(fields.get("claims") or {})
     for path in paths:
-        mount = covering(path, list(claims))
-        if mount and not covering(path, [*mounted, *all_claims]):
+        mount = mount_of(path, list(claims))
+        if mount and not mount_of(path, [*mounted, *all_claims]):
             all_claims[mount] = claims[mount]
     return {**fields, "claims": all_claims}
 
 
-def covering(path: str, mounts: list[str]) -> str:
+def mount_of(path: str, mounts: list[str]) -> str:
     """Return the deepest mount that contains a path; '' for none."""
     parents = {str(PurePosixPath(path)), *map(str, PurePosixPath(path).parents)}
     inside = [m for m in mounts if str(PurePosixPath(m)) in parents]
@@ -80,8 +80,8 @@ def read_only(fields: dict[str, Any], path: str, written: str) -> dict[str, Any]
     mounts = [dict(m) for m in fields.get("volume_mounts") or ()]
     claims = dict(fields.get("claims") or {})
     every = [m["mountPath"] for m in mounts] + list(claims)
-    mount = covering(path, every)
-    if not mount or mount == covering(written, every):
+    mount = mount_of(path, every)
+    if not mount or mount == mount_of(written, every):
         return fields
     for item in mounts:
         if item["mountPath"] == mount:
@@ -95,10 +95,10 @@ def claim_of(fields: dict[str, Any], path: str) -> str:
     """Return the name of the PVC that contains a path; '' for none."""
     claims = {m: name.removesuffix(":ro") for m, name in (fields.get("claims") or {}).items()}
     claims |= _by_path(fields.get("volume_mounts") or (), fields.get("volumes") or ())
-    return str(claims.get(covering(path, list(claims)), ""))
+    return str(claims.get(mount_of(path, list(claims)), ""))
 
 
-def overlaid(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
+def merged_over(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """Return `fields` over those of a dsl.TaskConfig: lists and mappings of both are merged.
 
     Any part of the TaskConfig may be None.

@@ -29,7 +29,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]+")
 UNREACHED = re.compile(r"connection broken by '(.*?)': /")
 
 
-class Failure(Exception):  # noqa: N818
+class StartError(Exception):
     """An error in one line."""
 
 
@@ -47,7 +47,7 @@ def main(how: str, command: list[str]) -> None:
         if needs.code is not None:
             os.chdir(os.path.join(folder, "code"))
         os.execvp(command[0], command)  # noqa: S606
-    except Failure as error:
+    except StartError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
         sys.exit(f"error: cannot start {error.filename or command[0]}: {error.strerror}")
@@ -59,7 +59,7 @@ def shared(needs: Needs) -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(above, 0o700)
     if os.lstat(above).st_uid != os.getuid():
-        raise Failure(f"{above} belongs to another user; remove it")
+        raise StartError(f"{above} belongs to another user; remove it")
     parent = os.getppid()
     with open(f"/proc/{parent}/stat") as file:
         started = file.read().rpartition(")")[2].split()[19]
@@ -101,14 +101,14 @@ def _take(name: str) -> bytes | None:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise Failure(f"cannot read {path}: {error.strerror}") from None
+        raise StartError(f"cannot read {path}: {error.strerror}") from None
 
 
 def unpack(archive: bytes, digest: str, folder: str) -> None:
     """Write the files of an archive below a new folder, and nowhere else."""
     actual = hashlib.sha256(archive).hexdigest()
     if actual != digest:
-        raise Failure(f"the code has SHA-256 {actual[:12]}..., not {digest[:12]}... as packed")
+        raise StartError(f"the code has SHA-256 {actual[:12]}..., not {digest[:12]}... as packed")
     os.mkdir(folder)
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as opened:
@@ -116,7 +116,7 @@ def unpack(archive: bytes, digest: str, folder: str) -> None:
                 parts = member.name.split("/")
                 content = opened.extractfile(member) if member.isreg() else None
                 if content is None or not set(parts).isdisjoint(("", ".", "..")):
-                    raise Failure(
+                    raise StartError(
                         f"{member.name!r} in the code is not a plain file below its folder"
                     )
                 path = os.path.join(folder, *parts)
@@ -125,7 +125,7 @@ def unpack(archive: bytes, digest: str, folder: str) -> None:
                 with open(os.open(path, flags, 0o600 | member.mode & 0o755), "wb") as file:
                     file.write(content.read())
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise Failure(f"the code cannot be unpacked: {error}") from None
+        raise StartError(f"the code cannot be unpacked: {error}") from None
 
 
 def install(lines: list[str], urls: list[str], folder: str) -> None:
@@ -185,7 +185,7 @@ def pip(*arguments: str) -> None:
     reason = " ".join(reason.split())[:400]
     if unreached := UNREACHED.findall(done.stdout):
         reason += f" (the index cannot be reached: {unreached[-1]})"
-    raise Failure(f"packages cannot be installed: {reason}")
+    raise StartError(f"packages cannot be installed: {reason}")
 
 
 if __name__ == "__main__":

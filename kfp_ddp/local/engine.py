@@ -43,7 +43,7 @@ def run(run: LocalRun, started: float, known: Collection[str] = ()) -> dict[str,
     training = {"cache_dir": str(run.folder / CACHE), **run.arguments.get("training", {})}
     cached = dataclasses.replace(run, arguments={**run.arguments, "training": training})
     execute(cached, COMPILED, results.detail, known)
-    summary = results.gather(run.folder, seconds=time.monotonic() - started)
+    summary = results.collect_results(run.folder, seconds=time.monotonic() - started)
     dataclasses.replace(run, complete=True).write()
     return summary
 
@@ -99,7 +99,7 @@ def execute(run: LocalRun, compiled: Path, detail: Detail, known: Collection[str
 
 def _follow(stream: IO[str], output: Path, detail: Detail, known: Collection[str]) -> str:
     """Log the child's output and show its steps until it ends; return a failed step or ''."""
-    failed, phase, progress = "", None, results.Progress(output)
+    failed, phase, progress = "", None, results.RunProgress(output)
     with (output / LOG).open("a") as log:
         for line in _lines(stream):
             if line:

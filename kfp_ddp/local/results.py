@@ -30,7 +30,7 @@ SHORTEST_BAR = 4
 FORMATS = {"model.safetensors": "safetensors", "model.onnx": "ONNX", "model.pt2": ".pt2"}
 
 
-class Progress:
+class RunProgress:
     """The progress of the trainings of a run, from their growing files of metrics."""
 
     def __init__(self, output: Path) -> None:
@@ -92,7 +92,7 @@ def images_per_second(output: Path) -> float:
     return median_high(speeds) if speeds else 0.0
 
 
-def gather(output: Path, seconds: float) -> dict[str, Any]:
+def collect_results(output: Path, seconds: float) -> dict[str, Any]:
     """Copy the results to the top of `output`, write summary.json, and return the summary.
 
     The bundle of the previous run is deleted only now, after a successful run.
@@ -196,7 +196,7 @@ def _events(output: Path) -> list[dict[str, Any]]:
     return read_events(files[0]) if files else []
 
 
-def conduct(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool) -> None:
+def run_and_print(run: Callable[[], tuple[Path, dict[str, Any]]], as_json: bool) -> None:
     """Print the summary that `run` returns with its folder, or as JSON with the rest on stderr."""
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with elsewhere:

@@ -60,7 +60,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     started = time.monotonic()
     form = form_of("train_resnet")
     arguments = form.read(command.file, command.words)
-    source = survey.located(command.source)
+    source = survey.resolve_source(command.source)
     output = command.output and command.output.resolve()
     _check(arguments, ranks, source, output or folder.RUNS.resolve())
     identity = folder.identity_of(source=source, arguments=arguments, ranks=ranks)
@@ -69,7 +69,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
         return run.folder, engine.run(run, started)
     replace = command.replace or (command.fresh and run is not None)
     arguments["training"] = {"on_bad_image": "skip", **arguments.get("training", {})}
-    surveyed, computer = survey.look(source, arguments), this_machine()
+    surveyed, computer = survey.survey(source, arguments), this_machine()
     photographs = surveyed.photographs
     pretrained = arguments.get("pretrained", "auto")
     requested = _with_network(arguments, pretrained) if is_path(pretrained) else arguments
@@ -182,7 +182,7 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
     if command.source:
         if "source" not in form.parameters:
             raise InputError(f"SOURCE cannot be used: {pipeline.name} has no parameter source")
-        fixed["source"] = survey.located(command.source)
+        fixed["source"] = survey.resolve_source(command.source)
     if twice := [name for name in fixed if name in requested]:
         raise InputError(f"{twice[0]} cannot be set: with --local it is {fixed[twice[0]]}")
     arguments = form.completed({**requested, **fixed})

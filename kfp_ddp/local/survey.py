@@ -31,7 +31,7 @@ _BROKEN = 8
 """Classes and columns of their names in the table, and broken images in the list."""
 
 
-def located(source: str) -> str:
+def resolve_source(source: str) -> str:
     """Return the source as the pipeline needs it: the absolute path of an existing local folder."""
     check_address("source", source)
     if "://" in source and not source.startswith("file:"):
@@ -68,8 +68,8 @@ class Survey:
         return [*lines, f"  and {count - _BROKEN:,} more"] if count > _BROKEN else lines
 
 
-def look(source: str, arguments: Mapping[str, Any]) -> Survey:
-    """Count the images of a source of `located`, as the pipeline will take them.
+def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
+    """Count the images of a source of `resolve_source`, as the pipeline will take them.
 
     Of a folder, read all headers. Raise KfpDdpError if the source cannot be read, what it holds
     cannot be trained on, or images are broken and on_bad_image is fail.
@@ -78,7 +78,7 @@ def look(source: str, arguments: Mapping[str, Any]) -> Survey:
     training, sync = arguments.get("training", {}), arguments.get("sync", {})
     selection = Filter(*(tuple(sync.get(name, ())) for name in ("include", "exclude")))
     everything = list(_names(folder, sync)) if folder else open_source(source).listing().names
-    names = [name for name in everything if selection.takes(name)]
+    names = [name for name in everything if selection.selects(name)]
     table = training.get("labels") or TrainConfig.model_fields["labels"].default
     labels = _labels(folder, table) if table and folder else None
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)

@@ -116,12 +116,12 @@ def unchanged(where: Store, name: str) -> Attempt | None:
     return attempt if champions.read_pointer(where) == attempt.champion else None
 
 
-def prune(where: Store, keep: int, spared: Collection[str] = ()) -> list[str]:
+def prune(where: Store, keep: int, keep_also: Collection[str] = ()) -> list[str]:
     """Delete old records and bundles of attempts, all but the newest; return the deleted versions.
 
     `keep` bundles remain, and `keep` records of models that were not blessed. The champion remains,
     and so do the version that it replaced, the one that it was compared with, the versions in
-    `spared`, and every bundle that no attempt has exported.
+    `keep_also`, and every bundle that no attempt has exported.
     """
     files = [name for name, _ in where.list(f"{FOLDER}/")]
     records = [(file, attempt) for file in files if (attempt := _read(where, file))]
@@ -129,7 +129,7 @@ def prune(where: Store, keep: int, spared: Collection[str] = ()) -> list[str]:
     exported = [one for one in records if one[1].version]
     others = [file for file, one in records if not one.version]
     current = champions.read_pointer(where)
-    remaining = {*spared, current, champions.replaced_by(champions.history(where), current)}
+    remaining = {*keep_also, current, champions.replaced_by(champions.history(where), current)}
     remaining |= {attempt.champion for _, attempt in exported if attempt.version == current}
     remaining |= {attempt.version for _, attempt in exported[:keep]}
     old = dict.fromkeys(one.version for _, one in exported if one.version not in remaining)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
-from kfp_ddp.jobs.launch_spec import IN_WORDS
+from kfp_ddp.jobs.launch_spec import PATTERN_DESCRIPTIONS
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY
 from kfp_ddp.models.serving.inference_service import OURS, Runtime
 
@@ -70,7 +70,7 @@ class Registering(Settings):
 class Deployment(Settings):
     """The service of the model."""
 
-    patterns: ClassVar = {SERVICE: "the name of a service", AMOUNT: IN_WORDS[QUANTITY]}
+    patterns: ClassVar = {SERVICE: "the name of a service", AMOUNT: PATTERN_DESCRIPTIONS[QUANTITY]}
 
     service: str = Field("", pattern=SERVICE)
     """InferenceService of KServe for the champion, created if missing: at most 40 small letters,
@@ -132,5 +132,5 @@ MODELS: tuple[type[Settings], ...] = (Variants, Signing, Registering, Deployment
 
 def part_of(release: Mapping[str, Any], model: type[M]) -> M:
     """Return one part of a release, which has the settings of all parts by name."""
-    parts = dict(zip(MODELS, split("release", release, *MODELS, own={}), strict=True))
+    parts = dict(zip(MODELS, split("release", release, *MODELS), strict=True))
     return model.create(**parts[model])

@@ -14,7 +14,7 @@ FILES = {name: f"model.{name}.onnx" for name in ("fp16", "int8", "resize")}
 LARGEST = 64 << 20
 
 
-class Measured(Stored):
+class MeasuredVariant(Stored):
     """A further form of the model, evaluated on the complete split.
 
     `agreement` is the share of samples with the same prediction as the checkpoint, `gain` the gain
@@ -37,11 +37,11 @@ class Measured(Stored):
     """How it was made, such as the number of calibration images."""
 
 
-class Record(Stored):
+class VariantsRecord(Stored):
     """All requested forms: those in the bundle, and why others are not."""
 
     format: Literal[1] = 1
-    variants: list[Measured] = Field(default_factory=list)
+    variants: list[MeasuredVariant] = Field(default_factory=list)
     left_out: dict[str, str] = Field(default_factory=dict)
 
     @property
@@ -50,6 +50,6 @@ class Record(Stored):
         return bool(self.variants or self.left_out)
 
 
-def read(bundle: Bundle) -> Record:
+def read(bundle: Bundle) -> VariantsRecord:
     """Return the record of a bundle, empty if it has none; refuse a damaged one."""
-    return bundle.record(FILE, Record, LARGEST) or Record()
+    return bundle.record(FILE, VariantsRecord, LARGEST) or VariantsRecord()

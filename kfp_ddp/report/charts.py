@@ -39,7 +39,7 @@ _LEGEND = (
 )
 
 
-class Key(NamedTuple):
+class LegendEntry(NamedTuple):
     """An entry of the legend: its text, and the colour or the CSS class of its symbol."""
 
     text: str
@@ -140,7 +140,7 @@ def plot(
     y: Axis,
     x_label: str,
     shapes: Iterable[Shape],
-    keys: Iterable[Key],
+    keys: Iterable[LegendEntry],
     label: str,
 ) -> Markup:
     """Return a figure: heading, legend, axes and shapes; `label` is for screen readers."""
@@ -178,7 +178,7 @@ def line_chart(
     x_axis = exact(min(xs), max(xs), 6)
     y_axis = _y_axis([y for s in curves for _, y in s.points], percent, from_zero)
     shapes: list[Shape] = []
-    keys: list[Key] = []
+    keys: list[LegendEntry] = []
     names: list[str] = []
     for mark in marks:
         inside = [x for x in mark.xs if x_axis.low <= x <= x_axis.high]
@@ -186,7 +186,7 @@ def line_chart(
         path = "".join(f"M{x_axis.x(x):.1f} {top}V{HEIGHT}" for x in inside)
         if inside:
             shapes.append(Shape(path, "mark" if mark.line else "tick"))
-            keys.append(Key(mark.name, None, "dash" if mark.line else ""))
+            keys.append(LegendEntry(mark.name, None, "dash" if mark.line else ""))
     for s in curves:
         name = s.name
         if not from_zero:
@@ -194,15 +194,15 @@ def line_chart(
             name += f" {last * 100:.2f}%" if percent else f" {last:.4g}"
         names.append(name)
         if name:
-            keys.append(Key(name, s.colour))
+            keys.append(LegendEntry(name, s.colour))
         shapes += _curve(s, x_axis, y_axis)
     below = [(x, y) for s in curves for x, y in s.points if y < y_axis.low]
     if below:
         x, y = min(below, key=lambda point: point[1])
-        keys.append(Key(f"▾ below the axis: {y * 100:.1f}% at {x_label} {x:.3g}"))
+        keys.append(LegendEntry(f"▾ below the axis: {y * 100:.1f}% at {x_label} {x:.3g}"))
         shapes.append(Shape(f"M{x_axis.x(x):.1f} {HEIGHT}v-14", "mark"))
     if y_axis.log:
-        keys.append(Key("logarithmic"))
+        keys.append(LegendEntry("logarithmic"))
     content = "curves" if from_zero else "last values"
     label = f"{title} by {x_label}; {content}: {', '.join(names)}"
     return plot(title, x_axis, y_axis, x_label, shapes, keys, label)

@@ -19,7 +19,7 @@ from kfp_ddp.report.charts import (
     HEIGHT,
     MAX_NUMBERED,
     Axis,
-    Key,
+    LegendEntry,
     Shape,
     confusion_matrix,
     dot,
@@ -299,7 +299,7 @@ def _calibration_accuracy(bins: Sequence[CalibrationBin]) -> Markup:
         shapes.append(Shape(line, "interval", 0))
         if one.samples >= _MIN_BIN:
             shapes.append(dot(x, _PERCENT.y(one.accuracy), 0))
-    keys = [Key("measured, with 95 % interval", 0), Key("perfect", None, "dash")]
+    keys = [LegendEntry("measured, with 95 % interval", 0), LegendEntry("perfect", None, "dash")]
     values = ", ".join(f"{one.confidence:.0%}: {one.accuracy:.0%}" for one in bins)
     label = f"Accuracy by confidence: {values}"
     return plot("Accuracy", _PERCENT, _PERCENT, "confidence", shapes, keys, label)
@@ -318,7 +318,7 @@ def _calibration_samples(bins: Sequence[CalibrationBin]) -> Markup:
         shapes.append(Shape(bar, fill=0, title=f"{one.samples:,} samples"))
     counts = ", ".join(f"{one.confidence:.0%}: {one.samples}" for one in bins)
     label = f"Samples by confidence: {counts}"
-    key = Key("square-root scale, so that small bins are visible")
+    key = LegendEntry("square-root scale, so that small bins are visible")
     return plot("Samples", _PERCENT, y, "confidence", shapes, [key], label)
 
 

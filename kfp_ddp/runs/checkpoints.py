@@ -51,15 +51,15 @@ def best_of(checkpoint: Path) -> str:
     return step_dir(Path(checkpoint.parent.name), int(best["step"])).as_posix() if best else ""
 
 
-def prune(where: Store, folder: str, keep: int, spared: str = "") -> None:
-    """Remove incomplete checkpoints, and complete ones but the newest `keep` and `spared`."""
+def prune(where: Store, folder: str, keep: int, keep_also: str = "") -> None:
+    """Remove incomplete checkpoints, and complete ones but the newest `keep` and `keep_also`."""
     parts = defaultdict(list)
     for name, _ in where.list(f"{folder}/"):
         if contains(name):
             parts[name.rpartition("/")[0]].append(name)
     finished = [path for path, names in parts.items() if f"{path}/{MANIFEST}" in names]
     retained = sorted(finished, key=step_of, reverse=True)[:keep]
-    for path in parts.keys() - {*retained, spared}:
+    for path in parts.keys() - {*retained, keep_also}:
         for name in sorted(parts[path], key=lambda name: not name.endswith(f"/{MANIFEST}")):
             where.delete(name)
 

@@ -20,7 +20,7 @@ from kserve.protocol.grpc.servicer import InferenceServicer
 
 from kfp_ddp.models.serving.inference_service import DRAIN_SECONDS
 from kfp_ddp.serve.app import make
-from kfp_ddp.serve.limits import IDLE_SECONDS, Connection
+from kfp_ddp.serve.limits import IDLE_SECONDS, HttpConnection
 from kfp_ddp.serve.model import Ready
 from kfp_ddp.serve.served import Closed, Served
 
@@ -55,7 +55,7 @@ def serve(
         make(served, plane, Closed(models), listen),
         host=listen,
         port=port,
-        http=Connection,
+        http=HttpConnection,
         ws="none",
         log_config=None,
         limit_concurrency=CONNECTIONS,

@@ -18,7 +18,7 @@ MAX_JSON = 16 << 20
 MAX_PICTURE = 64 << 20
 MAX_TOTAL = 2 * MAX_BODY
 """Bytes of all requests that are in progress."""
-SILENCE = 30.0
+READ_TIMEOUT = 30.0
 """Longest pause of a body in seconds."""
 SLOWEST = 10_000
 """Bytes per second of a body after that time; without it 1,000 slow clients shut out the others."""
@@ -59,9 +59,9 @@ class BodyLimit:
                 raise HTTPException(403, "a page of another site sent this: open the page of /")
             if is_large:
                 raise HTTPException(413, advice)
-            left = start + SILENCE + arrived / SLOWEST - time.monotonic()
+            left = start + READ_TIMEOUT + arrived / SLOWEST - time.monotonic()
             try:
-                message = await asyncio.wait_for(receive(), min(SILENCE, left))
+                message = await asyncio.wait_for(receive(), min(READ_TIMEOUT, left))
             except TimeoutError:
                 raise HTTPException(408, "too little data: send the body faster") from None
             size = len(message.get("body", b""))
@@ -80,7 +80,7 @@ class BodyLimit:
             self._total -= arrived
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection that is closed unless complete headers arrive in time; uvicorn would wait."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

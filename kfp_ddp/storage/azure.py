@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
-from kfp_ddp.storage.http.answer import Answer
+from kfp_ddp.storage.http.answer import Response
 from kfp_ddp.storage.http.client import Checksum, SdkSource, md5_checksum, sha256_checksum
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.listing import Listing
@@ -30,7 +30,7 @@ from kfp_ddp.storage.source import (
     etag_of,
     is_temporary,
 )
-from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, Page, Seen, read_bounded
+from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, ObjectState, Page, read_bounded
 
 if TYPE_CHECKING:
     from azure.core.exceptions import HttpResponseError
@@ -151,13 +151,13 @@ class AzureSource(SdkSource):
             return Transient(first_line(error))
         return None
 
-    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+    def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
         """Return our SHA-256, else the blob's Content-MD5, where it has one."""
         return sha256_checksum(answer.field(b"x-ms-meta-sha256")) or md5_checksum(
             answer.field(b"x-ms-blob-content-md5")
         )
 
-    def part_checksum(self, answer: Answer) -> Checksum | None:
+    def part_checksum(self, answer: Response) -> Checksum | None:
         """Return the MD5 of the range."""
         return md5_checksum(answer.field(b"content-md5"))
 
@@ -166,11 +166,11 @@ class AzureStore(Bucket):
     """A prefix of a container, written az://container/prefix."""
 
     scheme = "az"
-    many_makes: ClassVar[bool] = True
+    may_ignore_conditions: ClassVar[bool] = True
 
     @functools.cached_property
     def _source(self) -> AzureSource:
-        return AzureSource(self.uri, SourceOptions(store.SILENCE))
+        return AzureSource(self.uri, SourceOptions(store.READ_TIMEOUT))
 
     def delete(self, name: str) -> None:
         """Delete the blob; see `Store.delete`."""
@@ -190,7 +190,7 @@ class AzureStore(Bucket):
         for page in self._source.pages(self._key(prefix), size):
             yield [(blob.name[start:], blob.size) for blob in page]
 
-    def _look(self, name: str) -> Seen | None:
+    def _stat(self, name: str) -> ObjectState | None:
         from azure.core.exceptions import ResourceNotFoundError
 
         try:
@@ -198,7 +198,7 @@ class AzureStore(Bucket):
         except ResourceNotFoundError as error:
             _raise_unless_missing(error)
             return None
-        return Seen(blob.size, (blob.metadata or {}).get("sha256", ""), str(blob.etag))
+        return ObjectState(blob.size, (blob.metadata or {}).get("sha256", ""), str(blob.etag))
 
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
         """Send blocks with their MD5, which the server checks, and the last with the condition."""

@@ -108,11 +108,15 @@ class FolderSource:
         except OSError as error:
             if not link:
                 raise
-            if self._symlinks == "follow" and self._filter.takes(name):
+            if self._symlinks == "follow" and self._filter.selects(name):
                 raise _unreadable(path, error) from error
         if name == LOST_AND_FOUND and stat.S_ISDIR(mode):
             return "nothing"
-        out = self._filter.passes_over(name) if stat.S_ISDIR(mode) else not self._filter.takes(name)
+        out = (
+            self._filter.excludes_folder(name)
+            if stat.S_ISDIR(mode)
+            else not self._filter.selects(name)
+        )
         if out or (link and self._symlinks == "skip"):
             return "nothing"
         if link and self._symlinks != "follow":

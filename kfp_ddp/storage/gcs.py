@@ -17,7 +17,7 @@ import google_crc32c
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.text import from_json, one_line, printable
 from kfp_ddp.storage import event_loop, store
-from kfp_ddp.storage.http.answer import Answer
+from kfp_ddp.storage.http.answer import Response
 from kfp_ddp.storage.http.client import MAX_ERROR, Checksum, HttpClient, HttpSource, base64_digest
 from kfp_ddp.storage.http.origin import Origin, Request, credentials, quoted
 from kfp_ddp.storage.listing import Listing
@@ -33,14 +33,14 @@ from kfp_ddp.storage.source import (
     check_not_empty,
     is_temporary,
 )
-from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, Page, Seen
+from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, ObjectState, Page
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 FIELDS = "items(name,size,generation,crc32c),nextPageToken"
 EMULATOR_WORKERS = 4
 MAX_PAGE = 1 << 23
 """Bytes of a page: 1,000 names of 1,024 bytes, each six times as long when JSON escapes it."""
-_TIMEOUTS = (10.0, store.SILENCE)  # seconds to connect, and between two responses
+_TIMEOUTS = (10.0, store.READ_TIMEOUT)  # seconds to connect, and between two responses
 _MAX_TOKEN = 1 << 12
 _MAX_NUMBER = 1 << 63
 _NO_CRC = "AAAAAA=="
@@ -171,7 +171,7 @@ class GcsSource(HttpSource):
         reason += f" as {self.account}"
         return problem("read", f"{entry.name!r} of {root}", root, status, reason)
 
-    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+    def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
         """Return the crc32c of `GcsStore`; a transfer compares that of the listing itself."""
         if not entry.tag:
             return None
@@ -294,11 +294,11 @@ class GcsStore(Bucket):
         for page in blobs.pages:
             yield [(blob.name[start:], blob.size) for blob in page]
 
-    def _look(self, name: str) -> Seen | None:
+    def _stat(self, name: str) -> ObjectState | None:
         blob = self._bucket.get_blob(self._key(name), **_options())
-        return blob and Seen(blob.size, blob.crc32c, str(blob.generation))
+        return blob and ObjectState(blob.size, blob.crc32c, str(blob.generation))
 
-    def _entry(self, name: str, seen: Seen) -> Entry:
+    def _entry(self, name: str, seen: ObjectState) -> Entry:
         return Entry(name, int(seen.tag), seen.digest, seen.size)
 
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
@@ -328,7 +328,7 @@ class GcsStore(Bucket):
 
     @functools.cached_property
     def _source(self) -> "GcsSource":
-        return GcsSource(self.uri, SourceOptions(store.SILENCE))
+        return GcsSource(self.uri, SourceOptions(store.READ_TIMEOUT))
 
     @functools.cached_property
     def _bucket(self) -> Any:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
-from kfp_ddp.storage.http.answer import Answer
+from kfp_ddp.storage.http.answer import Response
 from kfp_ddp.storage.http.client import Checksum, HttpSource, sha256_checksum
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.listing import Listing
@@ -109,7 +109,7 @@ class HuggingFaceSource(HttpSource):
         lines = (f"{name}: {value}\r\n" for name, value in headers.items())
         self.secret = "".join(lines).encode()
 
-    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+    def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
         """Return the digest of the listing: SHA-256, or git's SHA-1."""
         if len(entry.tag) == 64:
             return sha256_checksum(entry.tag.encode())

@@ -16,7 +16,7 @@ from kfp_ddp.storage.source import Source, SourceOptions, is_text
 from kfp_ddp.storage.store import Store
 
 
-class Kind(NamedTuple):
+class StoreKind(NamedTuple):
     """A kind of store: module and callable that open a `Store`, if any, and a `Source`."""
 
     scheme: str
@@ -34,13 +34,13 @@ class Kind(NamedTuple):
 _BUCKET = (r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", "digits, '-', '_' and '.'")
 _CONTAINER = (r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*", "digits and single '-'")
 KINDS = (
-    Kind("gs", "gcs.GcsStore", "gcs.GcsSource", ("gcs",), *_BUCKET),
-    Kind("s3", "s3.S3Store", "s3.S3Source", ("s3a", "s3n"), *_BUCKET),
-    Kind("az", "azure.AzureStore", "azure.AzureSource", ("azure",), *_CONTAINER),
-    Kind("hf", "", "huggingface.HuggingFaceSource"),
-    Kind("https", "", "web.WebSource"),
-    Kind("http", "", "web.WebSource"),
-    Kind("file", "folder.open_folder", "folder_source.FolderSource"),
+    StoreKind("gs", "gcs.GcsStore", "gcs.GcsSource", ("gcs",), *_BUCKET),
+    StoreKind("s3", "s3.S3Store", "s3.S3Source", ("s3a", "s3n"), *_BUCKET),
+    StoreKind("az", "azure.AzureStore", "azure.AzureSource", ("azure",), *_CONTAINER),
+    StoreKind("hf", "", "huggingface.HuggingFaceSource"),
+    StoreKind("https", "", "web.WebSource"),
+    StoreKind("http", "", "web.WebSource"),
+    StoreKind("file", "folder.open_folder", "folder_source.FolderSource"),
 )
 """All kinds; a path without a scheme is of the last one."""
 _SCHEMES = "|".join(kind.scheme for kind in KINDS)
@@ -57,7 +57,7 @@ _CONSOLE = (
 _HUB_DATASET = re.compile(r"datasets/[\w.-]+/[\w.-]+(@[^/]+)?(/.*)?")
 
 
-def kind_of(uri: str) -> Kind | None:
+def kind_of(uri: str) -> StoreKind | None:
     """Return the kind of a URI or path, None for an unknown scheme."""
     return _BY_SCHEME.get(uri.partition("://")[0] if "://" in uri else "")
 

@@ -109,13 +109,13 @@ class Filter:
         whole = [glob.strip()[:-3] for glob in exclude if glob.strip().endswith("/**")]
         self._closed = _pattern(f"/{folder.removeprefix('/')}" for folder in whole)
 
-    def takes(self, name: str) -> bool:
+    def selects(self, name: str) -> bool:
         """Return whether an object of this name is selected."""
         return (self._wanted is None or self._wanted.fullmatch(name) is not None) and (
             self._unwanted is None or self._unwanted.fullmatch(name) is None
         )
 
-    def passes_over(self, folder: str) -> bool:
+    def excludes_folder(self, folder: str) -> bool:
         """Return whether a pattern such as `x/**` excludes everything below a folder."""
         return self._closed is not None and self._closed.fullmatch(folder) is not None
 
@@ -123,7 +123,7 @@ class Filter:
         """Return the selected objects."""
         if self._wanted is None and self._unwanted is None:
             return listing
-        return listing.take([i for i, name in enumerate(listing.names) if self.takes(name)])
+        return listing.take([i for i, name in enumerate(listing.names) if self.selects(name)])
 
 
 def _pattern(globs: Iterable[str]) -> re.Pattern[str] | None:

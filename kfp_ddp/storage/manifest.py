@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kfp_ddp.core.files import open_below
-from kfp_ddp.core.version import NAME, Row, read_header, read_rows
+from kfp_ddp.core.version import NAME, ManifestRow, read_header, read_rows
 from kfp_ddp.storage.listing import Listing
 
-__all__ = ["NAME", "SUCCESS", "Changes", "Row", "compare", "dataset", "header", "rows"]
+__all__ = ["NAME", "SUCCESS", "Changes", "ManifestRow", "compare", "dataset", "header", "rows"]
 
 SUCCESS = "_SUCCESS"
 
@@ -43,7 +43,7 @@ def dataset(version: Path) -> str:
     return str(header(version / NAME).get("dataset", ""))
 
 
-def rows(path: Path) -> Iterator[Row]:
+def rows(path: Path) -> Iterator[ManifestRow]:
     """Yield the files of a manifest up to a damaged line; none if it is missing."""
     try:
         file = _opened(path)
@@ -59,7 +59,7 @@ def _opened(path: Path) -> BinaryIO:
     return open_below(folder.parent, f"{folder.name}/{path.name}")
 
 
-def compare(listing: Listing, before: Iterator[Row]) -> Changes:
+def compare(listing: Listing, before: Iterator[ManifestRow]) -> Changes:
     """Compare the sorted listing with the sorted rows of the previous version."""
     changes = Changes()
     row = next(before, None)

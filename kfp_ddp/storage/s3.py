@@ -21,7 +21,7 @@ from kfp_ddp.storage import store
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.s3_objects import S3Objects, code_of, is_forbidden, problem, s3_client
 from kfp_ddp.storage.source import SourceOptions, check_end, check_not_empty, etag_of
-from kfp_ddp.storage.store import Bucket, ConflictError, Page, Seen
+from kfp_ddp.storage.store import Bucket, ConflictError, ObjectState, Page
 
 _Fields = dict[str, Any]
 PART = 64 << 20
@@ -105,11 +105,11 @@ class S3Store(Bucket):
     """A prefix of a bucket; AWS_ENDPOINT_URL_S3 and the usual configuration apply."""
 
     scheme = "s3"
-    many_makes: ClassVar[bool] = True
+    may_ignore_conditions: ClassVar[bool] = True
 
     @functools.cached_property
     def _source(self) -> S3Source:
-        return S3Source(self.uri, SourceOptions(store.SILENCE))
+        return S3Source(self.uri, SourceOptions(store.READ_TIMEOUT))
 
     @property
     def _client(self) -> Any:
@@ -126,7 +126,7 @@ class S3Store(Bucket):
         for page in pages.paginate(Bucket=self.name, Prefix=self._key(prefix), **limit):
             yield [(item["Key"][start:], int(item["Size"])) for item in page.get("Contents", [])]
 
-    def _look(self, name: str) -> Seen | None:
+    def _stat(self, name: str) -> ObjectState | None:
         from botocore.exceptions import ClientError
 
         try:
@@ -138,7 +138,7 @@ class S3Store(Bucket):
                 self._client.get_object(**self._object(name))["Body"].close()
             raise
         digest = answer["Metadata"].get("sha256", "")
-        return Seen(int(answer["ContentLength"]), digest, answer["ETag"])
+        return ObjectState(int(answer["ContentLength"]), digest, answer["ETag"])
 
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
         """Send each part with its MD5, for the server to check, and the last with the condition."""

@@ -15,7 +15,7 @@ import google_crc32c
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
-from kfp_ddp.storage.http.answer import Answer
+from kfp_ddp.storage.http.answer import Response
 from kfp_ddp.storage.http.client import Checksum, SdkSource, base64_digest, sha256_checksum
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.source import Changed, Entry, Transient, bucket_and_prefix, is_temporary
@@ -256,7 +256,7 @@ class S3Objects(SdkSource):
         translated = problem(self.client.sdk, "read", name, f"s3://{self._bucket}", error)
         return Transient(code) if translated is None or translated.retryable else translated
 
-    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+    def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
         """Return our SHA-256, else the server's checksum, else the ETag where it is an MD5."""
         if ours := sha256_checksum(answer.field(b"x-amz-meta-sha256")):
             return ours

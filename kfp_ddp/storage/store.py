@@ -34,7 +34,7 @@ PATIENCE = 60.0
 """Seconds for all attempts of one request, and to wait for a lock."""
 TRIES = 6
 """Attempts of one request, for clients that count them."""
-SILENCE = 300.0
+READ_TIMEOUT = 300.0
 """Longest silence of a server in seconds."""
 BLOCK = 1 << 20
 SMALL = 4096
@@ -120,7 +120,7 @@ class ConflictError(Exception):
     """The condition of a request is not met: another writer changed the object."""
 
 
-class Seen(NamedTuple):
+class ObjectState(NamedTuple):
     """What a store reports of an object without its content."""
 
     size: int
@@ -133,7 +133,7 @@ class Bucket(Store):
     """A prefix of a bucket. A subclass implements requests for one object and for pages."""
 
     scheme: ClassVar[str]
-    many_makes: ClassVar[bool] = False
+    may_ignore_conditions: ClassVar[bool] = False
     """Whether there are servers of this protocol that ignore conditions of a write."""
     remote = True
 
@@ -157,7 +157,7 @@ class Bucket(Store):
             return True
 
         self._call("write", create)
-        created_twice = self.many_makes and self._call("write", create)
+        created_twice = self.may_ignore_conditions and self._call("write", create)
         with contextlib.suppress(KfpDdpError):  # the right to delete is not needed
             self.delete(probe)
         if created_twice:
@@ -177,12 +177,12 @@ class Bucket(Store):
 
     def exists(self, name: str) -> bool:
         """Request the object's properties; see `Store.exists`."""
-        return self._call("read", lambda: self._look(name)) is not None
+        return self._call("read", lambda: self._stat(name)) is not None
 
     def fetch(self, name: str, into: BinaryIO, limit: int) -> bool:
         """Download the object as it is stored, verified; see `Store.fetch`."""
         for _ in range(_UPDATES):
-            seen = self._call("read", lambda: self._look(name))
+            seen = self._call("read", lambda: self._stat(name))
             if seen is None:
                 self._check_bucket()
                 return False
@@ -195,11 +195,11 @@ class Bucket(Store):
         """Upload on the condition that the object is the one that was compared."""
         digest, size = self._digest(content), content.tell()
 
-        def same(seen: Seen | None) -> bool:
+        def same(seen: ObjectState | None) -> bool:
             return seen is not None and (seen.size, seen.digest) == (size, digest)
 
         def request() -> bool:
-            seen = self._look(name)
+            seen = self._stat(name)
             if same(seen):
                 return False
             content.seek(0)
@@ -207,7 +207,7 @@ class Bucket(Store):
                 self._store(name, content, size, digest, seen.tag if seen else "")
             except ConflictError:
                 # A write whose response was lost is sent again, and meets its own object.
-                if not same(self._look(name)):
+                if not same(self._stat(name)):
                     raise
             return True
 
@@ -218,7 +218,7 @@ class Bucket(Store):
 
         def attempt() -> bool:
             """Return False if another writer came first."""
-            seen, before = self._look(name), io.BytesIO()
+            seen, before = self._stat(name), io.BytesIO()
             try:
                 if seen is not None:
                     event_loop.run(self._download(self._entry(name, seen), before, SMALL))
@@ -273,7 +273,7 @@ class Bucket(Store):
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
 
-    def _entry(self, name: str, seen: Seen) -> Entry:
+    def _entry(self, name: str, seen: ObjectState) -> Entry:
         return Entry(name, 0, seen.tag.strip('"'), seen.size)
 
     def _digest(self, content: BinaryIO) -> str:
@@ -304,7 +304,7 @@ class Bucket(Store):
         """Yield pages as `_listing` does; raises errors of the client."""
 
     @abstractmethod
-    def _look(self, name: str) -> Seen | None:
+    def _stat(self, name: str) -> ObjectState | None:
         """Return what the store reports of an object, None for a missing one."""
 
     @abstractmethod

@@ -178,7 +178,7 @@ def test_progress_or_the_reason_to_wait(grounds: Grounds, monkeypatch: pytest.Mo
     monkeypatch.setattr(follow, "PROGRESS_SECONDS", 0.0)
     finder = RunFinder(Connection(namespace=grounds.namespace))
     vars(finder)["client"] = SimpleNamespace(multi_user=False)
-    cluster = follow.Cluster(finder, "b")
+    cluster = follow.RunCluster(finder, "b")
     writes, waits = (Step(name, name, "RUNNING", datetime.now(UTC)) for name in ("writes", "waits"))
     until(lambda: cluster.progress(writes) == line, "the line of progress")
     until(lambda: "Insufficient cpu" in cluster.progress(waits), "the reason")

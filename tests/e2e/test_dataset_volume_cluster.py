@@ -9,7 +9,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets.volume.cluster import CLAIMS, SNAPSHOTS, Cluster
+from kfp_ddp.datasets.volume.cluster import CLAIMS, SNAPSHOTS, VolumeApi
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.datasets.volume.request import DOMAIN, Published
 from kfp_ddp.jobs.identity import RUN
@@ -209,7 +209,7 @@ def test_unreachable_server_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         StorageError, match=r"^cannot get claim a: no response from the API server: .+"
     ):
-        Cluster(Api(nowhere, "space")).get(CLAIMS, "a")
+        VolumeApi(Api(nowhere, "space")).get(CLAIMS, "a")
 
 
 def test_missing_pvc_is_an_error_of_one_line(ground: Ground) -> None:

@@ -12,7 +12,7 @@ from kubernetes import client
 
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets.volume import publish as publishing
-from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, SNAPSHOTS, Cluster, Refused
+from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, SNAPSHOTS, Refused, VolumeApi
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness.grounds import until, wait_for_end
@@ -101,7 +101,7 @@ def test_snapshot_under_deletion_is_replaced(ground: Ground) -> None:
     assert ground.claim(demand.name).status.phase == "Bound"
 
 
-def _ready(cluster: Cluster, name: str) -> bool:
+def _ready(cluster: VolumeApi, name: str) -> bool:
     snapshot_object = cluster.get(SNAPSHOTS, name)
     assert snapshot_object is not None
     leaving = "deletionTimestamp" in snapshot_object["metadata"]
@@ -156,7 +156,7 @@ def populator_api(api: client.ApiClient) -> Iterator[None]:
     """The API of GKE's volume populator, with nothing behind it."""
     name = define_kind(api, "datalayer.gke.io/v1", "GCPDataSource")
     try:
-        until(lambda: _served(Cluster(Api(api, "default"))), "the new API")
+        until(lambda: _served(VolumeApi(Api(api, "default"))), "the new API")
         yield
     finally:
         client.ApiextensionsV1Api(api).delete_custom_resource_definition(name)
@@ -248,7 +248,7 @@ def _resource(document: dict[str, Any], namespace: str) -> str:
     return f"/{'apis' if '/' in version else 'api'}/{version}{place}/{plural}"
 
 
-def _served(admin: Cluster) -> bool:
+def _served(admin: VolumeApi) -> bool:
     try:
         kind = {"apiVersion": "datalayer.gke.io/v1", "kind": "GCPDataSource"}
         admin.create(GCP_SOURCES, {**kind, "metadata": {"name": "probe"}})

@@ -19,8 +19,8 @@ from kfp_ddp.models.serving.inference_service import OPENVINO, RUNTIMES, TRITON,
 from kfp_ddp.models.serving.rollout import (
     Service,
     beside,
+    labelled,
     predictor_of,
-    signed,
     take_back_of,
     trial_of,
 )
@@ -304,12 +304,12 @@ def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -
         ("2", {"maxReplicas": 4}, [(2, 4)]),
         ("3", {}, []),
     ):
-        desired = signed({**bare, **more}, version, "s3://a/b", "run")
+        desired = labelled({**bare, **more}, version, "s3://a/b", "run")
         started = service.begin(desired, 10)
         if version != "1":
             comes(deployments, {"shop-predictor": 2, "shop-trial-predictor": 1})
             started = service.promote(desired, 10)
-        service.settle(predictor_of(started), None)
+        service.finish(predictor_of(started), None)
         comes(limits, expected)
         comes(deployments, {"shop-predictor": 2})
 
@@ -324,7 +324,9 @@ def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime:
     image = IMAGE if runtime == "kfp-ddp" else ""
     body = manifest("shop", "s3://models/flowers", NAME, runtime, image=image)
     service = Service(api, "shop")
-    desired = service.drained(signed({**predictor_of(body), "minReplicas": 1}, "1", "s3://a", "r"))
+    desired = service.drained(
+        labelled({**predictor_of(body), "minReplicas": 1}, "1", "s3://a", "r")
+    )
     answering = {**desired, "minReplicas": 2}
     body["spec"] = {
         "predictor": answering,

@@ -10,7 +10,7 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from kubernetes import client
 
-from kfp_ddp.checks.form import EVALUATE_ASKS, SYNC_ASKS
+from kfp_ddp.checks.form import EVALUATE_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.components.train.component import train
 from kfp_ddp.pipelines.compiled import built_in, write
 from tests.e2e.harness import bucket, workflow
@@ -228,10 +228,10 @@ def test_quota_and_level_are_enforced(seen: Seen) -> None:
 def test_steps_have_the_resources_of_the_settings(seen: Seen) -> None:
     launcher, evaluate = {"cpu": "500m", "memory": "1Gi"}, {"cpu": "500m", "memory": "2Gi"}
     expected = {
-        "data-sync": ({"cpu": "300m", "memory": "512Mi"}, SYNC_ASKS),
+        "data-sync": ({"cpu": "300m", "memory": "512Mi"}, SYNC_REQUESTS),
         "train": (launcher, launcher),
-        "evaluate": (evaluate, EVALUATE_ASKS),
-        "export": (evaluate, EVALUATE_ASKS),
+        "evaluate": (evaluate, EVALUATE_REQUESTS),
+        "export": (evaluate, EVALUATE_REQUESTS),
     }
     for name, (limits, asks) in expected.items():
         result = seen.resources[name]

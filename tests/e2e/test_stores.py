@@ -12,7 +12,7 @@ from azure.storage.blob import BlobServiceClient, ContentSettings
 from PIL import Image
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.models.champion import find
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
@@ -21,7 +21,7 @@ from tests.local_pipeline import pipeline
 from tests.stores import azurite, versitygw
 from tests.sync_runs import content, sync
 
-QUICK = Options(concurrency=4, timeout=5)
+QUICK = SyncOptions(concurrency=4, timeout=5)
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

@@ -128,7 +128,7 @@ def test_a_champion_that_changes_meanwhile_is_not_replaced(
 ) -> None:
     described = models.describe
 
-    def while_it_is_verified(*given: Any) -> models.Version:
+    def while_it_is_verified(*given: Any) -> models.ModelVersion:
         where.update("flowers/CHAMPION", lambda _: f"{line[1]}\n".encode())
         return described(*given)
 

@@ -264,7 +264,7 @@ def test_the_cluster_is_not_asked_again_only_after_a_refusal(
     workflows = custom(WORKFLOWS, "space", "workflows")
     api = FakeApi({workflows: ApiError(status, "", "no")})
     monkeypatch.setattr(finder, "api", lambda: api)
-    cluster = follow.Cluster(finder, "run")
+    cluster = follow.RunCluster(finder, "run")
     for _ in range(2):
         cluster._read(lambda api: api.call("GET", workflows), None)
     assert len(api.requests) == reads

@@ -143,9 +143,9 @@ def test_of_two_clients_that_create_a_schedule_at_once_one_is_refused(
     kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meet, send = Barrier(2), scheduling._send
-    plan = schedules.Plan("nightly", "0 0 3 * * *", own, "", arguments={"rounds": 1})
+    plan = schedules.SchedulePlan("nightly", "0 0 3 * * *", own, "", arguments={"rounds": 1})
 
-    def send_together(client: Any, plan: schedules.Plan) -> Any:
+    def send_together(client: Any, plan: schedules.SchedulePlan) -> Any:
         meet.wait(30)
         return send(client, plan)
 

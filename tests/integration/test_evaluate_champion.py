@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from PIL import Image
 from safetensors.torch import save_file
 
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.export import contents
 from kfp_ddp.export.publish import publish
@@ -42,7 +42,7 @@ def exported(
 ) -> Path:
     """The files of a champion's bundle that gate and evaluate read; evaluated on `source`."""
     folder = tmp_path_factory.mktemp("champion")
-    version = sync(str(source), folder / "data", Options()).path
+    version = sync(str(source), folder / "data", SyncOptions()).path
     champion = Trained(blurred_checkpoint, folder, version)
     champion.evaluate()
     champion.bundle.mkdir()
@@ -73,7 +73,7 @@ class Challenger(NamedTuple):
     def changed(self, source: Path, change: Change = lambda _: None) -> "Challenger":
         bucket = Path(shutil.copytree(source, self.folder / "source"))
         change(bucket)
-        version = sync(str(bucket), self.folder / "data", Options()).path
+        version = sync(str(bucket), self.folder / "data", SyncOptions()).path
         return self._replace(trained=self.trained._replace(dataset=version))
 
     def untrained(self, *classes: str) -> "Challenger":

@@ -25,7 +25,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import in_folder
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants
-from kfp_ddp.models.variants import Measured, read
+from kfp_ddp.models.variants import MeasuredVariant, read
 from kfp_ddp.training.checkpoint import load_model
 from tests.evaluations import Trained
 from tests.exports import arguments
@@ -47,7 +47,7 @@ def exported(
     return exported
 
 
-def forms(exported: Trained) -> dict[str, Measured]:
+def forms(exported: Trained) -> dict[str, MeasuredVariant]:
     return {one.name: one for one in read(in_folder(exported.bundle)).variants}
 
 
@@ -132,7 +132,7 @@ def test_the_forms_are_in_the_bundle_and_its_documents(exported: Trained) -> Non
 def test_the_step_reuses_the_forms_of_the_release(exported: Trained, tmp_path: Path) -> None:
     inputs = arguments(exported, tmp_path)
     before = exported.bundle.stat().st_ctime_ns
-    export.python_func(**inputs, release=REQUESTED.given())
+    export.python_func(**inputs, release=REQUESTED.explicit())
     assert exported.bundle.stat().st_ctime_ns == before
     assert "model.int8.onnx" in inputs["exported_model"].metadata["formats"].split(", ")
     assert "## Further forms" in (tmp_path / "summary").read_text()
@@ -160,7 +160,9 @@ def source(exported: Trained, tmp_path: Path) -> Any:
     for form in forms(exported).values():
         (folder / form.file).unlink()
     info, result = load_model(exported.checkpoint)[1], Evaluation.read(exported.evaluation)
-    return variants.Source(folder, info, exported.dataset / "val", exported.evaluation, result)
+    return variants.VariantSource(
+        folder, info, exported.dataset / "val", exported.evaluation, result
+    )
 
 
 def _only_red(images: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from kfp_ddp.export import contents, formats, infra
 from kfp_ddp.export.formats import eager, from_checkpoint
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
-from kfp_ddp.models.serving.canary import ask, sample_of, try_out
+from kfp_ddp.models.serving.canary import ask, check_canary, sample_of
 from kfp_ddp.predict import load, softmax, square
 from kfp_ddp.serve.limits import MAX_JSON
 from kfp_ddp.serve.model import ready
@@ -406,7 +406,7 @@ def test_invalid_bundle_or_port_is_one_line(sealed: Path, tmp_path: Path) -> Non
 
 def test_rollout_compares_the_answer_with_the_bundle(server: Server, sealed: Path) -> None:
     sample = sample_of(Bundle.at(open_store(str(sealed)), "", "the bundle", "export it"))
-    assert try_out(server.url, "squares", sample, 2, 60) > 0
+    assert check_canary(server.url, "squares", sample, 2, 60) > 0
     other = sample._replace(logits=tuple(value + 1 for value in sample.logits))
     wrong, _ = ask(server.url, "squares", other, 60)
     assert "answers wrongly: its logits differ from the bundle's by 1" in wrong

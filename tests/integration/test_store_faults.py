@@ -17,7 +17,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from huggingface_hub import close_session
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.storage import azure, huggingface, s3_objects, store
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.source import Retry, SourceOptions
@@ -310,9 +310,9 @@ def test_the_sdk_explains_a_refused_request_and_renews_its_credentials(
         monkeypatch.setattr("kfp_ddp.storage.store.TRIES", 1)
         if expected:
             with pytest.raises(KfpDdpError, match=expected):
-                sync(f"{scheme}://bucket/x", tmp_path, Options(timeout=5))
+                sync(f"{scheme}://bucket/x", tmp_path, SyncOptions(timeout=5))
         else:
-            result = sync(f"{scheme}://bucket/x", tmp_path, Options(timeout=5))
+            result = sync(f"{scheme}://bucket/x", tmp_path, SyncOptions(timeout=5))
             assert content(result.path) == {"a": b"abc"}
             assert result.retries
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from kfp_ddp.components.dataset_volume.component import dataset_volume
-from kfp_ddp.datasets.options import Options
-from kfp_ddp.datasets.report import Meter, Progress
+from kfp_ddp.datasets.options import SyncOptions
+from kfp_ddp.datasets.report import SyncCounters, SyncProgress
 from kfp_ddp.datasets.sync import sync
 from tests.commands import call, output
 from tests.gcs_server import Bucket
@@ -49,7 +49,7 @@ def test_steps_return_facts_and_reports(source: Path, tmp_path: Path) -> None:
 def test_signature_of_an_address_is_stored_and_printed_nowhere(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    version = sync(str(source), tmp_path / "first", Options()).path
+    version = sync(str(source), tmp_path / "first", SyncOptions()).path
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(version)))
     with serving(server) as base:
         metadata, _ = step(tmp_path, f"{base}/_MANIFEST.jsonl?sig=S3CRET")
@@ -87,10 +87,10 @@ def test_command_line_mirrors_and_prints_what_it_did(bucket: Bucket, tmp_path: P
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log() -> None:
-    meter = Meter(files=1, bytes=500_000)
+    meter = SyncCounters(files=1, bytes=500_000)
     terminal, log = Terminal(), io.StringIO()
     for stream in (terminal, log):
-        with Progress(stream) as progress:
+        with SyncProgress(stream) as progress:
             progress.watch("downloading", meter, 4, 1_000_000)
             line = progress.line(meter)
     assert line.startswith("█" * 12 + "░" * 12 + "  50%  1/4 files  500.0 kB")

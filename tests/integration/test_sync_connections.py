@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import PROGRESS, SMALL
 from kfp_ddp.storage.http import connection, origin
-from kfp_ddp.storage.http.answer import LOWEST_SPEED, Pace
+from kfp_ddp.storage.http.answer import LOWEST_SPEED, MinimumRate
 from kfp_ddp.storage.source import Retry
 from tests import tls
 from tests.gcs_server import Bucket, serve
@@ -32,7 +32,7 @@ BODIES = {
     "several buffers": random.Random(3).randbytes(SMALL),
     "large": random.Random(1).randbytes(3 * SMALL + 500_000),
 }
-QUICK = Options(concurrency=2, timeout=1)
+QUICK = SyncOptions(concurrency=2, timeout=1)
 TWICE = Retry(attempts=2, pause=0.01, longest=0.02)
 SMALL_BODY, LARGE_BODY = bytes(20_000), bytes(3 * SMALL)
 
@@ -305,7 +305,7 @@ def test_breaks_after_a_few_bytes_each_come_to_an_end(peer: RawServer, tmp_path:
 
 
 def test_pace_counts_waiting_alone_and_each_period_anew() -> None:
-    pace = Pace(10)
+    pace = MinimumRate(10)
     pace.waited(100)  # for the first byte: how long is another's matter
     pace.bytes += LOWEST_SPEED * 10
     pace.waited(9.9)

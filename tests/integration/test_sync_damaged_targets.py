@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import KfpDdpError, StorageError
 from kfp_ddp.datasets import checks, mirror
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import SMALL
@@ -56,7 +56,7 @@ def options_of(kind: str) -> dict[str, Any]:
 def synced(source: Path, target: Path, options: dict[str, Any]) -> Result | None:
     """Return the result of a sync, or None after a refusal of one line."""
     try:
-        return sync(str(source), target, Options(**options), run_id="run")
+        return sync(str(source), target, SyncOptions(**options), run_id="run")
     except KfpDdpError as refused:
         event("refused")
         line = str(refused)
@@ -118,9 +118,9 @@ def test_planted_links_lead_nowhere(tmp_path: Path, kind: str, choose: random.Ra
     source, target, other = base / "source", base / "target", base / "other"
     write(source, OBJECTS)
     options = options_of(kind)
-    first = sync(str(source), target, Options(**options), run_id="run")
+    first = sync(str(source), target, SyncOptions(**options), run_id="run")
     write(source, {"a/y": b"changed", "new/w": b"new"})
-    second = sync(str(source), target, Options(**options, dry_run=True))
+    second = sync(str(source), target, SyncOptions(**options, dry_run=True))
     if choose.random() < 0.5:
         write(source, OBJECTS)
         shutil.rmtree(source / "new")
@@ -227,7 +227,7 @@ def test_damaged_metadata_harms_nothing(tmp_path: Path, kind: str, choose: rando
     objects = {name: data for name, data in OBJECTS.items() if len(data) < 1000}
     write(source, objects)
     options = options_of(kind)
-    sync(str(source), target, Options(**options), run_id="run")
+    sync(str(source), target, SyncOptions(**options), run_id="run")
     ours = [*target.glob("versions/*/_*"), *target.glob(".kfsync/manifest.jsonl")]
     ours += [*target.glob(".kfsync/lock"), *target.glob(".kfsync/leases/*/*")]
     for path in choose.sample(sorted(ours), choose.randint(1, 2)):

@@ -16,10 +16,10 @@ import pytest
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets import stage
 from kfp_ddp.datasets.disk import locked
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import SMALL
-from kfp_ddp.datasets.versions import Store
+from kfp_ddp.datasets.versions import DatasetVersions
 from tests import sync_runs
 from tests.gcs_server import Bucket
 from tests.sync_runs import content, damage, fill, run, start, unpacked
@@ -250,7 +250,7 @@ def test_two_runs_at_once_both_succeed(bucket: Bucket, tmp_path: Path, versions:
 
 def test_second_run_that_must_not_wait_says_so(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket)
-    Store(tmp_path).prepare()
+    DatasetVersions(tmp_path).prepare()
     who = rf"{socket.gethostname()} syncs gs://bucket/other since \d{{4}}-.* UTC"
     with (
         locked(tmp_path, 0, "gs://bucket/other", lambda *_: None),
@@ -261,7 +261,7 @@ def test_second_run_that_must_not_wait_says_so(bucket: Bucket, tmp_path: Path) -
 
 def test_second_run_waits_and_then_lists_anew(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill(bucket)
-    Store(tmp_path).prepare()
+    DatasetVersions(tmp_path).prepare()
     error: list[str] = []
     holding = contextlib.ExitStack()
     holding.enter_context(locked(tmp_path, 0, "gs://bucket/other", lambda *_: None))
@@ -272,7 +272,7 @@ def test_second_run_waits_and_then_lists_anew(bucket: Bucket, tmp_path: Path) ->
             bucket.put("ds/new", b"new")
             holding.close()
 
-    result = sync("gs://bucket/ds", tmp_path, Options(), watch)
+    result = sync("gs://bucket/ds", tmp_path, SyncOptions(), watch)
     assert error[0] == error[2] == "listing"
     assert f"{tmp_path}: {socket.gethostname()} syncs gs://bucket/other since" in error[1]
     assert content(result.path) == objects | {"new": b"new"}
@@ -282,7 +282,7 @@ def test_version_that_is_there_waits_for_nobody(bucket: Bucket, tmp_path: Path) 
     fill(bucket)
     first = run(tmp_path).path
     bucket.put("other/x", b"x")
-    sync("gs://bucket/other", tmp_path, Options())
+    sync("gs://bucket/other", tmp_path, SyncOptions())
     with locked(tmp_path, 0, "gs://bucket/third", lambda *_: None):
         assert run(tmp_path, lock_wait=0).unchanged
         assert (tmp_path / "current").resolve() == first

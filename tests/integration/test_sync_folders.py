@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets import stage
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.transfer import SMALL
 from kfp_ddp.storage.folder import open_folder
 from kfp_ddp.storage.folder_source import FolderSource
@@ -19,7 +19,7 @@ from kfp_ddp.storage.listing import Filter
 from kfp_ddp.storage.source import SourceOptions
 from tests.sync_runs import another_user, content, sync, write
 
-QUICK = Options(concurrency=2)
+QUICK = SyncOptions(concurrency=2)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_followed_link_leads_where_it_was_listed(source: Path, tmp_path: Path, s
             (source / "link.jpg").unlink()
             (source / "link.jpg").symlink_to(tmp_path / "secret/2.jpg")
 
-    result = sync(str(source), tmp_path / "target", Options(symlinks="follow"), watch)
+    result = sync(str(source), tmp_path / "target", SyncOptions(symlinks="follow"), watch)
     assert content(result.path)["link.jpg"] == b"x" * size
     assert len(listings) == 2
 
@@ -104,7 +104,7 @@ def test_followed_link_leads_where_it_was_listed(source: Path, tmp_path: Path, s
 def test_links_of_folders_are_followed_but_not_in_circles(source: Path, tmp_path: Path) -> None:
     for number in range(4):
         (source / f"to-{number}").symlink_to("a")
-    follow = Options(symlinks="follow")
+    follow = SyncOptions(symlinks="follow")
     result = sync(str(source), tmp_path / "target", follow)
     assert len(content(result.path)) == 3 + 4 * 2
     (source / "a/b/up").symlink_to(source)
@@ -115,7 +115,7 @@ def test_links_of_folders_are_followed_but_not_in_circles(source: Path, tmp_path
 def test_source_disk_that_fails_while_read_is_one_line(source: Path, tmp_path: Path) -> None:
     (source / "x").symlink_to("/proc/self/mem")  # whose first bytes cannot be read
     with pytest.raises(StorageError, match=r"^cannot read source .*/x: Input/output error[^\n]*$"):
-        sync(str(source), tmp_path / "target", Options(symlinks="follow"))
+        sync(str(source), tmp_path / "target", SyncOptions(symlinks="follow"))
 
 
 def test_a_folder_is_read_in_batches(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_excluded_files_and_folders_are_not_read(source: Path) -> None:
 )
 def test_folders_that_are_passed_over(exclude: str, over: list[str], not_over: list[str]) -> None:
     chosen = Filter((), (exclude,))
-    assert [name for name in over + not_over if chosen.passes_over(name)] == over
+    assert [name for name in over + not_over if chosen.excludes_folder(name)] == over
 
 
 GLOBS = st.builds(
@@ -181,9 +181,9 @@ FILES = st.lists(st.sampled_from(["a", "b", "ab", "c"]), min_size=2, max_size=4)
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_filters_enter_the_folders_of_what_they_take(globs: list[str], name: list[str]) -> None:
     chosen = Filter((), tuple(globs))
-    if chosen.takes("/".join(name)):
+    if chosen.selects("/".join(name)):
         above = ["/".join(name[:end]) for end in range(1, len(name))]
-        assert not any(chosen.passes_over(folder) for folder in above)
+        assert not any(chosen.excludes_folder(folder) for folder in above)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "a/" * 3000, "\ud800", "3.jpg/x"])
@@ -213,4 +213,4 @@ def test_blocks_are_shared_where_the_file_system_can(
     assert calls == [stage.FICLONE] * min(shared + 1, 3)
     assert result.downloaded == 3
     assert content(result.path) == content(source)
-    assert sync(str(source), tmp_path / "target", Options(verify="full")).unchanged
+    assert sync(str(source), tmp_path / "target", SyncOptions(verify="full")).unchanged

@@ -14,12 +14,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.storage.kinds import open_source
 from tests.serving import Handler, RawServer, head, serving
 from tests.sync_runs import RETRY, content, manifest, sync
 
-QUICK = Options(concurrency=2, timeout=5)
+QUICK = SyncOptions(concurrency=2, timeout=5)
 FILES = {"a/x": b"x" * 3000, "b": b"y" * 20}
 COMMIT = "c0ffee" + "0" * 34
 

@@ -9,7 +9,7 @@ import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets import report
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
 from tests.sync_runs import another_user, content, fill, pretend_folding, run, write
@@ -128,7 +128,7 @@ def test_source_and_target_that_contain_one_another_are_refused(
     write(tmp_path, dict.fromkeys(("t/incoming/1", "t/versions/2", "t/x/3"), b"x"))
     (tmp_path / "link").symlink_to(tmp_path / "t")
     before = content(tmp_path)
-    options = Options(mirror=mirror, delete=True, max_delete=1)
+    options = SyncOptions(mirror=mirror, delete=True, max_delete=1)
     for prefix in ("", "file://"):
         if not refused:
             sync(f"{prefix}{tmp_path}/{source}", tmp_path / target, options)

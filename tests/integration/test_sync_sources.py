@@ -14,10 +14,10 @@ import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets import report
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.transfer import SMALL
 from kfp_ddp.storage import event_loop, store
-from kfp_ddp.storage.http.answer import Answer
+from kfp_ddp.storage.http.answer import Response
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.s3_objects import as_anonymous, s3_client
 from kfp_ddp.storage.source import Changed, Entry, Transient
@@ -26,7 +26,7 @@ from tests.gcs_server import Bucket, serve
 from tests.serving import Files, serving
 from tests.sync_runs import content, sync, write
 
-QUICK = Options(concurrency=4, timeout=5)
+QUICK = SyncOptions(concurrency=4, timeout=5)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_s3_with_md5_checksum_and_multipart_objects(s3: Any, tmp_path: Path) -> 
     assert (second.downloaded, second.linked) == (1, 3)
     assert content(second.path) == objects | {"a/x.png": b"z" * 3000}
     s3.delete_object(Bucket="bucket", Key="ds/a/sum.png")
-    kept = sync("s3://bucket/ds", tmp_path, Options(delete=False))
+    kept = sync("s3://bucket/ds", tmp_path, SyncOptions(delete=False))
     assert (kept.unchanged, kept.digest) == (True, second.digest)
 
 
@@ -139,9 +139,9 @@ def test_s3_body_with_wrong_bytes_fails(
     client = boto3.client("s3", config=Config(request_checksum_calculation=upload))
     client.put_object(Bucket="bucket", Key="ds/x", Body=b"x" * size)
     client.close()
-    take = Answer.take
+    take = Response.take
     # A server that sends wrong bytes with the right headers cannot be had on demand.
-    monkeypatch.setattr(Answer, "take", lambda self: [b"y" * len(b) for b in take(self)])
+    monkeypatch.setattr(Response, "take", lambda self: [b"y" * len(b) for b in take(self)])
     with pytest.raises(StorageError, match=rf"cannot read 'x' of s3://bucket/ds: {found_by}"):
         sync("s3://bucket/ds", tmp_path, QUICK)
     assert not (tmp_path / "current").exists()
@@ -167,7 +167,7 @@ def test_folder_with_links_and_empty_folders(tmp_path: Path) -> None:
     write(source, {"a/b/x y.png": b"x" * (SMALL + 1)})
     (source / "empty").mkdir()
     (source / "elsewhere").symlink_to("/etc/hostname")
-    skipped = sync(f"file://{source}", tmp_path / "target", Options(symlinks="skip"))
+    skipped = sync(f"file://{source}", tmp_path / "target", SyncOptions(symlinks="skip"))
     assert set(content(skipped.path)) == {"a/b/x y.png"}
     assert (skipped.path / "empty").is_dir()
 

@@ -11,10 +11,10 @@ import pytest
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.text import cell
 from kfp_ddp.datasets import report
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Result, Throttle
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.datasets.versions import Store, leases_of
+from kfp_ddp.datasets.versions import DatasetVersions, leases_of
 from kfp_ddp.jobs import identity
 from kfp_ddp.storage.leases import folder_lease
 from tests.gcs_server import Bucket
@@ -26,7 +26,7 @@ def test_max_delete_refuses_to_lose_most_of_a_dataset(tmp_path: Path) -> None:
     source, other, target = (tmp_path / name for name in ("source", "other", "target"))
     write(source, {str(number): b"x" for number in range(10)})
     write(other, {"0": b"x"})
-    first = sync(str(source), target, Options(dataset="photos"))
+    first = sync(str(source), target, SyncOptions(dataset="photos"))
     for number in range(9):
         (source / str(number)).unlink()
     for address, dataset in (
@@ -35,10 +35,10 @@ def test_max_delete_refuses_to_lose_most_of_a_dataset(tmp_path: Path) -> None:
         (f"file://localhost{source}/", "renamed"),
     ):
         with pytest.raises(InputError, match=r"lacks 9 of the 10 files .* max_delete to 1"):
-            sync(str(address), target, Options(dataset=dataset))
+            sync(str(address), target, SyncOptions(dataset=dataset))
         assert (target / "current").resolve() == first.path
-    sync(str(other), target, Options(dataset="another"))
-    shrunk = sync(str(source), target, Options(dataset="photos", max_delete=1))
+    sync(str(other), target, SyncOptions(dataset="another"))
+    shrunk = sync(str(source), target, SyncOptions(dataset="photos", max_delete=1))
     assert len(content(shrunk.path)) == 1
 
 
@@ -104,7 +104,7 @@ def test_datasets_in_turns_are_compared_with_their_own(bucket: Bucket, tmp_path:
         bucket.put(f"other/{name}", data[::-1])
 
     def other() -> Result:
-        return sync("gs://bucket/other", tmp_path, Options(dataset="b"))
+        return sync("gs://bucket/other", tmp_path, SyncOptions(dataset="b"))
 
     first = run(tmp_path, dataset="a")
     assert (other().linked, len(other().changes.removed)) == (0, 0)
@@ -127,7 +127,7 @@ def test_a_new_dataset_links_files_and_keeps_no_other(bucket: Bucket, tmp_path: 
     bucket.put("other/train/c0/0000.png", bucket.objects["ds/train/c0/0000.png"].data)
     bucket.put("other/train/c1/0001.png", b"else")
     run(tmp_path)
-    result = sync("gs://bucket/other", tmp_path, Options(delete=False))
+    result = sync("gs://bucket/other", tmp_path, SyncOptions(delete=False))
     assert (result.files, result.linked, result.downloaded) == (2, 1, 1)
     changes = result.changes
     assert (changes.added, changes.changed, changes.removed) == ([1], [], [])
@@ -249,7 +249,7 @@ def test_throttle_lets_bytes_pass_one_after_another() -> None:
     assert Throttle(0).delay(1000) == 0
 
 
-ONE = Options(keep_versions=1, keep_hours=0)
+ONE = SyncOptions(keep_versions=1, keep_hours=0)
 
 
 class Claim:
@@ -259,7 +259,7 @@ class Claim:
         self.source, self.target = folder / "source", folder / "target"
         self.source.mkdir()
 
-    def version(self, number: int, run_id: str = "", options: Options = ONE) -> Result:
+    def version(self, number: int, run_id: str = "", options: SyncOptions = ONE) -> Result:
         """Sync the source as it is at that number."""
         (self.source / "x").write_bytes(bytes([number]))
         return sync(str(self.source), self.target, options, run_id=run_id)
@@ -329,19 +329,19 @@ def test_nothing_goes_without_a_cluster(claim: Claim, monkeypatch: pytest.Monkey
 
 def test_version_handed_out_meanwhile_stays(claim: Claim, monkeypatch: pytest.MonkeyPatch) -> None:
     """Removing one takes minutes: what was seen before it says nothing about the next."""
-    found = [claim.version(number, options=Options(keep_versions=0)) for number in range(3)]
+    found = [claim.version(number, options=SyncOptions(keep_versions=0)) for number in range(3)]
     for at, each in enumerate(found):
         os.utime(each.path / "_SUCCESS", (10**9 - at, 10**9 - at))
     cluster(monkeypatch, lambda run_id: False)
-    clear = Store.clear
+    clear = DatasetVersions.clear
     oldest = found[2]
 
-    def slowly(self: Store, gone: list[str]) -> None:
+    def slowly(self: DatasetVersions, gone: list[str]) -> None:
         clear(self, gone)
         if any(found[1].path.name in name for name in gone):
-            assert Store(claim.target).hand_out(oldest.digest)
+            assert DatasetVersions(claim.target).record_use(oldest.digest)
 
-    monkeypatch.setattr(Store, "clear", slowly)
+    monkeypatch.setattr(DatasetVersions, "clear", slowly)
     last = claim.version(9)
     assert set(last.removed_versions) == {found[0].path.name, found[1].path.name}
     assert oldest.path.is_dir(), "it was handed out a moment ago"

@@ -17,7 +17,7 @@ from kfp_ddp import __version__
 from kfp_ddp.core import folders
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.datasets.access import EachNode, options_on_nodes
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.runs.train.engine import node_command, with_timeout
 from kfp_ddp.training.config import TrainConfig
@@ -240,7 +240,7 @@ def test_a_collective_with_a_silent_peer_ends_after_the_timeout(tmp_path: Path, 
 
 @pytest.fixture
 def on_node(trained_dataset: Path, tmp_path: Path) -> str:
-    listed = sync(str(trained_dataset), tmp_path / "none", Options(dry_run=True))
+    listed = sync(str(trained_dataset), tmp_path / "none", SyncOptions(dry_run=True))
     options = options_on_nodes({"dry_run": True})
     return EachNode(str(trained_dataset), "squares", listed.digest, options).address()
 

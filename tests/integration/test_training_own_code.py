@@ -143,7 +143,7 @@ def test_file_of_the_command_line_is_packed_without_its_folder(tmp_path: Path) -
     run = parse([*flags, f"{file}:build"])
     assert (run.model, model_file.unpack(run.model_code)) == ("mine.py:build", OWN)
     assert parse(run.to_argv()) == run
-    assert TrainConfig.create(**run.given()) == run
+    assert TrainConfig.create(**run.explicit()) == run
     (tmp_path / "weights.pth").touch()
     form = form_of("train_resnet").read(
         None, [f"model={file}:build", f"pretrained={tmp_path}/../{tmp_path.name}/weights.pth"]

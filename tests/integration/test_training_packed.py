@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.export.prove import real_samples
 from kfp_ddp.training import checkpoint
@@ -20,7 +20,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def archives(folders: Path) -> Path:
-    return sync(str(folders), folders.parent / "claim", Options(pack="tar")).path
+    return sync(str(folders), folders.parent / "claim", SyncOptions(pack="tar")).path
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_windows_of_archives_resume(archives: Path, tmp_path: Path) -> None:
 
 
 def test_archives_are_evaluated_as_folders(trained: Trained, tmp_path: Path) -> None:
-    packed = sync(str(trained.dataset), tmp_path / "claim", Options(pack="tar")).path
+    packed = sync(str(trained.dataset), tmp_path / "claim", SyncOptions(pack="tar")).path
     (packed / "_SUCCESS").write_text((trained.dataset / "_SUCCESS").read_text())
     results, samples = [], []
     _, info = checkpoint.load_model(trained.checkpoint)

@@ -61,7 +61,7 @@ def told(folder: Path, rank: int = 0) -> dict[str, Any]:
 
 def test_rank_writes_its_place_and_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_DDP_NODE", "node-a")
-    monkeypatch.setattr(Progress, "EVERY_S", 0.01)
+    monkeypatch.setattr(Progress, "INTERVAL_SECONDS", 0.01)
     folder = tmp_path / "ranks"
     with Progress(folder, 3) as progress:
         until((folder / "3.json").exists)

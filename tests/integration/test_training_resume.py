@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.checkpoint import Writer, verify
@@ -199,12 +199,12 @@ def test_run_does_not_resume_with_other_images_of_equal_size(photos: Path, tmp_p
     """A version records the checksum of each file."""
     first, *_, second = sorted((photos / "train").rglob("*.png"))
     second.write_bytes(first.read_bytes())
-    version = sync(str(photos), tmp_path / "claim", Options()).path
+    version = sync(str(photos), tmp_path / "claim", SyncOptions()).path
     fit(version, tmp_path / "run")
     content = bytearray(first.read_bytes())
     content[-1] ^= 1
     second.write_bytes(content)
-    changed = sync(str(photos), tmp_path / "claim", Options()).path
+    changed = sync(str(photos), tmp_path / "claim", SyncOptions()).path
     assert changed != version
     groups(version, tmp_path / "run")
     with pytest.raises(InputError, match="contents of the training images"):

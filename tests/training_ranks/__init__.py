@@ -221,7 +221,7 @@ def _rank(
     if "PROGRESS_SECONDS" in env:
         from kfp_ddp.training.watch import Progress
 
-        Progress.EVERY_S = float(env["PROGRESS_SECONDS"])
+        Progress.INTERVAL_SECONDS = float(env["PROGRESS_SECONDS"])
     sys.exit(main(argv))
 
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from kfp_ddp import __version__
-from kfp_ddp.checks.form import EVALUATE_ASKS, LAUNCHER_ASKS, SYNC_ASKS
+from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.pipelines import NAMES, compiled
-from kfp_ddp.pipelines.compiled import Images
+from kfp_ddp.pipelines.compiled import ImageOverrides
 from kfp_ddp.training.recipes import RECIPES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_names_of_artifacts_are_unique(name: str) -> None:
 
 
 def test_registry_replaces_that_of_all_images(pipelines: dict[str, Any], tmp_path: Path) -> None:
-    (path,) = compiled.write(pipelines, tmp_path, Images("registry.example.com/team/"))
+    (path,) = compiled.write(pipelines, tmp_path, ImageOverrides("registry.example.com/team/"))
     assert "ghcr.io" not in path.read_text()
     document = next(yaml.safe_load_all(path.read_text()))
     executors = document["deploymentSpec"]["executors"].values()
@@ -219,8 +219,8 @@ DOCUMENT, PLATFORM = documents("train_resnet")
 EXECUTORS: dict[str, Any] = DOCUMENT["deploymentSpec"]["executors"]
 PLATFORMS: dict[str, Any] = PLATFORM["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 LAUNCHING = {"exec-data-sync", "exec-train"}
-ASKS = {"exec-train": LAUNCHER_ASKS, "exec-data-sync": SYNC_ASKS}
-ASKS |= dict.fromkeys(("exec-evaluate", "exec-export"), EVALUATE_ASKS)
+ASKS = {"exec-train": LAUNCHER_REQUESTS, "exec-data-sync": SYNC_REQUESTS}
+ASKS |= dict.fromkeys(("exec-evaluate", "exec-export"), EVALUATE_REQUESTS)
 PARTS = ("resourceCpuRequest", "resourceCpuLimit", "resourceMemoryRequest", "resourceMemoryLimit")
 
 every = pytest.mark.parametrize("name", sorted(EXECUTORS))

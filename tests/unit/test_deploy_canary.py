@@ -19,7 +19,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.interface import Sample, _Image
 from kfp_ddp.models.serving import canary
-from kfp_ddp.models.serving.canary import address, ask, difference, sample_of, try_out
+from kfp_ddp.models.serving.canary import address, ask, check_canary, difference, sample_of
 from tests.exports import sealed
 from tests.serving import Handler, serving
 
@@ -118,7 +118,7 @@ def test_logits_may_differ_within_the_limit(content: bytes, problem: str) -> Non
 def test_several_answers_in_a_row_must_be_correct(server: Callable[[list[Answer]], str]) -> None:
     right, wrong = (200, answer(*LOGITS)), (200, answer(0, 0, 0))
     answers = [right, right, (503, b"starting"), right, wrong, right, right, right]
-    assert try_out(server(answers), "flowers", SAMPLE, 3, 5) > 0
+    assert check_canary(server(answers), "flowers", SAMPLE, 3, 5) > 0
     assert len(answers) == 1
 
 
@@ -130,10 +130,10 @@ def test_time_counts_from_the_first_wrong_answer_in_a_row(
     right, busy, answers = (200, answer(*LOGITS)), (503, b"busy"), list[Answer]()
     monkeypatch.setattr(canary, "ask", lambda *_: (answers.pop(0)[1] == b"busy" and "busy", 9.0))
     answers.extend([*[right] * 8, busy, *[right] * 9])
-    assert try_out("", "", SAMPLE, 9, 5) > 0
+    assert check_canary("", "", SAMPLE, 9, 5) > 0
     answers.extend([right, busy] * 500)
     with pytest.raises(JobError, match="busy"):
-        try_out("", "", SAMPLE, 9, 5)
+        check_canary("", "", SAMPLE, 9, 5)
     assert len(answers) > 900
 
 
@@ -147,7 +147,7 @@ def test_problem(server: Callable[[list[Answer]], str], monkeypatch: pytest.Monk
         ("http://127.0.0.1:1", "flowers", "does not"),
     ):
         with pytest.raises(JobError, match=f"/v2/models/{model}/infer {text}"):
-            try_out(address_, model, SAMPLE, 1, 5)
+            check_canary(address_, model, SAMPLE, 1, 5)
 
 
 def test_a_cancelled_run_sends_no_requests(server: Callable[[list[Answer]], str]) -> None:
@@ -155,7 +155,7 @@ def test_a_cancelled_run_sends_no_requests(server: Callable[[list[Answer]], str]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        try_out(server([(503, b"")]), "flowers", SAMPLE, 1, 5, cancelled)
+        check_canary(server([(503, b"")]), "flowers", SAMPLE, 1, 5, cancelled)
 
 
 @pytest.mark.parametrize("drips", [False, True])

@@ -186,7 +186,7 @@ def test_every_setting_of_a_mapping_is_in_a_table(subject: str) -> None:
         path.read_text() for name in reference.DOCUMENTS for path in reference.ROOT.glob(name)
     )
     for model in SUBJECTS[subject]:
-        own = model.own if subject != "job" else {"kind"}
+        own = model.set_by_step if subject != "job" else {"kind"}
         for name in set(model.model_fields) - own:
             assert f"| `{name}` | " in written, (model, name)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.checks.access import KUEUE_RIGHTS, launch_rights, secret
 from kfp_ddp.checks.claims import CLASSES, DEFAULT, claims
-from kfp_ddp.checks.finding import Cluster, Finding, Requirements
+from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import kserve, operators
 from kfp_ddp.jobs.check_job import GANGS
@@ -28,8 +28,8 @@ PVCS = "/api/v1/namespaces/space/persistentvolumeclaims/"
 NODES = [{"spec": {}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}] * 3
 
 
-def cluster(api: Api, existing: list[Object] | None = None, **fields: Any) -> Cluster:
-    return Cluster(api, Requirements(**fields), existing)
+def cluster(api: Api, existing: list[Object] | None = None, **fields: Any) -> CheckContext:
+    return CheckContext(api, Requirements(**fields), existing)
 
 
 def claim(name: str, phase: str = "Bound", mode: str = "ReadWriteMany", **spec: Any) -> Object:

@@ -12,9 +12,9 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets.access import EachNode, local_dataset, options_on_nodes
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
-from kfp_ddp.datasets.volume.request import Request
+from kfp_ddp.datasets.volume.request import VolumeRequest
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def address(source: Path, tmp_path: Path) -> str:
-    listed = sync(str(source), tmp_path / "none", Options(dry_run=True))
+    listed = sync(str(source), tmp_path / "none", SyncOptions(dry_run=True))
     return EachNode(str(source), "ds", listed.digest, options_on_nodes({})).address()
 
 
@@ -94,7 +94,7 @@ def step(folder: Path, **inputs: Any) -> Any:
 
 def test_options_reach_the_request() -> None:
     given = {"keep_claims": 1.0, "wait_seconds": 60, "storage_class": "fast"}  # as KFP sends them
-    request = Request.create(**INPUTS, **given)
+    request = VolumeRequest.create(**INPUTS, **given)
     assert (request.keep_claims, request.wait_seconds, request.storage_class) == (1, 60, "fast")
     assert request.name == "ds-digits-555555555555"
 

@@ -15,7 +15,7 @@ from kfp_ddp.core.failure import Failure
 from kfp_ddp.evaluation import engine, slices
 from kfp_ddp.evaluation.label_check import label_errors, near_duplicates
 from kfp_ddp.evaluation.predict import EMBEDDED, FEATURES, Predictions, Share, merged, predict_share
-from kfp_ddp.evaluation.request import Request
+from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.evaluation.results import split_digest
 from kfp_ddp.jobs.local import Ended
 from kfp_ddp.models.evaluation import wilson
@@ -169,13 +169,13 @@ def test_the_error_is_the_first_failure_of_a_rank(
         return ended
 
     monkeypatch.setattr(engine, "run_ranks", run_ranks)
-    request = Request.create(checkpoint="c", run_dir=str(run_dir), data="d")
+    request = EvaluationRequest.create(checkpoint="c", run_dir=str(run_dir), data="d")
     with pytest.raises(kind, match=message):
         engine.run_local_ranks(request, 3)
 
 
 def test_the_command_line_of_ranks_has_the_complete_request() -> None:
-    request = Request.create(
+    request = EvaluationRequest.create(
         checkpoint="gs://models/a b/$(X)",
         of_run=False,
         run_dir="gs://runs/1/evaluate",
@@ -184,10 +184,10 @@ def test_the_command_line_of_ranks_has_the_complete_request() -> None:
         champion="--no flag",
         options={"tags": "tags.csv", "resamples": 10},
     )
-    assert Request.parse(request.to_argv()) == request
+    assert EvaluationRequest.parse(request.to_argv()) == request
     for wrong in ([], ["--request"], ["--request", "{"], ["--request", json.dumps({"split": 1})]):
         with pytest.raises(InputError):
-            Request.parse(wrong)
+            EvaluationRequest.parse(wrong)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_command_line_of_ranks_has_the_complete_request() -> None:
 def test_an_invalid_input_is_named(field: str, value: Any) -> None:
     inputs = {"checkpoint": "c", "run_dir": "r", "data": "d", field: value}
     with pytest.raises(InputError, match=f"^{field}="):
-        Request.create(**inputs)
+        EvaluationRequest.create(**inputs)
 
 
 def test_the_digest_of_a_split_is_of_all_samples_and_their_content(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_nodes_are_in_the_order_of_their_dependencies() -> None:
     chain = [name for name, node in inner.items() if not node.inner]
     assert chain == ["data-sync", "dataset-volume", "train", "evaluate", "export", "gate"]
     assert [inner[name].after for name in chain] == [(), *((name,) for name in chain[:-1])]
-    assert titles(nodes(COMPILED))["if blessed"] == ("publish: seal and upload", "if service")
+    assert titles(nodes(COMPILED))["if blessed"] == ("publish: upload bundle", "if service")
 
 
 def test_groups_loops_and_branches_have_titles(nested: Path) -> None:

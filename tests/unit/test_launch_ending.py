@@ -42,7 +42,7 @@ class Files:
     def newest_step(self) -> int | None:
         return next(self.steps)
 
-    def leave(self) -> None:
+    def save_and_stop(self) -> None:
         self.left = True
 
 
@@ -50,7 +50,7 @@ def attending(cluster: Any, files: Any = None, *seen: Object) -> Ending:
     """Return one that has seen these objects."""
     ending = Ending(cluster, Owner("step", "workflow", "uid"))
     ending.watches[0].objects = {item["metadata"]["uid"]: item for item in seen}
-    ending.attend(JOB, files)
+    ending.watch_job(JOB, files)
     return ending
 
 
@@ -132,7 +132,7 @@ def test_hanging_step_reports_eviction(message: Path, capfd: pytest.CaptureFixtu
     """A sync of the claim may take longer than the step has."""
     api = FakeApi({POD: 0})
     ending = Ending(api, None)
-    pods = WatchCache(api, POD, {}, ending.stirred)
+    pods = WatchCache(api, POD, {}, ending.changed_or_over)
     pods.objects = {"p": EVICTED}
     with ending.watching():
         ending.watches.append(pods)

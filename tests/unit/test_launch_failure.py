@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.failure import RECORD, Failure, final_failure, lost_peer, read, write_record
-from kfp_ddp.jobs.failure import ROOT, LogError, error_in_log, root_cause
+from kfp_ddp.jobs.failure import ROOT, LogError, cause_in_pods, error_in_log
 from tests.cluster import ended, worker
 
 
@@ -88,33 +88,37 @@ def rank_record(rank: int, error: str, retryable: bool = False) -> str:
 )
 def test_the_cause_comes_before_its_consequences(consequence: str) -> None:
     cause = rank_record(3, "ValueError: no such layer")
-    result = root_cause([pod(0, 1, consequence, at=1), pod(1, 1, cause, at=2)], "")
+    result = cause_in_pods([pod(0, 1, consequence, at=1), pod(1, 1, cause, at=2)], "")
     assert result.error == "worker-1: rank 3: ValueError: no such layer"
     assert not result.retryable
     assert result.pod == "x-worker-1"
 
 
 def test_signals_lost_peers_and_timeouts_are_tried_again_and_memory_is_not() -> None:
-    assert root_cause([pod(0, 143)], "").retryable
+    assert cause_in_pods([pod(0, 143)], "").retryable
     lost = rank_record(0, "RuntimeError: Connection closed by peer")
-    assert root_cause([pod(0, 1, lost)], "").retryable
-    assert root_cause([pod(0, 1, "Watchdog caught collective operation timeout: x")], "").retryable
-    result = root_cause([pod(0, 137, reason="OOMKilled")], "")
+    assert cause_in_pods([pod(0, 1, lost)], "").retryable
+    assert cause_in_pods(
+        [pod(0, 1, "Watchdog caught collective operation timeout: x")], ""
+    ).retryable
+    result = cause_in_pods([pod(0, 137, reason="OOMKilled")], "")
     assert not result.retryable
     assert "raise memory" in result.error
 
 
 def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "message": "preempted by big"}
-    result = root_cause([pod(0, 1, "boom"), pod(1, 143, conditions=[condition])], "")
+    result = cause_in_pods([pod(0, 1, "boom"), pod(1, 143, conditions=[condition])], "")
     assert result.error == "worker-1: preempted by big"
     assert result.retryable
 
 
 def test_the_log_replaces_a_missing_message_and_the_job_missing_pods() -> None:
-    result = root_cause([pod(0, 1)], "", {"worker-0": ["KeyError: 'x'"]})
+    result = cause_in_pods([pod(0, 1)], "", {"worker-0": ["KeyError: 'x'"]})
     assert result.error == "worker-0: exit code 1: KeyError: 'x'"
-    assert root_cause([], "has reached the specified backoff limit").error.startswith("has reached")
+    assert cause_in_pods([], "has reached the specified backoff limit").error.startswith(
+        "has reached"
+    )
 
 
 def test_the_first_failure_within_one_second_is_the_cause() -> None:
@@ -124,9 +128,9 @@ def test_the_first_failure_within_one_second_is_the_cause() -> None:
         return json.dumps({"rank": rank, "error": f"ValueError: {rank}", "time": time, **more})
 
     pods = [pod(0, 1, message(0, 1000.2), at=1), pod(1, 1, message(1, 1000.1), at=1)]
-    assert root_cause(pods, "").error == "worker-1: rank 1: ValueError: 1"
+    assert cause_in_pods(pods, "").error == "worker-1: rank 1: ValueError: 1"
     pods[1] = pod(1, 1, message(1, 1000.1, consequence=True), at=1)
-    assert root_cause(pods, "").error == "worker-0: rank 0: ValueError: 0"
+    assert cause_in_pods(pods, "").error == "worker-0: rank 0: ValueError: 0"
 
 
 REPORT = """\

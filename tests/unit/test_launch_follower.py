@@ -15,10 +15,10 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow import follower as following
 from kfp_ddp.jobs.follow import logs
-from kfp_ddp.jobs.follow.decisions import Limits, Look, Pods, Verdict
+from kfp_ddp.jobs.follow.decisions import Limits, Pods, Snapshot, Verdict
 from kfp_ddp.jobs.follow.follower import Follower
 from kfp_ddp.jobs.follow.logs import LogCursor, Printer, Stamp
-from kfp_ddp.jobs.follow.narrator import Narrator
+from kfp_ddp.jobs.follow.narrator import StatusPrinter
 from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
@@ -40,7 +40,7 @@ class Ends(Ending):
     def delete_job(self) -> None:
         self.deleted += 1
 
-    def warm(self) -> None:
+    def keep_open(self) -> None:
         pass
 
 
@@ -173,7 +173,7 @@ def test_the_queue_is_requested_less_and_less_often(
 ) -> None:
     requests: list[float] = []
     queued = {**JOB, "spec": {"runPolicy": {"suspend": True}}}
-    narrator, kind = Narrator(Printer(), nowhere()), KINDS["pytorchjob"]
+    narrator, kind = StatusPrinter(Printer(), nowhere()), KINDS["pytorchjob"]
 
     def tell(clock: float, job: Object, reason: str) -> None:
         def explain(*fields: Any) -> dict[str, Reason]:
@@ -181,7 +181,7 @@ def test_the_queue_is_requested_less_and_less_often(
             return {"": Reason("", reason)}
 
         monkeypatch.setattr("kfp_ddp.jobs.follow.narrator.explain", explain)
-        narrator.report(Look(kind, job, Pods(kind, started(job)), True, now=0, clock=clock), [])
+        narrator.report(Snapshot(kind, job, Pods(kind, started(job)), True, now=0, clock=clock), [])
 
     for clock in range(100, 200):
         tell(clock, queued, "third in line")
@@ -237,7 +237,7 @@ def test_a_step_that_leaves_prints_no_line_that_its_successor_prints_again(
     writer = threading.Thread(target=lines)
     writer.start()
     assert printed.acquire(timeout=10)
-    files.leave()
+    files.save_and_stop()
     for _ in range(1000):
         assert printed.acquire(timeout=10)
     over.set()

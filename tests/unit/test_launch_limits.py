@@ -13,11 +13,11 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets.access import using
 from kfp_ddp.jobs import check_job, run
 from kfp_ddp.jobs.ending import Ending
-from kfp_ddp.jobs.failure import root_cause
+from kfp_ddp.jobs.failure import cause_in_pods
 from kfp_ddp.jobs.follow.decisions import (
     Limits,
-    Look,
     Pods,
+    Snapshot,
     Verdict,
     cannot_start,
     out_of_time,
@@ -50,15 +50,15 @@ def pod(name: str, phase: str, age: float, **metadata: Any) -> Object:
 
 def look(
     *existing: Object, job: Any = None, age: float = 600, kind: str = "pytorchjob", **seen: Any
-) -> Look:
+) -> Snapshot:
     """A look at a job of this age with these pods; `seen` is what else was seen of pods."""
     meta = {"name": "x", "uid": "job", "creationTimestamp": ago(age)}
     present = {item["metadata"]["uid"]: item for item in existing}
     pods = Pods(KINDS[kind], NOW - age, present, **seen)
-    return Look(KINDS[kind], {"metadata": meta, **(job or {})}, pods, True, now=NOW, clock=0)
+    return Snapshot(KINDS[kind], {"metadata": meta, **(job or {})}, pods, True, now=NOW, clock=0)
 
 
-def late(seen: Look, limits: Limits = SIX) -> str:
+def late(seen: Snapshot, limits: Limits = SIX) -> str:
     return out_of_time(seen, limits, "x is created: no node is free")
 
 
@@ -108,7 +108,9 @@ LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
         (look(pod("a", "Running", 6), age=60), Limits(deadline=60), None),
     ],
 )
-def test_a_pod_that_waits_long_ends_the_job(seen: Look, limits: Limits, who: str | None) -> None:
+def test_a_pod_that_waits_long_ends_the_job(
+    seen: Snapshot, limits: Limits, who: str | None
+) -> None:
     line = late(seen, limits)
     if who is None:
         assert line == ""
@@ -154,7 +156,7 @@ def test_an_elastic_job_ends_after_crashes(code: int, reason: str, retryable: bo
     assert result is not None
     assert (result.state, result.given_up) == (State("failed", "its pods crashed 2 times"), True)
     assert result.reasons == (crash, crash)
-    assert root_cause(result.reasons, result.state.message).retryable is retryable
+    assert cause_in_pods(result.reasons, result.state.message).retryable is retryable
 
 
 def test_a_failed_job_is_not_given_up() -> None:
@@ -186,7 +188,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, *conditions: Object) -> list[int]:
         created.append(attempt)
         seen = look(job={"status": {"conditions": list(conditions)}}, kind="trainjob")
         end = verdict(seen, limits) or Verdict(State("failed", "restarted"), given_up=True)
-        failure = end.failure or root_cause([left], end.state.message)
+        failure = end.failure or cause_in_pods([left], end.state.message)
         given_up = end.given_up
         return Outcome(end.state, given_up, failure=failure, job=seen.job, pods=[left])
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.jobs.failure import root_cause
+from kfp_ddp.jobs.failure import cause_in_pods
 from kfp_ddp.jobs.follow.decisions import (
     SETTLE_SECONDS,
     Limits,
-    Look,
     Pods,
+    Snapshot,
     Verdict,
     restarted_in_place,
     split_by_a_replacement,
@@ -49,13 +49,13 @@ CLOSED = "RuntimeError: Connection closed by peer [10.0.0.2]:4711"
 
 @pytest.mark.parametrize("peer", [pod("master-0"), pod("master-0", 1, CLOSED)])
 def test_a_lost_pod_is_the_cause_alone_and_of_a_closed_connection(peer: dict[str, Any]) -> None:
-    failure = root_cause([peer], "1 Worker replica(s) failed.", lost=[pod("worker-0")])
+    failure = cause_in_pods([peer], "1 Worker replica(s) failed.", lost=[pod("worker-0")])
     assert failure.retryable
     assert failure.error.endswith("its pod was removed while it ran")
 
 
 def test_a_lost_pod_hides_no_error_of_the_user() -> None:
-    failure = root_cause([pod("master-0", 2, "ValueError: no")], "", lost=[pod("worker-0")])
+    failure = cause_in_pods([pod("master-0", 2, "ValueError: no")], "", lost=[pod("worker-0")])
     assert not failure.retryable
     assert "ValueError: no" in failure.error
 
@@ -77,7 +77,7 @@ def test_a_failed_and_removed_pod_shows_the_cause() -> None:
 
     assert pods.lost == ()
     assert pods.ended_for_good == [failed]
-    assert "ValueError: no" in root_cause([peer, *pods.ended_for_good], "").error
+    assert "ValueError: no" in cause_in_pods([peer, *pods.ended_for_good], "").error
 
 
 def test_a_replaced_pod_is_not_part_of_the_end() -> None:
@@ -94,9 +94,11 @@ def test_a_pod_that_is_gone_was_lost_where_it_ran_and_ended_where_it_had() -> No
         assert (len(pods.lost), len(pods.ended)) == (lost, 1 - lost)
 
 
-def seen(*looks: Any, clock: float = 9999, heard_at: float = 0) -> Look:
+def seen(*looks: Any, clock: float = 9999, heard_at: float = 0) -> Snapshot:
     """The last of these looks at the pods of a job."""
-    return Look(KINDS["trainjob"], JOB, looked(*looks), True, now=0, clock=clock, heard_at=heard_at)
+    return Snapshot(
+        KINDS["trainjob"], JOB, looked(*looks), True, now=0, clock=clock, heard_at=heard_at
+    )
 
 
 AGAIN = pod("node-0")

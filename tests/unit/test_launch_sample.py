@@ -9,10 +9,10 @@ import pytest
 
 from kfp_ddp.core.files import read_below
 from kfp_ddp.jobs.ending import Ending
-from kfp_ddp.jobs.failure import root_cause
+from kfp_ddp.jobs.failure import cause_in_pods
 from kfp_ddp.jobs.follow import follower as following
 from kfp_ddp.jobs.follow import logs, narrator, ranks
-from kfp_ddp.jobs.follow.decisions import Limits, Look, Pods
+from kfp_ddp.jobs.follow.decisions import Limits, Pods, Snapshot
 from kfp_ddp.jobs.follow.follower import Follower, Outcome
 from kfp_ddp.jobs.follow.logs import LogCursor, PodLog, Stamp
 from kfp_ddp.jobs.identity import Owner
@@ -114,7 +114,7 @@ def test_a_reduced_pod_has_the_same_cause(tmp_path: Path) -> None:
     whole["metadata"]["managedFields"] = [{"fieldsV1": {"f:metadata": {}}}] * 20
     few = following.reduced_pod(whole)
     assert len(json.dumps(few)) < len(json.dumps(whole)) / 2
-    assert root_cause([few], "") == root_cause([whole], "")
+    assert cause_in_pods([few], "") == cause_in_pods([whole], "")
     images = [{"image": "a:1", "digest": "sha256:1"}]
     assert used_images([few], MAIN) == used_images([whole], MAIN) == images
     assert few["spec"]["volumes"] == whole["spec"]["volumes"][1:]
@@ -124,8 +124,8 @@ def test_a_stopped_pod_is_not_the_cause() -> None:
     """The operator stops the others as soon as one is gone, and these end with a signal's code."""
     stopped = pod(0, 0, ended(143, second=1))
     stopped["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert "worker-7: its pod was removed" in root_cause([stopped], "", {}, [pod(7, 0)]).error
-    alone = root_cause([stopped], "")
+    assert "worker-7: its pod was removed" in cause_in_pods([stopped], "", {}, [pod(7, 0)]).error
+    alone = cause_in_pods([stopped], "")
     assert (alone.exit_code, alone.retryable) == (143, True)
 
 
@@ -138,7 +138,7 @@ def follower(pods: dict[str, Object]) -> Follower:
     """One of a failed job with these pods."""
     failed = cluster.job("Failed")
     ending = Ending(nowhere(), Owner("step", "workflow", "uid"))
-    ending.warm = lambda: None  # type: ignore[method-assign]
+    ending.keep_open = lambda: None  # type: ignore[method-assign]
     return hold(Follower(nowhere(), KINDS["pytorchjob"], failed, ending, None), pods, failed)
 
 
@@ -231,7 +231,7 @@ def test_a_stall_of_many_is_seen_in_parts(
     monkeypatch.setattr(ranks, "read_below", read_counted)
     for half_seconds in range(200):
         before, clock = opened, half_seconds / 2
-        look = Look(KINDS["pytorchjob"], runs, seen, True, clock, clock)
+        look = Snapshot(KINDS["pytorchjob"], runs, seen, True, clock, clock)
         stall = still.look(look, 20)
         assert opened - before <= ranks.PART
         if stall is not None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.jobs.failure import root_cause
+from kfp_ddp.jobs.failure import cause_in_pods
 from kfp_ddp.jobs.follow import narrator
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import ApiError, Object, core
@@ -174,10 +174,10 @@ def failed(code: int, message: str, where: str = "containerStatuses") -> Object:
 )
 def test_cause_is_pending(pods: list[dict[str, Any]], error: str, retryable: bool) -> None:
     """The operator itself says no more than that a worker failed."""
-    result = root_cause(pods, "1 Worker replica(s) failed", never_started="worker-0: no secret")
+    result = cause_in_pods(pods, "1 Worker replica(s) failed", never_started="worker-0: no secret")
     assert (result.error, result.retryable) == (error, retryable)
 
 
 def test_an_init_container_that_fails_is_a_cause() -> None:
-    result = root_cause([failed(1, "no route", "initContainerStatuses")], "1 replica(s) failed")
+    result = cause_in_pods([failed(1, "no route", "initContainerStatuses")], "1 replica(s) failed")
     assert result.error == "worker-1: exit code 1: no route"

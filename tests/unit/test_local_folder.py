@@ -16,7 +16,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.local import engine, results, runs, screen
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished
 from kfp_ddp.local.screen import CLEAR_LINE, Phase
-from kfp_ddp.local.survey import located, look
+from kfp_ddp.local.survey import resolve_source, survey
 from tests import run_output
 from tests.commands import call, document
 from tests.run_output import Terminal
@@ -125,7 +125,9 @@ def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> 
     metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     line = "69 of 180 steps, stopped early, 5 images/s"
     assert runs.describe_step(tmp_path, "train") == line
-    assert results.Progress(tmp_path).line(80).endswith("step 69/180 · 5 images/s · stopped early")
+    assert (
+        results.RunProgress(tmp_path).line(80).endswith("step 69/180 · 5 images/s · stopped early")
+    )
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -143,7 +145,7 @@ def test_line_neither_wraps_nor_cuts_words(columns: int, monkeypatch: pytest.Mon
 def test_time_left_stays_in_a_narrow_terminal(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="train")
     for width, parts in ((22, ["step", "ETA"]), (49, ["step", "val", "ETA"]), (66, ["██", "loss"])):
-        line = results.Progress(run).line(width)
+        line = results.RunProgress(run).line(width)
         assert len(line) <= width
         assert all(part in line for part in (*parts, "ETA")), line
 
@@ -180,7 +182,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None:
-    surveyed = look(str(photos), {})
+    surveyed = survey(str(photos), {})
     names = [Path(path).name for path in surveyed.broken]
     assert sorted(names) == ["3.jpg", "4.jpg", "pipe.png"]
     assert surveyed.photographs.train + surveyed.photographs.val == 18 + 20 + 9
@@ -194,12 +196,12 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
     assert r"c\x1b" in notes, "few images"
     assert "\n".join(surveyed.left_out).count("a/") == 2
     with pytest.raises(InputError, match=r"labels=b/pipe\.png cannot be read .*not a plain file"):
-        look(str(photos), {"training": {"labels": "b/pipe.png"}})
+        survey(str(photos), {"training": {"labels": "b/pipe.png"}})
     with pytest.raises(InputError, match=r"3 images .*3\.jpg .*--set on_bad_image=skip"):
-        look(str(photos), {"training": {"on_bad_image": "fail"}})
+        survey(str(photos), {"training": {"on_bad_image": "fail"}})
     assert "a/4.jpg: it is empty" in "\n".join(surveyed.left_out)
     assert {"*.svg", "/a/3.jpg", "/b/pipe.png"} < {*surveyed.excluded}
-    left = look(str(photos), {"sync": {"exclude": ["/b/1?.jpg", *surveyed.excluded]}})
+    left = survey(str(photos), {"sync": {"exclude": ["/b/1?.jpg", *surveyed.excluded]}})
     assert not left.broken
     assert "13 of 50 images left out by exclude" in left.photographs.notes
 
@@ -213,7 +215,7 @@ def test_notes_count_what_can_be_read(photos: Path) -> None:
     for name in ("train/x/0", "train/x/1", "train/x/2", "val/y/0", "val/y/1"):
         (photos / f"{name}.png").write_text("no image")
     for more in ({}, {"script": "mine.py"}):  # which reads all files
-        surveyed = look(str(photos), {"training": more})
+        surveyed = survey(str(photos), {"training": more})
         assert surveyed.photographs.notes[-2:] == (
             "1 class without images to validate, so no classes are distinguished: "
             "y (12 to train on)",
@@ -222,7 +224,7 @@ def test_notes_count_what_can_be_read(photos: Path) -> None:
     for number in range(3, 12):
         (photos / f"train/x/{number}.png").write_text("no image")
     with pytest.raises(InputError, match=r"14 images cannot .* class folder train/x has no images"):
-        look(str(photos), {})
+        survey(str(photos), {})
 
 
 def test_table_of_many_classes_fits_a_screen(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_table_of_many_classes_fits_a_screen(tmp_path: Path) -> None:
         (tmp_path / f"{label:02}{'x' * 60}").mkdir()
         for number in range(4):
             Image.new("RGB", (9, 9)).save(tmp_path / f"{label:02}{'x' * 60}" / f"{number}.png")
-    table = look(str(tmp_path), {}).table
+    table = survey(str(tmp_path), {}).table
     assert len(table) == 23
     assert max(map(len, table)) <= 80
     assert "20 more" in table[-2]
@@ -239,4 +241,4 @@ def test_table_of_many_classes_fits_a_screen(tmp_path: Path) -> None:
 def test_archive_is_to_be_unpacked(tmp_path: Path) -> None:
     (tmp_path / "photos.zip").touch()
     with pytest.raises(InputError, match="unpack"):
-        located(str(tmp_path / "photos.zip"))
+        resolve_source(str(tmp_path / "photos.zip"))

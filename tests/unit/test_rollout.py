@@ -20,10 +20,10 @@ from kfp_ddp.models.serving.rollout import (
     before,
     in_service,
     label,
+    labelled,
     on_trial,
     predictor_of,
     served,
-    signed,
     take_back_of,
     trial_of,
 )
@@ -100,7 +100,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 def model(number: int, run: str = "run-1", **more: Any) -> Object:
     version = f"{number:012x}"
     uri = f"gs://models/{version}"
-    return signed({"model": {"storageUri": uri, **more}, "minReplicas": 2}, version, uri, run)
+    return labelled({"model": {"storageUri": uri, **more}, "minReplicas": 2}, version, uri, run)
 
 
 def spec(number: int) -> str:
@@ -111,7 +111,7 @@ def answering(server: Server, number: int) -> Service:
     """Return a service that serves only this model."""
     service = Service(server, "shop")
     started = service.begin(model(number), 10)
-    service.settle(predictor_of(started), before(started))
+    service.finish(predictor_of(started), before(started))
     return service
 
 
@@ -122,7 +122,7 @@ def roll_out(server: Server, number: int) -> None:
     if trial_of(started):
         started = service.promote(desired, 10)
     if on_trial(started):
-        service.settle(predictor_of(started), before(started))
+        service.finish(predictor_of(started), before(started))
 
 
 def state(server: Server) -> tuple[str, int | None, str]:
@@ -143,7 +143,7 @@ def test_the_previous_model_remains_recorded_after_promotion(server: Server) -> 
         assert on_trial(started)
         assert state(server) == ("2", 10, "1")
     annotations = copy.deepcopy(server.objects[SHOP]["metadata"]["annotations"])
-    service.settle(predictor_of(started), before(started))
+    service.finish(predictor_of(started), before(started))
     assert state(server) == ("2", None, "1")
     assert server.objects[SHOP]["metadata"]["annotations"] == annotations
 
@@ -161,7 +161,7 @@ def test_a_run_that_takes_over_rolls_back_to_the_model_before_both(server: Serve
     service.begin(model(2, "run-2"), 10)
     service.begin(model(3, "run-3"), 20)
     assert state(server) == ("3", 20, "1")
-    for act in (lambda: service.settle(model(2), None), lambda: service.take_back(spec(2))):
+    for act in (lambda: service.finish(model(2), None), lambda: service.take_back(spec(2))):
         with pytest.raises(JobError, match="shop was given another model by run-3 meanwhile"):
             act()
     assert f"{1:012x}" in service.take_back(spec(3))
@@ -201,7 +201,7 @@ def test_requests_with_lost_answers_are_repeated(server: Server) -> None:
     server.lose_answers = 1
     service.take_back(spec(2))
     server.lose_answers = 1
-    service.settle(before(started) or {}, None)
+    service.finish(before(started) or {}, None)
     assert state(server) == ("1", None, "")
 
 
@@ -261,7 +261,7 @@ def test_model_without_canary(server: Server, more: dict[str, Any], refused: str
     """
     server.mode, server.refused_field = "Standard", refused
     service = Service(server, "shop")
-    service.settle(service.begin(model(1, **more), 10)["spec"]["predictor"], None)
+    service.finish(service.begin(model(1, **more), 10)["spec"]["predictor"], None)
     service.begin(model(2), 10)
     assert (state(server), tried(server)) == (("2", 10, "1"), "")
 

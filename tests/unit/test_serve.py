@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from kfp_ddp.serve import limits
 from kfp_ddp.serve.batches import Batches, FullError
-from kfp_ddp.serve.limits import MAX_BODY, BodyLimit, Connection
+from kfp_ddp.serve.limits import MAX_BODY, BodyLimit, HttpConnection
 from kfp_ddp.serve.served import most_pixels
 from kfp_ddp.training.config import MAX_PIXELS
 
@@ -182,7 +182,7 @@ def test_body_is_limited(
 
 
 def test_body_that_stalls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SILENCE", 0.01)
+    monkeypatch.setattr(limits, "READ_TIMEOUT", 0.01)
     assert status([b"x"], {}, ends=False) == 408
 
 
@@ -203,10 +203,10 @@ def test_incomplete_headers_are_closed(begin: bytes, monkeypatch: pytest.MonkeyP
         await send({"type": "http.response.body", "body": b""})
 
     async def ask() -> bytes:
-        config = uvicorn.Config(app, http=Connection, lifespan="off", log_config=None)
+        config = uvicorn.Config(app, http=HttpConnection, lifespan="off", log_config=None)
         loop, state = asyncio.get_running_loop(), ServerState()
         async with await loop.create_server(
-            lambda: Connection(config, state, {}), "127.0.0.1", 0
+            lambda: HttpConnection(config, state, {}), "127.0.0.1", 0
         ) as server:
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             writer.write(begin)

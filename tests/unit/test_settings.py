@@ -21,7 +21,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 
 class Engine(Settings):
-    own: ClassVar[frozenset[str]] = frozenset({"place"})
+    set_by_step: ClassVar[frozenset[str]] = frozenset({"place"})
 
     place: str = Field("", description="Set by the step.")
     speed: int = Field(1, ge=1, description="How fast it goes.")
@@ -35,7 +35,7 @@ class Wheels(Settings):
 
 def test_each_model_gets_its_fields() -> None:
     fields = {"speed": 3.0, "count": 6, "place": "above"}
-    assert split("car", fields, Engine, Wheels, own={}) == [
+    assert split("car", fields, Engine, Wheels) == [
         {"speed": 3.0},
         {"count": 6, "place": "above"},
     ]
@@ -53,13 +53,13 @@ def test_unknown_setting_fails_with_one_line_error(
     fields: dict[str, object], models: tuple[type[Settings], ...], message: str
 ) -> None:
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        split("car", fields, *models, own={"count": "has a box of its own"})
+        split("car", fields, *models, reserved={"count": "has a box of its own"})
 
 
 def test_given_has_the_fields_that_are_set() -> None:
     engine = Engine.create(speed=3.0)
-    assert engine.given() == {"speed": 3}
-    assert Engine.create(**engine.given()) == engine
+    assert engine.explicit() == {"speed": 3}
+    assert Engine.create(**engine.explicit()) == engine
 
 
 def test_error_has_the_description_of_the_setting() -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from kfp_ddp.datasets.transfer import BUSY, Growth
-from kfp_ddp.storage.http.answer import BLOCK, Answer, HttpError
+from kfp_ddp.storage.http.answer import BLOCK, HttpError, Response
 from tests.sync_runs import mangled
 
 LIMIT = 400
@@ -57,9 +57,9 @@ def pieces(choose: random.Random, sent: bytes) -> Iterator[bytes]:
         sent = sent[size:]
 
 
-def taken(choose: random.Random, sent: bytes, limit: int = LIMIT) -> tuple[Answer, bytes]:
+def taken(choose: random.Random, sent: bytes, limit: int = LIMIT) -> tuple[Response, bytes]:
     """What is made of it when the connection ends after it."""
-    answer, body = Answer(limit), b""
+    answer, body = Response(limit), b""
     for piece in pieces(choose, sent):
         answer.feed(piece)
         body += b"".join(answer.take())
@@ -113,7 +113,7 @@ def test_mangled_answers_are_errors_or_answers_within_their_limit() -> None:
 def test_invalid_sizes_and_lengths_are_refused(head: str, numbers: list[str]) -> None:
     for number in (*numbers, "-1", "+1", "0x1", "1_0", "1 1", "٥"):
         with pytest.raises(HttpError, match=r"chunk size|content-length"):
-            Answer(LIMIT).feed(f"HTTP/1.1 200 OK\r\n{head}{number}\r\n\r\n".encode())
+            Response(LIMIT).feed(f"HTTP/1.1 200 OK\r\n{head}{number}\r\n\r\n".encode())
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_invalid_sizes_and_lengths_are_refused(head: str, numbers: list[str]) ->
 )
 def test_more_than_was_listed_is_refused_before_it_is_there(head: bytes) -> None:
     with pytest.raises(HttpError, match="more than 400 bytes"):
-        Answer(LIMIT).feed(b"HTTP/1.1 200 OK\r\n" + head)
-    refusal = Answer(0)
+        Response(LIMIT).feed(b"HTTP/1.1 200 OK\r\n" + head)
+    refusal = Response(0)
     refusal.feed(b"HTTP/1.1 403 No\r\n" + head)
     assert refusal.size <= BLOCK, "the words of a refusal may be longer than the object"
 
@@ -146,4 +146,4 @@ def test_more_than_was_listed_is_refused_before_it_is_there(head: bytes) -> None
 def test_growth(caught: str, periods: list[tuple[float, float]], grows: list[bool]) -> None:
     """Periods are of processors in use, and of bytes a second."""
     growth = Growth(lambda: 0)
-    assert [growth.of_use(busy, rate) for busy, rate in periods] == grows, caught
+    assert [growth.more_connections_help(busy, rate) for busy, rate in periods] == grows, caught

@@ -138,7 +138,7 @@ def test_error_lists_five_invalid_names_and_counts_the_others() -> None:
     ],
 )
 def test_reason_of_an_invalid_name(name: str, size: int, why: str) -> None:
-    assert names.judge(name, size) == why
+    assert names.reason_invalid(name, size) == why
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,9 @@ def test_any_names_become_valid_files(policy: str, folds: bool, objects: dict[st
     result = names.apply(made, policy, folds)
     chosen = result.listing
     assert all(map(str.isprintable, chosen.names))
-    assert all(not names.judge(n, s) for n, s in zip(chosen.names, chosen.sizes, strict=True))
+    assert all(
+        not names.reason_invalid(n, s) for n, s in zip(chosen.names, chosen.sizes, strict=True)
+    )
     forms = {names.fold(name) if folds else name for name in chosen.names}
     assert len(forms) == len(chosen)
     assert names.apply(chosen, "error", folds).skipped == []
@@ -254,7 +256,7 @@ def test_names_that_fit_beside_a_listing(folds: bool, fits: set[str]) -> None:
     beside = listing("a/b", "c")
     wanted = ["a/d", "c/d", "a", "e", "../f", "c", "c/", "C", "A", "_Success"]
     wanted += ["E/f", "\u00e9", "e\u0301", "g/h", "G/i"]
-    assert names.fitting(wanted, beside, folds) == fits
+    assert names.matching(wanted, beside, folds) == fits
 
 
 PROBE = ".kfsync-probe-\u00e9a"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.storage.http.origin import Origin, display
 from kfp_ddp.storage.kinds import open_source
@@ -39,12 +39,12 @@ def test_the_command_line_refuses_wrong_values(flags: list[str], tmp_path: Path)
 def test_a_plain_folder_has_other_defaults_than_versions(
     flags: list[str], wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Options] = []
+    seen: list[SyncOptions] = []
 
     class Stopped(Exception):  # noqa: N818
         pass
 
-    def sync(source: str, target: object, options: Options, watch: object) -> None:
+    def sync(source: str, target: object, options: SyncOptions, watch: object) -> None:
         seen.append(options)
         raise Stopped
 
@@ -63,7 +63,7 @@ def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
         "max_delete": 1.0,
         "include": ("*.png", "*.jpg"),
     }
-    assert result == Options(dataset="photos", **wanted)
+    assert result == SyncOptions(dataset="photos", **wanted)
     assert [type(result.lock_wait), type(result.max_delete)] == [int, float]
     assert options_of("", {"include": ["a", "b"]}).include == ("a", "b")
 
@@ -88,7 +88,7 @@ def test_what_the_sync_cannot_use_is_named(given: dict[str, Any], why: str) -> N
 
 def test_what_a_plain_folder_cannot_be_is_named() -> None:
     with pytest.raises(InputError, match=r"^pack=tar makes versions; leave mirroring off"):
-        Options(mirror=True, pack="tar")
+        SyncOptions(mirror=True, pack="tar")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import StorageError
-from kfp_ddp.datasets.versions import Store, success
+from kfp_ddp.datasets.versions import DatasetVersions, success
 from kfp_ddp.storage import manifest
 from tests.files import write
 
@@ -14,20 +14,20 @@ ONE, OTHER = "1" * 64, "2" * 64
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    made = Store(tmp_path / "target")
+def store(tmp_path: Path) -> DatasetVersions:
+    made = DatasetVersions(tmp_path / "target")
     made.prepare()
     return made
 
 
-def published(store: Store, digest: str = ONE) -> Path:
+def published(store: DatasetVersions, digest: str = ONE) -> Path:
     tree = store.build_folder(digest) / "tree"
     write(tree / "file", "data")
     store.publish(tree.parent, digest)
     return store.version(digest)
 
 
-def test_a_published_version_is_complete_for_its_digest(store: Store) -> None:
+def test_a_published_version_is_complete_for_its_digest(store: DatasetVersions) -> None:
     version = published(store)
     assert sorted(path.name for path in version.iterdir()) == ["_SUCCESS", "file"]
     assert (version / "_SUCCESS").read_text() == f"{ONE}\n"
@@ -37,7 +37,9 @@ def test_a_published_version_is_complete_for_its_digest(store: Store) -> None:
     assert list((store.work / "trash").iterdir()) == []
 
 
-def test_a_version_is_marked_by_a_file_beside_its_tree(store: Store, tmp_path: Path) -> None:
+def test_a_version_is_marked_by_a_file_beside_its_tree(
+    store: DatasetVersions, tmp_path: Path
+) -> None:
     """Where that is a link it is replaced, not followed, and a build that is a link is refused."""
     build, outside = store.build_folder(ONE), tmp_path / "outside"
     write(outside / "file", "theirs")
@@ -55,11 +57,11 @@ def test_a_version_is_marked_by_a_file_beside_its_tree(store: Store, tmp_path: P
     assert list((outside / "tree").iterdir()) == []
 
 
-def test_current_points_at_the_version_flipped_to_last(store: Store) -> None:
+def test_current_points_at_the_version_flipped_to_last(store: DatasetVersions) -> None:
     assert store.current() is None
     for digest in (ONE, OTHER, OTHER, ONE):
         published(store, digest)
-        store.flip(digest)
+        store.set_current(digest)
         assert os.readlink(store.root / "current") == f"versions/{digest[:12]}"
         assert store.current() == store.version(digest)
     assert sorted(path.name for path in store.root.iterdir()) == [".kfsync", "current", "versions"]
@@ -70,62 +72,66 @@ def test_current_points_at_the_version_flipped_to_last(store: Store) -> None:
 @pytest.mark.parametrize(
     "target", ["versions/../versions/{}", "other/{}", "{}", "/versions/{}", "versions/{}/x"]
 )
-def test_a_link_to_elsewhere_is_no_current_version(store: Store, target: str) -> None:
+def test_a_link_to_elsewhere_is_no_current_version(store: DatasetVersions, target: str) -> None:
     version = published(store)
     (store.root / "current").symlink_to(target.format(version.name))
     assert store.current() is None
 
 
-def test_flipping_keeps_what_stands_in_the_way(store: Store) -> None:
+def test_flipping_keeps_what_stands_in_the_way(store: DatasetVersions) -> None:
     (store.root / "current").mkdir()
     with pytest.raises(StorageError, match="current is a folder where a link must be; move it"):
-        store.flip(ONE)
+        store.set_current(ONE)
     (store.root / "current").rmdir()
     store.work.rename(store.root / "moved")
     with pytest.raises(StorageError, match=f"^cannot write to {store.work}: No such file"):
-        store.flip(ONE)
+        store.set_current(ONE)
     assert not (store.root / "current").is_symlink()
 
 
-def test_a_version_that_is_gone_is_not_handed_out(store: Store) -> None:
-    assert not store.hand_out(ONE, "run")
+def test_a_version_that_is_gone_is_not_handed_out(store: DatasetVersions) -> None:
+    assert not store.record_use(ONE, "run")
     version = published(store)
     (version / "_SUCCESS").unlink()
-    assert not store.hand_out(ONE, "run")
+    assert not store.record_use(ONE, "run")
     assert not store.leases(ONE).exists()
 
 
-def test_a_read_only_version_is_handed_out(store: Store, tmp_path: Path) -> None:
+def test_a_read_only_version_is_handed_out(store: DatasetVersions, tmp_path: Path) -> None:
     """A link, through which nothing is written, stands for a volume that is mounted read-only."""
     elsewhere = published(store).rename(tmp_path / "elsewhere")
     os.utime(elsewhere / "_SUCCESS", (1, 1))
     store.version(ONE).symlink_to(elsewhere)
-    assert store.hand_out(ONE, "run")
+    assert store.record_use(ONE, "run")
     assert (elsewhere / "_SUCCESS").stat().st_mtime == 1
     assert not store.leases(ONE).exists()
 
 
-def test_of_a_mark_that_is_a_link_only_the_link_is_renewed(store: Store, tmp_path: Path) -> None:
+def test_of_a_mark_that_is_a_link_only_the_link_is_renewed(
+    store: DatasetVersions, tmp_path: Path
+) -> None:
     version, theirs = published(store), tmp_path / "theirs"
     theirs.touch()
     os.utime(theirs, (1, 1))
     (version / "_SUCCESS").unlink()
     (version / "_SUCCESS").symlink_to(theirs)
-    assert store.hand_out(ONE)
+    assert store.record_use(ONE)
     assert theirs.stat().st_mtime == 1
     assert success(version) == ""
 
 
-def test_no_lease_is_left_through_a_link(store: Store, tmp_path: Path) -> None:
+def test_no_lease_is_left_through_a_link(store: DatasetVersions, tmp_path: Path) -> None:
     published(store)
     (tmp_path / "outside").mkdir()
     (store.work / "leases").symlink_to(tmp_path / "outside")
     with pytest.raises(StorageError, match=f"^cannot write to {store.work}/leases: "):
-        store.hand_out(ONE, "run")
+        store.record_use(ONE, "run")
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_a_version_removed_meanwhile_is_none(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_removed_meanwhile_is_none(
+    store: DatasetVersions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for digest in (ONE, OTHER):
         published(store, digest)
     assert [path for _, path in store.versions_of("")] == [store.version(OTHER), store.version(ONE)]
@@ -134,7 +140,7 @@ def test_a_version_removed_meanwhile_is_none(store: Store, monkeypatch: pytest.M
     def removed(version: Path) -> str:
         said = dataset(version)
         if version == store.version(ONE):
-            store.clear([store.take_away(version)])
+            store.clear([store.move_to_trash(version)])
         return said
 
     monkeypatch.setattr(manifest, "dataset", removed)
@@ -142,7 +148,9 @@ def test_a_version_removed_meanwhile_is_none(store: Store, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\xe9", "x" * 200, " " * 100 + ONE])
-def test_a_mark_that_says_no_digest_makes_nothing_whole(store: Store, content: str) -> None:
+def test_a_mark_that_says_no_digest_makes_nothing_whole(
+    store: DatasetVersions, content: str
+) -> None:
     version = published(store)
     (version / "_SUCCESS").write_text(content)
     assert not store.complete(ONE)

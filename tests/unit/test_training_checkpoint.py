@@ -180,7 +180,7 @@ def test_writer_keeps_the_newest_and_the_spared_steps(writer: Writer) -> None:
     weight = torch.zeros(1000)
     for step in (1, 2, 3, 4):
         weight.fill_(step)
-        writer.save(step, {"model": {"w": weight}}, {}, spared=(1,))
+        writer.save(step, {"model": {"w": weight}}, {}, keep_also=(1,))
         weight.fill_(-1)
     assert saved(writer)["model"]["w"].tolist() == [4.0] * 1000
     assert [step_of(path) for path in steps(writer.directory)] == [4, 3, 1]

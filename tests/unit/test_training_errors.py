@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, PeerLostError, StorageError
-from kfp_ddp.core.failure import Failure, read, report, root_cause
+from kfp_ddp.core.failure import Failure, cause_in_error_files, read, report
 from kfp_ddp.training import rank, watch
 from kfp_ddp.training.checkpoint import UnreadableError
 from kfp_ddp.training.distributed import World
@@ -123,18 +123,18 @@ def test_root_cause_is_the_first_failure_that_is_not_a_consequence() -> None:
             3: _Failure(1, 10.5, "ValueError: first"),
         }
 
-    cause = root_cause(Error(), "kept")
+    cause = cause_in_error_files(Error(), "kept")
     assert (cause.rank, cause.error, cause.exit_code) == (3, "ValueError: first", 1)
     assert not cause.retryable
     Error.failures = {0: Error.failures[0], 1: _Failure(-9, 10.0)}
-    killed = root_cause(Error(), "kept")
+    killed = cause_in_error_files(Error(), "kept")
     assert (killed.rank, killed.exit_code) == (1, 137)
     Error.failures = {0: _Failure(2, 10.0, "cannot read it")}
-    assert not root_cause(Error(), "kept").retryable
+    assert not cause_in_error_files(Error(), "kept").retryable
     Error.failures[0].error_file_data["retryable"] = True
-    assert root_cause(Error(), "kept").retryable
+    assert cause_in_error_files(Error(), "kept").retryable
     Error.failures = {0: _Failure(143, 10.0), 1: _Failure(143, 11.0)}
-    assert root_cause(Error(), "kept").error == "preempted; kept"
+    assert cause_in_error_files(Error(), "kept").error == "preempted; kept"
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\N{SMILING FACE WITH SUNGLASSES}", '"'])

@@ -65,7 +65,7 @@ def test_flags_have_only_the_fields_that_were_set() -> None:
         "--no-tensorboard",
     ]
     again = parse(run.to_argv())
-    assert again.model_fields_set == run.model_fields_set == set(run.given())
+    assert again.model_fields_set == run.model_fields_set == set(run.explicit())
     other_forms = parse(
         ["--data=/d", "--output_dir", "/o", "--pretrained", "epochs=2", "--compile"]
     )

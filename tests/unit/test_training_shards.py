@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.storage import manifest
 from kfp_ddp.training import shards
@@ -49,7 +49,7 @@ def version(tmp_path: Path) -> Path:
     for name, data in FILES.items():
         path = tmp_path / "bucket" / name
         write(path, data)
-    done = sync(str(tmp_path / "bucket"), tmp_path / "data", Options(pack="tar"))
+    done = sync(str(tmp_path / "bucket"), tmp_path / "data", SyncOptions(pack="tar"))
     return done.path
 
 
@@ -171,7 +171,7 @@ def folders(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packed(folders: Path, tmp_path: Path) -> Path:
-    return sync(str(folders), tmp_path / "claim", Options(pack="tar")).path
+    return sync(str(folders), tmp_path / "claim", SyncOptions(pack="tar")).path
 
 
 def at(index: Index, name: str) -> int:
@@ -255,11 +255,11 @@ def test_cache_has_the_images_of_archives(packed: Path, tmp_path: Path) -> None:
 def test_digest_is_of_images_and_positions(folders: Path, packed: Path, tmp_path: Path) -> None:
     plain, archived = (splits_of(data).train for data in (folders, packed))
     digests = {digest_of(index, ALONE) for index in (plain, archived)}
-    again = sync(str(folders), tmp_path / "another", Options(pack="tar")).path
+    again = sync(str(folders), tmp_path / "another", SyncOptions(pack="tar")).path
     digests.add(digest_of(splits_of(again).train, ALONE))
     assert len(digests) == 2, "the same wherever the claim is mounted"
     (folders / "train/class0/a.png").write_bytes((folders / VICTIM).read_bytes())
-    moved = sync(str(folders), tmp_path / "another", Options(pack="tar")).path
+    moved = sync(str(folders), tmp_path / "another", SyncOptions(pack="tar")).path
     (folders / "train/class0/a.png").unlink()
     shifted = splits_of(moved).train
     shifted = shifted.only([i for i in range(13) if not shifted.paths[i].endswith("/a.png")])

@@ -8,7 +8,7 @@ from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import NAMESPACE_FILE, STARTING, Api, ApiError, Object
 
 
-class Kind(NamedTuple):
+class Resource(NamedTuple):
     """A kind of resource; the core group is ''."""
 
     group: str
@@ -22,40 +22,42 @@ class Kind(NamedTuple):
         return "claim" if self == CLAIMS else self.plural
 
 
-CLAIMS = Kind("", "v1", "persistentvolumeclaims")
-PODS = Kind("", "v1", "pods")
-SNAPSHOTS = Kind("snapshot.storage.k8s.io", "v1", "volumesnapshots")
-SNAPSHOT_CLASSES = Kind("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses", namespaced=False)
-GCP_SOURCES = Kind("datalayer.gke.io", "v1", "gcpdatasources")
-STORAGE_CLASSES = Kind("storage.k8s.io", "v1", "storageclasses", namespaced=False)
-ATTACHMENTS = Kind("storage.k8s.io", "v1", "volumeattachments", namespaced=False)
+CLAIMS = Resource("", "v1", "persistentvolumeclaims")
+PODS = Resource("", "v1", "pods")
+SNAPSHOTS = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshots")
+SNAPSHOT_CLASSES = Resource(
+    "snapshot.storage.k8s.io", "v1", "volumesnapshotclasses", namespaced=False
+)
+GCP_SOURCES = Resource("datalayer.gke.io", "v1", "gcpdatasources")
+STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", namespaced=False)
+ATTACHMENTS = Resource("storage.k8s.io", "v1", "volumeattachments", namespaced=False)
 
 
 class Refused(Exception):  # noqa: N818
     """The service account has no right to this, or the API is not installed."""
 
 
-class Cluster:
+class VolumeApi:
     """PVCs, snapshots and pods of one namespace, as JSON; each request may raise `Refused`."""
 
     def __init__(self, api: Api) -> None:
         self.api, self.namespace = api, api.namespace
 
-    def get(self, kind: Kind, name: str) -> Object | None:
+    def get(self, kind: Resource, name: str) -> Object | None:
         """Return an object; None if it is missing."""
         return self._ask(f"get {kind.word} {name}", "GET", kind, name, empty=404) or None
 
-    def items(self, kind: Kind, query: dict[str, str] | None = None) -> list[Object]:
+    def items(self, kind: Resource, query: dict[str, str] | None = None) -> list[Object]:
         """Return the objects of a kind."""
         items: list[Object] = self._ask(f"list {kind.word}", "GET", kind, query=query)["items"]
         return items
 
-    def create(self, kind: Kind, body: Object) -> Object | None:
+    def create(self, kind: Resource, body: Object) -> Object | None:
         """Create an object; return None if one of this name exists."""
         what = f"create {kind.word} {body['metadata']['name']}"
         return self._ask(what, "POST", kind, body=body, empty=409) or None
 
-    def delete(self, kind: Kind, name: str) -> None:
+    def delete(self, kind: Resource, name: str) -> None:
         """Delete an object if it exists."""
         self._ask(f"delete {kind.word} {name}", "DELETE", kind, name, empty=404)
 
@@ -86,7 +88,7 @@ class Cluster:
         self,
         what: str,
         method: str,
-        kind: Kind,
+        kind: Resource,
         name: str = "",
         body: Object | None = None,
         query: dict[str, str] | None = None,
@@ -109,7 +111,7 @@ class Cluster:
             raise StorageError(f"cannot {what}: {reason}") from error
 
 
-def connect() -> Cluster | None:
+def connect() -> VolumeApi | None:
     """Return the cluster and namespace of this pod; None outside of any."""
     if not os.environ.get("KUBERNETES_SERVICE_HOST"):
         return None
@@ -117,4 +119,4 @@ def connect() -> Cluster | None:
         raise InputError(
             "the pod has no service account token; set automountServiceAccountToken to true"
         )
-    return Cluster(Api.connect())
+    return VolumeApi(Api.connect())

@@ -10,9 +10,9 @@ from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import EachNode, options_on_nodes
 from kfp_ddp.datasets.engine import Artifact
 from kfp_ddp.datasets.versions import success
-from kfp_ddp.datasets.volume.cluster import CLAIMS, Cluster, Refused, connect
+from kfp_ddp.datasets.volume.cluster import CLAIMS, Refused, VolumeApi, connect
 from kfp_ddp.datasets.volume.publish import collect, publish
-from kfp_ddp.datasets.volume.request import Options, Published, Request
+from kfp_ddp.datasets.volume.request import Published, VolumeOptions, VolumeRequest
 
 
 class Volume(NamedTuple):
@@ -24,9 +24,9 @@ class Volume(NamedTuple):
 
 @step
 def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -> Volume:
-    """Publish the version as `Options` has it, collect old claims, and write the report."""
-    (settings,) = split("options", options, Options, own={})
-    request = Request.create(**inputs, **settings)
+    """Publish the version as `VolumeOptions` has it, collect old claims, and write the report."""
+    (settings,) = split("options", options, VolumeOptions)
+    request = VolumeRequest.create(**inputs, **settings)
     if request.publish == "none":
         done = Published(request.claim, request.path, "none", ["nothing was published"])
     elif request.publish == "each-node":
@@ -56,7 +56,7 @@ def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -
     return Volume(done.claim, done.path)
 
 
-def _notebook(cluster: Cluster, request: Request) -> bool:
+def _notebook(cluster: VolumeApi, request: VolumeRequest) -> bool:
     """Return whether this pod has the version in a folder of its own, without a PVC."""
     if success(Path(request.path)) != request.digest:
         return False
@@ -66,7 +66,7 @@ def _notebook(cluster: Cluster, request: Request) -> bool:
         return True
 
 
-def on_each_node(request: Request) -> Published:
+def on_each_node(request: VolumeRequest) -> Published:
     """Return an address with which each reader syncs the version to a folder of its own."""
     options = options_on_nodes(request.sync)
     dataset = EachNode(request.source, request.dataset, request.digest, options)
@@ -74,7 +74,7 @@ def on_each_node(request: Request) -> Published:
     return Published(request.claim, dataset.address(), "each-node", [note])
 
 
-def local(request: Request) -> Published:
+def local(request: VolumeRequest) -> Published:
     """Return the folder itself, without a PVC; raises StorageError if it is not the version."""
     digest = success(Path(request.path))
     if digest != request.digest:

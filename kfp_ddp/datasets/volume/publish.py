@@ -15,11 +15,11 @@ from kfp_ddp.datasets.volume.cluster import (
     SNAPSHOT_CLASSES,
     SNAPSHOTS,
     STORAGE_CLASSES,
-    Cluster,
-    Kind,
     Refused,
+    Resource,
+    VolumeApi,
 )
-from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, Request
+from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, VolumeRequest
 from kfp_ddp.jobs.identity import live_runs
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.storage.http.origin import display
@@ -31,7 +31,7 @@ _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no
 _PD = "pd.csi.storage.gke.io"
 
 
-def publish(cluster: Cluster, request: Request) -> Published:
+def publish(cluster: VolumeApi, request: VolumeRequest) -> Published:
     """Publish by the requested strategy; `auto` falls back to in-place with a note."""
     strategy: str = request.publish
     notes: list[str] = []
@@ -62,7 +62,7 @@ def publish(cluster: Cluster, request: Request) -> Published:
     return done
 
 
-def choose(cluster: Cluster, staging: Object) -> tuple[str, str]:
+def choose(cluster: VolumeApi, staging: Object) -> tuple[str, str]:
     """Return the best strategy that is known to work here, and the reason."""
     if "ReadWriteMany" in staging["spec"]["accessModes"]:
         return "in-place", "the claim can be mounted by many"
@@ -86,7 +86,7 @@ def choose(cluster: Cluster, staging: Object) -> tuple[str, str]:
     return "in-place", f"{driver} has no snapshot class"
 
 
-def in_place(cluster: Cluster, request: Request, staging: Object) -> Published:
+def in_place(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> Published:
     """Publish the staging PVC itself, for read-only mounts."""
     modes = staging["spec"]["accessModes"]
     notes = [f"readers mount {request.claim} ({', '.join(modes)}) with readOnly: true"]
@@ -105,7 +105,7 @@ def in_place(cluster: Cluster, request: Request, staging: Object) -> Published:
     return Published(request.claim, request.path, "in-place", notes)
 
 
-def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
+def collect(cluster: VolumeApi, request: VolumeRequest, current: str) -> list[str]:
     """Delete published PVCs of the dataset that are old and not in use; return their names.
 
     In use is what a pod mounts, and what was handed to a run that still lives. Keeps the
@@ -127,7 +127,7 @@ def collect(cluster: Cluster, request: Request, current: str) -> list[str]:
     return [claim["metadata"]["name"] for claim in old if _collected(cluster, claim, alive)]
 
 
-def _collected(cluster: Cluster, claim: Object, alive: Callable[[str], bool]) -> bool:
+def _collected(cluster: VolumeApi, claim: Object, alive: Callable[[str], bool]) -> bool:
     """Delete an unused PVC with its snapshot; return whether it was deleted."""
     name, notes = claim["metadata"]["name"], claim["metadata"].get("annotations", {})
     runs = [run for key, run in notes.items() if key.startswith(LEASE)]
@@ -149,7 +149,7 @@ def _no_right(error: Refused, strategy: str) -> StorageError:
     )
 
 
-def copy(cluster: Cluster, request: Request, staging: Object, strategy: str) -> Published:
+def copy(cluster: VolumeApi, request: VolumeRequest, staging: Object, strategy: str) -> Published:
     """Publish a ReadOnlyMany PVC: a clone of the staging PVC, or restored from its snapshot."""
     claim = _reusable(cluster, request, strategy)
     if claim is not None:
@@ -169,7 +169,7 @@ def copy(cluster: Cluster, request: Request, staging: Object, strategy: str) -> 
     return Published(request.name, request.path, strategy, notes)
 
 
-def populator(cluster: Cluster, request: Request, staging: Object) -> Published:
+def populator(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> Published:
     """Publish a PVC that GKE's volume populator fills directly from the bucket.
 
     The bucket's prefix becomes the root of the PVC. The digest is that of the listing; the copied
@@ -190,7 +190,7 @@ def populator(cluster: Cluster, request: Request, staging: Object) -> Published:
     return Published(request.name, root, "populator", [note])
 
 
-def _polls(request: Request) -> Iterator[bool]:
+def _polls(request: VolumeRequest) -> Iterator[bool]:
     """Yield once a second whether `wait_seconds` have passed."""
     deadline = time.monotonic() + request.wait_seconds
     while True:
@@ -198,7 +198,7 @@ def _polls(request: Request) -> Iterator[bool]:
         time.sleep(_POLL)
 
 
-def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | None:
+def _reusable(cluster: VolumeApi, request: VolumeRequest, strategy: str) -> Object | None:
     """Return the published PVC with the lease of the run; wait for one that is being deleted."""
     polls = _polls(request)
     while (claim := _leased(cluster, request)) is not None:
@@ -231,7 +231,7 @@ def _reusable(cluster: Cluster, request: Request, strategy: str) -> Object | Non
     return claim
 
 
-def _leased(cluster: Cluster, request: Request) -> Object | None:
+def _leased(cluster: VolumeApi, request: VolumeRequest) -> Object | None:
     """Return the published PVC, if any, leased first so that no other run can delete it unseen."""
     claim = cluster.get(CLAIMS, request.name)
     if claim is None or not request.lease or "deletionTimestamp" in claim["metadata"]:
@@ -239,7 +239,7 @@ def _leased(cluster: Cluster, request: Request) -> Object | None:
     return cluster.label_claim(request.name, {"annotations": request.lease}) or None
 
 
-def _wait_for_writers(cluster: Cluster, request: Request) -> None:
+def _wait_for_writers(cluster: VolumeApi, request: VolumeRequest) -> None:
     """Wait until no pod mounts the staging PVC for writing.
 
     A copy of a mounted ext4 has a journal to replay, which a read-only mount cannot do.
@@ -259,7 +259,7 @@ def _wait_for_writers(cluster: Cluster, request: Request) -> None:
             )
 
 
-def _wait_for_detachment(cluster: Cluster, request: Request, staging: Object) -> list[str]:
+def _wait_for_detachment(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> list[str]:
     """Wait until the volume is unmounted, which its node does a while after the pod has ended.
 
     Returns a note if attachments are not visible. Shared file systems need no such wait.
@@ -288,7 +288,7 @@ def _wait_for_detachment(cluster: Cluster, request: Request, staging: Object) ->
     return []
 
 
-def _snapshot(cluster: Cluster, request: Request) -> None:
+def _snapshot(cluster: VolumeApi, request: VolumeRequest) -> None:
     """Get or create the snapshot, and wait until it can be restored."""
     spec: Object = {"source": {"persistentVolumeClaimName": request.claim}}
     if request.snapshot_class:
@@ -323,7 +323,7 @@ def _snapshot(cluster: Cluster, request: Request) -> None:
             )
 
 
-def _claim(request: Request, staging: Object, source: Object, strategy: str) -> Object:
+def _claim(request: VolumeRequest, staging: Object, source: Object, strategy: str) -> Object:
     """Return the published PVC: exactly [ReadOnlyMany], the same size, in the same zone."""
     annotations = {
         f"{DOMAIN}/digest": request.digest,
@@ -350,7 +350,7 @@ def _claim(request: Request, staging: Object, source: Object, strategy: str) -> 
 
 
 def _object(
-    request: Request, kind: Kind, name: str, spec: Object, annotations: dict[str, str]
+    request: VolumeRequest, kind: Resource, name: str, spec: Object, annotations: dict[str, str]
 ) -> Object:
     metadata = {"name": request.name, "labels": request.labels, "annotations": annotations}
     version = f"{kind.group}/{kind.version}".removeprefix("/")
@@ -358,7 +358,7 @@ def _object(
 
 
 def _wait_until_bound(
-    cluster: Cluster, request: Request, staging: Object, claim: Object | None
+    cluster: VolumeApi, request: VolumeRequest, staging: Object, claim: Object | None
 ) -> str:
     """Wait for the PVC to be bound, unless a pod has to use it first."""
     if _binds_late(cluster, request, staging):
@@ -375,7 +375,7 @@ def _wait_until_bound(
     return "it is bound"
 
 
-def _binds_late(cluster: Cluster, request: Request, staging: Object) -> bool:
+def _binds_late(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> bool:
     """Return whether the class waits for a pod; if it is not visible, judge by the staging PVC."""
     own = staging["spec"].get("storageClassName")
     name = request.storage_class or own

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
-from kfp_ddp.datasets.options import NAME, NAME_IN_WORDS
+from kfp_ddp.datasets.options import NAME, NAME_DESCRIPTION
 
 DOMAIN = "kfp-ddp.dev"
 LEASE = f"{DOMAIN}/run-"
@@ -18,7 +18,7 @@ Strategy = Literal["auto", "in-place", "clone", "snapshot", "populator", "each-n
 _DIGEST = "^[0-9a-f]{64}$"
 
 
-class Options(Settings):
+class VolumeOptions(Settings):
     """Options of the step `dataset_volume`."""
 
     storage_class: str = ""
@@ -34,11 +34,11 @@ class Options(Settings):
     """Kubernetes service account that the populator reads the bucket with."""
 
 
-class Request(Options):
+class VolumeRequest(VolumeOptions):
     """A version to publish, its PVC, and the strategy."""
 
     patterns: ClassVar[dict[str, str]] = {
-        NAME: NAME_IN_WORDS,
+        NAME: NAME_DESCRIPTION,
         _DIGEST: "the digest that data_sync returned",
     }
 

@@ -116,7 +116,7 @@ def _limit(
         yield Check(rule, False, words, None, bound)
 
 
-def _variants(rules: Rules, record: variants.Record) -> Iterator[Check]:
+def _variants(rules: Rules, record: variants.VariantsRecord) -> Iterator[Check]:
     """Apply the rules of the model and of variants to each variant."""
     for name, reason in record.left_out.items():
         yield Check("variants", True, f"variant {name} is left out: {reason}")

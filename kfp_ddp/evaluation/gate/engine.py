@@ -161,7 +161,7 @@ def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> bytes:
         "champion_uri": judgement.champion_uri,
         "champion_accuracy": compared.champion_accuracy if compared else None,
         "compared": compared.model_dump(mode="json") if compared else None,
-        "asked": dict(sorted(rules.given().items())),
+        "asked": dict(sorted(rules.explicit().items())),
         "rules": [
             {**vars(check), "value": _finite(check.value), "bound": _finite(check.bound)}
             for check in judgement.checks

@@ -122,7 +122,7 @@ class Pods:
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """What one look at a job showed."""
 
     kind: Kind
@@ -168,7 +168,7 @@ class Verdict:
     """The node that is at fault, to avoid."""
 
 
-def verdict(look: Look, limits: Limits) -> Verdict | None:
+def verdict(look: Snapshot, limits: Limits) -> Verdict | None:
     """Return how the job ended; None while it runs."""
     if look.state.past_deadline:  # its pods show only a signal
         own = "the deadline of its runtime"
@@ -187,7 +187,7 @@ def verdict(look: Look, limits: Limits) -> Verdict | None:
     return None
 
 
-def restarted_in_place(look: Look) -> str:
+def restarted_in_place(look: Snapshot) -> str:
     """Return the error of a job with a container that failed and was restarted; '' for none.
 
     A restarted rank does not find its peers, and an error of the user's program comes back.
@@ -198,7 +198,7 @@ def restarted_in_place(look: Look) -> str:
     return "a container was restarted in its pod" if settled else ""
 
 
-def split_by_a_replacement(look: Look, limits: Limits) -> str:
+def split_by_a_replacement(look: Snapshot, limits: Limits) -> str:
     """Return the error of a job whose peers wait silently for a replaced pod; '' for none.
 
     The operator replaces a lost pod. Peers that were connected to it fail at once. Peers that were
@@ -211,7 +211,7 @@ def split_by_a_replacement(look: Look, limits: Limits) -> str:
     return "a lost pod was replaced, and its peers wait for it" if silent else ""
 
 
-def out_of_time(look: Look, limits: Limits, wait: str) -> str:
+def out_of_time(look: Snapshot, limits: Limits, wait: str) -> str:
     """Return the error of a job past its deadline or pending limit; '' for none.
 
     Time in the queue does not count. `wait` is the last message about what the job waits for.
@@ -232,14 +232,14 @@ def out_of_time(look: Look, limits: Limits, wait: str) -> str:
     return ""
 
 
-def cannot_start(look: Look, limits: Limits, pod_waits: Iterable[Wait]) -> str:
+def cannot_start(look: Snapshot, limits: Limits, pod_waits: Iterable[Wait]) -> str:
     """Return the error of a job with a pod that can never start, or not in time; '' for none."""
     if look.state.over or not (wait := expired(pod_waits, look.clock, limits.pending)):
         return ""
     return f"{look.title} cannot start and was deleted: {wait}"
 
 
-def waiting(look: Look, enough_pods: int) -> tuple[float, str]:
+def waiting(look: Snapshot, enough_pods: int) -> tuple[float, str]:
     """Return since when the job has waited for a pod, and for which; 0 if it waits for none.
 
     The job's own state does not show it: it is running as soon as one of its pods is.

@@ -9,18 +9,18 @@ from pathlib import Path
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.ending import Ending, StepFiles
-from kfp_ddp.jobs.failure import root_cause
+from kfp_ddp.jobs.failure import cause_in_pods
 from kfp_ddp.jobs.follow.decisions import (
     Limits,
-    Look,
     Pods,
+    Snapshot,
     Verdict,
     cannot_start,
     out_of_time,
     verdict,
 )
 from kfp_ddp.jobs.follow.logs import ALL, FAILED, PodLogs, Printer
-from kfp_ddp.jobs.follow.narrator import Narrator
+from kfp_ddp.jobs.follow.narrator import StatusPrinter
 from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import started
@@ -104,7 +104,7 @@ class Follower:
         self.limits = Limits()
         self.printer = Printer()
         self.logs = PodLogs(api, kind.containers, self.printer)
-        self.narrator = Narrator(self.printer, api)
+        self.narrator = StatusPrinter(self.printer, api)
         self.files: StepFiles | None = None
         self.progress: ProgressPrinter | None = None
         self.stalls: StallWatch | None = None
@@ -114,7 +114,7 @@ class Follower:
             if progress:
                 self.stalls = StallWatch(folder.ranks)
                 self.progress = ProgressPrinter(self.printer.say, folder.metrics, PROGRESS_SECONDS)
-        ending.attend(kind.path(api.namespace, name), self.files)
+        ending.watch_job(kind.path(api.namespace, name), self.files)
 
     def run(self, limits: Limits) -> Outcome:
         """Return the outcome when the job is over and its logs are printed.
@@ -136,7 +136,7 @@ class Follower:
                 if look is None:
                     continue
                 self.narrator.report(look, self.watches.warnings(), limits.pods)
-                self.ending.warm()
+                self.ending.keep_open()
                 if self.files is not None:
                     self.files.update(look.clock)
                 if end := self._decide(look):
@@ -147,7 +147,7 @@ class Follower:
             if self.files is not None:
                 self.files.save_cursors()
 
-    def _look(self) -> Look | None:
+    def _look(self) -> Snapshot | None:
         """Return the present state; None before the job was first seen."""
         self.ending.leave_if_cancelled(self.title)
         if not self.watches.jobs.synced.is_set():
@@ -168,7 +168,7 @@ class Follower:
         if self.progress is not None:
             self.progress.update(clock, at_once=self.kind.state(job).over)
             heard_at = max(heard_at, self.progress.updated_at)
-        return Look(self.kind, job, self.pods, listed, self.api.now(), clock, heard_at)
+        return Snapshot(self.kind, job, self.pods, listed, self.api.now(), clock, heard_at)
 
     def _present(self) -> dict[str, Object]:
         """Return the pods of the job, without those of a deleted job of the same name."""
@@ -191,7 +191,7 @@ class Follower:
         count = max(self.limits.pods, len(self.pods.present))
         return count if count > ALL else 0
 
-    def _decide(self, look: Look) -> Verdict | None:
+    def _decide(self, look: Snapshot) -> Verdict | None:
         """Return how the job ended; None while it runs. Delete a job that cannot continue."""
         limits, narrator = self.limits, self.narrator
         lost = "" if look.state.over else self.kind.lost(look.job)
@@ -206,7 +206,7 @@ class Follower:
             self.printer.say(f"{look.name}: {stall.state.message}; it is ended")
         return stall
 
-    def _end(self, end: Verdict, look: Look) -> Outcome:
+    def _end(self, end: Verdict, look: Snapshot) -> Outcome:
         failed = end.state.phase == "failed"
         name, number = self.job["metadata"]["name"], sum(map(has_failed, self.pods.own))
         if failed and self.many and number > FAILED:
@@ -221,7 +221,7 @@ class Follower:
         lines, failure = self.printer.last_lines(), end.failure
         if failed and failure is None:
             waited = str(oldest(self.narrator.waits.values()) or "")
-            failure = root_cause(pods, end.state.message, lines, self.pods.lost, waited)
+            failure = cause_in_pods(pods, end.state.message, lines, self.pods.lost, waited)
         preempted = failed and look.pods.only_preempted
         known = vars(end) | {"failure": failure}
         return Outcome(**known, job=self.job, pods=pods, last_lines=lines, preempted=preempted)
@@ -265,7 +265,7 @@ class Follower:
         Many pods may fail within the same second, and only their logs show which was the first.
         """
         own = [pod for uid, pod in pods.items() if uid not in self.pods.preempted]
-        cause = root_cause(own, "", self.printer.last_lines()).pod
+        cause = cause_in_pods(own, "", self.printer.last_lines()).pod
         unread = (pod for pod in own if pod["metadata"]["uid"] not in self.logs.uids)
         pod = next((pod for pod in unread if pod["metadata"]["name"] == cause), None)
         if pod is not None:

@@ -5,7 +5,7 @@ from functools import cache
 
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.follow.decisions import Look
+from kfp_ddp.jobs.follow.decisions import Snapshot
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.jobs.kinds.base import State
@@ -37,7 +37,7 @@ MOUNT = {
 NO_PODS = "no pods yet"
 
 
-class Narrator:
+class StatusPrinter:
     """Prints the phase of a job and what it waits for, when it changes."""
 
     def __init__(self, printer: Printer, api: Api) -> None:
@@ -51,7 +51,7 @@ class Narrator:
         self.waits: dict[str, Wait] = {}
         """Why pods cannot start; after the end of the job, as before it."""
 
-    def report(self, look: Look, events: Sequence[Object] | None, pods: int = 0) -> None:
+    def report(self, look: Snapshot, events: Sequence[Object] | None, pods: int = 0) -> None:
         """Print the present state if it is due; `pods` is the expected number of pods."""
         now = look.state.phase
         pause = self.pause if now == self.phase == "queued" else EXPLAIN_SECONDS

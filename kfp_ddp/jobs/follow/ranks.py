@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.files import read_below
-from kfp_ddp.jobs.follow.decisions import Look, Verdict
+from kfp_ddp.jobs.follow.decisions import Snapshot, Verdict
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import Object
@@ -152,7 +152,7 @@ class StallWatch:
         self.since = 0.0
         """Monotonic clock since when all of the present pods have run."""
 
-    def look(self, look: Look, limit: float) -> Verdict | None:
+    def look(self, look: Snapshot, limit: float) -> Verdict | None:
         """Return the stall if no rank has advanced for `limit` seconds."""
         uids = frozenset(pod["metadata"]["uid"] for pod in look.pods.own)
         if uids != self.uids or look.state.phase != "running" or any(map(waits, look.pods.own)):

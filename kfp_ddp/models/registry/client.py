@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.step import needed_secret
 from kfp_ddp.core.text import one_line
 from kfp_ddp.models.champion import list_versions, read_pointer
-from kfp_ddp.models.registry.record import BUNDLE, Record, Value, record_of
+from kfp_ddp.models.registry.record import BUNDLE, RegisteredVersion, Value, record_of
 from kfp_ddp.models.release import Registering
 from kfp_ddp.storage.store import Store
 
@@ -93,7 +93,7 @@ class Registry:
             self.register(where, model, champion)
             self._call("updated", update)
 
-    async def _register(self, api: Api, record: Record) -> str:
+    async def _register(self, api: Api, record: RegisteredVersion) -> str:
         from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
         from mr_openapi import ArtifactState
 

@@ -28,7 +28,7 @@ _FORMATS = (
 
 
 @dataclass(frozen=True)
-class Record:
+class RegisteredVersion:
     """A version of a model as the registry stores it."""
 
     model: str
@@ -41,7 +41,7 @@ class Record:
     properties: Mapping[str, Value]
 
 
-def record_of(where: Store, name: str, version: str) -> Record:
+def record_of(where: Store, name: str, version: str) -> RegisteredVersion:
     """Return the record of a bundle; raise InputError if it is missing, damaged or not readable."""
     if not re.fullmatch("[0-9a-f]{12}", version):
         raise InputError(f"version={version!r} is invalid: it has 12 hexadecimal digits")
@@ -74,7 +74,7 @@ def record_of(where: Store, name: str, version: str) -> Record:
         "accuracy_high": result.accuracy_high,
         **_settings(config.get("training") or {}),
     }
-    return Record(
+    return RegisteredVersion(
         model=name,
         version=version,
         uri=uri,

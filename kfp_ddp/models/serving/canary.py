@@ -110,7 +110,7 @@ def _read_all(answer: HTTPResponse, until: float) -> bytes:
     return content
 
 
-def try_out(
+def check_canary(
     url: str,
     model: str,
     sample: Sample,

@@ -12,7 +12,7 @@ from kfp_ddp.models.bundle import Bundle
 from kfp_ddp.models.champion import read_pointer
 from kfp_ddp.models.interface import Sample
 from kfp_ddp.models.release import Deployment, part_of
-from kfp_ddp.models.serving.canary import address, sample_of, try_out
+from kfp_ddp.models.serving.canary import address, check_canary, sample_of
 from kfp_ddp.models.serving.inference_service import manifest, served_name
 from kfp_ddp.models.serving.rollout import (
     SPEC,
@@ -22,9 +22,9 @@ from kfp_ddp.models.serving.rollout import (
     beside,
     is_beside,
     label,
+    labelled,
     on_trial,
     predictor_of,
-    signed,
 )
 from kfp_ddp.models.serving.wait import Watched
 from kfp_ddp.storage.kinds import open_store
@@ -72,7 +72,7 @@ def roll_out(
     if bundle.manifest is None:
         raise InputError(f"there is no bundle at {uri}: give the output of publish")
     sample = sample_of(bundle)
-    desired = signed(_predictor(settings, uri, model_name), bundle.version, uri, run_id)
+    desired = labelled(_predictor(settings, uri, model_name), bundle.version, uri, run_id)
     rollout = Rollout(api, settings, desired, sample)
     model = served_name(settings.service, model_name, settings.service_runtime)
     with rollout.watched.watching():
@@ -138,7 +138,7 @@ class Rollout:
             seconds = self._try(model, percent if self.begun else ALL)
             if self.begun:
                 self.watched.leave_if_cancelled()
-                self.service.settle(self.predictor, self.former)
+                self.service.finish(self.predictor, self.former)
             return address(self._wait(ALL)), seconds
         except KfpDdpError as error:
             if not self.begun:
@@ -159,7 +159,7 @@ class Rollout:
         print(f"testing {url}", flush=True)
         times, seconds = self.settings.canary_requests, self.settings.canary_seconds
         check = self.watched.leave_if_cancelled
-        return try_out(url, model, self.sample, times, seconds, check)
+        return check_canary(url, model, self.sample, times, seconds, check)
 
     def _wait(self, percent: int) -> Object:
         return self.watched.until_ready(self.spec, percent, self.settings.service_minutes * 60)
@@ -171,7 +171,7 @@ class Rollout:
         spec = label(self.former, SPEC)
         try:
             self.watched.until_ready(spec, 0, self.settings.service_minutes * 60)
-            self.service.settle(self.former, None)
+            self.service.finish(self.former, None)
         except KfpDdpError as error:
             version = label(self.former, VERSION)
             print(f"warning: {self.service.name} remains pinned to {version}: {error}", flush=True)

@@ -38,7 +38,7 @@ AUTOSCALER = "serving.kserve.io/autoscalerClass"
 MODE = "serving.kserve.io/deploymentMode"
 
 
-def signed(predictor: Object, version: str, uri: str, run_id: str) -> Object:
+def labelled(predictor: Object, version: str, uri: str, run_id: str) -> Object:
     """Return a predictor of a manifest with labels and annotations that identify its pods."""
     content = json.dumps([predictor, version], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -207,8 +207,8 @@ class Service:
     def begin(self, desired: Object, percent: int) -> Object:
         """Start the trial of a predictor, unless the service has it already; return the service.
 
-        `desired` is of `signed`, and gets `percent` of the requests. It also replaces an unfinished
-        rollout; the predictor before that remains recorded.
+        `desired` is of `labelled`, and gets `percent` of the requests. It replaces an unfinished
+        rollout too; the predictor before that remains recorded.
         """
         spec = label(desired, SPEC)
 
@@ -251,7 +251,7 @@ class Service:
             lambda service: replaced({**desired, PERCENT: percent}, predictor_of(service)),
         )
 
-    def settle(self, predictor: Object, former: Object | None) -> Object:
+    def finish(self, predictor: Object, former: Object | None) -> Object:
         """Give a predictor all requests."""
         return self._end(label(predictor, SPEC), final(predictor), former)
 

@@ -13,12 +13,12 @@ from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step, write_artifact, write_job
 from kfp_ddp.datasets.access import local_dataset, using
-from kfp_ddp.jobs.launch_spec import JOB_OWN, LaunchSpec, Supervision, check_backend
+from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
-from kfp_ddp.jobs.task import check_carried, claim_of, overlaid, with_folders
+from kfp_ddp.jobs.task import check_bucket_training, claim_of, merged_over, with_folders
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
 from kfp_ddp.runs.train.on_node import with_local_folders, with_local_weights
@@ -59,15 +59,15 @@ def run(
     `training` are fields of TrainConfig, `job` those of LaunchSpec and Supervision. InputError is
     raised before any rank starts; JobError has the rank that failed and its exception.
     """
-    (training,) = split("training", training, TrainConfig, own={})
-    spec_fields, watched = split("job", job, LaunchSpec, Supervision, own=JOB_OWN)
+    (training,) = split("training", training, TrainConfig)
+    spec_fields, watched = split("job", job, LaunchSpec, Supervision, reserved=JOB_INTERNAL)
     supervision = Supervision.create(**watched)
     fields = {"image": image, **spec_fields}
     check_backend(backend, int(fields.get("nodes", 1)))
     task = task_title(task_name, task_id)
     work = folders.work_dir(work_dir)
     if is_remote(work) and backend != "local":
-        check_carried(spec_fields)
+        check_bucket_training(spec_fields)
     place = create_run_folder(work, run_id, task)
     own: dict[str, Any] = {"data": dataset_path, "output_dir": place, "run_id": f"{run_id}/{task}"}
     if backend != "local" and supervision.heartbeat_minutes:
@@ -89,7 +89,7 @@ def run(
                 ids = (run_id, task_name, task_id)
                 config = config if is_remote(place) else with_local_weights(config, Path(place))
                 fields["kind"] = backend
-                fields = overlaid(task_config, fields)
+                fields = merged_over(task_config, fields)
                 run_dir, refresh = stack.enter_context(followed_folder(place))
                 record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
                 refresh()

@@ -32,7 +32,7 @@ class _Stopped(Exception):  # noqa: N818 (it is a state, and is always handled)
     """A signal before the start of the training."""
 
 
-class Node:
+class TrainingProcess:
     """The training process; signals are forwarded to it."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ def main() -> int:
     at = sys.argv.index("--") if "--" in sys.argv else 0
     try:
         config = parse(sys.argv[at + 1 :], prog=f"python -m {NODE} --")
-        return _train(Node(), config, sys.argv[1:at])
+        return _train(TrainingProcess(), config, sys.argv[1:at])
     except _Stopped:
         return report(Failure(PREEMPTED, -1, "stopped before the training started", True), None)
     except KfpDdpError as error:
@@ -67,7 +67,7 @@ def main() -> int:
         return report(Failure(error.exit_code, -1, str(error), retryable), None)
 
 
-def _train(node: Node, config: TrainConfig, torchrun: list[str]) -> int:
+def _train(node: TrainingProcess, config: TrainConfig, torchrun: list[str]) -> int:
     """Train by a configuration that may have URIs as folders; return 0 or PREEMPTED."""
     run_id = config.run_id.partition("/")[0]
     if is_per_node(config.data):
@@ -90,7 +90,7 @@ def with_local_folders(config: TrainConfig, data: Path, run_dir: Path) -> TrainC
     folders = {"data": str(data), "output_dir": str(run_dir)}
     if config.stop_when_stale:
         folders["stop_when_stale"] = str(RunFolder(run_dir).heartbeat)
-    return with_local_weights(TrainConfig.create(**{**config.given(), **folders}), run_dir)
+    return with_local_weights(TrainConfig.create(**{**config.explicit(), **folders}), run_dir)
 
 
 def with_local_weights(config: TrainConfig, run_dir: Path) -> TrainConfig:
@@ -98,7 +98,7 @@ def with_local_weights(config: TrainConfig, run_dir: Path) -> TrainConfig:
     if not initial_weights.is_per_node(config.pretrained):
         return config
     weights = initial_weights.download(config.pretrained, RunFolder(run_dir).initial_weights)
-    return TrainConfig.create(**{**config.given(), "pretrained": str(weights)})
+    return TrainConfig.create(**{**config.explicit(), "pretrained": str(weights)})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class TooLongError(HttpError):
     """The body is longer than the limit."""
 
 
-class Pace:
+class MinimumRate:
     """Counts the bytes of a response and raises where they are too slow over a `period` in seconds.
 
     The first period starts with the first byte; pauses of the client do not count.
@@ -51,7 +51,7 @@ class Pace:
             self.restart()
 
 
-class Answer:
+class Response:
     """One response: `feed` it the bytes that arrive until it is `complete`.
 
     `status` is 0 before the head is complete; `length` is that of the body in bytes, None where it

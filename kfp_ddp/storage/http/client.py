@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import NamedTuple, Protocol
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.storage.http.answer import Answer
+from kfp_ddp.storage.http.answer import Response
 from kfp_ddp.storage.http.connection import HttpConnection
 from kfp_ddp.storage.http.origin import Origin, Request
 from kfp_ddp.storage.source import Changed, Damaged, Entry, Transient, is_temporary
@@ -88,7 +88,7 @@ class HttpClient:
             connection.send(request.encoded(), request.limit)
             self._ahead = request
 
-    async def get(self, request: Request) -> Answer:
+    async def get(self, request: Request) -> Response:
         """Return the response, with its body unless that is big: see `rest`.
 
         Raises OSError if the connection failed, which closes it, and InputError for a redirect
@@ -117,7 +117,7 @@ class HttpClient:
         )
 
     async def rest(
-        self, answer: Answer, take: Callable[[bytes], None], threads: Executor | None = None
+        self, answer: Response, take: Callable[[bytes], None], threads: Executor | None = None
     ) -> None:
         """Pass the body of a response to `take`, in a thread if it is big; raises OSError."""
         if not answer.complete:
@@ -130,7 +130,7 @@ class HttpClient:
         for block in answer.take():
             take(block)
 
-    async def pour(self, request: Request, take: Callable[[bytes], None]) -> Answer:
+    async def pour(self, request: Request, take: Callable[[bytes], None]) -> Response:
         """Pass the body of a response 200 to `take`; raises as `get`."""
         answer = await self.get(request)
         if answer.status == HTTPStatus.OK:
@@ -260,11 +260,11 @@ class HttpSource(ABC):
             return Changed(entry.name)
         return InputError(f"cannot read {entry.name!r} of {self.url}: HTTP {status}; {self.advice}")
 
-    def checksum(self, entry: Entry, answer: Answer) -> Checksum | None:
+    def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
         """Return the checksum of the complete object, None where there is none."""
         return None
 
-    def part_checksum(self, answer: Answer) -> Checksum | None:
+    def part_checksum(self, answer: Response) -> Checksum | None:
         """Return the checksum of a response to a request for a part."""
         return None
 
@@ -323,7 +323,11 @@ class HttpReader:
                     checksum.verify()
 
     async def _rest(
-        self, answer: Answer, offset: int, checksums: list[Checksum], take: Callable[[bytes], None]
+        self,
+        answer: Response,
+        offset: int,
+        checksums: list[Checksum],
+        take: Callable[[bytes], None],
     ) -> int:
         """Pass a body to `take`; return its number of bytes from `offset` on."""
         skip = offset if answer.status == HTTPStatus.OK else 0  # a server without ranges
@@ -348,7 +352,7 @@ class HttpReader:
         """See `Reader.close`."""
         self._client.close()
 
-    async def _open(self, entry: Entry, offset: int) -> Answer:
+    async def _open(self, entry: Entry, offset: int) -> Response:
         source, client = self._source, self._client
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] is entry and not offset:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage import event_loop
-from kfp_ddp.storage.http.answer import Answer, HttpError, Pace
+from kfp_ddp.storage.http.answer import HttpError, MinimumRate, Response
 from kfp_ddp.storage.http.origin import Origin, tls
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class HttpConnection:
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
         self._unsent = b""
-        self._answer: Answer | None = None
+        self._answer: Response | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: OSError | None = None
-        self._silence, self._pace = 0, Pace(timeout)
+        self._silence, self._pace = 0, MinimumRate(timeout)
         self._timer: asyncio.TimerHandle | None = None
         self._server: tuple[ssl.SSLContext, Origin] | None = None  # to store its session
 
@@ -79,14 +79,14 @@ class HttpConnection:
         )
 
     def send(self, request: bytes, limit: int, bodiless: bool = False) -> None:
-        """Send a request on an idle connection; `answer` returns the response. See `Answer`."""
-        self._answer, self._unsent = Answer(limit, bodiless), request
+        """Send a request on an idle connection; `answer` returns the response. See `Response`."""
+        self._answer, self._unsent = Response(limit, bodiless), request
         self._pace.restart()
         self._write()
         if self._unsent and self._socket is not None:
             self._loop.add_writer(self._socket.fileno(), self._write_rest)
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> Response:
         """Return the response, complete unless it is `big`; raises OSError."""
         answer = self._answer
         assert answer is not None
@@ -235,8 +235,10 @@ class HttpConnection:
             self.close()
         self._wake()
 
-    def _receive(self, sock: socket.socket, answer: Answer, take: Callable[[bytes], None]) -> None:
-        pace = Pace(self._timeout)
+    def _receive(
+        self, sock: socket.socket, answer: Response, take: Callable[[bytes], None]
+    ) -> None:
+        pace = MinimumRate(self._timeout)
         receive = _receive_tls if isinstance(sock, ssl.SSLSocket) else _receive_plain
         more = receive(sock, self._timeout, pace)
         for block in answer.take():
@@ -294,7 +296,9 @@ async def _resolve(host: str, port: int) -> Sequence[_Address]:
     return addresses
 
 
-def _receive_plain(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[int], bytes]:
+def _receive_plain(
+    sock: socket.socket, timeout: float, pace: MinimumRate
+) -> Callable[[int], bytes]:
     """Return a function that receives a number of bytes in one call, 0 for any number."""
     limit = struct.pack("ll", *divmod(int(timeout * 1e6), 1_000_000))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -313,7 +317,7 @@ def _receive_plain(sock: socket.socket, timeout: float, pace: Pace) -> Callable[
     return more
 
 
-def _receive_tls(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[int], bytes]:
+def _receive_tls(sock: socket.socket, timeout: float, pace: MinimumRate) -> Callable[[int], bytes]:
     """Return the same for TLS, from records of 16 KiB without another copy."""
     sock.settimeout(timeout)
     records = _Records(sock, timeout / _CHECKS, pace)
@@ -331,7 +335,7 @@ def _receive_tls(sock: socket.socket, timeout: float, pace: Pace) -> Callable[[i
 class _Records(io.RawIOBase):
     """A TLS socket as a file that checks the pace every `period` seconds."""
 
-    def __init__(self, sock: socket.socket, period: float, pace: Pace) -> None:
+    def __init__(self, sock: socket.socket, period: float, pace: MinimumRate) -> None:
         self._sock, self._period, self._pace = sock, period, pace
         self.began = 0.0
 

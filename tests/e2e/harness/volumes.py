@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.datasets.volume.cluster import Cluster
-from kfp_ddp.datasets.volume.request import Request
+from kfp_ddp.datasets.volume.cluster import VolumeApi
+from kfp_ddp.datasets.volume.request import VolumeRequest
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import rights, step_pod
 from tests.e2e.harness.grounds import Grounds, claim, wait_for_end
@@ -24,19 +24,19 @@ class Ground:
     def __init__(self, grounds: Grounds) -> None:
         self.grounds, self.api, self.namespace = grounds, grounds.api, grounds.namespace
         self.core = grounds.core
-        self.admin = Cluster(Api(self.api, self.namespace))
+        self.admin = VolumeApi(Api(self.api, self.namespace))
         self.stock = self._as_account(grounds.service_account)
 
-    def account_with(self, *rules: dict[str, list[str]], name: str = "") -> Cluster:
+    def account_with(self, *rules: dict[str, list[str]], name: str = "") -> VolumeApi:
         """Return the cluster as an account sees it that has these rights and no more."""
         name = name or f"account-{uuid.uuid4().hex[:6]}"
         self.core.create_namespaced_service_account(self.namespace, {"metadata": {"name": name}})
         rights.bind(self.api, self.namespace, name, list(rules), account=name)
         return self._as_account(name)
 
-    def _as_account(self, name: str) -> Cluster:
+    def _as_account(self, name: str) -> VolumeApi:
         configuration = rights.configured(self.api, self.namespace, name)
-        return Cluster(Api(client.ApiClient(configuration), self.namespace))
+        return VolumeApi(Api(client.ApiClient(configuration), self.namespace))
 
     def staging(self, storage_class: str, mode: str = "ReadWriteOnce") -> str:
         """Create a claim to sync to; return its name."""
@@ -88,8 +88,8 @@ def ground(cluster: Any) -> Iterator[Ground]:
         yield Ground(space)
 
 
-def request(claim: str, digest: str, **more: Any) -> Request:
+def request(claim: str, digest: str, **more: Any) -> VolumeRequest:
     path = f"/data/versions/{digest[:12]}"
     more.setdefault("dataset", "digits")
     more.setdefault("wait_seconds", 60.0)
-    return Request.create(digest=digest, path=path, claim=claim, **more)
+    return VolumeRequest.create(digest=digest, path=path, claim=claim, **more)
