@@ -63,6 +63,15 @@ def test_a_job_that_its_operator_calls_failed_is_over_and_stays(ending: Ends) ->
     assert ending.deleted == 0
 
 
+def test_an_adopted_job_that_has_failed_is_judged_by_its_pods(ending: Ends) -> None:
+    """Its own watch may be the first: then a preemption would be a failure that is not retried."""
+    one = follower(ending, job("Failed"))
+    one.watches.pods.synced.clear()
+    assert one._look() is None
+    one.watches.pods.synced.set()
+    assert one._look() is not None
+
+
 def test_a_pod_that_was_cleaned_up_is_part_of_how_a_job_ended(ending: Ends) -> None:
     one = follower(ending, job("Failed"))
     gone = pod("a", ended(1))

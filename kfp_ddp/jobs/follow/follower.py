@@ -148,7 +148,7 @@ class Follower:
                 self.files.save_cursors()
 
     def _look(self) -> Snapshot | None:
-        """Return the present state; None before the job was first seen."""
+        """Return the present state; None before the job, or the pods of an ended one, are seen."""
         self.ending.leave_if_cancelled(self.title)
         if not self.watches.jobs.synced.is_set():
             return None
@@ -163,6 +163,8 @@ class Follower:
             raise JobError(f"{self.title} was deleted by another user; run the step again")
         self.job, clock = job, time.monotonic()
         listed = self.watches.pods.synced.is_set()
+        if self.kind.state(job).over and not listed:
+            return None  # of an adopted job; only its pods show the cause
         self._look_at_pods(clock)
         heard_at = self.printer.printed_at
         if self.progress is not None:
