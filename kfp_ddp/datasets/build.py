@@ -44,7 +44,7 @@ def build(context: Context, store: DatasetVersions, result: Result) -> Result:
         before = store.before(result.dataset)
         differences = changes(stage.listing, before, result.dataset)
         result = replace(result, resumed=len(done), changes=differences)
-        if isinstance(stage, TarStage):  # unchanged members are copied, so they need space too
+        if isinstance(stage, TarStage) or any(differences.packs):  # they are copied, not linked
             checks.check_room(store.root, stage, [i for i in stage.files() if i not in done])
         if before is not None:
             reused = _reuse(stage, before, store.root, result, done, options.verify == "full")
@@ -174,14 +174,11 @@ def _reuse(
         name = stage.listing.names[index]
         if index in done or name.endswith("/"):
             continue
-        if isinstance(stage, TarStage):
-            source = same.packs[at] or name
-            good = stage.copy(index, before, source, same.offsets[at], same.crcs[at])
-        elif same.packs[at]:
-            good = False
-        else:
-            good = stage.link(index, folders, same.mtimes[at], same.crcs[at], read)
-        if good:
+        pack, crc = same.packs[at], same.crcs[at]
+        linked = not (pack or isinstance(stage, TarStage)) and stage.link(
+            index, folders, same.mtimes[at], crc, read
+        )
+        if linked or stage.copy(index, before, pack or name, same.offsets[at], crc):
             reused.add(index)
     folders.close()
     return reused

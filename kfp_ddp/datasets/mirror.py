@@ -73,10 +73,14 @@ def _update(context: Context, store: DatasetVersions, result: Result) -> Result:
         result = download(context, store, stage, rest, result)
     context.phase("publishing")
     flush_filesystem(stage.tree)
+    record = store.work / "manifest.jsonl"
+    for index in (*plan.changes.added, *plan.changes.changed):
+        plan.mtimes[index] = -1  # so that after a kill each of these is looked at
+    write_manifest(store, stage, result, record, plan.mtimes)
     plan.remove_files_in_the_way()
     _rename_into(store.root, stage, plan)
     plan.delete_extras()
-    write_manifest(store, stage, result, store.work / "manifest.jsonl", plan.mtimes)
+    write_manifest(store, stage, result, record, plan.mtimes)
     store.clear_builds()
     return result
 

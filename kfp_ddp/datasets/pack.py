@@ -6,8 +6,6 @@ from array import array
 from collections.abc import Collection
 from pathlib import Path
 
-import google_crc32c
-
 from kfp_ddp.core.files import open_below
 from kfp_ddp.datasets.disk import checksum, unwritable, write_all, writing
 from kfp_ddp.datasets.stage import Arrived, FileStage
@@ -18,7 +16,6 @@ SHARD_BYTES = 256 << 20
 _BLOCK = 512
 _LONG_NAME, _LONG_SIZE = 100, 8**11
 """Of a name and a file for which a header takes more than one block."""
-_CHUNK = 1 << 20
 
 
 class TarStage(FileStage):
@@ -110,27 +107,6 @@ class TarStage(FileStage):
 
     def drop(self, index: int, descriptor: int) -> None:
         """Keep the archive open for its other members."""
-
-    def copy(self, index: int, before: Path, name: str, offset: int, crc: int) -> bool:
-        """Copy an unchanged member from the version before; return False if its bytes differ."""
-        size = self.listing.sizes[index]
-        descriptor, start = self.begin(index)
-        computed = position = 0
-        try:
-            source = open_below(before, name)
-        except OSError:
-            return False
-        with writing(self.path(index)), source as file:
-            file.seek(offset)
-            while position < size and (data := file.read(min(_CHUNK, size - position))):
-                computed = google_crc32c.extend(computed, data)
-                write_all(descriptor, data, start + position)
-                position += len(data)
-        if position != size or computed != crc:
-            return False
-        self.listing.crcs[index] = crc
-        self.finish(index, descriptor, crc)
-        return True
 
     def intact(self, index: int, noted: Arrived) -> bool:
         """Return whether a member of the journal is unchanged; reads it if it is not `trusted`."""

@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kfp_ddp.core.files import Folders, folder_below, open_below, open_plain
+import google_crc32c
+
+from kfp_ddp.core.files import Folders, folder_below, open_below
 from kfp_ddp.core.text import from_json
 from kfp_ddp.datasets.disk import checksum, plain_folder, remove, unwritable, write_all, writing
 from kfp_ddp.storage.listing import Listing, folders_of
@@ -21,6 +23,7 @@ _READABLE = 0o444
 FICLONE = 0x40049409
 """ioctl of Linux, from linux/fs.h: Btrfs, XFS, ZFS and others share blocks until one is written."""
 _BATCH = 64
+_CHUNK = 1 << 20
 _KINDS = [str, int, int, int, int]
 
 
@@ -220,10 +223,10 @@ class FileStage:
             remove(str(index), parts)
 
     def link(self, index: int, before: Folders, mtime_ns: int, crc: int, read: bool) -> bool:
-        """Link, or else copy, an unchanged file of the version before.
+        """Link an unchanged file of the version before; return False if it cannot be linked.
 
-        Returns False if it differs from the manifest and has to be downloaded. Its bytes are read
-        if its mtime differs or `read` is set.
+        It may also differ from the manifest. Its bytes are read if its mtime differs or `read` is
+        set.
         """
         within, _, name = self.listing.names[index].rpartition("/")
         try:
@@ -233,35 +236,37 @@ class FileStage:
                     return False
                 if (read or status.st_mtime_ns != mtime_ns) and checksum(name, source) != crc:
                     return False
-                mtime_ns = status.st_mtime_ns
-                try:
-                    os.link(name, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
-                except (FileExistsError, FileNotFoundError):
-                    return False
-                except OSError:
-                    # No hard links here (another file system, or too many): a checked copy.
-                    if self._copy(index, name, source, folder) != crc:
-                        os.unlink(name, dir_fd=folder)
-                        return False
-                    mtime_ns = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
-        except (FileNotFoundError, NotADirectoryError):
+                os.link(name, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+        except OSError:  # also on a file system without hard links, or with too many of a file
             return False
-        self.mtimes[index] = mtime_ns
+        self.mtimes[index] = status.st_mtime_ns
         self.listing.crcs[index] = crc
         return True
 
-    def _copy(self, index: int, name: str, source: int, folder: int) -> int:
-        """Copy a file of the version before; return the checksum of the copy."""
-        import shutil  # most file systems link
+    def copy(self, index: int, before: Path, name: str, offset: int, crc: int) -> bool:
+        """Copy an unchanged file from the version before, or from an archive of it.
 
-        with writing(self.path(index)):
-            with (
-                open(open_plain(name, source), "rb") as old,
-                open(os.open(name, _FLAGS, 0o644, dir_fd=folder), "wb") as new,
-            ):
-                shutil.copyfileobj(old, new)
-                os.fchmod(new.fileno(), 0o644)
-            return checksum(name, folder)
+        Returns False if its bytes differ from the manifest, so that it has to be downloaded.
+        """
+        size = self.listing.sizes[index]
+        computed = position = 0
+        try:
+            source = open_below(before, name)
+        except OSError:
+            return False
+        descriptor, start = self.begin(index)
+        with writing(self.path(index)), source as file:
+            file.seek(offset)
+            while position < size and (data := file.read(min(_CHUNK, size - position))):
+                computed = google_crc32c.extend(computed, data)
+                write_all(descriptor, data, start + position)
+                position += len(data)
+        if position != size or computed != crc:
+            self.drop(index, descriptor)
+            return False
+        self.listing.crcs[index] = crc
+        self.finish(index, descriptor, crc)
+        return True
 
     def _seal(self, index: int, descriptor: int, crc: int) -> None:
         """Fix the mode, and write the file to the journal."""

@@ -129,7 +129,7 @@ def _plan(context: Context, store: DatasetVersions, dataset: str, listed: names.
     """Return the version that the target should hold; nothing is done for it yet."""
     pack = context.options.pack
     if not context.options.delete:
-        _keep_extras(listed, store.before(dataset), dataset)
+        _keep_extras(listed, store.before(dataset), dataset, Filter((), context.options.exclude))
     digest = listed.listing.digest("" if pack == "none" else pack)
     return Result(context.source.url, dataset, digest, store.version(digest), listed)
 
@@ -150,13 +150,13 @@ def _dry_run(context: Context, store: DatasetVersions, result: Result) -> Result
     return result
 
 
-def _keep_extras(judged: names.Names, before: Path | None, dataset: str) -> None:
-    """Add files to the listing that the version before has and the source lacks."""
+def _keep_extras(judged: names.Names, before: Path | None, dataset: str, wanted: Filter) -> None:
+    """Add wanted files to the listing that the version before has and the source lacks."""
     if before is None or manifest.dataset(before) != dataset:
         return
     listing = judged.listing
     removed = manifest.compare(listing, manifest.rows(before / manifest.NAME)).removed
-    judged.kept = names.matching(removed, listing, judged.folds)
+    judged.kept = names.matching(filter(wanted.selects, removed), listing, judged.folds)
     for row in manifest.rows(before / manifest.NAME) if judged.kept else ():
         if row.name in judged.kept:
             listing.add(row.name, row.size, row.crc, tag=row.token if listing.tags else "")

@@ -111,9 +111,10 @@ class DatasetVersions:
             file.write(f"{digest}\n".encode())
             os.fchmod(file.fileno(), 0o644)
         fsync(tree)
-        self.clear([self.move_to_trash(version)])  # an existing one is incomplete, so damaged
+        gone = self.move_to_trash(version)  # an existing one is damaged, and may be in use
         self._move(tree, version)
         fsync(self.versions)
+        self.clear([gone])
 
     def set_current(self, digest: str) -> None:
         """Point `current` at the version; the last caller wins."""

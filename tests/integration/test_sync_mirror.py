@@ -4,11 +4,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets import report
+from kfp_ddp.datasets import mirror, report
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from tests.gcs_server import Bucket
@@ -67,6 +68,21 @@ def test_failed_mirror_changes_nothing(bucket: Bucket, tmp_path: Path) -> None:
     bucket.fault("ds/train/c0/0000.png", *["503"] * 50)
     with pytest.raises(StorageError):
         run(tmp_path, mirror=True, verify="full")
+    assert content(tmp_path) == objects
+
+
+def test_what_a_killed_mirror_changed_is_looked_at(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = fill(bucket, 4)
+    run(tmp_path, mirror=True)
+    bucket.put("ds/train/c0/0000.png", b"x" * 3000)
+    with monkeypatch.context() as patch:
+        patch.setattr(mirror._Plan, "delete_extras", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, mirror=True)
+    bucket.put_all(objects)
+    run(tmp_path, mirror=True)
     assert content(tmp_path) == objects
 
 

@@ -86,6 +86,17 @@ def test_without_delete_a_file_is_kept_or_a_loss_named(bucket: Bucket, tmp_path:
     assert len(content(run(tmp_path).path)) == 39
 
 
+def test_kept_files_outlive_a_packing_and_a_kind_of_store(bucket: Bucket, tmp_path: Path) -> None:
+    objects = fill(bucket)
+    listed = run(tmp_path, pack="tar").path / "_MANIFEST.jsonl"
+    listed.write_text(re.sub(r'"(\w{8})","\1"', r'"an ETag","\1"', listed.read_text()))
+    del bucket.objects["ds/train/c0/0000.png"]
+    result = run(tmp_path, delete=False)
+    assert (result.downloaded, content(result.path)) == (0, objects)
+    without = content(run(tmp_path, delete=False, exclude=("train/c0/**",)).path)
+    assert without == {name: data for name, data in objects.items() if "c0" not in name}
+
+
 def test_old_versions_are_collected(bucket: Bucket, tmp_path: Path) -> None:
     fill(bucket, 4)
     seen = []

@@ -37,6 +37,15 @@ def test_a_published_version_is_complete_for_its_digest(store: DatasetVersions) 
     assert list((store.work / "trash").iterdir()) == []
 
 
+def test_a_damaged_version_is_replaced_before_it_is_deleted(
+    store: DatasetVersions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, seen = published(store), []
+    monkeypatch.setattr(store, "clear", lambda _: seen.append(version.is_dir()))
+    published(store)
+    assert seen == [True]
+
+
 def test_a_version_is_marked_by_a_file_beside_its_tree(
     store: DatasetVersions, tmp_path: Path
 ) -> None:
