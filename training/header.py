@@ -1,6 +1,7 @@
 """Size and orientation of an image file, from its headers, before pixels are decoded."""
 
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 _JPEG = b"\xff\xd8\xff"
@@ -10,9 +11,7 @@ ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_RGB = b"\x08\x02\0\0"
 """8 bits, RGB, and the only compression and filter."""
-_PNG_EXTRAS = (b"tRNS", b"eXIf", b"acTL")
-_PNG_END = 1 << 16
-"""Bytes in which EXIF data after the pixels lie."""
+_PNG_EXTRAS = frozenset({b"tRNS", b"eXIf", b"acTL"})
 _JPEG_SIZE = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BASELINE = frozenset({0xC0, 0xC1})
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
@@ -23,14 +22,21 @@ def plain_pixels(data: bytes) -> int:
     """Return the pixels of a PNG or WebP that is RGB and opaque, upright, not animated; else 0."""
     if data[:8] == _PNG and data[24:28] == _PNG_RGB:
         width, height = struct.unpack_from(">II", data, 16)
-        places = (data[: data.find(b"IDAT")], data[-_PNG_END:])
-        extras = any(extra in part for extra in _PNG_EXTRAS for part in places)
-        return 0 if extras else int(width * height)
+        return 0 if _PNG_EXTRAS.intersection(_chunks(data)) else int(width * height)
     if data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8 " and len(data) > 30:
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
         # The decoder also finds frames after a wrong length.
         return 0 if b"ANMF" in data or b"VP8X" in data else int(width * height)
     return 0
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    """Yield the kinds of the chunks of a PNG; EXIF data may be in any of them."""
+    at = len(_PNG)
+    while at + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, at)
+        yield kind
+        at += 12 + size
 
 
 class Frame(NamedTuple):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +15,8 @@ SUFFIXES = (
     *(".avif", ".heic", ".heif"),
 )
 """Names of images that `decoder` reads; the only list."""
+_HIDDEN = re.compile(r"(^|/)(\.|(__MACOSX|@eaDir)(/|$))")
+"""Hidden files and folders, and those of macOS and of Synology, with thumbnails, at any depth."""
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
 _ROLES = {
     **dict.fromkeys(("train", "training"), TRAIN),
@@ -50,21 +53,20 @@ class Assignment:
 
 
 def is_image(name: str) -> bool:
-    """Return whether the name of a file is that of an image."""
-    last = name.rpartition("/")[2]
-    return last.lower().endswith(SUFFIXES) and last[0] != "."
+    """Return whether the name of a file is that of an image, and in no hidden folder."""
+    return name.lower().endswith(SUFFIXES) and not _HIDDEN.search(name)
 
 
 def is_hidden(folder: str) -> bool:
     """Return whether a folder of this name is ignored."""
-    return folder.startswith(".") or folder == "__MACOSX"
+    return _HIDDEN.match(folder) is not None
 
 
 def is_ignored(name: str) -> bool:
     """Return whether a file, of any kind, belongs to a system or to a version and not to a user."""
-    *folders, last = name.split("/")
-    hidden = last.startswith((".", "_")) or last in ("", "Thumbs.db", "desktop.ini")
-    return hidden or any(map(is_hidden, folders))
+    last = name.rpartition("/")[2]
+    known = last.startswith("_") or last in ("", "Thumbs.db", "desktop.ini")
+    return known or _HIDDEN.search(name) is not None
 
 
 def by_top(names: Iterable[str]) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ from kfp_ddp.core.text import plural, printable
 from kfp_ddp.datasets.images import uneven
 from kfp_ddp.datasets.options import MOST_ROWS, glob_of
 from kfp_ddp.local.results import shown
+from kfp_ddp.storage.folder_source import LOST_AND_FOUND
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.training.config import TrainConfig
@@ -172,11 +173,16 @@ def _table(layout: Layout, by_side: Mapping[str, list[int]]) -> Iterator[str]:
 
 def _names(folder: Path, sync: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of all files below a folder, and of empty folders with a trailing slash."""
-    for at, folders, files in os.walk(folder, followlinks=sync.get("symlinks") == "follow"):
+    links = sync.get("symlinks")
+    for at, folders, files in os.walk(folder, followlinks=links == "follow"):
         below = Path(at).relative_to(folder)
         if not folders and not files and below.parts:
             yield f"{below.as_posix()}/"
-        yield from ((below / name).as_posix() for name in files)
+        if not below.parts and LOST_AND_FOUND in folders:
+            folders.remove(LOST_AND_FOUND)
+        for name in files:
+            if links != "skip" or not Path(at, name).is_symlink():
+                yield (below / name).as_posix()
 
 
 def _open_all(folder: Path, layout: Layout) -> tuple[list[tuple[str, int, int]], dict[str, str]]:

@@ -77,6 +77,18 @@ def test_training_and_predict_decode_to_the_same_pixels(kind: str, tmp_path: Pat
             assert plain is decoder.is_plain(image), case
 
 
+def test_orientation_of_a_png_is_found_anywhere(tmp_path: Path) -> None:
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 30)).save(file, "PNG")
+    data, late = file.getvalue(), b""
+    for kind, body in ((b"eXIf", exif.tobytes()[6:]), (b"teSt", bytes(1 << 17))):
+        late += struct.pack(">I", len(body)) + kind + body
+        late += struct.pack(">I", zlib.crc32(kind + body))
+    (tmp_path / "a.png").write_bytes(data[:-12] + late + data[-12:])
+    assert read(str(tmp_path / "a.png")).shape == (3, 40, 30)
+
+
 @pytest.mark.parametrize("kind", FORMS)
 def test_damaged_file_is_refused_or_decoded_within_its_size(kind: str, tmp_path: Path) -> None:
     draw = random.Random(f"damaged {kind}")

@@ -70,6 +70,7 @@ def position(name: str) -> float:
 
 def test_hidden_files_and_other_files_are_ignored() -> None:
     names = [*photographs(40, "cat", "dog"), "cat/.x.jpg", ".git/a.jpg", "__MACOSX/cat/._1.jpg"]
+    names += ["cat/.@__thumb/1.jpg", "dog/@eaDir/1.jpg/SMALL.jpg", "@eaDir/cat/SMALL.jpg"]
     layout = laid_out([*names, "cat/notes.txt", "cat/", "dog/deep/er/x.JPEG"])
     assert layout.classes == ("cat", "dog")
     assert len(layout.train) + len(layout.val) == 81
