@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, require, writing
+from kfp_ddp.cli.options import (
+    AS_JSON,
+    FILE,
+    FOLDER,
+    connected,
+    console,
+    echo,
+    echo_json,
+    require,
+    writing,
+)
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
@@ -61,7 +71,6 @@ def compare(
 
 
 def _print(compared: "Comparison") -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -83,10 +92,7 @@ def _print(compared: "Comparison") -> None:
     ]
     for name, cells in rows:
         table.add_row(*(Text(printable(cell)) for cell in (name, *cells)))
-    # Lines are not wrapped in a file or pipe.
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=10_000)
-    console.print(table, "")
+    console().print(table, "")
     if not compared.settings:
         echo("All settings are equal.")
     for note in compared.notes:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, show, text_option
+from kfp_ddp.cli.options import AS_JSON, connected, console, echo, echo_json, show, text_option
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.client.runs import RETRYABLE, find_run
 from kfp_ddp.core.config import Connection
@@ -38,13 +38,13 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
     if not rows:
         echo("no runs", err=True)
         return
-    from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from kfp_ddp.client.follow import MARKS, duration
 
-    table = Table("", "id", "name", "state", "started", "duration", box=None, pad_edge=False)
+    identity = Column("id", min_width=8)  # what other commands take is not cut
+    table = Table("", identity, "name", "state", "started", "duration", box=None, pad_edge=False)
     for run in rows:
         mark, colour, _ = MARKS.get(run.state, MARKS["RUNNING"])
         table.add_row(
@@ -55,7 +55,7 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
             f"{run.start.astimezone():%Y-%m-%d %H:%M}" if run.start else "",
             duration(run.start, run.end),
         )
-    Console().print(table)
+    console().print(table)
 
 
 @click.command("status")
@@ -87,9 +87,7 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
         if as_json:
             echo_json({**info.document(), "steps": documents(info.steps, progress)})
         elif not watch:
-            from rich.console import Console
-
-            Console().print(tree(info, progress))
+            console().print(tree(info, progress))
             if info.folder is None:
                 echo(info.page or info.id)
     if watch:

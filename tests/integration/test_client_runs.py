@@ -89,11 +89,12 @@ def test_all_pages_are_read_and_a_repeated_token_is_an_error(
 
 
 def test_runs_are_listed_by_state_and_experiment(kfp_server: KfpServer) -> None:
-    good, bad, _ = _create(kfp_server, "good", "bad", "new")
+    long = "new" * 20  # which is not cut in a pipe
+    good, bad, _ = _create(kfp_server, "good", "bad", long)
     kfp_server.store.set_state(good, "SUCCEEDED")
     kfp_server.store.set_state(bad, "FAILED")
     table = output("runs")
-    assert [line.split()[2] for line in table.splitlines()[1:]] == ["new", "bad", "good"]
+    assert [line.split()[2] for line in table.splitlines()[1:]] == [long, "bad", "good"]
     (one,) = document("runs", "--state", "failed")
     assert (one["run_id"], one["state"], one["name"]) == (bad, "FAILED", "bad")
     assert one["parameters"] == {"source": "gs://bucket/flowers"}
