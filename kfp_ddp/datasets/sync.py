@@ -91,6 +91,7 @@ def _attempt(context: Context, target: Path, dataset: str) -> Result:
         if waited:  # another sync may have published a newer listing
             result = _plan(context, store, dataset, _list(context, target))
             result = _check(context, store, result)
+        result = collect(store, options, result)  # of a smaller `keep_versions`, to make room
         transfer = repair if store.complete(result.digest) else build
         result = transfer(context, store, result)
         if not _publish(context, store, result):

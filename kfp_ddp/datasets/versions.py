@@ -203,9 +203,9 @@ def collect(store: DatasetVersions, options: SyncOptions, result: Result) -> Res
     """
     if options.keep_versions <= 0:
         return result
-    others = [item for item in store.versions_of(result.dataset) if item[1] != result.path]
     latest = time.time_ns() - int(options.keep_hours * 3600e9)
-    old = [(when, path) for when, path in others[options.keep_versions - 1 :] if when < latest]
+    older = store.versions_of(result.dataset)[options.keep_versions :]
+    old = [(when, path) for when, path in older if when < latest and path != result.path]
     if not old:
         return result
     from kfp_ddp.jobs.identity import live_runs  # most syncs remove nothing
@@ -222,7 +222,7 @@ def collect(store: DatasetVersions, options: SyncOptions, result: Result) -> Res
             gone = [store.move_to_trash(folder) for folder in (path, store.leases(path.name))]
         store.clear(gone)
         removed.append(path.name)
-    return replace(result, removed_versions=tuple(removed))
+    return replace(result, removed_versions=(*result.removed_versions, *removed))
 
 
 def _used(store: DatasetVersions, path: Path, when: int, alive: Callable[[str], bool]) -> bool:

@@ -107,6 +107,11 @@ def test_old_versions_are_collected(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("ds/extra", bytes([0]))
     run(tmp_path, keep_versions=2, keep_hours=0, dataset="other")
     assert len(list((tmp_path / "versions").iterdir())) == 3
+    bucket.put("ds/extra", b"that has no room beside the two")
+    bucket.fault("ds/extra", "403")
+    with pytest.raises(InputError):
+        run(tmp_path, keep_versions=1, keep_hours=0)
+    assert not (tmp_path / "versions" / seen[-2]).exists()
 
 
 def test_datasets_in_turns_are_compared_with_their_own(bucket: Bucket, tmp_path: Path) -> None:
@@ -342,10 +347,10 @@ def test_version_handed_out_meanwhile_stays(claim: Claim, monkeypatch: pytest.Mo
     """Removing one takes minutes: what was seen before it says nothing about the next."""
     found = [claim.version(number, options=SyncOptions(keep_versions=0)) for number in range(3)]
     for at, each in enumerate(found):
-        os.utime(each.path / "_SUCCESS", (10**9 - at, 10**9 - at))
+        os.utime(each.path / "_SUCCESS", (10**9 + at, 10**9 + at))
     cluster(monkeypatch, lambda run_id: False)
     clear = DatasetVersions.clear
-    oldest = found[2]
+    oldest = found[0]
 
     def slowly(self: DatasetVersions, gone: list[str]) -> None:
         clear(self, gone)
@@ -353,6 +358,6 @@ def test_version_handed_out_meanwhile_stays(claim: Claim, monkeypatch: pytest.Mo
             assert DatasetVersions(claim.target).record_use(oldest.digest)
 
     monkeypatch.setattr(DatasetVersions, "clear", slowly)
-    last = claim.version(9)
-    assert set(last.removed_versions) == {found[0].path.name, found[1].path.name}
+    last = claim.version(9, options=SyncOptions(keep_versions=1, keep_hours=0.1))
+    assert set(last.removed_versions) == {found[1].path.name, found[2].path.name}
     assert oldest.path.is_dir(), "it was handed out a moment ago"
