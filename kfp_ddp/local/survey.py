@@ -23,7 +23,7 @@ from kfp_ddp.training.layout import Layout, lay_out
 from kfp_ddp.training.sides import LARGEST, TEST, TRAIN, VAL, Labels, by_top, is_image, tables_in
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
-"""Bytes near the end of a complete file."""
+"""Bytes near the end of a complete file, and of a thumbnail in its header."""
 _TAIL = 1 << 16
 _THREADS = 16
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
@@ -205,7 +205,7 @@ def _open(path: Path) -> tuple[str, int, int] | str:
         with path.open("rb") as file:
             image = decoder.open_picture(file)
             kind, end = image.format or "", _ENDS.get(image.format or "", b"")
-            file.seek(max(0, path.stat().st_size - _TAIL))
+            file.seek(max(file.tell(), path.stat().st_size - _TAIL))
             if end not in file.read():  # pixels of other files are not decoded
                 decoder.decode(path.read_bytes())
             return kind, *image.size

@@ -171,7 +171,9 @@ def photos(tmp_path: Path) -> Path:
         for number in range(9 if label > "b" else 20):
             Image.new("RGB", (60, 40), "red").save(tmp_path / label / f"{number}.jpg")
     cut, empty = tmp_path / "a" / "3.jpg", tmp_path / "a" / "4.jpg"
-    cut.write_bytes(cut.read_bytes()[:500])
+    whole = cut.read_bytes()
+    thumbnail = b"\xff\xe1" + (len(whole) + 2).to_bytes(2) + whole  # as cameras have it
+    cut.write_bytes((whole[:2] + thumbnail + whole[2:])[: len(whole) + 640])
     empty.write_bytes(b"")
     os.mkfifo(tmp_path / "b" / "pipe.png")
     others = ("__MACOSX/._3.jpg", ".DS_Store", "a/Thumbs.db", "b/x.svg", "b/y.svg", "labels.csv")
