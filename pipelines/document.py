@@ -89,7 +89,7 @@ def parsed(text: str, called: str) -> Document:
     return Document(spec, others[0] if others else {})
 
 
-def of_api(spec: Mapping[str, Any], called: str) -> Document:
+def from_api(spec: Mapping[str, Any], called: str) -> Document:
     """Return the pipeline in an object of KFP's API; see `parsed`."""
     inner = spec.get("pipeline_spec", spec)
     if problem := _problem([inner]):

@@ -59,9 +59,9 @@ class Form:
         A key is a parameter of the pipeline, or a setting of one of its mappings: epochs, or
         training.cache_gb, or cache_gb if only one mapping has it.
         """
-        settings = _of_file(file) if file else []
-        arguments = self.check([*settings, *(self._of_word(word) for word in words)])
-        return _with_files(arguments) if "training" in self.subjects else arguments
+        settings = _read_file(file) if file else []
+        arguments = self.check([*settings, *(self._parse_word(word) for word in words)])
+        return _with_file_contents(arguments) if "training" in self.subjects else arguments
 
     def check(self, settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """Return validated arguments by name, the last value of each; raise InputError."""
@@ -69,9 +69,9 @@ class Form:
         for name, value in settings:
             if name in self.subjects and isinstance(value, dict):
                 for inner, one in value.items():
-                    self._put(arguments, self._key(f"{name}.{inner}"), one)
+                    self._set(arguments, self._resolve(f"{name}.{inner}"), one)
             else:
-                self._put(arguments, self._key(name), value)
+                self._set(arguments, self._resolve(name), value)
         return arguments
 
     def completed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,24 +90,24 @@ class Form:
     def _is(self, name: str, kind: str) -> bool:
         return bool(self.parameters.get(name, {}).get("parameterType") == kind)
 
-    def _of_word(self, word: str) -> tuple[str, Any]:
+    def _parse_word(self, word: str) -> tuple[str, Any]:
         """Return name and value of `key=value`; the value is YAML, unless the setting is text."""
         name, equals, text = word.partition("=")
         if not equals:
             raise InputError(f"--set {word!r} is not a setting; write key=value, such as epochs=10")
-        key = self._key(name)
-        model, field = self._model(key)
+        key = self._resolve(name)
+        model, field = self._validator(key)
         if model is None:
-            return name, text if self._is(key.parameter, "STRING") else _of_yaml(text)
+            return name, text if self._is(key.parameter, "STRING") else _parse_yaml(text)
         annotation = model.model_fields[field].annotation
         if annotation is str or model.choices(field) or not text:
             return name, text
-        value = _of_yaml(text)
+        value = _parse_yaml(text)
         listed = get_origin(annotation) is tuple and isinstance(value, str)
         return name, [value] if listed else value
 
-    def _put(self, arguments: dict[str, Any], key: FormField, value: Any) -> None:
-        model, name = self._model(key)
+    def _set(self, arguments: dict[str, Any], key: FormField, value: Any) -> None:
+        model, name = self._validator(key)
         if model is not None and not (key.setting == "" and self._is_default(name, value)):
             value = model.checked(name, value)
         if key.setting:
@@ -121,7 +121,7 @@ class Form:
         same = "defaultValue" in spec and spec["defaultValue"] == value
         return same and not isinstance(value, bool | dict)
 
-    def _key(self, name: str) -> FormField:
+    def _resolve(self, name: str) -> FormField:
         subject, dot, inner = name.partition(".")
         if dot and subject not in self.subjects:
             raise InputError(f"{name}: there is no {subject!r}{hint(subject, [*self.subjects])}")
@@ -141,22 +141,22 @@ class Form:
             (setting,) = rename({setting: None}, *everything)
         if setting in self.parameters and (not dot or setting in offered[subject]):
             return FormField(setting)
-        places = [one for one, fields in offered.items() if setting in fields]
-        if not places:
+        mappings = [one for one, fields in offered.items() if setting in fields]
+        if not mappings:
             known = sorted(
                 {*self.parameters, *(one for fields in offered.values() for one in fields)}
             )
             near = hint(setting, known) or ("" if self.subjects else f"; it has {', '.join(known)}")
             raise InputError(f"there is no setting {name!r}{near}")
         # A table of labels is meant more often than labels of pods, which are job.labels.
-        if len(places) > 1 and (setting in JOB_INTERNAL or setting == "labels"):
-            places.remove("job")
-        if len(places) > 1:
-            several = " or ".join(f"{one}.{setting}" for one in places)
+        if len(mappings) > 1 and (setting in JOB_INTERNAL or setting == "labels"):
+            mappings.remove("job")
+        if len(mappings) > 1:
+            several = " or ".join(f"{one}.{setting}" for one in mappings)
             raise InputError(f"{name} is a setting of several things: write {several}")
-        return FormField(places[0], setting)
+        return FormField(mappings[0], setting)
 
-    def _model(self, key: FormField) -> tuple[type[Settings] | None, str]:
+    def _validator(self, key: FormField) -> tuple[type[Settings] | None, str]:
         """Return the model that validates a setting, if any, and its name there."""
         models = self.subjects[key.parameter] if key.setting else self._models
         name = key.setting or key.parameter
@@ -204,14 +204,14 @@ def named_after(source: str) -> str:
     return last.strip("._-")[:63] or "photographs"
 
 
-def _with_files(arguments: dict[str, Any]) -> dict[str, Any]:
+def _with_file_contents(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments with the text of code files, and the absolute path of weights."""
     training = arguments.get("training", {})
-    boxes: dict[str, Any] = {
+    code_parameters: dict[str, Any] = {
         name: arguments[name] for name in ("model", "script") if name in arguments
     }
-    packed = model_file.with_code({**boxes, **training})
-    if "script" in boxes:
+    packed = model_file.with_code({**code_parameters, **training})
+    if "script" in code_parameters:
         arguments = {**arguments, "script": packed.pop("script")}
     more: dict[str, Any] = {n: packed[n] for n in ("model_code", "script") if n in packed}
     arguments = {**arguments, "training": {**training, **more}} if more else arguments
@@ -222,7 +222,7 @@ def _with_files(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _of_file(file: Path) -> list[tuple[str, Any]]:
+def _read_file(file: Path) -> list[tuple[str, Any]]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -236,7 +236,7 @@ def _of_file(file: Path) -> list[tuple[str, Any]]:
     return [(str(name), value) for name, value in content.items()]
 
 
-def _of_yaml(text: str) -> Any:
+def _parse_yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

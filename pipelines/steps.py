@@ -100,9 +100,9 @@ class Steps:
 
     def _checked(self) -> Any:
         # Outside the exit handler: without the PVC, the pod of teardown could not start either.
-        each = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
-        each |= {} if self.claims.data else {"publish": "each-node"}
-        first = preflight(**self.form, **each).set_display_name("preflight: check settings")
+        inputs = {"run_id": dsl.PIPELINE_JOB_ID_PLACEHOLDER}
+        inputs |= {} if self.claims.data else {"publish": "each-node"}
+        first = preflight(**self.form, **inputs).set_display_name("preflight: check settings")
         # Each million objects of the listing take 200 MB.
         small(first.set_caching_options(False)).set_memory_limit("4Gi")
         return self.with_bucket(first).outputs

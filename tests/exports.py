@@ -46,4 +46,4 @@ def sealed(folder: Path, documents: dict[str, Any]) -> Bundle:
     for name in (bundle.MANIFEST, bundle.SUCCESS):
         (folder / name).unlink(missing_ok=True)
     bundle.seal(folder)
-    return bundle.in_folder(folder)
+    return bundle.local_bundle(folder)

@@ -37,7 +37,7 @@ RANDOM = ("auto", "false")
 """Values of `pretrained` with which a training starts from random weights."""
 
 
-def _in_words(pretrained: object) -> object:
+def _as_text(pretrained: object) -> object:
     """Return a truth value as text; '' is what older settings have for random weights."""
     if not isinstance(pretrained, bool | str):
         return pretrained
@@ -78,7 +78,7 @@ class TrainConfig(Settings):
     """Arguments of that file, written as on a command line."""
     blur_pool: bool = False
     """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
-    pretrained: Annotated[str, BeforeValidator(_in_words)] = "auto"
+    pretrained: Annotated[str, BeforeValidator(_as_text)] = "auto"
     """Initial weights. true: those of torchvision, trained on ImageNet. auto: the same if they can
     be had and there are fewer than 50,000 images, or random ones needed a smaller image_size; never
     without a pipeline. false: random ones. Or a path or an address (https, gs, s3, az, hf) of a

@@ -16,7 +16,7 @@ from kfp_ddp.training.config import READING, Reading, TrainConfig
 from kfp_ddp.training.images import Decoded, read, read_part
 from kfp_ddp.training.model import affine
 from kfp_ddp.training.sampler import Key, Keys
-from kfp_ddp.training.shards import ReadAhead, in_store_order, pieces
+from kfp_ddp.training.shards import ReadAhead, pieces, sort_by_offset
 from kfp_ddp.training.splits import Index
 
 
@@ -160,7 +160,7 @@ def evaluation_keys(index: Index, size: int, rank: int, world: int) -> Iterator[
 
 def fixed_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
     """Yield every `world`-th of batches, of archives in storage order, for any number of ranks."""
-    stored = in_store_order(index.slices) if index.slices else range(len(index))
+    stored = sort_by_offset(index.slices) if index.slices else range(len(index))
     for start in range(rank * size, len(stored), world * size):
         positions = stored[start : start + size]
         keys = Keys((0, position) for position in positions)

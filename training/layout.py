@@ -18,9 +18,9 @@ from kfp_ddp.training.sides import (
     Assignment,
     Labels,
     Side,
-    by_folders,
-    by_labels,
-    by_top,
+    assign_by_folders,
+    assign_by_labels,
+    group_by_folder,
     is_ignored,
     is_image,
     side_of,
@@ -97,15 +97,17 @@ def lay_out(
         labels: Table of classes, and optionally splits.
         classes: Classes of a model; then the training images are not checked.
     """
-    tops = by_top(names)
-    assignment = by_labels(tops, labels) if labels else by_folders(tops)
+    tops = group_by_folder(names)
+    assignment = assign_by_labels(tops, labels) if labels else assign_by_folders(tops)
     if classes is None:
         _check_classes(assignment.sides[TRAIN], tops)
     known = tuple(sorted(assignment.sides[TRAIN].classes) if classes is None else classes)
     by_name = VAL not in assignment.sides and (val_fraction > 0 or classes is None)
     if by_name:
         assignment.form += f", validation by name (val_fraction={val_fraction:g})"
-        assignment.sides[VAL] = _by_name(assignment.sides[TRAIN], val_fraction, classes is None)
+        assignment.sides[VAL] = _split_by_name(
+            assignment.sides[TRAIN], val_fraction, classes is None
+        )
     _check_known(assignment, known)
     assignment.notes += _not_read(tops, labels)
     train, val, test = (number(assignment.sides.get(side, Side()), known) for side in SIDES)
@@ -163,7 +165,7 @@ def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
         raise InputError(f"there is one class only ({only}): a classifier needs two or more{hint}")
 
 
-def _by_name(train: Side, val_fraction: float, must: bool) -> Side:
+def _split_by_name(train: Side, val_fraction: float, must: bool) -> Side:
     """Move validation images out of the training split, by their names alone.
 
     Those with a position below `val_fraction` validate, so the other images do not matter. Only a

@@ -25,13 +25,15 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     if own and own.optimizer:
         return own.create_optimizer(network, config, peak(config))
     decay, rate = config.weight_decay, peak(config)
-    groups = _by_decay(list(network.parameters()), decay)
+    groups = _group_by_decay(list(network.parameters()), decay)
     if has_separate_body(config.freeze_epochs, config.body_lr_factor):
         body = body_weights(network)
         below = {id(weight) for weight in body}
         head = [weight for weight in network.parameters() if id(weight) not in below]
-        scaled = [{**group, "lr_scale": config.body_lr_factor} for group in _by_decay(body, decay)]
-        groups = [*_by_decay(head, decay), *scaled]
+        scaled = [
+            {**group, "lr_scale": config.body_lr_factor} for group in _group_by_decay(body, decay)
+        ]
+        groups = [*_group_by_decay(head, decay), *scaled]
     fused = None if config.strategy == "fsdp" else True  # DTensors have foreach kernels only
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, rate, fused=fused)
@@ -39,7 +41,7 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     return torch.optim.SGD(groups, rate, momentum, nesterov=momentum > 0, fused=fused)
 
 
-def _by_decay(weights: list[nn.Parameter], decay: float) -> list[dict[str, Any]]:
+def _group_by_decay(weights: list[nn.Parameter], decay: float) -> list[dict[str, Any]]:
     """Group weights: no decay on vectors, such as biases.
 
     No decay there improves ImageNet by a few tenths of a point (Jia et al. 2018, section 3.2).

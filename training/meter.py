@@ -72,7 +72,7 @@ class GpuTimeline(Timeline):
         self._free.append(before)
 
 
-def on_own_gradients(loss: Tensor, then: Callable[[], None]) -> None:
+def before_exchange(loss: Tensor, then: Callable[[], None]) -> None:
     """Call `then` in the next backward pass of `loss`, before it waits for other ranks' gradients.
 
     The engine runs its callbacks in queue order when all gradients are computed; the callback in

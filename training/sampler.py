@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.shards import PIECE, Piece, Slices, in_store_order, runs
+from kfp_ddp.training.shards import PIECE, Piece, Slices, runs, sort_by_offset
 from kfp_ddp.training.splits import Index
 
 MOST_LANES = 64
@@ -40,7 +40,7 @@ class Windows:
 
     def __init__(self, slices: Slices, batch: int, buffer: int) -> None:
         """Prepare global batches of `batch` images, and windows of `buffer` bytes in total."""
-        stored = in_store_order(slices)
+        stored = sort_by_offset(slices)
         self.stored = torch.tensor(stored)
         self.lengths = torch.tensor([len(run) for run in runs(slices, stored)])
         self.batch, self.buffer, self.bytes = batch, max(1, buffer), sum(slices.sizes)

@@ -253,7 +253,7 @@ def runs(slices: Slices, positions: Sequence[int]) -> list[range]:
     return [*ranges, range(begin, len(positions))] if positions else []
 
 
-def in_store_order(slices: Slices) -> list[int]:
+def sort_by_offset(slices: Slices) -> list[int]:
     """Return all positions, ordered by archive and offset."""
     places = zip(slices.shards, slices.offsets, range(len(slices.shards)), strict=True)
     return [position for _, _, position in sorted(places)]

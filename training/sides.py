@@ -69,7 +69,7 @@ def is_ignored(name: str) -> bool:
     return known or _HIDDEN.search(name) is not None
 
 
-def by_top(names: Iterable[str]) -> dict[str, list[str]]:
+def group_by_folder(names: Iterable[str]) -> dict[str, list[str]]:
     """Group names by their top-level folder, '' for names outside of folders."""
     tops: dict[str, list[str]] = {"": []}
     for name in names:
@@ -128,7 +128,7 @@ def _others(tops: dict[str, list[str]], roles: dict[str, str]) -> list[str]:
     return [top for top in sorted(tops) if top not in sides and any(map(is_image, tops[top]))]
 
 
-def by_folders(tops: dict[str, list[str]]) -> Assignment:
+def assign_by_folders(tops: dict[str, list[str]]) -> Assignment:
     """Assign splits and classes by folders; raise InputError if there are no images to train on."""
     roles = _roles(tops)
     if not any(is_image(name) for names in tops.values() for name in names):
@@ -267,7 +267,7 @@ def _value(fields: dict[str, object], known: Sequence[str]) -> str:
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
-def by_labels(tops: dict[str, list[str]], labels: Labels) -> Assignment:
+def assign_by_labels(tops: dict[str, list[str]], labels: Labels) -> Assignment:
     """Assign by a table, and splits that it does not list by folders; raise InputError."""
     images = {name for names in tops.values() for name in names if is_image(name)}
     roles = {role: top for top in sorted(tops) if (role := _ROLES.get(top.lower()))}

@@ -94,7 +94,7 @@ class TimeSpent:
         return [row[PHASES.index(phase)] for row in self.rows]
 
     @property
-    def for_the_slowest(self) -> float:
+    def wait_for_slowest(self) -> float:
         """Mean seconds of waiting for slower ranks; the slowest measures the exchange alone."""
         return self.mean["communication"] - min(self.by_rank("communication"))
 
@@ -142,7 +142,7 @@ def advice(spent: TimeSpent, config: TrainConfig, environment: Environment) -> l
 
     add(spent.mean["data"], WAITS, f"waited for data: {_against_waiting(config, environment)}")
     if spent.pace.late:
-        lines.append((spent.share(spent.for_the_slowest), _slow_rank(spent, environment)))
+        lines.append((spent.share(spent.wait_for_slowest), _slow_rank(spent, environment)))
     add(
         min(spent.by_rank("communication")),
         NETWORK,
@@ -178,7 +178,7 @@ def _against_waiting(config: TrainConfig, environment: Environment) -> str:
 
 def _slow_rank(spent: TimeSpent, environment: Environment) -> str:
     pace = spent.pace
-    waits = percent(spent.share(spent.for_the_slowest))
+    waits = percent(spent.share(spent.wait_for_slowest))
     data = pace.phase == "data"
     trace = f"kfp-ddp trace --rank {pace.slowest}"
     where = "its loaders and disk" if data else "its node (temperature, another tenant)"

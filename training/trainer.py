@@ -17,7 +17,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import DeviceBatch, Images, Split, evaluation_keys, loader, to_device
 from kfp_ddp.training.distributed import Stop, World, no_garbage_collection
 from kfp_ddp.training.learner import Learner, learning_rate
-from kfp_ddp.training.meter import on_own_gradients
+from kfp_ddp.training.meter import before_exchange
 from kfp_ddp.training.model import logits
 from kfp_ddp.training.report import Report
 from kfp_ddp.training.sampler import ResumableSampler, classes_of, windows_of
@@ -274,7 +274,7 @@ class Trainer:
                     loss = self.loss(output, batch.targets, share)
                 weighted = loss * weight
                 if number == mine - 1 and self.world.size > 1:
-                    on_own_gradients(weighted, lambda: enter("communication"))
+                    before_exchange(weighted, lambda: enter("communication"))
                 enter("backward")
                 learner.backward(weighted)
             total += loss.detach()

@@ -1,4 +1,4 @@
-"""Signs of life: ranks watch their launcher's process id, and write their progress to files."""
+"""Liveness: ranks watch their launcher's process id, and write their progress to files."""
 
 import contextlib
 import json

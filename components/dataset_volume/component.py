@@ -31,7 +31,7 @@ def dataset_volume(
         claim: Claim that data_sync wrote to.
         publish: in-place: workers mount the same claim read-only. clone or snapshot: a
             ReadOnlyMany claim copied by the storage. populator: GKE fills a claim from the
-            bucket. each-node: every pod that reads the version brings it to a folder of its own.
+            bucket. each-node: every pod that reads the version downloads it to a folder of its own.
             auto: the best of in-place, clone and snapshot that is known to work here. none: change
             nothing.
         source: Source of the data, as given to data_sync; kept as an annotation, and read by the

@@ -6,7 +6,7 @@ from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, Requirement
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.jobs.task import by_volume
+from kfp_ddp.jobs.task import claims_by_volume
 from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.objects import annotation, condition, phase
 
@@ -22,7 +22,7 @@ def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> lis
 
     These are `work`, those of the job, and `data` unless a copy replaces it; '' is no PVC.
     """
-    own = {*spec.claims.values(), *by_volume(spec.volumes).values()}
+    own = {*spec.claims.values(), *claims_by_volume(spec.volumes).values()}
     names = {work, *(name.removesuffix(":ro") for name in own)}
     return sorted((names | {data} if publish in ("in-place", "none") else names) - {""})
 

@@ -155,7 +155,7 @@ class StepResources(Settings):
             )
         return self
 
-    def by_step(self, gpu_resource: str) -> dict[str, dict[str, str]]:
+    def requests_by_step(self, gpu_resource: str) -> dict[str, dict[str, str]]:
         """Return the requests by step and resource; an empty amount means none."""
         gpus = {gpu_resource: str(self.evaluate_gpus or "")}
         return {"data-sync": SYNC_REQUESTS, "evaluate": {**EVALUATE_REQUESTS, **gpus}}

@@ -99,7 +99,7 @@ def gpus(cluster: CheckContext) -> list[Finding]:
 def room(cluster: CheckContext) -> list[Finding]:
     """Check that each step with default resources fits on a node."""
     findings = []
-    requests = StepResources().by_step(cluster.run.gpu_resource)
+    requests = StepResources().requests_by_step(cluster.run.gpu_resource)
     for warning in too_large(cluster.nodes or (), requests):
         message, _, remedy = warning.rpartition("; ")
         step, _, rest = message.partition(" ")

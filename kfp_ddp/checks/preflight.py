@@ -213,7 +213,7 @@ def _check_cluster(run: Run) -> list[str]:
     warnings += check_modes(api, shared, instead, number, spec.pods())
     if not spec.gpus():
         warnings.append(cpu_warning(nodes, spec.gpu_resource))
-    return warnings + too_large(nodes, run.steps.by_step(spec.gpu_resource))
+    return warnings + too_large(nodes, run.steps.requests_by_step(spec.gpu_resource))
 
 
 def check_evaluation(run: Run) -> list[str]:

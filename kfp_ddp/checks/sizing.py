@@ -64,7 +64,9 @@ def sized(run: Run) -> tuple[Run, list[str]]:
         own = []
         trials = zip(run.trials, trials_of(Sweep.create(**inputs["sweep"])), strict=True)
         for trial, settings in trials:  # each with the rates of its optimizer
-            other = merged(_in_one_place(requested), {"training": {"optimizer": trial.optimizer}})
+            other = merged(
+                _normalise_arguments(requested), {"training": {"optimizer": trial.optimizer}}
+            )
             theirs = choose(photographs, machine, other, ranks, weights=bool(start))
             own.append({**_rates(theirs.arguments["training"]), **settings})
         inputs["sweep"] = {**inputs["sweep"], "space": {}, "samples": 0, "trials": own}
@@ -90,7 +92,7 @@ def choose_weights(
 
     `find` is `initial_weights.find` or `obtain`. InputError: requested weights cannot be had.
     """
-    requested = _in_one_place(requested)
+    requested = _normalise_arguments(requested)
     pretrained, recipe = requested.get("pretrained", "auto"), requested.get("recipe", "auto")
     if recipe == "finetune" and pretrained == "auto":
         pretrained = "true"
@@ -116,7 +118,7 @@ def choose_weights(
     return choice, start
 
 
-def _in_one_place(requested: Mapping[str, Any]) -> dict[str, Any]:
+def _normalise_arguments(requested: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments with each setting either in its box or in `training`, as chosen ones."""
     training = rename(requested.get("training", {}), TrainConfig)
     boxes = {name: training.pop(name) for name in BOXES if name in training}

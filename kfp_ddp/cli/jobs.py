@@ -127,7 +127,7 @@ def netcheck(
     DNS, and the estimated time of a training step. The job is like that of a training, and is
     deleted at the end, unless it failed. The exit code is 1 if there is a problem.
     """
-    from kfp_ddp.jobs.netcheck import here, of_job, on_cluster
+    from kfp_ddp.jobs.netcheck import here, job_settings, measure_on_cluster
     from kfp_ddp.k8s.api import Api
     from kfp_ddp.runs.teardown.engine import delete_jobs
 
@@ -138,13 +138,15 @@ def netcheck(
     image = image or trainer_image or f"{registry.rstrip('/')}/trainer:{__version__}"
     with contextlib.redirect_stdout(sys.stderr):
         own = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image}
-        fields = of_job("--job", dict(map(setting, settings)), own, "is an option of its own")
+        fields = job_settings("--job", dict(map(setting, settings)), own, "is an option of its own")
         if kind == "local":
             network = here(check, LaunchSpec.create(**fields).nodes)
         else:
             api, run_id = Api.connect(namespace, context), f"netcheck-{uuid.uuid4().hex[:8]}"
             try:
-                network = on_cluster(check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api)
+                network = measure_on_cluster(
+                    check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api
+                )
             finally:
                 delete_jobs(api, KINDS[kind], run_id)  # if it has not ended
     wrong = problems(network, check)

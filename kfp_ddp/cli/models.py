@@ -139,7 +139,7 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
     """
     from kfp_ddp.models.bundle import SIGNATURE
     from kfp_ddp.models.champion import open_bundle
-    from kfp_ddp.models.signature import by_key, check_fits, make, private_key
+    from kfp_ddp.models.signature import check_fits, key_signer, make, private_key
 
     if (key is None) == (signature is None):
         raise InputError("give --key to sign with, or --signature with an existing signature")
@@ -147,7 +147,7 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
     opened = open_bundle(bundle, ADVICE)
     if key is not None:
         secret = private_key(_content(key), os.environ.get(PASSWORD, ""), f"--key {key}")
-        content, signer = make(opened, secret), by_key(secret.public_key()).name
+        content, signer = make(opened, secret), key_signer(secret.public_key()).name
     elif signature is not None:
         content = _content(signature)
         check_fits(opened, content)
@@ -221,19 +221,19 @@ def find_signer(
     key: Path | None, identity: str = "", issuer: str = "", trust: Path | None = None
 ) -> "Signer | None":
     """Return the required signer or None; raise InputError for a wrong set of options, or key."""
-    from kfp_ddp.models.signature import by_identity, by_key, public_key
+    from kfp_ddp.models.signature import identity_signer, key_signer, public_key
 
     if key is not None and (identity or issuer or trust):
         raise InputError("--key and --identity exclude each other: give one of them")
     if key is not None:
-        return by_key(public_key(_content(key), f"--key {key}"))
+        return key_signer(public_key(_content(key), f"--key {key}"))
     if not identity and not issuer:
         if trust is not None:
             raise InputError("--trust-root is for --identity and --issuer: give both")
         return None
     if not identity or not issuer:
         raise InputError("--identity and --issuer require each other: give both")
-    return by_identity(identity, issuer, trust)
+    return identity_signer(identity, issuer, trust)
 
 
 def _content(path: Path) -> bytes:

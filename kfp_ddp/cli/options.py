@@ -160,7 +160,7 @@ def model_options(
     return added(*map(option, names))
 
 
-def on_command_line(name: str) -> bool:
+def is_on_command_line(name: str) -> bool:
     """Return whether an option is on the command line, which overrides every file."""
     source = click.get_current_context().get_parameter_source(name)
     return source == click.core.ParameterSource.COMMANDLINE
@@ -181,7 +181,7 @@ def inputs(
         if value in (None, ""):
             continue
         known, configurable = name in pipeline.parameters, name == "destination"
-        if configurable and not on_command_line(name):
+        if configurable and not is_on_command_line(name):
             if known:
                 boxes[name] = value
             continue
@@ -195,7 +195,9 @@ def inputs(
 
 def registry_set() -> str:
     """Return the registry that the user sets; '' for the default, which has no images."""
-    flag = click.get_current_context().params["registry"] if on_command_line("registry") else None
+    flag = (
+        click.get_current_context().params["registry"] if is_on_command_line("registry") else None
+    )
     chosen = config.resolved({"registry": flag})["registry"]
     return "" if chosen.origin == "default" else str(chosen.value)
 

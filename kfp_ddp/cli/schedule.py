@@ -17,7 +17,7 @@ from kfp_ddp.cli.options import (
     echo,
     echo_json,
     inputs,
-    on_command_line,
+    is_on_command_line,
     registry_set,
     show,
 )
@@ -128,7 +128,7 @@ def replace(
 
     settings = _settings(options)
     for name in RUN_SETTINGS:  # a configured default is not a change
-        if not on_command_line(name):
+        if not is_on_command_line(name):
             settings.pop(name, None)
     with open_client(connection) as client:
         old = schedules.find(client, schedule)

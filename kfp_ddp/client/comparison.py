@@ -111,7 +111,7 @@ def setting_text(value: Any) -> str:
     """Return a setting as text."""
     if value is None:
         return NONE
-    value = packed.in_words(value)
+    value = packed.describe(value)
     return value or "''" if isinstance(value, str) else json.dumps(value)
 
 

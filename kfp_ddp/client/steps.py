@@ -268,7 +268,7 @@ def _with_spec(
     root = spec["root"] if component == "root" else spec["components"].get(component, {})
     tasks = root.get("dag", {}).get("tasks", {})
     known = {step.name: step for step in steps}
-    for name in _in_order(tasks):
+    for name in _sort_by_dependency(tasks):
         step = known.pop(name, None) or Step(name, name, missing)
         title = tasks[name].get("taskInfo", {}).get("name") or name
         title = name if title.startswith(f"{name}: ") else title  # "name: details" is for the UI
@@ -286,7 +286,7 @@ def _with_spec(
         yield from known.values()
 
 
-def _in_order(tasks: Mapping[str, Any]) -> list[str]:
+def _sort_by_dependency(tasks: Mapping[str, Any]) -> list[str]:
     after = {name: set(tasks[name].get("dependentTasks", ())) & set(tasks) for name in tasks}
     order = TopologicalSorter(after)
     order.prepare()

@@ -13,7 +13,7 @@ from kfp_ddp.core.settings import hint
 from kfp_ddp.models.initial_weights import is_path
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.compiled import REGISTRY, ImageOverrides
-from kfp_ddp.pipelines.document import Document, of_api, parsed
+from kfp_ddp.pipelines.document import Document, from_api, parsed
 from kfp_ddp.pipelines.form import COMPILED, Form, check_arguments, named_after
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def uploaded(client: "Client", name: str) -> tuple[Document, PipelineVersion]:
         raise InputError(f"pipeline {pipeline_name!r} has no {which} on the server")
     answer = client.get_pipeline_version(version.pipeline_id, version.version_id)
     spec = answer.pipeline_spec if isinstance(answer.pipeline_spec, Mapping) else {}
-    return of_api(spec, version.title), version
+    return from_api(spec, version.title), version
 
 
 def arguments(
@@ -155,13 +155,13 @@ def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
         return
     source = run.parameters.source
     path = source.removeprefix("file://")
-    if "://" not in path and not _on_claim(path):
+    if "://" not in path and not _is_on_pvc(path):
         raise InputError(
             f"source={source!r} is a folder of this machine, which a cluster cannot read: copy it "
             "to a bucket, or train here with --local"
         )
     for pretrained in (config.pretrained for config in (run.config, *run.trials)):
-        if is_path(pretrained) and not _on_claim(pretrained):
+        if is_path(pretrained) and not _is_on_pvc(pretrained):
             raise InputError(
                 f"pretrained={pretrained} is no address, nor a path on a PVC, and a cluster cannot "
                 "read files of this machine: copy the file to a bucket and give its address, or "
@@ -169,7 +169,7 @@ def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _on_claim(path: str) -> bool:
+def _is_on_pvc(path: str) -> bool:
     """Return whether a path may be on a PVC: absolute, and not of this machine."""
     return path.startswith("/") and not Path(path).exists()
 

@@ -155,10 +155,10 @@ def _layers(flags: Mapping[str, Any] | None) -> tuple[dict[str, Set], dict[str, 
     """Return the user's own settings, and those of the folder that have priority over them."""
     here, home = files()
     own = {name: Set(item.default, "default") for name, item in FIELDS.items()}
-    own |= {name: Set(value, str(home)) for name, value in _of_file(home)}
-    more = _of_environment()
+    own |= {name: Set(value, str(home)) for name, value in _read_file(home)}
+    more = _read_environment()
     more |= {name: Set(value, "flag") for name, value in (flags or {}).items() if value is not None}
-    folder = {name: Set(value, HERE) for name, value in _of_file(here) if name not in more}
+    folder = {name: Set(value, HERE) for name, value in _read_file(here) if name not in more}
     return own | more, folder
 
 
@@ -167,7 +167,7 @@ def config(flags: Mapping[str, Any] | None = None) -> Config:
     return Config(**{name: item.value for name, item in resolved(flags).items()})
 
 
-def _of_environment() -> dict[str, Set]:
+def _read_environment() -> dict[str, Set]:
     values = {}
     for name, item in FIELDS.items():
         for variable in (item.metadata.get("variable"), PREFIX + name.upper()):
@@ -177,7 +177,7 @@ def _of_environment() -> dict[str, Set]:
     return values
 
 
-def _of_file(path: Path) -> Iterator[tuple[str, Any]]:
+def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
     if not path.exists():
         return
     import yaml  # only where there is a file

@@ -145,11 +145,13 @@ def write_record(failure: Failure, final: bool) -> None:
 
 def cause_in_error_files(error: Any, checkpoint: str) -> Failure:
     """Return the first cause in a ChildFailedError; the text `checkpoint` is added if preempted."""
-    failures = [_of_rank(rank, failure, checkpoint) for rank, failure in error.failures.items()]
+    failures = [
+        _failure_of_rank(rank, failure, checkpoint) for rank, failure in error.failures.items()
+    ]
     return min(failures, key=_order)
 
 
-def _of_rank(rank: int, failure: Any, checkpoint: str) -> Failure:
+def _failure_of_rank(rank: int, failure: Any, checkpoint: str) -> Failure:
     data = failure.error_file_data
     code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     message = data.get("message")

@@ -19,7 +19,7 @@ def unpack(line: str) -> str:
     return base64.b64decode(line.removeprefix(PREFIX), validate=True).decode()
 
 
-def in_words(value: Any) -> Any:
+def describe(value: Any) -> Any:
     """Return a packed file as a text with size and digest, another value unchanged."""
     if not isinstance(value, str) or not value.startswith(PREFIX):
         return value

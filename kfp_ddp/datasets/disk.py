@@ -127,9 +127,10 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def versions_lock(root: Path) -> Iterator[None]:
-    """Lock the handing out and removal of versions for a moment; raises StorageError without flock.
+    """Lock the list of versions while one is given out or removed.
 
-    Without the right to write there is no lock, as no version can be handed out or removed.
+    Raises StorageError without flock. Without the right to write there is no lock, as no version
+    can be given out or removed.
     """
     try:
         descriptor = _opened(root, "handing-out")

@@ -79,7 +79,9 @@ class SyncOptions:
         False, "Only report what a run would do, or be refused for; write nothing."
     )
     concurrency: int = setting(64, "Most connections at once.", ge=1, le=1024)
-    bandwidth_mb: float = setting(0.0, "The most megabytes a second; 0 for no limit.", ge=0)
+    bandwidth_mb: float = setting(
+        0.0, "Largest rate in megabytes per second; 0 for no limit.", ge=0
+    )
     keep_versions: int = setting(
         3, "Versions of this dataset to keep, the new one included; 0 for all.", ge=0
     )
@@ -95,7 +97,7 @@ class SyncOptions:
         "dataset. An existing version does not wait.",
         ge=0,
     )
-    timeout: float = setting(30.0, "Longest silence of a peer in seconds.", ge=0.01)
+    timeout: float = setting(30.0, "Read timeout in seconds.", ge=0.01)
 
     def __post_init__(self) -> None:
         if self.mirror and self.pack != "none":

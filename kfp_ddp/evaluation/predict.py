@@ -204,7 +204,7 @@ def merged(index: Index, shares: Sequence[Share], on_bad_image: str = "fail") ->
     if not len(positions):
         raise InputError(f"none of the {n} images in {index.root} can be read: replace them")
     counted, order = positions.sort()
-    tally = _in_order(shares, order)
+    tally = _reorder(shares, order)
     twice = bool((counted[1:] == counted[:-1]).any())
     if twice or tally.samples != len(counted) or (on_bad_image == "fail" and len(counted) < n):
         raise RuntimeError(f"{tally.samples} predictions for {len(counted)} of {n} samples")
@@ -217,7 +217,7 @@ def merged(index: Index, shares: Sequence[Share], on_bad_image: str = "fail") ->
     return Predictions(index.only(counted.tolist()), skipped, tally, features)
 
 
-def _in_order(shares: Sequence[Share], order: Tensor) -> Tally:
+def _reorder(shares: Sequence[Share], order: Tensor) -> Tally:
     """Return one tally of the shares, with the samples in the order of the index."""
     if len(shares) == 1 and bool((order[1:] > order[:-1]).all()):
         return shares[0].tally

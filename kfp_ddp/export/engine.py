@@ -144,6 +144,6 @@ def _report(
         json.loads((folder / name).read_text(encoding="utf-8"))
         for name in ("parity.json", "latency.json")
     )
-    fact, record = f"{uri}, digest {facts['digest']}", variants.read(bundle.in_folder(folder))
+    fact, record = f"{uri}, digest {facts['digest']}", variants.read(bundle.local_bundle(folder))
     text = card.markdown(model_name, fact, sizes, parity, latency, record)
     Path(summary.path).write_text(text, encoding="utf-8")

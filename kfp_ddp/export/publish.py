@@ -28,7 +28,7 @@ from kfp_ddp.models.release import (
     check_model_name,
     part_of,
 )
-from kfp_ddp.models.serving.rollout import in_service
+from kfp_ddp.models.serving.rollout import versions_in_service
 from kfp_ddp.models.signature import fingerprint, key_of, sign
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
@@ -207,7 +207,7 @@ def publish(
 def _prune(models: Store, keep: int, service: str) -> None:
     """Delete the bundles of old attempts, except those in service."""
     try:
-        keep_also = in_service(Api.connect()) if service else ()
+        keep_also = versions_in_service(Api.connect()) if service else ()
     except KfpDdpError as error:
         print(f"no bundle was deleted: {error}")
         return

@@ -10,7 +10,7 @@ from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.jobs.task import by_volume
+from kfp_ddp.jobs.task import claims_by_volume
 from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core, custom, schedulable_nodes
 from kfp_ddp.k8s.objects import amount, conditions, gpus
 
@@ -47,7 +47,7 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
             "apply deploy/rbac there"
         )
     claims = [name.removesuffix(":ro") for name in spec.claims.values()]
-    for claim in sorted({*claims, *by_volume(spec.volumes).values()}):
+    for claim in sorted({*claims, *claims_by_volume(spec.volumes).values()}):
         if _missing(api, core(api.namespace, "persistentvolumeclaims", claim)):
             raise InputError(
                 f"claim {claim} does not exist in namespace {api.namespace}; create it as "

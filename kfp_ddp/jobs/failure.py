@@ -32,7 +32,7 @@ def cause_in_pods(
     lines = last_lines or {}
     # Of pods that failed in the same second, those whose log was read come first.
     by_log = sorted(pods, key=lambda pod: pod["metadata"].get("uid") not in lines)
-    failures = [failure for pod in by_log if (failure := _of_pod(pod, lines)) is not None]
+    failures = [failure for pod in by_log if (failure := _pod_failure(pod, lines)) is not None]
     for pod in lost:  # which explains only errors about a lost peer
         line = f"{pod_title(pod)}: its pod was removed while it ran"
         failures.append(Failure(1, -1, line, retryable=True, time=math.inf))
@@ -46,7 +46,7 @@ def cause_in_pods(
     return first or Failure(1, -1, unknown, retryable=False)
 
 
-def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | None:
+def _pod_failure(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | None:
     """Return the failure of a pod; None if it has not failed."""
     name, who, reason = pod["metadata"]["name"], pod_title(pod), failure_reason(pod)
     if reason and reason.kind == DISRUPTED:
@@ -58,14 +58,14 @@ def _of_pod(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | N
             ended = state.get("terminated")
             if ended and ended.get("exitCode"):
                 lines = last_lines.get(pod["metadata"]["uid"], ())
-                failure = _of_container(who, name, ended, lines)
+                failure = _container_failure(who, name, ended, lines)
                 stopping = "deletionTimestamp" in pod["metadata"]
                 stopped = stopping and failure.exit_code in STOPPED
                 return replace(failure, consequence=failure.consequence or stopped)
     return None
 
 
-def _of_container(who: str, pod: str, ended: Object, log: Sequence[str]) -> Failure:
+def _container_failure(who: str, pod: str, ended: Object, log: Sequence[str]) -> Failure:
     code, finished = int(ended["exitCode"]), _seconds(ended.get("finishedAt"))
     if ended.get("reason") == "OOMKilled":
         line = f"{who}: out of memory (OOMKilled); raise memory, or lower batch_size or workers"
@@ -129,7 +129,7 @@ def error_in_log(lines: Sequence[str]) -> LogError:
     at = max((i for i, line in enumerate(log) if line.strip() == ROOT), default=-1)
     if at < 0:
         texts = [line.strip() for line in log if not RULE.fullmatch(line)]
-        return _of_mpirun(log) or LogError(texts[-1] if texts else "")
+        return _parse_mpirun(log) or LogError(texts[-1] if texts else "")
     block = log[at + 1 : at + 1 + BLOCK]
     matches = [match for line in block if (match := FIELD.fullmatch(line))]
     fields: dict[str, str] = {match[1]: match[2] for match in matches}
@@ -147,7 +147,7 @@ def error_in_log(lines: Sequence[str]) -> LogError:
     return LogError(of_rank[-1] or f"exit code {fields.get('exitcode', '?').split()[0]}", rank)
 
 
-def _of_mpirun(log: Sequence[str]) -> LogError | None:
+def _parse_mpirun(log: Sequence[str]) -> LogError | None:
     """Return the error by mpirun's report: a signal, or the first exception before it."""
     if MPI_LOST in map(str.strip, log):
         return LogError(MPI_LOST)

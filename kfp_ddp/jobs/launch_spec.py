@@ -218,7 +218,7 @@ class LaunchSpec(Settings):
     """Seconds after which a job that is over is deleted; -1 to leave it until the run's Workflow,
     which owns it, is deleted."""
     deadline_minutes: float = Field(0, ge=0)
-    """Minutes that the job may take, without its wait in a queue; 0 for no end."""
+    """Minutes that the job may take, without its wait in a queue; 0 for no limit."""
     pending_minutes: float = Field(0, ge=0)
     """Minutes that pods may wait for a node or an image before the job is given up; 0 for no
     end."""
@@ -259,7 +259,7 @@ class LaunchSpec(Settings):
         if self.rdma_resource and self.nccl_infiniband != "on":
             raise ValueError(
                 f"rdma_resource={self.rdma_resource!r} without nccl_infiniband=on: "
-                "NCCL would leave the device alone"
+                "NCCL would not use the device"
             )
         if self.queue and not self.scheduler:
             raise ValueError(

@@ -45,12 +45,12 @@ def run(
     settings = NetworkCheck.create(**fields)
     check_backend(backend, nodes=1)  # the processes of this machine are of any number of nodes
     own = {"nodes": nodes, "gpus_per_node": gpus_per_node}
-    pods = {"image": image, **of_job("job", job, own, "is an input of its own")}
+    pods = {"image": image, **job_settings("job", job, own, "is an input of its own")}
     if backend == "local":
         network = here(settings, LaunchSpec.create(**pods).nproc_per_node or local_gpus())
     else:
         ids = run_id, task_name, task_id
-        network = on_cluster(settings, {**pods, "kind": backend}, ids, Api.connect())
+        network = measure_on_cluster(settings, {**pods, "kind": backend}, ids, Api.connect())
     wrong = problems(network, settings)
     summary = "\n".join(table(network, settings))
     Path(network_summary.path).write_text(f"{summary}\n", encoding="utf-8")
@@ -76,7 +76,7 @@ def figures(network: Network, wrong: list[str]) -> dict[str, float]:
     return values
 
 
-def of_job(
+def job_settings(
     subject: str, job: Mapping[str, Any], own: Mapping[str, Any], why: str
 ) -> dict[str, Any]:
     """Return settings of a job with the step's `own`; InputError if `job` sets one of these."""
@@ -84,7 +84,7 @@ def of_job(
     return {**job, **own}
 
 
-def on_cluster(
+def measure_on_cluster(
     settings: NetworkCheck, fields: Mapping[str, Any], ids: tuple[str, str, str], api: Api
 ) -> Network:
     """Measure between the pods of a job, and delete it: a retry measures again.
@@ -109,7 +109,7 @@ def require(gbit_s: float, fields: Mapping[str, Any], ids: tuple[str, str, str],
     size = {"nodes": LaunchSpec.create(**fields).pods()}  # of an elastic job, those at its start
     pods = {name: value for name, value in fields.items() if name not in _ONLY_TRAINING} | size
     print("measuring the network before the training", flush=True)
-    network = on_cluster(settings, pods, (run_id, f"{task_name}-network", task_id), api)
+    network = measure_on_cluster(settings, pods, (run_id, f"{task_name}-network", task_id), api)
     if wrong := problems(network, settings):
         more = f"; and {len(wrong) - 1} more, see the log" if wrong[1:] else ""
         print("\n".join(table(network, settings)), flush=True)

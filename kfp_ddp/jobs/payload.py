@@ -1,4 +1,4 @@
-"""Script, code and packages on their way to the workers, by ConfigMap, environment or PVC."""
+"""Script, code and packages sent to the workers, by ConfigMap, environment or PVC."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VARIABLE_BYTES, MAP_BYTES = 130_000, 1_000_000
 
 
 def files(spec: LaunchSpec) -> dict[str, bytes]:
-    """Return the files that a job brings to its workers, by name."""
+    """Return the files that a job gives to its workers, by name."""
     content = {}
     if spec.script:
         content[SCRIPT] = spec.script.encode()

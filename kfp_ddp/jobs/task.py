@@ -9,14 +9,14 @@ from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.k8s.api import Api, Object, own_pod
 
 
-def by_volume(volumes: Iterable[Object]) -> dict[str, str]:
+def claims_by_volume(volumes: Iterable[Object]) -> dict[str, str]:
     """Return the PVCs among some volumes, by the name of the volume."""
     kind = "persistentVolumeClaim"
     return {item["name"]: item[kind]["claimName"] for item in volumes if kind in item}
 
 
-def _by_path(mounts: Iterable[Object], volumes: Iterable[Object]) -> dict[str, str]:
-    claims = by_volume(volumes)
+def _claims_by_path(mounts: Iterable[Object], volumes: Iterable[Object]) -> dict[str, str]:
+    claims = claims_by_volume(volumes)
     return {m["mountPath"]: claims[m["name"]] for m in mounts if m["name"] in claims}
 
 
@@ -32,7 +32,7 @@ def with_folders(
     on_claims |= {} if is_remote(written) else {"work_dir": written}
     own = (own_pod(api) or {"spec": {"containers": []}})["spec"]  # none outside of a pod of KFP
     own_mounts = [m for c in own["containers"] for m in c.get("volumeMounts") or []]
-    own_claims = _by_path(own_mounts, own.get("volumes") or ())
+    own_claims = _claims_by_path(own_mounts, own.get("volumes") or ())
     fields = with_claims(fields, list(on_claims.values()), own_claims)
     mounts = [m["mountPath"] for m in fields.get("volume_mounts") or ()] + list(fields["claims"])
     for what, path in on_claims.items():
@@ -94,7 +94,7 @@ def read_only(fields: dict[str, Any], path: str, written: str) -> dict[str, Any]
 def claim_of(fields: dict[str, Any], path: str) -> str:
     """Return the name of the PVC that contains a path; '' for none."""
     claims = {m: name.removesuffix(":ro") for m, name in (fields.get("claims") or {}).items()}
-    claims |= _by_path(fields.get("volume_mounts") or (), fields.get("volumes") or ())
+    claims |= _claims_by_path(fields.get("volume_mounts") or (), fields.get("volumes") or ())
     return str(claims.get(mount_of(path, list(claims)), ""))
 
 

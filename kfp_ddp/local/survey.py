@@ -20,7 +20,16 @@ from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.layout import Layout, lay_out
-from kfp_ddp.training.sides import LARGEST, TEST, TRAIN, VAL, Labels, by_top, is_image, tables_in
+from kfp_ddp.training.sides import (
+    LARGEST,
+    TEST,
+    TRAIN,
+    VAL,
+    Labels,
+    group_by_folder,
+    is_image,
+    tables_in,
+)
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 """Bytes near the end of a complete file, and of a thumbnail in its header."""
@@ -89,7 +98,7 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     if images > chosen:
         what = " and ".join(name for name in ("include", "exclude") if sync.get(name))
         notes.append(f"{images - chosen:,} of {images:,} images left out by {what}")
-    if not table and (tables := tables_in(by_top(names))):
+    if not table and (tables := tables_in(group_by_folder(names))):
         notes.append(f"{tables[0]} is not used: if it has the classes, --set labels={tables[0]}")
     pictures, broken = _open_all(folder, layout) if folder else ([], {})
     if folder and broken and training.get("on_bad_image") == "fail":

@@ -204,14 +204,14 @@ class _Digest:
         return self.size
 
 
-def in_folder(folder: Path) -> Bundle:
+def local_bundle(folder: Path) -> Bundle:
     """Return the bundle in a local folder; raises as `Bundle.at`."""
     return Bundle.at(Folder(folder, str(folder)))
 
 
 def digest(folder: Path) -> str:
     """Return the digest of a complete bundle; '' if there is none."""
-    return in_folder(folder).digest
+    return local_bundle(folder).digest
 
 
 def version(folder: Path) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.step import needed_secret
 from kfp_ddp.core.text import from_json, one_line
-from kfp_ddp.models.bundle import SIGNATURE, Bundle, in_folder
+from kfp_ddp.models.bundle import SIGNATURE, Bundle, local_bundle
 from kfp_ddp.models.release import Signing
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class Signer(NamedTuple):
 
 def sign(folder: Path, key: "PrivateKeyTypes") -> None:
     """Write the signature of a sealed bundle, unless it has a valid one by this key."""
-    bundle = in_folder(folder)
+    bundle = local_bundle(folder)
     try:
-        _compare(by_key(key.public_key()).open(bundle.signature or b""), bundle.signed_files)
+        _compare(key_signer(key.public_key()).open(bundle.signature or b""), bundle.signed_files)
     except ValueError:
         bundle.where.write(SIGNATURE, make(bundle, key))
 
@@ -142,7 +142,7 @@ def _check_kind(key: "PublicKeyTypes", title: str) -> None:
         raise InputError(f"{title} is a key of another kind: give {_KINDS}")
 
 
-def by_key(key: "PublicKeyTypes") -> Signer:
+def key_signer(key: "PublicKeyTypes") -> Signer:
     """Return the signer with this public key."""
     from securesystemslib.exceptions import UnverifiedSignatureError
     from securesystemslib.signer import SSlibKey
@@ -167,7 +167,7 @@ def by_key(key: "PublicKeyTypes") -> Signer:
     return Signer(f"the key {name[:12]}", open_)
 
 
-def by_identity(identity: str, issuer: str, trust: Path | None = None) -> Signer:
+def identity_signer(identity: str, issuer: str, trust: Path | None = None) -> Signer:
     """Return the signer with an identity at an OpenID Connect issuer, verified by Sigstore.
 
     `trust` is a trusted_root.json of another Sigstore than the public one. Raise InputError if

@@ -263,7 +263,7 @@ def settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     for name, value in config.items():
         known = TrainConfig.model_fields.get(name)
         same = known is not None and known.default == value
-        (default if same or name in _LOCATIONS else changed)[name] = packed.in_words(value)
+        (default if same or name in _LOCATIONS else changed)[name] = packed.describe(value)
     return changed, default
 
 

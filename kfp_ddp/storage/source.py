@@ -37,7 +37,7 @@ class SourceOptions:
     """How to open a source."""
 
     timeout: float = 30.0
-    """Longest silence of a server in seconds."""
+    """Read timeout in seconds."""
     symlinks: str = "error"
     """Of a folder: error, skip or follow."""
     ahead: int = 0

@@ -35,7 +35,7 @@ PATIENCE = 60.0
 TRIES = 6
 """Attempts of one request, for clients that count them."""
 READ_TIMEOUT = 300.0
-"""Longest silence of a server in seconds."""
+"""Read timeout in seconds."""
 BLOCK = 1 << 20
 SMALL = 4096
 """Maximum bytes of a file that `update` changes."""

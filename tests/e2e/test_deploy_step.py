@@ -18,11 +18,11 @@ from kfp_ddp.k8s.api import MANAGER, Api
 from kfp_ddp.models.serving.inference_service import OPENVINO, RUNTIMES, TRITON, manifest
 from kfp_ddp.models.serving.rollout import (
     Service,
-    beside,
+    canary_of,
+    canary_predictor,
     labelled,
-    predictor_of,
+    stable_predictor,
     take_back_of,
-    trial_of,
 )
 from tests.e2e.harness import kserve, rights, workflow
 from tests.e2e.harness.deploy_step import NAME, DeployStep, publish, publish_again, serve_models
@@ -78,7 +78,7 @@ def shop(controller: Kserve) -> dict[str, Any]:
 
 
 def predictor(controller: Kserve) -> dict[str, Any]:
-    return predictor_of(shop(controller))
+    return stable_predictor(shop(controller))
 
 
 def assert_rolled_out(controller: Kserve, version: str) -> None:
@@ -125,7 +125,7 @@ def traffic(controller: Kserve) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("wrong", "answers wrongly: its logits differ from the bundle's by 1, "),
+        ("wrong", "returns a wrong result: its logits differ from the bundle's by 1, "),
         ("crash", "kserve-container exits repeatedly with exit code 1: the model cannot be"),
     ],
 )
@@ -208,7 +208,7 @@ def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
         assert take_back_of(api, step.run_id) == [f"shop answers with {first} as before"]
         assert take_back_of(api, step.run_id) == []
     assert predictor(controller)["labels"]["kfp-ddp/version"] == first
-    assert not trial_of(shop(controller))
+    assert not canary_of(shop(controller))
 
 
 @IN_STANDARD
@@ -309,7 +309,7 @@ def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -
         if version != "1":
             comes(deployments, {"shop-predictor": 2, "shop-trial-predictor": 1})
             started = service.promote(desired, 10)
-        service.finish(predictor_of(started), None)
+        service.finish(stable_predictor(started), None)
         comes(limits, expected)
         comes(deployments, {"shop-predictor": 2})
 
@@ -325,17 +325,17 @@ def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime:
     body = manifest("shop", "s3://models/flowers", NAME, runtime, image=image)
     service = Service(api, "shop")
     desired = service.drained(
-        labelled({**predictor_of(body), "minReplicas": 1}, "1", "s3://a", "r")
+        labelled({**stable_predictor(body), "minReplicas": 1}, "1", "s3://a", "r")
     )
     answering = {**desired, "minReplicas": 2}
     body["spec"] = {
         "predictor": answering,
-        "canary": [{"trafficPercent": 0, "predictor": beside(desired)}],
+        "canary": [{"trafficPercent": 0, "predictor": canary_predictor(desired)}],
     }
     applied = api.call("APPLY", service.path, body, MANAGER | {"dryRun": "All"})
     wait = {"preStop": {"exec": {"command": ["sleep", "10"]}}}
     if runtime in (TRITON, OPENVINO):
-        assert predictor_of(applied)["model"]["lifecycle"] == wait
+        assert stable_predictor(applied)["model"]["lifecycle"] == wait
 
 
 @pytest.mark.smoke

@@ -356,7 +356,7 @@ def test_two_uploads_of_a_version_leave_it_complete(tmp_path: Path) -> None:
 
     name = f"m/{bundle.version(folder)}/weights"
     assert not where._put(Reads((folder / "weights").read_bytes()), name)
-    assert bundle.in_folder(Path(where.uri, name).parent).verify() == 1000
+    assert bundle.local_bundle(Path(where.uri, name).parent).verify() == 1000
 
 
 def test_temporary_files_of_a_killed_upload_are_deleted(tmp_path: Path) -> None:

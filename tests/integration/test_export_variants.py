@@ -22,7 +22,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import card, formats, prove, variants
 from kfp_ddp.export.formats import Predict
 from kfp_ddp.models import bundle
-from kfp_ddp.models.bundle import in_folder
+from kfp_ddp.models.bundle import local_bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import MeasuredVariant, read
@@ -48,7 +48,7 @@ def exported(
 
 
 def forms(exported: Trained) -> dict[str, MeasuredVariant]:
-    return {one.name: one for one in read(in_folder(exported.bundle)).variants}
+    return {one.name: one for one in read(local_bundle(exported.bundle)).variants}
 
 
 def session(path: Path) -> Callable[[Any], Any]:
@@ -119,7 +119,7 @@ def test_the_forms_have_their_number_types_and_are_for_old_runtimes(exported: Tr
 
 
 def test_the_forms_are_in_the_bundle_and_its_documents(exported: Trained) -> None:
-    record = read(in_folder(exported.bundle))
+    record = read(local_bundle(exported.bundle))
     assert record.left_out == {}
     assert [form.name for form in record.variants] == ["fp16", "int8", "resize"]
     files = bundle.files(exported.bundle)

@@ -284,7 +284,7 @@ def test_a_release_is_signed_and_registered_and_a_repeated_step_writes_nothing(
     release = {"sign_key": "signing.pem", "registry": registry_server.url}
     inputs = arguments(run_dir, tmp_path, release=release)
     uri, version = publish.python_func(**inputs)
-    signature.check(bundle.in_folder(Path(uri)), signature.by_key(key))
+    signature.check(bundle.local_bundle(Path(uri)), signature.key_signer(key))
     assert inputs["published_model"].metadata["signed_by"] == signature.fingerprint(key)
     assert inputs["published_model"].metadata["registry"] == registry_server.url
     (row,) = registry_server.store.versions

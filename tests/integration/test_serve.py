@@ -409,4 +409,4 @@ def test_rollout_compares_the_answer_with_the_bundle(server: Server, sealed: Pat
     assert check_canary(server.url, "squares", sample, 2, 60) > 0
     other = sample._replace(logits=tuple(value + 1 for value in sample.logits))
     wrong, _ = ask(server.url, "squares", other, 60)
-    assert "answers wrongly: its logits differ from the bundle's by 1" in wrong
+    assert "returns a wrong result: its logits differ from the bundle's by 1" in wrong

@@ -142,7 +142,7 @@ def test_problem(server: Callable[[list[Answer]], str], monkeypatch: pytest.Monk
     monkeypatch.setattr(canary, "WRONG_SECONDS", 0.0)
     url = server([(200, answer(0, 0, 0))])
     for address_, model, text in (
-        (url, "flowers", "answers wrongly: its logits"),
+        (url, "flowers", "returns a wrong result: its logits"),
         (url, "other", "answers 404: "),
         ("http://127.0.0.1:1", "flowers", "does not"),
     ):

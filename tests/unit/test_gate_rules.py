@@ -13,7 +13,7 @@ from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.evaluation.comparison import mcnemar
 from kfp_ddp.evaluation.gate import bundle as bundles
 from kfp_ddp.evaluation.gate.engine import verdict_of
-from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model_checks
+from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
 from kfp_ddp.models.champion import CHAMPION
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, slice_of, wilson
 from kfp_ddp.storage.store import sha256
@@ -24,7 +24,7 @@ from tests.gating import evaluation, exported, judged
 
 def test_a_value_is_not_shown_as_its_bound() -> None:
     pairs = ((0.50001, 0.5), (0.00001, 0.5), (0.99999, 1.0), (1.0, 1.0))
-    shown = [at_most("rule", "x", *pair).words.split()[1] for pair in pairs]
+    shown = [check_maximum("rule", "x", *pair).words.split()[1] for pair in pairs]
     assert shown == ["0.50001", "1e-05", "0.99999", "1.0000"]
 
 
@@ -95,7 +95,7 @@ def test_the_worst_slice_with_enough_samples_is_judged() -> None:
 
 
 def test_the_reason_names_the_checks_that_decided() -> None:
-    holds, fails = at_least("rule", "a", 0.5, 0.1), at_least("rule", "b", 0.2, 0.5)
+    holds, fails = check_minimum("rule", "a", 0.5, 0.1), check_minimum("rule", "b", 0.2, 0.5)
     assert verdict_of([fails, holds]) == (False, "not blessed: b 0.2000 < 0.5")
     assert verdict_of([holds, holds]) == (True, f"blessed: {holds.words}; {holds.words}")
 

@@ -19,7 +19,7 @@ from kfp_ddp.models.serving.wait import (
     CRASHES,
     REFUSED,
     crashed,
-    of_spec,
+    pods_of_spec,
     ready,
     reasons,
     waits_for,
@@ -165,7 +165,7 @@ def test_a_container_that_exits_repeatedly_is_found(where: str) -> None:
     assert crashed([once]) is None
     crash = crashed([once, pod(OLD, **restarted(where, CRASHES, 137))])
     assert crash == ("pod-old", "kserve-container", 137)
-    assert of_spec([pod(OLD), pod(NEW), LEAVING], NEW) == [pod(NEW)]
+    assert pods_of_spec([pod(OLD), pod(NEW), LEAVING], NEW) == [pod(NEW)]
 
 
 BAD: dict[str, Any] = {"lastFailureInfo": {"reason": "InvalidPredictorSpec", "message": "no"}}

@@ -125,7 +125,7 @@ BARE, FULL = runtime({}), runtime({"requests": {"cpu": "1"}})
     ],
 )
 def test_own_runtimes_come_first(space: Any, whole: Any, kind: str, has_resources: bool) -> None:
-    """Of one that may not be looked at, nobody knows what its nodes ask for: it is left alone."""
+    """Of one that may not be looked at, nobody knows what its nodes ask for: it is not changed."""
     assert KINDS["trainjob"].find_runtime(FakeApi({SPACE: space, WHOLE: whole}), SPEC) == (
         kind,
         has_resources,

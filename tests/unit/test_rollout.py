@@ -17,15 +17,15 @@ from kfp_ddp.models.serving.rollout import (
     SPEC,
     VERSION,
     Service,
-    before,
-    in_service,
+    canary_of,
+    is_unfinished,
     label,
     labelled,
-    on_trial,
-    predictor_of,
+    previous_predictor,
     served,
+    stable_predictor,
     take_back_of,
-    trial_of,
+    versions_in_service,
 )
 
 GROUP = "/apis/serving.kserve.io/v1beta1"
@@ -111,7 +111,7 @@ def answering(server: Server, number: int) -> Service:
     """Return a service that serves only this model."""
     service = Service(server, "shop")
     started = service.begin(model(number), 10)
-    service.finish(predictor_of(started), before(started))
+    service.finish(stable_predictor(started), previous_predictor(started))
     return service
 
 
@@ -119,16 +119,16 @@ def roll_out(server: Server, number: int) -> None:
     """Roll out a model as the step does."""
     service, desired = Service(server, "shop"), model(number)
     started = service.begin(desired, 10)
-    if trial_of(started):
+    if canary_of(started):
         started = service.promote(desired, 10)
-    if on_trial(started):
-        service.finish(predictor_of(started), before(started))
+    if is_unfinished(started):
+        service.finish(stable_predictor(started), previous_predictor(started))
 
 
 def state(server: Server) -> tuple[str, int | None, str]:
     """Return the version of the service, its share, and the recorded version before it."""
     service = server.objects[SHOP]
-    previous, predictor = before(service) or {}, predictor_of(service)
+    previous, predictor = previous_predictor(service) or {}, stable_predictor(service)
     share = predictor.get(PERCENT)
     return label(predictor, VERSION)[-1:], share, label(previous, VERSION)[-1:]
 
@@ -140,10 +140,10 @@ def test_the_previous_model_remains_recorded_after_promotion(server: Server) -> 
     assert server.objects[SHOP]["metadata"]["labels"] == rollout.OURS
     for _ in range(3):  # a repeated step
         started = service.begin(model(2), 10)
-        assert on_trial(started)
+        assert is_unfinished(started)
         assert state(server) == ("2", 10, "1")
     annotations = copy.deepcopy(server.objects[SHOP]["metadata"]["annotations"])
-    service.finish(predictor_of(started), before(started))
+    service.finish(stable_predictor(started), previous_predictor(started))
     assert state(server) == ("2", None, "1")
     assert server.objects[SHOP]["metadata"]["annotations"] == annotations
 
@@ -151,9 +151,9 @@ def test_the_previous_model_remains_recorded_after_promotion(server: Server) -> 
 def test_only_another_predictor_starts_a_rollout(server: Server) -> None:
     service = answering(server, 1)
     version = server.objects[SHOP]["metadata"]["resourceVersion"]
-    assert not on_trial(service.begin(model(1, "run-2"), 10))
+    assert not is_unfinished(service.begin(model(1, "run-2"), 10))
     assert server.objects[SHOP]["metadata"]["resourceVersion"] == version
-    assert on_trial(service.begin(model(1, args=["more"]), 10))
+    assert is_unfinished(service.begin(model(1, args=["more"]), 10))
 
 
 def test_a_run_that_takes_over_rolls_back_to_the_model_before_both(server: Server) -> None:
@@ -172,12 +172,12 @@ def test_a_rollback_is_final_and_does_not_block_the_next_rollout(server: Server)
     service = answering(server, 1)
     service.begin(model(2), 10)
     service.take_back(spec(2))
-    assert not on_trial(server.objects[SHOP])
+    assert not is_unfinished(server.objects[SHOP])
     service.begin(model(3), 10)
     assert state(server) == ("3", 10, "1")
-    assert PERCENT not in (before(server.objects[SHOP]) or {})
+    assert PERCENT not in (previous_predictor(server.objects[SHOP]) or {})
     service.take_back(spec(3))
-    assert not on_trial(service.begin(model(1), 10))
+    assert not is_unfinished(service.begin(model(1), 10))
     assert state(server) == ("1", None, "")
 
 
@@ -201,7 +201,7 @@ def test_requests_with_lost_answers_are_repeated(server: Server) -> None:
     server.lose_answers = 1
     service.take_back(spec(2))
     server.lose_answers = 1
-    service.finish(before(started) or {}, None)
+    service.finish(previous_predictor(started) or {}, None)
     assert state(server) == ("1", None, "")
 
 
@@ -215,7 +215,7 @@ def test_a_changed_status_is_no_conflict(server: Server, monkeypatch: pytest.Mon
         return service
 
     monkeypatch.setattr(Service, "find", change_after)
-    assert on_trial(service.begin(model(2), 10))
+    assert is_unfinished(service.begin(model(2), 10))
 
 
 def test_a_cancelled_run_rolls_back_only_its_own_rollout(server: Server) -> None:
@@ -226,12 +226,12 @@ def test_a_cancelled_run_rolls_back_only_its_own_rollout(server: Server) -> None
     (line,) = take_back_of(server, "run-2")
     assert f"{1:012x}" in line
     assert take_back_of(server, "run-2") == []
-    assert on_trial(server.objects[other.path])
+    assert is_unfinished(server.objects[other.path])
 
 
 def tried(server: Server) -> str:
     """Return the version that is tried beside the answering one."""
-    return label(trial_of(server.objects[SHOP]), VERSION)[-1:]
+    return label(canary_of(server.objects[SHOP]), VERSION)[-1:]
 
 
 def test_in_standard_mode_the_answering_pods_do_not_change_during_a_trial(server: Server) -> None:
@@ -244,7 +244,7 @@ def test_in_standard_mode_the_answering_pods_do_not_change_during_a_trial(server
     assert started["metadata"]["annotations"] == first["metadata"]["annotations"]
     # KServe takes the canary's pod off these.
     assert started["spec"]["predictor"] == first["spec"]["predictor"] | {"minReplicas": 3}
-    assert in_service(server) == {f"{number:012x}" for number in (1, 2, 3)}
+    assert versions_in_service(server) == {f"{number:012x}" for number in (1, 2, 3)}
     service.begin(model(4, "run-4"), 10)
     with pytest.raises(JobError, match="shop was given another model by run-4 meanwhile"):
         service.promote(model(3, "run-3"), 10)
@@ -310,28 +310,28 @@ def test_a_service_of_others_is_not_changed(server: Server) -> None:
         lambda: service.take_back(spec(1)),
     )
     for act in acts:
-        with pytest.raises(InputError, match="was not made by kfp-ddp and is left alone"):
+        with pytest.raises(InputError, match="was not made by kfp-ddp and is not changed"):
             act()
     assert json.dumps(server.objects) == unchanged
 
 
 def test_current_and_previous_versions_are_in_service(server: Server) -> None:
-    assert in_service(server) == set()
+    assert versions_in_service(server) == set()
     service = answering(server, 1)
     for number in (2, 3):
         started = service.begin(model(number), 10)
-        assert in_service(server) == {f"{1:012x}", f"{number:012x}"}
-        service.take_back(label(predictor_of(started), SPEC))
-        assert f"{1:012x}" in in_service(server)
+        assert versions_in_service(server) == {f"{1:012x}", f"{number:012x}"}
+        service.take_back(label(stable_predictor(started), SPEC))
+        assert f"{1:012x}" in versions_in_service(server)
     server.refuse = {"GET": 404}
-    assert in_service(server) == set(), "there is no KServe"
+    assert versions_in_service(server) == set(), "there is no KServe"
     server.refuse = {"GET": 403}
     with pytest.raises(JobError, match="cannot list inferenceservices"):
-        in_service(server)
+        versions_in_service(server)
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000])
 def test_a_damaged_annotation_is_one_line(text: str) -> None:
-    service = {"metadata": {"name": "shop", "annotations": {rollout.BEFORE: text}}}
+    service = {"metadata": {"name": "shop", "annotations": {rollout.PREVIOUS: text}}}
     with pytest.raises(InputError, match="of InferenceService shop is invalid"):
-        before(service)
+        previous_predictor(service)

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import bundle, signature
-from kfp_ddp.models.bundle import in_folder
+from kfp_ddp.models.bundle import local_bundle
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.release import Signing
 from kfp_ddp.storage.kinds import open_store
@@ -62,13 +62,13 @@ def make(tmp_path: Path, key: Any = None) -> Path:
 
 
 def check(folder: Path, key: Any = KEY) -> None:
-    signature.check(in_folder(folder), signature.by_key(key.public_key()))
+    signature.check(local_bundle(folder), signature.key_signer(key.public_key()))
 
 
 def test_a_champion_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bundle" / "serving" / "cats").mkdir(parents=True)
     (tmp_path / "bundle" / "serving" / "cats" / "config.pbtxt").write_text("")
-    folder, signer = make(tmp_path, KEY), signature.by_key(KEY.public_key())
+    folder, signer = make(tmp_path, KEY), signature.key_signer(KEY.public_key())
     version = bundle.version(folder)
     for name in ("cats", "dogs"):
         uri = bundle.upload(folder, name, open_store(str(tmp_path / "b")))
@@ -122,12 +122,12 @@ def test_the_signature_is_checked_for_the_manifest_that_was_read(tmp_path: Path)
     folder = make(tmp_path, KEY)
     signed = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     reseal(folder, "changed")
-    opened = in_folder(folder)
+    opened = local_bundle(folder)
     for path, content in signed.items():
         path.write_bytes(content)
     check(folder)
     with pytest.raises(InputError, match=r"MANIFEST\.sha256 differs from the signed one"):
-        signature.check(opened, signature.by_key(KEY.public_key()))
+        signature.check(opened, signature.key_signer(KEY.public_key()))
 
 
 def envelope(folder: Path) -> dict[str, Any]:
@@ -146,7 +146,9 @@ def test_a_flipped_bit_makes_a_signature_invalid(tmp_path: Path) -> None:
         inner[name] = base64.b64encode(content).decode()
         with pytest.raises(InputError, match="was made not by this key"):
             signature.check(
-                in_folder(folder), signature.by_key(KEY.public_key()), json.dumps(whole).encode()
+                local_bundle(folder),
+                signature.key_signer(KEY.public_key()),
+                json.dumps(whole).encode(),
             )
 
 
@@ -191,7 +193,7 @@ def test_other_statements_fail(tmp_path: Path, change: bytes | dict[str, str], w
     folder = make(tmp_path)
     payload: Any = change
     if isinstance(change, dict):
-        files = in_folder(folder).signed_files | change
+        files = local_bundle(folder).signed_files | change
         payload = signature._statement("x", {name: sha for name, sha in files.items() if sha})
     (folder / bundle.SIGNATURE).write_bytes(signature._sign(payload, KEY))
     with pytest.raises(InputError, match=words):
@@ -287,8 +289,8 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_signature_by_key_is_not_one_of_an_identity(tmp_path: Path, root: Path) -> None:
     folder = make(tmp_path, KEY)
-    signer = signature.by_identity("ana@example.com", "https://accounts.example.com", root)
-    opened = in_folder(folder)
+    signer = signature.identity_signer("ana@example.com", "https://accounts.example.com", root)
+    opened = local_bundle(folder)
     for content in (None, b"{}", b"no"):
         with pytest.raises(
             InputError, match=r"no valid signature of ana@example\.com at https\S+: model\.sig is"
@@ -309,11 +311,11 @@ def test_the_statement_of_sigstore_is_compared_with_the_bundle(
     monkeypatch.setattr(
         Verifier, "verify_dsse", lambda *_, **__: ("application/vnd.in-toto+json", payload)
     )
-    signer = signature.by_identity("ana@example.com", "https://accounts.example.com", root)
-    signature.check(in_folder(folder), signer)
+    signer = signature.identity_signer("ana@example.com", "https://accounts.example.com", root)
+    signature.check(local_bundle(folder), signer)
     reseal(folder, "changed")
     with pytest.raises(InputError, match=r"MANIFEST\.sha256 differs from the signed one"):
-        signature.check(in_folder(folder), signer)
+        signature.check(local_bundle(folder), signer)
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "no"])
@@ -321,4 +323,4 @@ def test_an_invalid_root_of_trust_is_refused(tmp_path: Path, content: str | None
     if content is not None:
         (tmp_path / "root.json").write_text(content)
     with pytest.raises(InputError, match=r"Sigstore's root of trust: .* give --trust"):
-        signature.by_identity("ana@example.com", "https://x", tmp_path / "root.json")
+        signature.identity_signer("ana@example.com", "https://x", tmp_path / "root.json")

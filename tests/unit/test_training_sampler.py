@@ -11,7 +11,7 @@ import torch
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.sampler import Classes, Key, Keys, ResumableSampler, Windows, classes_of
-from kfp_ddp.training.shards import PIECE, Slices, in_store_order, pieces, runs
+from kfp_ddp.training.shards import PIECE, Slices, pieces, runs, sort_by_offset
 from kfp_ddp.training.splits import Index
 
 IMAGES, BATCH, MICRO = 2000, 24, 4
@@ -148,7 +148,7 @@ def test_one_window_over_all_images_gives_the_order_of_plain_files() -> None:
 
 def test_pieces_end_with_their_archive_and_before_large_gaps() -> None:
     slices = archives()
-    stored = in_store_order(slices)
+    stored = sort_by_offset(slices)
     ranges = runs(slices, stored)
     assert [position for run in ranges for position in run] == list(range(IMAGES))
     assert max(map(len, ranges)) == 9, "with their headers ten are more than a piece"
@@ -165,7 +165,7 @@ def test_pieces_end_with_their_archive_and_before_large_gaps() -> None:
 def test_images_are_read_ahead_and_each_piece_by_one_rank(first_step: int, world: int) -> None:
     """Except those of the first micro-batches of a start."""
     slices = archives()
-    stored = in_store_order(slices)
+    stored = sort_by_offset(slices)
     at = {position: number for number, position in enumerate(stored)}
     read = [set[int]() for _ in range(world)]
     for rank in range(world):
@@ -184,7 +184,7 @@ def test_images_are_read_ahead_and_each_piece_by_one_rank(first_step: int, world
 
 def test_at_most_two_windows_are_in_memory() -> None:
     sampler = ResumableSampler(IMAGES, BATCH, BATCH, 0, 1, 3, windows())
-    at = {position: number for number, position in enumerate(in_store_order(archives()))}
+    at = {position: number for number, position in enumerate(sort_by_offset(archives()))}
     images = most = 0
     for keys in sampler.epoch(0):
         assert isinstance(keys, Keys)

@@ -8,7 +8,7 @@ import torch
 
 from kfp_ddp.training import meter
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.meter import GpuTimeline, Timeline, on_own_gradients, peak_of
+from kfp_ddp.training.meter import GpuTimeline, Timeline, before_exchange, peak_of
 from kfp_ddp.training.time_spent import PHASES, Environment, Pace, TimeSpent, advice
 
 
@@ -86,7 +86,7 @@ def test_own_gradients_end_before_the_wait_for_other_ranks() -> None:
         engine.queue_callback(lambda: order.append("others"))  # as DDP's reducer does
 
     doubled = loss * 2
-    on_own_gradients(doubled, lambda: order.append("own"))
+    before_exchange(doubled, lambda: order.append("own"))
     loss.register_hook(wait_for_others)  # type: ignore[no-untyped-call]
     torch.autograd.backward(doubled)
     assert list(order) == ["gradient", "own", "others"]
@@ -99,7 +99,7 @@ def test_slowest_rank_and_its_slow_phase() -> None:
     assert spent.pace.slowest == 1
     assert spent.pace.phase == "data"
     assert spent.pace.straggler == "; rank 1 takes 1.3 times as long as the others, in data"
-    assert spent.for_the_slowest == pytest.approx((11 + 1 + 11) / 3 - 1)
+    assert spent.wait_for_slowest == pytest.approx((11 + 1 + 11) / 3 - 1)
     assert spent.total == pytest.approx(41 + 1 / 3)
 
 

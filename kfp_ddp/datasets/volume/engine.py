@@ -30,7 +30,7 @@ def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -
     if request.publish == "none":
         done = Published(request.claim, request.path, "none", ["nothing was published"])
     elif request.publish == "each-node":
-        done = on_each_node(request)
+        done = publish_per_node(request)
     elif (cluster := connect()) is None or _notebook(cluster, request):
         done = local(request)
     else:
@@ -66,11 +66,11 @@ def _notebook(cluster: VolumeApi, request: VolumeRequest) -> bool:
         return True
 
 
-def on_each_node(request: VolumeRequest) -> Published:
+def publish_per_node(request: VolumeRequest) -> Published:
     """Return an address with which each reader syncs the version to a folder of its own."""
     options = options_on_nodes(request.sync)
     dataset = EachNode(request.source, request.dataset, request.digest, options)
-    note = f"each pod that reads it brings version {request.digest[:12]} of {request.source} itself"
+    note = f"each pod that reads it downloads version {request.digest[:12]} of {request.source}"
     return Published(request.claim, dataset.address(), "each-node", [note])
 
 

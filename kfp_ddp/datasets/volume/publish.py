@@ -48,7 +48,7 @@ def publish(cluster: VolumeApi, request: VolumeRequest) -> Published:
         notes.append(f"auto: {strategy}, as {why}")
     try:
         if strategy == "in-place":
-            done = in_place(cluster, request, staging)
+            done = mount_in_place(cluster, request, staging)
         elif strategy == "populator":
             done = populator(cluster, request, staging)
         else:
@@ -57,7 +57,7 @@ def publish(cluster: VolumeApi, request: VolumeRequest) -> Published:
         if request.publish != "auto" or strategy == "in-place":
             raise _no_right(error, strategy) from error
         notes.append(f"{strategy} was refused ({error}): in-place instead")
-        done = in_place(cluster, request, staging)
+        done = mount_in_place(cluster, request, staging)
     done.notes = notes + done.notes
     return done
 
@@ -86,7 +86,7 @@ def choose(cluster: VolumeApi, staging: Object) -> tuple[str, str]:
     return "in-place", f"{driver} has no snapshot class"
 
 
-def in_place(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> Published:
+def mount_in_place(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> Published:
     """Publish the staging PVC itself, for read-only mounts."""
     modes = staging["spec"]["accessModes"]
     notes = [f"readers mount {request.claim} ({', '.join(modes)}) with readOnly: true"]

@@ -80,7 +80,7 @@ class VolumeRequest(VolumeOptions):
 def check_strategy(publish: str, source: str) -> None:
     """Raise InputError if a strategy has no source to copy from."""
     if publish == "each-node" and not source:
-        raise InputError("publish=each-node needs the source, which each node brings itself")
+        raise InputError("publish=each-node needs the source, which each node downloads")
     if publish == "populator" and not source.startswith("gs://"):
         raise InputError(f"source is {source!r}; the populator needs gs://bucket/prefix")
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
-from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most, model_checks
+from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
 from kfp_ddp.models import variants
 from kfp_ddp.models.bundle import METRICS, Bundle
 from kfp_ddp.storage.kinds import open_store
@@ -75,7 +75,7 @@ def bundle_checks(rules: Rules, bundle: Bundle) -> list[Check]:
     if rules.max_bundle_mb:
         size = sum(size for _, size in bundle.where.list(bundle.folder)) / 1e6
         label, bound = "MB of the bundle", rules.max_bundle_mb
-        checks.append(at_most("max_bundle_mb", label, size, bound, decimals=1))
+        checks.append(check_maximum("max_bundle_mb", label, size, bound, decimals=1))
     return [*checks, *_variants(rules, variants.read(bundle))]
 
 
@@ -109,7 +109,7 @@ def _limit(
     """Apply a limit to the value of the file `budget_of`."""
     bound, name = getattr(rules, rule), rules.budget_of
     if bound and name in values:
-        yield at_most(rule, f"{label[1]} {name}", values[name], bound, decimals)
+        yield check_maximum(rule, f"{label[1]} {name}", values[name], bound, decimals)
     elif bound:
         names = ", ".join(sorted(values)) or "none"
         words = f"no {label[0]} of {name} was measured (measured: {names})"
@@ -127,9 +127,9 @@ def _variants(rules: Rules, record: variants.VariantsRecord) -> Iterator[Check]:
         checks = model_checks(rules, one.evaluation.accuracy, one.evaluation)
         if rules.max_variant_loss < 1:
             loss, limit = -one.gain, rules.max_variant_loss
-            checks.append(at_most("max_variant_loss", "loss of accuracy", loss, limit))
+            checks.append(check_maximum("max_variant_loss", "loss of accuracy", loss, limit))
         if rules.min_variant_agreement > 0:
             label, bound = "agreement with the model", rules.min_variant_agreement
-            checks.append(at_least("min_variant_agreement", label, one.agreement, bound))
+            checks.append(check_minimum("min_variant_agreement", label, one.agreement, bound))
         for check in checks:
             yield replace(check, words=f"variant {one.name}: {check.words}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.step import needed_secret
 from kfp_ddp.evaluation.comparison import compare
-from kfp_ddp.evaluation.gate.rules import Check, Rules, at_least, at_most
+from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum
 from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, Compared, Evaluation, Prediction
@@ -24,7 +24,7 @@ def check_signature(key: str, champion: Champion) -> list[Check]:
     if not key:
         return []
     pem = needed_secret(key, "champion_key")
-    signer = signature.by_key(signature.public_key(pem.encode(), f"champion_key ({key})"))
+    signer = signature.key_signer(signature.public_key(pem.encode(), f"champion_key ({key})"))
     signature.check(champion.bundle, signer)
     return [Check("champion_key", True, f"the champion is signed by {signer.name}")]
 
@@ -72,13 +72,13 @@ def compare_with_champion(
     if own_predictions is not None and other_predictions is not None:
         both = own_predictions, other_predictions
     compared = compare(own, other, both, where=champion.uri, version=champion.version)
-    gain = at_least(
+    gain = check_minimum(
         "min_improvement", "improvement on the champion", compared.gain, rules.min_improvement
     )
     checks = [replace(gain, words=gain.words + note)]
     if rules.max_p_value < 1 and compared.p_value is not None:
         name = f"McNemar p-value ({compared.won} samples won, {compared.lost} lost)"
-        checks.append(at_most("max_p_value", name, compared.p_value, rules.max_p_value))
+        checks.append(check_maximum("max_p_value", name, compared.p_value, rules.max_p_value))
     return checks + _class_checks(champion.evaluation, challenger), compared
 
 

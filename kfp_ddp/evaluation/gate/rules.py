@@ -120,14 +120,14 @@ class Check:
     """It fails only because the samples are too few to tell."""
 
 
-def at_least(rule: str, name: str, value: float, bound: float) -> Check:
+def check_minimum(rule: str, name: str, value: float, bound: float) -> Check:
     """Check `value >= bound`."""
     holds = value >= bound
     words = f"{name} {_format(value, bound)} {'>=' if holds else '<'} {bound:g}"
     return Check(rule, holds, words, value, bound)
 
 
-def at_most(rule: str, name: str, value: float, bound: float, decimals: int = 4) -> Check:
+def check_maximum(rule: str, name: str, value: float, bound: float, decimals: int = 4) -> Check:
     """Check `value <= bound`."""
     holds = value <= bound
     words = f"{name} {_format(value, bound, decimals)} {'<=' if holds else '>'} {bound:g}"
@@ -147,7 +147,7 @@ def model_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -
     if rules.use_lower_bound and evaluation is not None:
         name, accuracy = f"lower end of the 95 % interval of the {name}", evaluation.accuracy_low
     if "min_accuracy" in rules.model_fields_set:
-        checks = [at_least("min_accuracy", name, accuracy, rules.min_accuracy)]
+        checks = [check_minimum("min_accuracy", name, accuracy, rules.min_accuracy)]
     else:
         checks = [beats_majority(evaluation)]
     if evaluation is None:
@@ -160,7 +160,7 @@ def model_checks(rules: Rules, accuracy: float, evaluation: Evaluation | None) -
         checks.append(_slices(rules.min_slice_accuracy, rules.min_slice_samples, evaluation))
     if rules.max_calibration_error < 1:
         error, bound = evaluation.calibration_error, rules.max_calibration_error
-        checks.append(at_most("max_calibration_error", "calibration error", error, bound))
+        checks.append(check_maximum("max_calibration_error", "calibration error", error, bound))
     return checks + _single_class(evaluation)
 
 
@@ -213,7 +213,7 @@ def _balanced(bound: float, evaluation: Evaluation) -> Check:
         value = sum(recalls) / len(recalls)
     if value is None:
         return Check(rule, False, f"no class has samples, so no balanced accuracy >= {bound:g}")
-    return at_least(rule, "balanced accuracy", value, bound)
+    return check_minimum(rule, "balanced accuracy", value, bound)
 
 
 def _class_recall(bound: float, evaluation: Evaluation) -> Check:
@@ -226,7 +226,7 @@ def _class_recall(bound: float, evaluation: Evaluation) -> Check:
     if not evaluation.classes:
         return Check(rule, False, f"the evaluation has no classes, so no recall >= {bound:g}")
     worst = min(evaluation.classes, key=lambda one: one.recall)
-    return at_least(rule, f"lowest class recall ({worst.name})", worst.recall, bound)
+    return check_minimum(rule, f"lowest class recall ({worst.name})", worst.recall, bound)
 
 
 def _slices(bound: float, min_samples: int, evaluation: Evaluation) -> Check:
@@ -242,4 +242,4 @@ def _slices(bound: float, min_samples: int, evaluation: Evaluation) -> Check:
     small = len(slices) - len(judged)
     note = f"; {small} with less than {min_samples} not judged" if small else ""
     name = f"lowest slice accuracy ({worst.name}={worst.value}, {worst.samples} samples{note})"
-    return at_least(rule, name, worst.accuracy, bound)
+    return check_minimum(rule, name, worst.accuracy, bound)

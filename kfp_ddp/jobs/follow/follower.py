@@ -249,12 +249,12 @@ class Follower:
         while (waited := time.monotonic() - began) < DRAIN_SECONDS:
             pods = self._present()
             self.logs.follow(pods, self.many)
-            if self.many and not self.logs.of_failed and self._read_cause(pods):
+            if self.many and not self.logs.reads_failed_pod and self._read_cause(pods):
                 continue
             followed = self.logs.uids & pods.keys() if self.many else pods.keys()
             if self.logs.printed and all(writes_no_more(pods[uid]) for uid in followed):
                 break
-            if self.many and waited > DRAIN_MANY_SECONDS and not self.logs.of_failed:
+            if self.many and waited > DRAIN_MANY_SECONDS and not self.logs.reads_failed_pod:
                 break
             self.ending.changed.wait(timeout=0.1)
             self.ending.changed.clear()

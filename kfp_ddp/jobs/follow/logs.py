@@ -241,7 +241,7 @@ class PodLogs:
         return {log.uid for log in self.threads.values()}
 
     @property
-    def of_failed(self) -> bool:
+    def reads_failed_pod(self) -> bool:
         """Whether the log of a failed pod is still being read."""
         return any(log.is_alive() and has_failed(log.latest) for log in self.threads.values())
 

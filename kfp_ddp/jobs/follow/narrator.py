@@ -89,7 +89,7 @@ def explain(
     if state.phase == "queued":
         return {"": Reason("", kueue.waiting(job, api))}
     problem = cache(lambda claim: claim_problem(api, claim))
-    waiting = {pod["metadata"]["name"]: _of_pod(pod, problem) for pod in pods}
+    waiting = {pod["metadata"]["name"]: _explain_pod(pod, problem) for pod in pods}
     unmounted = _unmounted(api) if STARTING in waiting.values() else {}
     reasons: dict[str, Reason] = {}
     for pod in pods:
@@ -134,7 +134,7 @@ def _refused(job: Object, api: Api) -> Reason | None:
     return None
 
 
-def _of_pod(pod: Object, claim_problem: Callable[[str], str]) -> Reason | None:
+def _explain_pod(pod: Object, claim_problem: Callable[[str], str]) -> Reason | None:
     """Return why a pod waits, with what is wrong with its PVCs if it cannot be scheduled."""
     reason = waiting_reason(pod)
     if reason and reason.kind == "unschedulable":

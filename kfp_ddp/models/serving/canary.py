@@ -12,7 +12,7 @@ from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
 from kfp_ddp.models.interface import Sample, read_sample
-from kfp_ddp.models.serving.rollout import TRIAL, is_beside
+from kfp_ddp.models.serving.rollout import CANARY, has_canary
 from kfp_ddp.models.serving.wait import component
 
 # Of the largest logit: half precision, the default of some runtimes, differs by 0.2 %.
@@ -72,8 +72,8 @@ def address(service: Object, spec: str = "") -> str:
     url = own or str(shared.get("url") or status.get("url") or "")
     if not url:
         raise JobError(f"KServe reports no address of InferenceService {name}")
-    if is_beside(service, spec):
-        return url.replace(f"//{name}-predictor.", f"//{name}-{TRIAL}-predictor.")
+    if has_canary(service, spec):
+        return url.replace(f"//{name}-predictor.", f"//{name}-{CANARY}-predictor.")
     return url
 
 
@@ -97,7 +97,7 @@ def ask(url: str, model: str, sample: Sample, seconds: float) -> tuple[str, floa
         why = f"did not answer within {seconds:g} s" if late else f"does not answer: {reason}"
         return f"{path} {one_line(why)}", SILENT_SECONDS
     wrong = difference(sample, content)
-    return (f"{path} answers wrongly: {wrong}" if wrong else ""), WRONG_SECONDS
+    return (f"{path} returns a wrong result: {wrong}" if wrong else ""), WRONG_SECONDS
 
 
 def _read_all(answer: HTTPResponse, until: float) -> bytes:

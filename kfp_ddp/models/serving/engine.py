@@ -18,13 +18,13 @@ from kfp_ddp.models.serving.rollout import (
     SPEC,
     VERSION,
     Service,
-    before,
-    beside,
-    is_beside,
+    canary_predictor,
+    has_canary,
+    is_unfinished,
     label,
     labelled,
-    on_trial,
-    predictor_of,
+    previous_predictor,
+    stable_predictor,
 )
 from kfp_ddp.models.serving.wait import Watched
 from kfp_ddp.storage.kinds import open_store
@@ -62,7 +62,7 @@ def run(
 def roll_out(
     api: Api, settings: Deployment, uri: str, model_name: str, run_id: str
 ) -> tuple[str, str, str]:
-    """Deploy the bundle: start a trial, test it with its sample, then give it all requests.
+    """Deploy the bundle: start it, test it with its sample, then give it all requests.
 
     Return URL, version and result as text. Raise InputError for invalid input; nothing was
     changed then. Raise JobError if it is not ready or answers incorrectly, RunCancelledError if the
@@ -77,7 +77,7 @@ def roll_out(
     model = served_name(settings.service, model_name, settings.service_runtime)
     with rollout.watched.watching():
         url, seconds = rollout.run(model)
-    how = "answers" if rollout.begun else "already answered, and still does"
+    how = "answers" if rollout.is_unfinished else "already answered, and still does"
     result = (
         f"InferenceService {settings.service} {how} with {model_name} {bundle.version} at {url}: "
         f"the bundle's sample {settings.canary_requests} times correctly, "
@@ -105,7 +105,7 @@ def _predictor(settings: Deployment, uri: str, model_name: str) -> Object:
         service_account=settings.service_account,
     )
     scaled = {"maxReplicas": most} if (most := settings.service_max_replicas) else {}
-    return {**predictor_of(service), "minReplicas": settings.service_replicas, **scaled}
+    return {**stable_predictor(service), "minReplicas": settings.service_replicas, **scaled}
 
 
 class Rollout:
@@ -120,28 +120,28 @@ class Rollout:
 
     def _continue(self, service: Object) -> None:
         """Take the state of the rollout from the service."""
-        self.predictor, self.former = predictor_of(service), before(service)
-        self.spec = label(beside(self.desired), SPEC)
-        self.beside = is_beside(service, self.spec)
-        if not self.beside:
+        self.predictor, self.previous = stable_predictor(service), previous_predictor(service)
+        self.spec = label(canary_predictor(self.desired), SPEC)
+        self.has_canary = has_canary(service, self.spec)
+        if not self.has_canary:
             self.spec = label(self.predictor, SPEC)
-        self.begun = self.beside or on_trial(service)
+        self.is_unfinished = self.has_canary or is_unfinished(service)
 
     def run(self, model: str) -> tuple[str, float]:
         """Test the model, then promote it or roll back; return the URL and the median seconds."""
         percent = self.settings.canary_percent
         try:
-            if self.beside:
+            if self.has_canary:
                 self._try(model, percent)
                 self.watched.leave_if_cancelled()
                 self._continue(self.service.promote(self.desired, percent))
-            seconds = self._try(model, percent if self.begun else ALL)
-            if self.begun:
+            seconds = self._try(model, percent if self.is_unfinished else ALL)
+            if self.is_unfinished:
                 self.watched.leave_if_cancelled()
-                self.service.finish(self.predictor, self.former)
+                self.service.finish(self.predictor, self.previous)
             return address(self._wait(ALL)), seconds
         except KfpDdpError as error:
-            if not self.begun:
+            if not self.is_unfinished:
                 raise
             try:
                 result = self.service.take_back(self.spec)
@@ -166,12 +166,12 @@ class Rollout:
 
     def _unpin(self) -> None:
         """Remove the share of the restored predictor when it is ready; it has all requests."""
-        if self.former is None or self.beside:
+        if self.previous is None or self.has_canary:
             return
-        spec = label(self.former, SPEC)
+        spec = label(self.previous, SPEC)
         try:
             self.watched.until_ready(spec, 0, self.settings.service_minutes * 60)
-            self.service.finish(self.former, None)
+            self.service.finish(self.previous, None)
         except KfpDdpError as error:
-            version = label(self.former, VERSION)
+            version = label(self.previous, VERSION)
             print(f"warning: {self.service.name} remains pinned to {version}: {error}", flush=True)

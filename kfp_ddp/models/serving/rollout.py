@@ -1,6 +1,6 @@
 """An InferenceService, its predictors, and the rollout of a new one: start, promote, roll back.
 
-In KServe's Standard mode the new predictor is first tried beside the answering one, as a canary
+In KServe's Standard mode the new predictor is first tried beside the stable one, as a canary
 without requests. Then, or at once with Knative, it takes the place of the other: until the rollout
 ends it has a share of the requests above 0, `canaryTrafficPercent`, and an annotation of the
 service has the previous predictor. The service alone so tells a later step how far a rollout came,
@@ -29,11 +29,11 @@ SPEC, VERSION = "kfp-ddp/spec", "kfp-ddp/version"
 """Labels of a predictor and its pods: a digest of its spec, and the bundle's version."""
 RUN, BUNDLE = "kfp-ddp/run-id", "kfp-ddp/bundle"
 """Annotations of a predictor: the run that deployed it, and the URI of its bundle."""
-BEFORE = "kfp-ddp/before"
+PREVIOUS = "kfp-ddp/before"
 """Annotation of a service: the predictor that a rollback restores."""
 PERCENT = "canaryTrafficPercent"
-TRIAL = "trial"
-"""Name of the predictor that is tried beside the answering one, in that of its Deployment."""
+CANARY = "trial"
+"""Name of the predictor that is tried beside the stable one, in that of its Deployment."""
 AUTOSCALER = "serving.kserve.io/autoscalerClass"
 MODE = "serving.kserve.io/deploymentMode"
 
@@ -50,7 +50,7 @@ def labelled(predictor: Object, version: str, uri: str, run_id: str) -> Object:
     return {**predictor, "labels": labels, "annotations": annotations}
 
 
-def in_standard_mode(service: Object) -> bool:
+def is_standard_mode(service: Object) -> bool:
     """Return whether KServe runs a service without Knative; its webhook sets the annotation."""
     mode = (service["metadata"].get("annotations") or {}).get(MODE)
     return mode in ("Standard", "RawDeployment")
@@ -66,97 +66,99 @@ def deployed_by(predictor: Object) -> str:
     return str((predictor.get("annotations") or {}).get(RUN, ""))
 
 
-def predictor_of(service: Object) -> Object:
+def stable_predictor(service: Object) -> Object:
     """Return the predictor of a service that answers requests."""
     predictor: Object = service["spec"]["predictor"]
-    if trial_of(service):
+    if canary_of(service):
         predictor = {**predictor, "minReplicas": predictor["minReplicas"] - 1}
     return predictor
 
 
-def trial_of(service: Object) -> Object:
-    """Return the predictor that is tried beside the answering one; {} for none."""
-    canary: list[Object] = service["spec"].get("canary") or [{}]
-    trial: Object = canary[0].get("predictor") or {}
-    return trial if trial.get("name") == TRIAL else {}
+def canary_of(service: Object) -> Object:
+    """Return the predictor that is tried beside the stable one; {} for none."""
+    canaries: list[Object] = service["spec"].get("canary") or [{}]
+    canary: Object = canaries[0].get("predictor") or {}
+    return canary if canary.get("name") == CANARY else {}
 
 
-def is_beside(service: Object, spec: str) -> bool:
-    """Return whether the predictor with this label is tried beside the answering one."""
-    trial = trial_of(service)
-    return bool(trial) and label(trial, SPEC) == spec
+def has_canary(service: Object, spec: str) -> bool:
+    """Return whether the predictor with this label is tried beside the stable one."""
+    canary = canary_of(service)
+    return bool(canary) and label(canary, SPEC) == spec
 
 
-def beside(desired: Object) -> Object:
-    """Return a predictor as one that is tried beside the answering one: with one pod."""
+def canary_predictor(desired: Object) -> Object:
+    """Return a predictor as a canary beside the stable one: with one pod."""
     predictor = {name: value for name, value in desired.items() if name != "maxReplicas"}
-    labels = {**desired["labels"], SPEC: f"{label(desired, SPEC)}-{TRIAL}"}
+    labels = {**desired["labels"], SPEC: f"{label(desired, SPEC)}-{CANARY}"}
     # KServe would not delete the autoscaler of a canary.
     annotations = {**desired["annotations"], AUTOSCALER: "none"}
-    more = {"name": TRIAL, "minReplicas": 1, "labels": labels, "annotations": annotations}
+    more = {"name": CANARY, "minReplicas": 1, "labels": labels, "annotations": annotations}
     return {**predictor, **more}
 
 
-def can_be_beside(service: Object, answering: Object, desired: Object) -> bool:
-    """Return whether KServe can try a predictor beside the answering one."""
+def supports_canary(service: Object, stable: Object, desired: Object) -> bool:
+    """Return whether KServe can run a predictor as a canary beside the stable one."""
 
     def fields(predictor: Object) -> set[str]:
         model = {f"model.{name}": value for name, value in (predictor.get("model") or {}).items()}
         return {name for name, value in {**predictor, **model}.items() if value}
 
-    if service["spec"].get("canary") and not trial_of(service):
+    if service["spec"].get("canary") and not canary_of(service):
         return False
-    # KServe completes a canary with the fields of the answering predictor.
-    more = fields(answering) - fields(desired) - {PERCENT, "maxReplicas", "minReplicas"}
-    return in_standard_mode(service) and not more
+    # KServe completes a canary with the fields of the stable predictor.
+    more = fields(stable) - fields(desired) - {PERCENT, "maxReplicas", "minReplicas"}
+    return is_standard_mode(service) and not more
 
 
-def on_trial(service: Object) -> bool:
+def is_unfinished(service: Object) -> bool:
     """Return whether a rollout is unfinished."""
-    return int(predictor_of(service).get(PERCENT) or 0) > 0
+    return int(stable_predictor(service).get(PERCENT) or 0) > 0
 
 
-def before(service: Object) -> Object | None:
-    """Return the predictor before the one on trial; None if there was no service."""
-    text = (service["metadata"].get("annotations") or {}).get(BEFORE, "")
+def previous_predictor(service: Object) -> Object | None:
+    """Return the predictor before an unfinished rollout; None if there was no service."""
+    text = (service["metadata"].get("annotations") or {}).get(PREVIOUS, "")
     try:
         predictor: Object | None = from_json(text) if text else None
     except ValueError as error:
         name = service["metadata"]["name"]
         raise InputError(
-            f"the annotation {BEFORE} of InferenceService {name} is invalid ({error}): delete it"
+            f"the annotation {PREVIOUS} of InferenceService {name} is invalid ({error}): delete it"
         ) from None
     return predictor
 
 
-def specs_of(service: Object) -> set[str]:
+def spec_labels(service: Object) -> set[str]:
     """Return the labels SPEC of the predictors of a service."""
-    return {label(predictor_of(service), SPEC), label(trial_of(service), SPEC)}
+    return {label(stable_predictor(service), SPEC), label(canary_of(service), SPEC)}
 
 
-def final(predictor: Object) -> Object:
+def with_all_requests(predictor: Object) -> Object:
     """Return a predictor with all requests."""
     return {name: value for name, value in predictor.items() if name != PERCENT}
 
 
-def kept(service: Object) -> dict[str, str]:
+def annotations_to_keep(service: Object) -> dict[str, str]:
     """Return the annotations of a service whose pods may not restart."""
     annotations = service["metadata"].get("annotations") or {}
-    return {name: annotations[name] for name in (TAGGED, BEFORE) if name in annotations}
+    return {name: annotations[name] for name in (TAGGED, PREVIOUS) if name in annotations}
 
 
 Change = tuple[Object, dict[str, str]]
 """Spec and annotations of a service."""
 
 
-def replaced(predictor: Object, former: Object | None) -> Change:
+def updated_service(predictor: Object, previous: Object | None) -> Change:
     """Return a service with this predictor, and the one that a rollback restores.
 
     KServe copies the annotations to the pods: they restart if one changes.
     """
     annotations = {TAGGED: "true"}
-    if former is not None:
-        annotations[BEFORE] = json.dumps(final(former), sort_keys=True, separators=(",", ":"))
+    if previous is not None:
+        annotations[PREVIOUS] = json.dumps(
+            with_all_requests(previous), sort_keys=True, separators=(",", ":")
+        )
     return {"predictor": predictor}, annotations
 
 
@@ -184,7 +186,7 @@ class Service:
         if not labels.items() >= OURS.items():
             raise InputError(
                 f"InferenceService {self.name} in {self.api.namespace} was not made by kfp-ddp and "
-                "is left alone; name another service, or hand it over with kubectl label "
+                "is not changed; name another service, or hand it over with kubectl label "
                 f"inferenceservice {self.name} app.kubernetes.io/managed-by=kfp-ddp"
             )
         return service
@@ -199,76 +201,83 @@ class Service:
             existing = self.find() or self._put({"predictor": desired}, {}, None, dryRun="All")
         except ApiError as error:
             raise self._refused("patch", error) from error
-        if "model" not in desired or not in_standard_mode(existing):
+        if "model" not in desired or not is_standard_mode(existing):
             return desired
         wait = {"preStop": {"exec": {"command": ["sleep", str(DRAIN_SECONDS)]}}}
         return {**desired, "model": {**desired["model"], "lifecycle": wait}}
 
     def begin(self, desired: Object, percent: int) -> Object:
-        """Start the trial of a predictor, unless the service has it already; return the service.
+        """Start the rollout of a predictor, unless the service has it already; return the service.
 
         `desired` is of `labelled`, and gets `percent` of the requests. It replaces an unfinished
         rollout too; the predictor before that remains recorded.
         """
         spec = label(desired, SPEC)
 
-        def change(existing: Object | None, may_try: bool = True) -> Change | None:
-            trial = {**desired, PERCENT: percent}
+        def change(existing: Object | None, may_add: bool = True) -> Change | None:
+            replacement = {**desired, PERCENT: percent}
             if existing is None:
-                return replaced(trial, None)
-            current = predictor_of(existing)
-            if on_trial(existing):
-                answering = before(existing)
+                return updated_service(replacement, None)
+            current = stable_predictor(existing)
+            if is_unfinished(existing):
+                stable = previous_predictor(existing)
             elif label(current, SPEC) == spec:
                 # A rollback that was killed has left it at 0 % of Knative's newest revision.
                 pinned = PERCENT in current
-                return ({"predictor": final(current)}, kept(existing)) if pinned else None
+                unpinned = {"predictor": with_all_requests(current)}
+                return (unpinned, annotations_to_keep(existing)) if pinned else None
             else:
-                answering = current
-            known = (label(current, SPEC), label(answering or {}, SPEC))
-            if not (may_try and answering and spec not in known):
-                return replaced(trial, answering)
-            if not can_be_beside(existing, answering, desired):
-                return replaced(trial, answering)
-            # KServe takes the pods of canaries off the answering predictor's.
-            more = {"minReplicas": int(answering.get("minReplicas") or 1) + 1}
-            canary = [{"trafficPercent": 0, "predictor": beside(desired)}]
-            return {"predictor": final(answering) | more, "canary": canary}, kept(existing)
+                stable = current
+            known = (label(current, SPEC), label(stable or {}, SPEC))
+            if not (may_add and stable and spec not in known):
+                return updated_service(replacement, stable)
+            if not supports_canary(existing, stable, desired):
+                return updated_service(replacement, stable)
+            # KServe takes the pods of canaries off the stable predictor's.
+            more = {"minReplicas": int(stable.get("minReplicas") or 1) + 1}
+            canary = [{"trafficPercent": 0, "predictor": canary_predictor(desired)}]
+            spec_with_canary = {"predictor": with_all_requests(stable) | more, "canary": canary}
+            return spec_with_canary, annotations_to_keep(existing)
 
         try:
             return self._update(change)
         except InputError as error:
             if "canary" not in str(error):  # as of KServe before 0.20
                 raise
-            print(f"{self.name} is replaced without a trial beside it: {error}", flush=True)
-            return self._update(lambda existing: change(existing, may_try=False))
+            print(f"{self.name} is replaced without a canary: {error}", flush=True)
+            return self._update(lambda existing: change(existing, may_add=False))
 
     def promote(self, desired: Object, percent: int) -> Object:
-        """Put a predictor that was tried beside the answering one in its place."""
+        """Put a predictor that was tried beside the stable one in its place."""
         return self._advance(
-            label(beside(desired), SPEC),
-            lambda service: label(predictor_of(service), SPEC) == label(desired, SPEC),
-            lambda service: replaced({**desired, PERCENT: percent}, predictor_of(service)),
+            label(canary_predictor(desired), SPEC),
+            lambda service: label(stable_predictor(service), SPEC) == label(desired, SPEC),
+            lambda service: updated_service(
+                {**desired, PERCENT: percent}, stable_predictor(service)
+            ),
         )
 
-    def finish(self, predictor: Object, former: Object | None) -> Object:
+    def finish(self, predictor: Object, previous: Object | None) -> Object:
         """Give a predictor all requests."""
-        return self._end(label(predictor, SPEC), final(predictor), former)
+        return self._end(label(predictor, SPEC), with_all_requests(predictor), previous)
 
     def take_back(self, spec: str) -> str:
         """Take all requests from the predictor with this label; return the result as text."""
         existing = self.find()
         if existing is None:
             return "there is no service any more"
-        if is_beside(existing, spec):
+        if has_canary(existing, spec):
             service = self._advance(
                 spec,
-                lambda service: not trial_of(service),
-                lambda service: ({"predictor": predictor_of(service)}, kept(service)),
+                lambda service: not canary_of(service),
+                lambda service: (
+                    {"predictor": stable_predictor(service)},
+                    annotations_to_keep(service),
+                ),
             )
-            former = predictor_of(service)
-        elif (recorded := before(existing)) is None:
-            if label(predictor_of(existing), SPEC) != spec:
+            previous = stable_predictor(service)
+        elif (recorded := previous_predictor(existing)) is None:
+            if label(stable_predictor(existing), SPEC) != spec:
                 raise self.taken_over(existing)
             seen = {"preconditions": {"uid": existing["metadata"]["uid"]}}
             try:
@@ -278,20 +287,20 @@ class Service:
                     raise self._refused("delete", error) from error
             return f"InferenceService {self.name} was deleted, as nothing answered before"
         else:
-            former = recorded
-            self._end(spec, {**former, PERCENT: 0}, None)
-        version = label(former, VERSION)
+            previous = recorded
+            self._end(spec, {**previous, PERCENT: 0}, None)
+        version = label(previous, VERSION)
         return f"{self.name} answers with {version or 'the previous model'} as before"
 
-    def _end(self, spec: str, predictor: Object, former: Object | None) -> Object:
+    def _end(self, spec: str, predictor: Object, previous: Object | None) -> Object:
         """Replace the predictor with this label."""
 
         def done(service: Object) -> bool:
-            current = predictor_of(service)
+            current = stable_predictor(service)
             same = label(current, SPEC) == label(predictor, SPEC)
             return same and current.get(PERCENT) == predictor.get(PERCENT)
 
-        return self._advance(spec, done, lambda _: replaced(predictor, former))
+        return self._advance(spec, done, lambda _: updated_service(predictor, previous))
 
     def _advance(
         self, spec: str, done: Callable[[Object], bool], change: Callable[[Object], Change]
@@ -301,7 +310,7 @@ class Service:
         def checked(existing: Object | None) -> Change | None:
             if existing and done(existing):
                 return None
-            if existing is None or spec not in specs_of(existing):
+            if existing is None or spec not in spec_labels(existing):
                 raise self.taken_over(existing)
             return change(existing)
 
@@ -320,13 +329,15 @@ class Service:
                 if error.status != 409:
                     raise self._refused("patch", error) from error
                 time.sleep(_PAUSE)  # changed since it was read
-        raise JobError(f"InferenceService {self.name} is changed by others all the time; try later")
+        raise JobError(
+            f"InferenceService {self.name} kept changing while kfp-ddp updated it; try later"
+        )
 
     def taken_over(self, service: Object | None) -> JobError:
         """Return the error of a rollout whose predictor was replaced."""
         if service is None:
             return JobError(f"InferenceService {self.name} was deleted while it was rolled out")
-        run = deployed_by(trial_of(service) or predictor_of(service)) or "another writer"
+        run = deployed_by(canary_of(service) or stable_predictor(service)) or "another writer"
         return JobError(f"InferenceService {self.name} was given another model by {run} meanwhile")
 
     def _put(
@@ -341,7 +352,7 @@ class Service:
     def _refused(self, verb: str, error: ApiError) -> InputError | JobError:
         if error.transient:
             return JobError(
-                f"the cluster does not answer well: {one_line(error.message)}; try later"
+                f"the Kubernetes API returned an error: {one_line(error.message)}; try later"
             )
         if error.status == 403 and "cannot" in error.message:
             where = f"in namespace {self.api.namespace}"
@@ -365,21 +376,22 @@ def served(api: Api) -> None:
         )
 
 
-def in_service(api: Api) -> set[str]:
+def versions_in_service(api: Api) -> set[str]:
     """Return the versions of bundles that managed services have, or would roll back to."""
     services = _managed(api, {404})
-    predictors = [one or {} for s in services for one in (predictor_of(s), before(s), trial_of(s))]
+    readers = (stable_predictor, previous_predictor, canary_of)
+    predictors = [read(service) or {} for service in services for read in readers]
     return {version for one in predictors if (version := label(one, VERSION))}
 
 
 def take_back_of(api: Api, run_id: str) -> list[str]:
-    """Roll back what a run has on trial, as after a cancel; return a line for each."""
-    return [
-        Service(api, service["metadata"]["name"]).take_back(label(unfinished, SPEC))
-        for service in _managed(api, {403, 404})
-        if (unfinished := trial_of(service) or (on_trial(service) and predictor_of(service)))
-        and deployed_by(unfinished) == run_id
-    ]
+    """Roll back what a run has not finished, as after a cancel; return a line for each."""
+    lines = []
+    for service in _managed(api, {403, 404}):
+        new = canary_of(service) or (stable_predictor(service) if is_unfinished(service) else {})
+        if deployed_by(new) == run_id:
+            lines.append(Service(api, service["metadata"]["name"]).take_back(label(new, SPEC)))
+    return lines
 
 
 def _managed(api: Api, none: set[int]) -> list[Object]:

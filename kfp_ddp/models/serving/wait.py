@@ -17,7 +17,15 @@ from kfp_ddp.k8s.objects import label as pod_label
 from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, Wait, container_reason, track, waiting_reason
 from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.models.serving.inference_service import API_VERSION
-from kfp_ddp.models.serving.rollout import PLURAL, POD_OF, SPEC, TRIAL, Service, is_beside, specs_of
+from kfp_ddp.models.serving.rollout import (
+    CANARY,
+    PLURAL,
+    POD_OF,
+    SPEC,
+    Service,
+    has_canary,
+    spec_labels,
+)
 
 CRASHES = 3
 """Number of exits of one container after which the wait ends."""
@@ -32,7 +40,7 @@ _TURN_SECONDS = 0.5
 _LOG_LINES = "50"
 
 
-def of_spec(pods: Iterable[Object], spec: str) -> list[Object]:
+def pods_of_spec(pods: Iterable[Object], spec: str) -> list[Object]:
     """Return the pods of the predictor with this label that are not being deleted."""
     return [pod for pod in pods if pod_label(pod, SPEC) == spec and not _leaving(pod)]
 
@@ -42,11 +50,11 @@ def ready(service: Object, pods: Iterable[Object], spec: str, percent: int) -> b
 
     With Knative that is its newest revision, with this share of the requests; without, the previous
     pods must be gone. `status.observedGeneration` is that of KServe's own objects. A predictor that
-    is tried beside the answering one has its own address.
+    is tried beside the stable one has its own address.
     """
     pods = list(pods)
-    answers = any(condition(pod, "Ready") for pod in of_spec(pods, spec))
-    if is_beside(service, spec):
+    answers = any(condition(pod, "Ready") for pod in pods_of_spec(pods, spec))
+    if has_canary(service, spec):
         return answers
     if not condition(service, "Ready") or not answers:
         return False
@@ -168,8 +176,8 @@ class Watched:
                 if ready(service, pods, spec, percent):
                     return service
                 now = time.monotonic()
-                if is_beside(service, spec):
-                    service = {}  # its status is that of the answering predictor
+                if has_canary(service, spec):
+                    service = {}  # its status is that of the stable predictor
                     if not own and now > start + LIMITS[REFUSED]:
                         raise JobError(f"{self.service.name} gets no pod{self._warning()}")
                 blocked = track(blocked, self._blocking(service, own), now)
@@ -196,14 +204,14 @@ class Watched:
         if not (self._services.synced.is_set() and self._pods.synced.is_set()):
             return None
         service = next(iter(self._services.objects.values()), None)
-        if service is None or spec not in specs_of(service):
+        if service is None or spec not in spec_labels(service):
             # The watch may be older than the applied change.
             existing = self.service.find()
-            if existing is None or spec not in specs_of(existing):
+            if existing is None or spec not in spec_labels(existing):
                 raise self.service.taken_over(existing)
             return None
         pods = list(self._pods.objects.values())
-        return service, pods, of_spec(pods, spec)
+        return service, pods, pods_of_spec(pods, spec)
 
     def _blocking(self, service: Object, pods: Sequence[Object]) -> dict[str, Reason]:
         if (crash := crashed(pods)) is None:
@@ -220,16 +228,16 @@ class Watched:
         return {pod: Reason(CRASHING, text)}
 
     def _warning(self) -> str:
-        """Return why KServe makes no pods of a trial, which only events tell."""
+        """Return why KServe makes no pods of a canary, which only events tell."""
         name, query = self.service.name, {"fieldSelector": "type=Warning"}
         try:
             events = self.api.call("GET", core(self.api.namespace, "events"), query=query)["items"]
         except ApiError:
             return ""
-        of_trial = [
+        of_canary = [
             event
             for event in events
-            if f"{event['involvedObject']['name']}-".startswith((f"{name}-{TRIAL}-", f"{name}--"))
+            if f"{event['involvedObject']['name']}-".startswith((f"{name}-{CANARY}-", f"{name}--"))
         ]
-        newest = max(of_trial, key=lambda event: event.get("lastTimestamp") or "", default=None)
+        newest = max(of_canary, key=lambda event: event.get("lastTimestamp") or "", default=None)
         return f": {one_line(newest['message'])}" if newest else ""

@@ -234,7 +234,7 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
     fields: dict[str, Any] = {"run_id": run_id, "address": address}
     where = open_store(f"{work.rstrip('/')}/{run_id}")
     names = [name for name, _ in where.list("")]
-    states = [_of_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
+    states = [_read_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
     states = [state for state in states if state["state"] in ADVANCE]
     last: dict[str, Any] = {"state": "unchanged"}
     fields |= max(states, key=lambda state: ADVANCE.index(state["state"]), default=last)
@@ -250,7 +250,7 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
     return Outcome(**fields)
 
 
-def _of_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
+def _read_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
     """Return the fields that the folder of one training gives."""
     inside = {name for name in names if name.startswith(f"{task}/")}
     verdict: dict[str, Any] = {}

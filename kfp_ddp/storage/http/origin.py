@@ -103,19 +103,19 @@ class Request(NamedTuple):
 
     def redirected(self, location: str) -> "Request":
         """Return the request for another address, which may be relative; raises InputError."""
-        here = f"http{'s' * self.origin.secure}://{self.origin.authority.decode()}{self.target}"
+        current = f"http{'s' * self.origin.secure}://{self.origin.authority.decode()}{self.target}"
         try:
-            there = urljoin(here, location)
+            address = urljoin(current, location)
         except ValueError:
-            there = location
-        origin = Origin.of(there, self.origin.authorities)
+            address = location
+        origin = Origin.of(address, self.origin.authorities)
         if self.origin.secure and not origin.secure:
             raise InputError(
                 f"{self.origin.host} redirects from https to http, to {origin.host}; "
                 "give the address of a server that stays with https"
             )
         secret = self.secret if origin == self.origin else b""
-        return self._replace(origin=origin, target=target_of(urlsplit(there)), secret=secret)
+        return self._replace(origin=origin, target=target_of(urlsplit(address)), secret=secret)
 
 
 def target_of(parts: SplitResult) -> str:
@@ -144,13 +144,13 @@ def netrc_login(host: str) -> bytes:
     import netrc
 
     try:
-        found = netrc.netrc(path).authenticators(host)
+        login = netrc.netrc(path).authenticators(host)
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or f"line {getattr(error, 'lineno', '?')} is wrong"
         raise InputError(
             f"cannot read the netrc file {path}: {why}; correct it, or unset NETRC"
         ) from None
-    return _basic(b"Authorization", found[0], found[2]) if found else b""
+    return _basic(b"Authorization", login[0], login[2]) if login else b""
 
 
 def display(url: str) -> str:
