@@ -13,6 +13,7 @@ from typing import Any
 from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, writing
 from kfp_ddp.core.failure import Failure, write_record
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
+from kfp_ddp.core.version import pinned
 from kfp_ddp.training import checkpoint, initial_weights, model, model_file, saving
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_dir
@@ -31,8 +32,10 @@ STOPPED = (PREEMPTED, 130)
 def run(config: TrainConfig) -> bool:
     """Run the script, and save its weights; False when preempted. Raises a KfpDdpError."""
     folder, first = RunFolder(config.output_dir), os.environ.get("RANK", "0") == "0"
-    splits = splits_of(Path(config.data), config.val_fraction, config.labels)
-    config = config.model_copy(update={"val_fraction": config.val_fraction * splits.by_name})
+    data = pinned(Path(config.data))
+    splits = splits_of(data, config.val_fraction, config.labels)
+    used = {"data": str(data), "val_fraction": config.val_fraction * splits.by_name}
+    config = config.model_copy(update=used)
     if splits.train.slices is not None:
         raise InputError("a script reads image files, but these are packed: do not set pack=tar")
     launches = [os.environ.get(LAUNCH, "")]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.run_folder import try_to_write
+from kfp_ddp.core.version import pinned
 from kfp_ddp.training import batches, model, own_model, saving, shards
 from kfp_ddp.training.cache import Cache, folder_for
 from kfp_ddp.training.config import TrainConfig
@@ -58,9 +59,10 @@ def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
     if not config.is_set("model") and path.exists() and (model := network_of(path)):
         print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)
         config = TrainConfig.create(**{**config.explicit(), "model": model})
-    splits = splits_of(Path(config.data), config.val_fraction, config.labels)
-    share = config.val_fraction if splits.by_name else 0.0
-    return config.model_copy(update={"val_fraction": share}), splits.train, splits.val
+    data = pinned(Path(config.data))
+    splits = splits_of(data, config.val_fraction, config.labels)
+    used = {"data": str(data), "val_fraction": config.val_fraction if splits.by_name else 0.0}
+    return config.model_copy(update=used), splits.train, splits.val
 
 
 def digest_of(index: Index, world: World) -> str:

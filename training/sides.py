@@ -252,7 +252,7 @@ def _first(heads: Sequence[str], known: Sequence[str]) -> int:
 
 
 def _objects(text: str) -> Iterator[tuple[int, LabelRow]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON may hold U+2028
         if not line.strip():
             continue
         record = json.loads(line)

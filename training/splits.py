@@ -77,7 +77,7 @@ def splits_of(
     packed = shards.members(data)
     names = list(_names(data)) if packed is None else packed.names
     try:
-        table = Labels.parse(labels, _read(data, labels, packed)) if labels else None
+        table = Labels.parse(labels, read_table(data, labels, packed)) if labels else None
         layout = lay_out(names, val_fraction=val_fraction, labels=table, classes=classes)
     except InputError as error:
         raise InputError(f"dataset {data}: {error}") from None
@@ -132,7 +132,8 @@ def _positions(data: Path, packed: shards.Members) -> dict[str, int]:
     return positions
 
 
-def _read(data: Path, name: str, packed: shards.Members | None) -> bytes:
+def read_table(data: Path, name: str, packed: shards.Members | None) -> bytes:
+    """Return the content of a table of labels; raise InputError if it cannot be read."""
     try:
         if packed is None:
             return read_below(data, name, LARGEST)

@@ -211,17 +211,16 @@ def logs(run: str, step: str, follow: bool, every: bool, connection: Connection)
     """
     from kfp_ddp.client import logs
     from kfp_ddp.client.run_info import RunFinder
+    from kfp_ddp.client.steps import OVER
 
     with RunFinder(connection) as finder:
         info = finder.find(run)
-        prefix = len(logs.select_steps(info, step)) > 1
-        if not follow or info.folder is not None:
+        steps = logs.select_steps(info, step)
+        over = info.folder is not None or all(leaf.step.state in OVER for leaf in steps)
+        if over or not follow:
             logs.print_logs(info, step, finder.api, every)
             return
-        try:
-            logs.follow(info, step, finder.api(), lambda: finder.find(info.id), prefix, every)
-        except KeyboardInterrupt:
-            raise SystemExit(130) from None
+        logs.follow(info, step, finder.api(), lambda: finder.find(info.id), len(steps) > 1, every)
 
 
 def _description_lines(description: "Description") -> Iterator[str]:

@@ -109,18 +109,18 @@ def follow(
 def print_logs(run: RunInfo, word: str, api: Callable[[], Api], every: bool) -> None:
     """Print the current logs of steps, one step after the other."""
     steps = select_steps(run, word)
-    problems, printed = _print(run, steps, api, len(steps) > 1, every)
-    if problems and not printed:
-        raise problems[0]
-    for error in problems:
-        sys.stdout.flush()
-        sys.stderr.write(f"warning: {error}\n")
+    _print(run, steps, api, len(steps) > 1, every, all_of_them=True)
 
 
 def _print(
-    run: RunInfo, steps: Iterable[Leaf], api: Callable[[], Api], prefix: bool, every: bool
-) -> tuple[list[KfpDdpError], bool]:
-    """Print logs; return the errors of unreadable ones, and whether a line was printed."""
+    run: RunInfo,
+    steps: Iterable[Leaf],
+    api: Callable[[], Api],
+    prefix: bool,
+    every: bool,
+    all_of_them: bool = False,
+) -> None:
+    """Print logs and warn of unreadable ones; raise the error if no line of all could be read."""
     problems: list[KfpDdpError] = []
     printed = False
     for leaf in steps:
@@ -131,7 +131,11 @@ def _print(
                 printed = True
         except KfpDdpError as error:
             problems.append(error)
-    return problems, printed
+    if problems and all_of_them and not printed:
+        raise problems[0]
+    for error in problems:
+        sys.stdout.flush()
+        sys.stderr.write(f"warning: {error}\n")
 
 
 class StepLines:

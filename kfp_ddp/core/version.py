@@ -1,7 +1,9 @@
 """The manifest of a dataset version: after a header, a line of JSON for each file, by name."""
 
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 NAME = "_MANIFEST.jsonl"
@@ -22,6 +24,12 @@ class ManifestRow(NamedTuple):
     pack: str = ""
     offset: int = 0
     """In a packed version: the archive, and where in it the bytes start."""
+
+
+def pinned(data: Path) -> Path:
+    """Return the version that `current` leads to now, as a sync may change it; else the folder."""
+    target = os.readlink(data) if data.is_symlink() else ""
+    return data.parent / target if target.startswith("versions/") else data
 
 
 def read_header(file: BinaryIO) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.folders import PER_NODE, is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.text import from_json, one_line
+from kfp_ddp.core.version import pinned
 from kfp_ddp.datasets import report
 from kfp_ddp.datasets.report import SyncProgress
 from kfp_ddp.datasets.settings import options_of
@@ -71,7 +72,7 @@ def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Pat
     listed.
     """
     if not is_per_node(dataset):
-        yield Path(dataset)
+        yield pinned(Path(dataset))
         return
     request, listed = EachNode.parse(dataset), RunFolder(run_dir).dataset
     target = Path(folders.scratch_dir(), "data")

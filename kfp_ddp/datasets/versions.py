@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import FULL, StorageError
 from kfp_ddp.core.files import atomic_write, folder_below, fsync, read_below
+from kfp_ddp.core.version import pinned
 from kfp_ddp.datasets import names
 from kfp_ddp.datasets.disk import (
     flush_filesystem,
@@ -181,6 +182,7 @@ class DatasetVersions:
 
 def leases_of(version: Path) -> Path | None:
     """Return the folder of the leases on a version; None for a folder that is not a version."""
+    version = pinned(version)
     if version.parent.name != "versions":
         return None
     return DatasetVersions(version.parents[1]).leases(version.name)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from kfp_ddp.core.errors import PREEMPTED, RunCancelledError
+from kfp_ddp.core.errors import RunCancelledError
 from kfp_ddp.core.failure import TERMINATION_LOG
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
@@ -27,8 +27,6 @@ from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, core, custom
 from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.training.manifest import step_dirs, step_of
 
-INTERRUPTED = 130
-"""Exit code of a command that is ended by Ctrl-C."""
 BRIEF_SECONDS = 0.5
 LOOK_SECONDS = 0.1
 WARM_SECONDS = 10.0
@@ -193,7 +191,7 @@ class Ending:
             if self.files:
                 self.files.save_and_stop()
         finally:
-            os._exit(PREEMPTED if number == signal.SIGTERM else INTERRUPTED)
+            os._exit(128 + number)
 
     def _wait(self) -> None:
         """Report an eviction while the PVC may block the main thread; forward changes."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from kfp_ddp.checks.choice import SMALLEST, Photographs, statistics_of
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.files import read_below
 from kfp_ddp.core.text import plural, printable
 from kfp_ddp.datasets.images import uneven
 from kfp_ddp.datasets.options import MOST_ROWS, glob_of
@@ -20,16 +19,8 @@ from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.layout import Layout, lay_out
-from kfp_ddp.training.sides import (
-    LARGEST,
-    TEST,
-    TRAIN,
-    VAL,
-    Labels,
-    group_by_folder,
-    is_image,
-    tables_in,
-)
+from kfp_ddp.training.sides import TEST, TRAIN, VAL, Labels, group_by_folder, is_image, tables_in
+from kfp_ddp.training.splits import read_table
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 """Bytes near the end of a complete file, and of a thumbnail in its header."""
@@ -90,7 +81,7 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     everything = list(_names(folder, sync)) if folder else open_source(source).listing().names
     names = [name for name in everything if selection.selects(name)]
     table = training.get("labels") or TrainConfig.model_fields["labels"].default
-    labels = _labels(folder, table) if table and folder else None
+    labels = Labels.parse(table, read_table(folder, table, None)) if table and folder else None
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
     layout = lay_out(names, val_fraction=fraction, labels=labels)
     notes = list(layout.notes)
@@ -128,18 +119,6 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     photographs = Photographs(*counts, short, decoding, tuple(map(printable, notes)))
     paths = {str(folder and folder / name): why for name, why in broken.items()}
     return Survey(photographs, tuple(_table(layout, columns)), paths, tuple(excluded))
-
-
-def _labels(folder: Path, table: str) -> Labels:
-    try:
-        return Labels.parse(table, read_below(folder, table, LARGEST))
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", error)
-        raise InputError(
-            f"labels={table} cannot be read in {folder}: {reason}; name a file in it"
-        ) from None
 
 
 def _other_files(names: Iterable[str], table: str) -> list[str]:

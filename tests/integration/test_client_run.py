@@ -224,7 +224,8 @@ def test_a_log_of_a_deleted_pod_is_that_of_kfp(kfp_server: KfpServer, s3: Any) -
     kfp_server.record("run_get_failed", pipeline_spec=spec, runtime_config=root)
     key = f"kfp/train-resnet/{RUN}/train/0a1b/executor-logs"
     s3.put_object(Bucket="bucket", Key=key, Body=b"step 1\nerror: rank 0: no room\n")
-    assert output("logs", RUN, "train") == "step 1\nerror: rank 0: no room\n"
+    for more in ([], ["--follow"]):
+        assert output("logs", RUN, "train", *more) == "step 1\nerror: rank 0: no room\n"
     assert document("describe", RUN)["cause"] == "rank 0: no room"
 
 

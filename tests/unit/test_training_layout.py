@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.versions import leases_of
 from kfp_ddp.training.layout import Layout, Part, lay_out
+from kfp_ddp.training.prepare import _scan
 from kfp_ddp.training.sides import Labels
 from kfp_ddp.training.splits import count_images, scan, sides_of, splits_of
+from tests.training_ranks import run
 
 
 def laid_out(names: Iterable[str], labels: str = "", called: str = "labels.csv") -> Layout:
@@ -161,7 +164,8 @@ def test_table_has_classes_and_splits() -> None:
 
 
 def test_table_of_json_lines() -> None:
-    rows = "\n".join(f'{{"file_name": "{n}.png", "label": {n % 2}, "x": [1]}}' for n in range(60))
+    row = '{{"file_name": "{}.png", "label": {}, "x": "\u2028"}}'
+    rows = "\n".join(row.format(n, n % 2) for n in range(60))
     layout = laid_out([f"set/{n}.png" for n in range(60)], rows, "set/metadata.jsonl")
     assert layout.classes == ("0", "1")
     assert len(layout.train) + len(layout.val) == 60
@@ -241,6 +245,16 @@ def test_class_folders_may_be_links(tmp_path: Path) -> None:
     found = splits_of(tmp_path / "data")
     assert (found.train.root, len(found.train)) == (tmp_path / "data" / "train", 3)
     assert not found.by_name
+
+
+def test_training_stays_with_the_version_that_current_led_to(tmp_path: Path) -> None:
+    files = [f"{label}/{n}.jpg" for label in "ab" for n in range(4)]
+    first, link = touch(tmp_path / "versions" / "1", *files), tmp_path / "current"
+    link.symlink_to("versions/1")
+    config, train, val = _scan(run(link, output_dir=str(tmp_path / "run")))
+    assert config.data == str(first)
+    assert {train.root, val.root} == {first}
+    assert leases_of(link) == leases_of(first)
 
 
 def test_archive_has_the_same_splits_as_the_folder(tmp_path: Path) -> None:
