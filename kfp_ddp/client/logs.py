@@ -133,9 +133,9 @@ def _print(
             problems.append(error)
     if problems and all_of_them and not printed:
         raise problems[0]
-    for error in problems:
+    for problem in problems:
         sys.stdout.flush()
-        sys.stderr.write(f"warning: {error}\n")
+        sys.stderr.write(f"warning: {problem}\n")
 
 
 class StepLines:
