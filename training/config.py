@@ -175,7 +175,7 @@ class TrainConfig(Settings):
     """Shuffle images of archives (pack=tar) within windows of this many megabytes, over all ranks,
     of chunks in random order; a smaller dataset is shuffled completely."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the initial weights, the shuffling and the augmentation."""
     eval_epochs: int = Field(1, ge=1)
     """Evaluate every this many epochs, and after the last one."""

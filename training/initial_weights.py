@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import MODELS, TrainConfig
 from kfp_ddp.training.manifest import MANIFEST, STATE
@@ -116,9 +117,10 @@ def _saved_by_torch(path: Path) -> Weights:
     content = load(path)
     while isinstance(content, Mapping):
         tensors = {str(name): one for name, one in content.items() if isinstance(one, Tensor)}
-        if tensors:
+        values = (content.get(name) for name in _WRAPPERS)
+        content = next((one for one in values if isinstance(one, Mapping) and one), None)
+        if tensors and content is None:  # there may be others beside them, such as an accuracy
             return Weights(tensors)
-        content = next((content[name] for name in _WRAPPERS if content.get(name)), None)
     raise no_weights(path, "it contains no tensors")
 
 
@@ -127,8 +129,11 @@ def initialise(
 ) -> None:
     """Load the weights of `config.pretrained`; those of the classifier only for the same classes.
 
-    If a file does not name its classes, their number decides. Raises InputError.
+    If a file does not name its classes, their number decides. Not if the run resumes: the weights
+    may be gone. Raises InputError.
     """
+    if config.resume != "never" and checkpoint.steps(RunFolder(config.output_dir).checkpoints):
+        return
     source = config.pretrained
     if source == "true" or source.startswith(PREFIX):
         name = DEFAULT if source == "true" else source.removeprefix(PREFIX)

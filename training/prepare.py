@@ -130,12 +130,13 @@ def resolve(
         )
     saved: dict[str, Any] = {}
     if before:
-        unset = [name for name in ("weight_decay", "momentum") if not config.is_set(name)]
-        saved = {name: before[name] for name in unset}
-        if not config.is_set("background"):
-            saved["background"] = before.get("background", "")
-        if not config.is_set("warmup_epochs") and before["warmup_epochs"] < config.epochs:
-            saved["warmup_epochs"] = before["warmup_epochs"]
+        names = {"weight_decay", "momentum", "background"}
+        if config.starts_from_weights:  # they name the network, but may be gone
+            names.add("model")
+        if before["warmup_epochs"] < config.epochs:
+            names.add("warmup_epochs")
+        earlier = {"background": "", **before}
+        saved = {name: earlier[name] for name in names if not config.is_set(name)}
     precision = config.precision
     if precision == "auto":
         cuda = world.device.type == "cuda"

@@ -222,7 +222,7 @@ class ResumableSampler:
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[list[Key]]:
         """Yield this rank's micro-batches of an epoch from its step `first_step` on."""
-        shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        shuffle = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**64)
         ahead: dict[int, list[Piece]] = {}
         if self.windows:
             windows = self.windows.epoch(shuffle)

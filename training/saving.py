@@ -133,11 +133,11 @@ class Saving:
         collective = self.learner.strategy.collective_state
         return self.saved_step != step and (self.world.first or collective)
 
-    def save(self, step: int, epoch: float, diverged: bool, metrics: Metrics) -> None:
-        """Start to save on rank 0 after `step` steps; not if `diverged`, which a report raises."""
+    def save(self, step: int, epoch: float, metrics: Metrics) -> None:
+        """Start to save on rank 0 after `step` steps."""
         self.saved_step = step
         state = self.learner.state()
-        if not self.world.first or diverged:
+        if not self.world.first:
             return
         manifest = checkpoint.manifest_of(
             self.config,

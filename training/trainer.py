@@ -90,11 +90,6 @@ class Divergence:
         self.first_bad_step = torch.where(torch.isfinite(loss), self.first_bad_step, here)
         self._recent.append((step, indices))
 
-    @property
-    def detected(self) -> bool:
-        """Whether this rank had such a loss; waits for the device."""
-        return int(self.first_bad_step) < NEVER
-
     def check(self, steps_per_epoch: int) -> None:
         """Raise a JobError on all ranks if the loss of any rank was not finite."""
         mine, files = int(self.first_bad_step), ""
@@ -319,13 +314,14 @@ class Trainer:
         return better
 
     def _save(self) -> None:
+        self.divergence.check(self.sampler.steps)
         self.saving.restart_clock()
         if self.saving.is_mine(self.step):
             self.progress.phase = "save"
             enter = self.report.meter.timeline.enter
             enter("checkpoint")
             epoch = self.step / self.sampler.steps
-            self.saving.save(self.step, epoch, self.divergence.detected, self.report.metrics)
+            self.saving.save(self.step, epoch, self.report.metrics)
             enter("other")
 
     def _finish(self, status: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import threading
 import time
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.checkpoint import Writer, verify
+from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.learner import Learner
 from kfp_ddp.training.manifest import step_dir
 from kfp_ddp.training.prepare import resolve
@@ -106,6 +108,21 @@ def test_other_world_sizes_see_the_same_batches(data: Path, tmp_path: Path) -> N
     ):
         if not name.endswith("num_batches_tracked"):
             torch.testing.assert_close(mine, theirs, rtol=5e-3, atol=2e-3, msg=name)
+
+
+def test_run_resumes_without_its_initial_weights(photos: Path, tmp_path: Path) -> None:
+    """Their run may have been removed meanwhile; the network is the one that they named."""
+    fit(photos, tmp_path / "first", ema_decay=0)
+    shutil.copytree(newest(tmp_path / "first").path, tmp_path / "weights")
+    unnamed = config(photos, tmp_path / "run", epochs=1, warmup_epochs=0).explicit()
+    unnamed.update(pretrained=str(tmp_path / "weights"), deterministic=False)
+    del unnamed["model"]
+    assert trainer(TrainConfig.create(**unnamed)).fit()
+    shutil.rmtree(tmp_path / "weights")
+    assert trainer(TrainConfig.create(**{**unnamed, "epochs": 2})).fit()
+    assert newest(tmp_path / "run").step == 4
+    with pytest.raises(InputError, match="weights is missing"):
+        trainer(TrainConfig.create(**{**unnamed, "resume": "never"}))
 
 
 @pytest.fixture
@@ -249,7 +266,7 @@ def test_loop_saves_nothing_after_a_loss_that_is_not_finite(photos: Path, tmp_pa
     loop = trainer(config(photos, tmp_path / "run", deterministic=False))
     loop.step = 1
     loop.divergence.first_bad_step.fill_(0)
-    loop._save()
-    loop.saving.writer.wait()
+    with pytest.raises(JobError, match="NaN or infinite at step 0"):
+        loop._finish("preempted")
     loop.report.metrics.close()
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == []

@@ -60,6 +60,7 @@ def named(prefix: str, state: State) -> State:
         lambda state: named("module._orig_mod.", state),
         lambda state: {"state_dict": named("model.", state) | {"loss.weight": torch.ones(2)}},
         lambda state: {"model": state, "optimizer": {"state": {}}, "epoch": 3},
+        lambda state: {"state_dict": state, "best_acc1": torch.tensor(76.1)},
         lambda state: {
             "model": named("module.", dict.fromkeys(state, torch.zeros(1))),
             "model_ema": named("module.", state) | {"n_averaged": torch.tensor(7)},

@@ -122,6 +122,7 @@ def test_order_of_existing_checkpoints_stays() -> None:
 
     assert order(0, 0) == [4, 0, 7, 3, 2, 5, 1, 6]
     assert order(3, 2) == [2, 3, 5, 7, 4, 0, 6, 1]
+    assert len(order(2**63 - 1, 0)) == 8
     assert len({tuple(order(seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
     packed = Windows(archives(400), 8, 200 * SIZE).epoch(torch.Generator().manual_seed(1)).order
     assert packed.shape == (50, 8)
