@@ -218,7 +218,7 @@ def logs(run: str, step: str, follow: bool, every: bool, connection: Connection)
         steps = logs.select_steps(info, step)
         over = info.folder is not None or all(leaf.step.state in OVER for leaf in steps)
         if over or not follow:
-            logs.print_logs(info, step, finder.api, every)
+            logs.print_logs(info, steps, finder.api, len(steps) > 1, every, all_of_them=True)
             return
         logs.follow(info, step, finder.api(), lambda: finder.find(info.id), len(steps) > 1, every)
 

@@ -86,7 +86,7 @@ def follow(
     labels: dict[str, str] = {}
     logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
     done = [leaf for leaf in select_steps(run, word) if leaf.step.state in OVER]
-    _print(run, done, lambda: api, prefix, every)  # in order, since they do not run in parallel
+    print_logs(run, done, lambda: api, prefix, every)  # in order, since they do not run in parallel
     printed = {leaf.label for leaf in done}
     try:
         while True:
@@ -106,13 +106,7 @@ def follow(
         logs.abandon()
 
 
-def print_logs(run: RunInfo, word: str, api: Callable[[], Api], every: bool) -> None:
-    """Print the current logs of steps, one step after the other."""
-    steps = select_steps(run, word)
-    _print(run, steps, api, len(steps) > 1, every, all_of_them=True)
-
-
-def _print(
+def print_logs(
     run: RunInfo,
     steps: Iterable[Leaf],
     api: Callable[[], Api],
@@ -120,7 +114,10 @@ def _print(
     every: bool,
     all_of_them: bool = False,
 ) -> None:
-    """Print logs and warn of unreadable ones; raise the error if no line of all could be read."""
+    """Print the current logs of steps, with a warning for each unreadable one.
+
+    With `all_of_them` the error is raised if no line could be read.
+    """
     problems: list[KfpDdpError] = []
     printed = False
     for leaf in steps:

@@ -295,11 +295,9 @@ def own_pod(api: Api) -> Object | None:
 
 def schedulable_nodes(api: Api) -> list[Object]:
     """Return the nodes that accept pods; raises ApiError without the right to list them."""
-
-    def listed() -> list[Object]:
-        return [node for page in api.pages("/api/v1/nodes") for node in page["items"] or ()]
-
-    nodes = api.retry(listed, also=(410,))  # an expired list is read again
+    # An expired list is read again.
+    pages = api.retry(lambda: list(api.pages("/api/v1/nodes")), also=(410,))
+    nodes = (node for page in pages for node in page["items"] or ())
     return [node for node in nodes if not node["spec"].get("unschedulable")]
 
 

@@ -160,11 +160,7 @@ def test_cluster_behind_a_login_is_bad(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(KUBECONFIG, str(file))
     page = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>"
     with talking(page) as url:
-        cluster = {"name": "it", "cluster": {"server": url}}
-        context = {"name": "it", "context": {"cluster": "it", "user": "me"}}
-        user = {"name": "me", "user": {"token": "secret"}}
-        named = {"clusters": [cluster], "contexts": [context], "users": [user]}
-        file.write_text(json.dumps({"kind": "Config", "current-context": "it", **named}))
+        write_kubeconfig(file, url)
         (finding,) = examine(Requirements(), str)
         assert "not a Kubernetes API server" in finding.message
 
@@ -195,12 +191,7 @@ def test_configured_host_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_configured_context_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config").write_text(
-        json.dumps(
-            {"contexts": [{"name": "mine", "context": {"cluster": "c", "user": "u"}}]}
-            | {"current-context": "mine", "kind": "Config", "clusters": [], "users": []}
-        )
-    )
+    write_kubeconfig(tmp_path / "config", "https://theirs")
     monkeypatch.setattr(KUBECONFIG, str(tmp_path / "config"))
     monkeypatch.setenv("KFP_DDP_CONTEXT", "staging")
     answer = CliRunner().invoke(app, ["doctor", "--json"])
@@ -212,23 +203,26 @@ def test_configured_context_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_context_is_one_of_the_kubeconfig_in_a_pod_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise `install --context theirs` would change the pod's own cluster."""
-    names = {"cluster": "it", "user": "me", "namespace": ""}
-    named = {"clusters": [{"name": "it", "cluster": {"server": "https://theirs"}}]}
-    named |= {
-        "contexts": [{"name": "theirs", "context": names}],
-        "users": [{"name": "me", "user": {}}],
-    }
-    (tmp_path / "config").write_text(json.dumps({"current-context": "theirs", **named}))
+    """Otherwise `install --context it` would change the pod's own cluster."""
+    write_kubeconfig(tmp_path / "config", "https://theirs")
     (tmp_path / "namespace").write_text("own")
     monkeypatch.setattr(KUBECONFIG, str(tmp_path / "config"))
     monkeypatch.setattr("kubernetes.config.load_incluster_config", lambda configuration: None)
     for module in ("kfp_ddp.k8s.api", "kfp_ddp.client.connection"):
         monkeypatch.setattr(f"{module}.NAMESPACE_FILE", tmp_path / "namespace")
     assert (Api.connect().namespace, own_namespace()) == ("own", "own")
-    api = Api.connect(context="theirs")
+    api = Api.connect(context="it")
     assert (api.client.configuration.host, api.namespace) == ("https://theirs", "default")
-    assert own_namespace("theirs") == ""
+    assert own_namespace("it") == ""
+
+
+def write_kubeconfig(file: Path, server: str) -> None:
+    """Write one with the context `it`, whose namespace is empty."""
+    cluster = {"name": "it", "cluster": {"server": server}}
+    context = {"name": "it", "context": {"cluster": "it", "user": "me", "namespace": ""}}
+    user = {"name": "me", "user": {"token": "secret"}}
+    named = {"clusters": [cluster], "contexts": [context], "users": [user]}
+    file.write_text(json.dumps({"kind": "Config", "current-context": "it", **named}))
 
 
 def doctor(host: str) -> dict[str, str]:
