@@ -79,6 +79,7 @@ def summarise(
         macro_roc_auc=areas.macro,
         intervals={"balanced_accuracy": interval, **bootstrap(tally, resamples)},
         slices=tags.slices(index, tally.column("predicted").tolist()) if tags else [],
+        tags=tags.where if tags else "",
         seconds=0.0,
         **fields,
     )

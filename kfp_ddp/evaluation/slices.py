@@ -28,6 +28,7 @@ _OWN = ("class", PATH)
 class Tags:
     """Values of tags by path of the image; '' means no value, so no slice."""
 
+    where: str
     names: tuple[str, ...]
     values: Mapping[str, tuple[str, ...]]
 
@@ -77,7 +78,7 @@ def read(where: str, dataset: Path, index: "Index") -> Tags:
                 f"{where}: the tag {name!r} has more than {MOST_VALUES} values in this split; "
                 "group them, or leave the column out"
             )
-    return Tags(names, by_path)
+    return Tags(where, names, by_path)
 
 
 def _text(where: str, dataset: Path) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
-from kfp_ddp.evaluation import results
+from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.comparison import newcombe
 from kfp_ddp.evaluation.measure import Tally
 from kfp_ddp.evaluation.predict import Predictions, batches
@@ -130,11 +130,13 @@ def _measured(
     Raise InputError if the samples are not those of the evaluation.
     """
     info, split, result = source.info, source.split, source.result
+    tags = slices.read(result.tags, split.parent, predictions.index) if result.tags else None
     evaluation = results.summarise(
         predictions,
         info,
         dataset=split.parent,
         split=split.name,
+        tags=tags,
         checkpoint=result.checkpoint,
         checkpoint_digest=result.checkpoint_digest,
         device="cpu",

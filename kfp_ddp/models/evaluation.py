@@ -163,6 +163,8 @@ class Evaluation(Stored):
     macro_roc_auc: float | None = None
     intervals: dict[str, Interval] = Field(default_factory=dict)
     slices: list[Slice] = Field(default_factory=list)
+    tags: str = ""
+    """Where the tags of the slices are, as `slices.read` takes it."""
     compared: Compared | None = None
     hardware: str = ""
     world_size: int = Field(1, ge=1)

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,10 @@ def exported(
 ) -> Trained:
     """A training with a bundle that has all further forms."""
     exported = Trained(trained_checkpoint, tmp_path_factory.mktemp("forms"), trained_dataset)
-    exported.evaluate(worst=4)
+    tags, val = exported.run_dir / "tags.csv", trained_dataset / "val"
+    names = [path.relative_to(val).as_posix() for path in val.rglob("*.png")]
+    tags.write_text("path,digit\n" + "".join(f"{name},{name[-5]}\n" for name in names))
+    exported.evaluate(worst=4, options={"tags": str(tags)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prove, "_SECONDS_EACH", 0.0)
         exported.export(REQUESTED)
@@ -84,6 +88,9 @@ def test_a_record_agrees_with_its_file(name: str, exported: Trained) -> None:
     assert (form.won, form.lost) == (len(correct_now - correct), len(correct - correct_now))
     assert form.gain == pytest.approx((len(correct_now) - len(correct)) / 48)
     assert form.low <= form.gain <= form.high
+    digits, right = (Counter(path[-5] for path in paths) for paths in (now, correct_now))
+    slices = [(one.value, one.samples, one.correct) for one in form.evaluation.slices]
+    assert slices == [(digit, digits[digit], right[digit]) for digit in sorted(digits)]
     same = sum(now[path] == row["predicted"] for path, row in before.items())
     assert form.agreement == pytest.approx(same / 48)
     assert form.agreement > 0.85
