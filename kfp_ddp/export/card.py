@@ -67,7 +67,7 @@ def metadata(folder: Path, name: str, uri: str) -> dict[str, Any]:
     return {
         "name": name,
         "uri": uri,
-        "digest": bundle.digest(folder),
+        "digest": bundle.local_bundle(folder).digest,
         "checkpoint_digest": result.checkpoint_digest,
         "dataset_digest": result.dataset_digest,
         "framework": "PyTorch",

@@ -16,7 +16,7 @@ from kfp_ddp.export import card
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models import attempts
 from kfp_ddp.models import bundle as bundles
-from kfp_ddp.models.bundle import LINEAGE
+from kfp_ddp.models.bundle import LINEAGE, PUBLISHED
 from kfp_ddp.models.champion import compared_with, history, move, replaced_by
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.registry import Registry, registry_of
@@ -32,14 +32,11 @@ from kfp_ddp.models.serving.rollout import versions_in_service
 from kfp_ddp.models.signature import fingerprint, key_of, sign
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.storage.store import Store, sha256
+from kfp_ddp.storage.store import Store
 from kfp_ddp.training import trackers
 
 if TYPE_CHECKING:
     from kfp import dsl
-
-_OURS = frozenset({LINEAGE, VERDICT, REPORT})
-"""The files that publishing adds to a bundle."""
 
 
 class Lineage(NamedTuple):
@@ -135,13 +132,14 @@ def _verdict(verdict: Path, folder: Path) -> Path:
         ) from None
     if not blessed:
         raise InputError(f"the gate did not bless this model, so it is not published: {reason}")
-    metrics = folder / bundles.METRICS
-    evaluated = record.get("evaluation_sha256", "")
-    if evaluated and metrics.is_file() and evaluated != sha256(metrics):
-        raise InputError(
-            f"{verdict} is of another evaluation than {folder}: run gate again, on the evaluation "
-            "that was exported"
-        )
+    own = bundles.local_bundle(folder, sealed=False)  # an upload may be incomplete
+    metrics = own.listed.get(bundles.METRICS, "")
+    for name, value in (("evaluation_sha256", metrics), ("bundle", own.exported_version)):
+        if record.get(name, "") not in ("", value):
+            raise InputError(
+                f"{verdict} is of another {name.partition('_')[0]} than {folder}: run gate again, "
+                "on the one that was exported"
+            )
     return verdict
 
 
@@ -154,7 +152,7 @@ def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: P
     bundles.clean_up(folder.parent)
     complete = bundles.intact(folder)
     # An interrupted upload to a bucket may have replaced some of our files.
-    if not complete and not bundles.intact(folder, but=_OURS):
+    if not complete and not bundles.intact(folder, but=PUBLISHED):
         raise InputError(f"{folder} is no complete bundle: run export again")
     added = {VERDICT: verdict, REPORT: report if report is not None and report.is_file() else None}
     decision = {name: path for name, path in added.items() if path is not None}
@@ -165,7 +163,7 @@ def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: P
     if complete and same and lineage._asdict().items() <= mapping_of(folder / LINEAGE).items():
         return folder
     dataset_digest = Evaluation.read(folder / bundles.METRICS).dataset_digest
-    skipped = {bundles.MANIFEST, bundles.SUCCESS, *_OURS}
+    skipped = {bundles.MANIFEST, bundles.SUCCESS, *PUBLISHED}
     with bundles.replacing(folder.parent) as target:
         for name in bundles.files(folder):
             if name not in skipped:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, writing
 from kfp_ddp.core.files import fsync, lock, open_lock
-from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.run_folder import REPORT, VERDICT, RunFolder
 from kfp_ddp.core.settings import first_fault, mapping_in
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.store import Store, sha256
@@ -33,6 +33,8 @@ WEIGHTS = "model.safetensors"
 METRICS, CONFIG = "metrics.json", "config.json"
 LINEAGE = "lineage.json"
 """The run of a published bundle; older bundles have it in `CONFIG`, as `lineage`."""
+PUBLISHED = frozenset({LINEAGE, VERDICT, REPORT})
+"""The files that publishing adds to an exported bundle."""
 REQUEST, RESPONSE = "sample/request.json", "sample/response.json"
 """A request of the v2 protocol, and the expected answer."""
 MANIFEST, SUCCESS = "MANIFEST.sha256", "_SUCCESS"
@@ -121,6 +123,12 @@ class Bundle:
         return self.digest[:12]
 
     @property
+    def exported_version(self) -> str:
+        """The version before publishing added its files."""
+        lines = (f"{sha}  {name}\n" for name, sha in self.listed.items() if name not in PUBLISHED)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
+
+    @property
     def uri(self) -> str:
         """The URI of the bundle."""
         return f"{self.where.uri}/{self.folder}".rstrip("/")
@@ -204,19 +212,14 @@ class _Digest:
         return self.size
 
 
-def local_bundle(folder: Path) -> Bundle:
-    """Return the bundle in a local folder; raises as `Bundle.at`."""
-    return Bundle.at(Folder(folder, str(folder)))
-
-
-def digest(folder: Path) -> str:
-    """Return the digest of a complete bundle; '' if there is none."""
-    return local_bundle(folder).digest
+def local_bundle(folder: Path, *, sealed: bool = True) -> Bundle:
+    """Return the bundle in a local folder; arguments and errors as of `Bundle.at`."""
+    return Bundle.at(Folder(folder, str(folder)), sealed=sealed)
 
 
 def version(folder: Path) -> str:
     """Return the version of a complete bundle."""
-    return digest(folder)[:12]
+    return local_bundle(folder).version
 
 
 def files(folder: Path) -> list[str]:
@@ -228,7 +231,7 @@ def files(folder: Path) -> list[str]:
 def intact(folder: Path, but: Collection[str] = ()) -> bool:
     """Return whether the bundle is complete and intact; `but` are files that are being replaced."""
     try:
-        Bundle.at(Folder(folder, str(folder)), sealed=not but).verify(but)
+        local_bundle(folder, sealed=not but).verify(but)
     except KfpDdpError:
         return False
     return True

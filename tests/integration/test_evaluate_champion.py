@@ -153,7 +153,7 @@ def test_a_champion_of_another_split_is_re_evaluated(
     predictions = [path.parent / "predictions.csv" for path in (new.again / "x", alone.evaluation)]
     assert predictions[0].read_text() == predictions[1].read_text()
     gain = (record.correct - again.correct) / record.samples
-    name = bundle.digest(exported)[:12]
+    name = bundle.version(exported)
     for minimum, blessed in ((gain, True), (gain + 0.01, False)):
         rules = {"min_accuracy": 0, "min_improvement": minimum, "max_p_value": 0.9999999}
         result, reason = new.judge(PUBLISHED, **rules)

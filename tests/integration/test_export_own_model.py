@@ -141,7 +141,7 @@ def test_a_second_upload_writes_nothing(emulator: storage.Client, sealed: Path) 
     where = open_store("gs://models/exports/")
     where.prepare()
     uri, _ = publish(sealed, "squares", where, "")
-    assert uri == f"gs://models/exports/squares/{bundle.digest(sealed)[:12]}"
+    assert uri == f"gs://models/exports/squares/{bundle.version(sealed)}"
 
     def objects() -> dict[str, tuple[bytes, Any]]:
         blobs = emulator.list_blobs("models")
@@ -150,7 +150,7 @@ def test_a_second_upload_writes_nothing(emulator: storage.Client, sealed: Path) 
     first = objects()
     history = {name: first[name][0] for name in ["exports/squares/CHAMPIONS"]}
     prefix = uri.removeprefix("gs://models/") + "/"
-    pointer = f"{bundle.digest(sealed)[:12]}\n".encode()
+    pointer = f"{bundle.version(sealed)}\n".encode()
     assert first["exports/squares/CHAMPION"][0] == pointer
     assert {name.removeprefix(prefix): content for name, (content, _) in first.items()} == {
         name: (sealed / name).read_bytes() for name in bundle.files(sealed)

@@ -80,6 +80,7 @@ def test_a_published_bundle_has_verdict_report_and_lineage(run_dir: Path, tmp_pa
     assert version != before
     target = tmp_path / "models" / "squares" / version
     assert bundle.intact(target)
+    assert bundle.local_bundle(target).exported_version == before
     assert bundle.files(target) == bundle.files(run_dir / "bundle")
     assert (target / VERDICT).read_bytes() == (run_dir / "evaluation" / VERDICT).read_bytes()
     assert (target / "report.html").read_text() == "<p>the verdict</p>"
@@ -228,6 +229,7 @@ def test_without_a_destination_the_bundle_remains_in_the_run(run_dir: Path, tmp_
         ("{", "run gate before publish"),
         ('{"blessed": false, "reason": "not blessed: too bad"}', "too bad"),
         ('{"blessed": true, "reason": "", "evaluation_sha256": "00"}', "of another evaluation"),
+        ('{"blessed": true, "reason": "", "bundle": "00"}', "of another bundle"),
     ],
 )
 def test_a_rejected_model(verdict: str | None, text: str, run_dir: Path, tmp_path: Path) -> None:

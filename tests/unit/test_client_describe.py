@@ -260,7 +260,7 @@ def test_a_run_is_downloaded_with_bundle_and_reports(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "here"
     (task,) = document("download", run, "-o", target)["tasks"]
     assert task["bundle"] == str(target / "bundle")
-    assert bundle.digest(target / "bundle") == bundle.digest(run / TRAIN / "bundle") != ""
+    assert bundle.version(target / "bundle") == bundle.version(run / TRAIN / "bundle") != ""
     assert (target / "evaluation/report.html").read_text() == "<p>report</p>"
     assert "<svg" in (target / "loss_curve.html").read_text()
     assert sha256(target / "metrics.jsonl") == sha256(run / TRAIN / "metrics.jsonl")

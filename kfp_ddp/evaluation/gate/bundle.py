@@ -1,7 +1,7 @@
 """Rules on the bundle: size, latency, memory, variants and serving."""
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -92,28 +92,22 @@ def _serves(must: bool, infra: _Infra | None) -> Iterator[Check]:
 
 
 def _budgets(rules: Rules, infra: _Infra | None, latency: _Latency) -> Iterator[Check]:
-    """Apply the limits of latency and memory."""
+    """Apply the limits of latency and memory to the file `budget_of`."""
     served = infra.files if infra else {}
     times = {**latency.runtimes, **{n: f.latency for n, f in served.items() if f.latency}}
-    values = {name: time[_BATCH].median_ms for name, time in times.items() if _BATCH in time}
-    label = "latency", "milliseconds for one image by"
-    yield from _limit("max_latency_ms", label, rules, values, decimals=2)
+    taken = {name: time[_BATCH].median_ms for name, time in times.items() if _BATCH in time}
     used = {name: file.memory_mb for name, file in served.items() if file.memory_mb is not None}
-    label = "memory", "MB of memory to serve"
-    yield from _limit("max_memory_mb", label, rules, used, decimals=1)
-
-
-def _limit(
-    rule: str, label: tuple[str, str], rules: Rules, values: Mapping[str, float], decimals: int
-) -> Iterator[Check]:
-    """Apply a limit to the value of the file `budget_of`."""
-    bound, name = getattr(rules, rule), rules.budget_of
-    if bound and name in values:
-        yield check_maximum(rule, f"{label[1]} {name}", values[name], bound, decimals)
-    elif bound:
-        names = ", ".join(sorted(values)) or "none"
-        words = f"no {label[0]} of {name} was measured (measured: {names})"
-        yield Check(rule, False, words, None, bound)
+    for rule, kind, unit, values, decimals in (
+        ("max_latency_ms", "latency", "milliseconds for one image by", taken, 2),
+        ("max_memory_mb", "memory", "MB of memory to serve", used, 1),
+    ):
+        bound, name = getattr(rules, rule), rules.budget_of
+        if bound and name in values:
+            yield check_maximum(rule, f"{unit} {name}", values[name], bound, decimals)
+        elif bound:
+            names = ", ".join(sorted(values)) or "none"
+            words = f"no {kind} of {name} was measured (measured: {names})"
+            yield Check(rule, False, words, None, bound)
 
 
 def _variants(rules: Rules, record: variants.VariantsRecord) -> Iterator[Check]:

@@ -156,19 +156,12 @@ def _verdict(evaluation: Path, judgement: Judgement, rules: Rules) -> bytes:
         "reason": why,
         **{name: getattr(record, name) for name in (*fields, "samples_digest")},
         "evaluation_sha256": sha256(evaluation),
-        "bundle": bundle.version if bundle else "",
+        "bundle": bundle.exported_version if bundle else "",
         "champion": judgement.champion,
         "champion_uri": judgement.champion_uri,
         "champion_accuracy": compared.champion_accuracy if compared else None,
         "compared": compared.model_dump(mode="json") if compared else None,
         "asked": dict(sorted(rules.explicit().items())),
-        "rules": [
-            {**vars(check), "value": _finite(check.value), "bound": _finite(check.bound)}
-            for check in judgement.checks
-        ],
+        "rules": [vars(check) for check in judgement.checks],
     }
     return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is None or math.isfinite(value) else None
