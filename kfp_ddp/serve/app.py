@@ -22,6 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
@@ -40,6 +41,7 @@ _STATUS: dict[type[Exception], int] = {
     InvalidInput: 400,
     InferenceError: 400,  # of KServe's decoder
     RequestValidationError: 400,
+    ClientDisconnect: 400,  # nobody reads it
     ModelNotFound: 404,
     NotImplementedError: 501,
     UnsupportedProtocol: 501,
@@ -84,7 +86,7 @@ def make(
 
 async def _picture(request: Request) -> bytes:
     """Return the picture of a request: the body itself, or the one file of a form."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         return await request.body()
     async with request.form(max_files=1) as form:
         (file,) = (*(one for one in form.values() if isinstance(one, UploadFile)), None)[:1]

@@ -45,7 +45,8 @@ class BodyLimit:
         headers, start = Headers(scope=scope), time.monotonic()
         declared, arrived, complete = int(headers.get("content-length", 0)), 0, False
         json_size = headers.get(_JSON_HEADER, "")
-        limit = MAX_BODY if json_size.isascii() and json_size.isdigit() else MAX_JSON
+        is_number = json_size.isascii() and json_size.isdigit() and len(json_size) < 20
+        limit = MAX_BODY if is_number else MAX_JSON
         if scope["path"] == self._picture_path:
             limit = MAX_PICTURE
         is_large = declared > limit or (limit == MAX_BODY and int(json_size) > MAX_JSON)
@@ -57,6 +58,8 @@ class BodyLimit:
                 return await receive()  # waits for the client to disconnect
             if headers.get("sec-fetch-site") == "cross-site":
                 raise HTTPException(403, "a page of another site sent this: open the page of /")
+            if json_size and not is_number:
+                raise HTTPException(400, f"{_JSON_HEADER} is no number of bytes: {json_size[:20]}")
             if is_large:
                 raise HTTPException(413, advice)
             left = start + READ_TIMEOUT + arrived / SLOWEST - time.monotonic()

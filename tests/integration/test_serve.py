@@ -267,10 +267,17 @@ def test_picture_gets_names_and_shares(server: Server, sealed: Path, tmp_path: P
     assert answer["version"] == bundle.version(sealed)
     assert classes == [(model.classes[at], pytest.approx(shares[at])) for at in (-shares).argsort()]
     form = {"file": ("noise.png", content)}
-    assert requests.post(url, files=form, timeout=60).json() == answer
+    for kind in ("multipart", "Multipart"):
+        asked = requests.Request("POST", url, files=form).prepare()
+        asked.headers["content-type"] = asked.headers["content-type"].replace("multipart", kind)
+        with requests.Session() as session:
+            assert session.send(asked, timeout=60).json() == answer
+    port = int(server.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), 60) as leaving:
+        leaving.sendall(b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx")
     texts = [base64.b64encode(content).decode()] * 2
-    asked = asking(IMAGE, datatype="BYTES", shape=[2], data=texts)
-    np.testing.assert_allclose(softmax(logits(server.ask(asked).json())), [shares] * 2, atol=1e-6)
+    files = asking(IMAGE, datatype="BYTES", shape=[2], data=texts)
+    np.testing.assert_allclose(softmax(logits(server.ask(files).json())), [shares] * 2, atol=1e-6)
     wrong: list[dict[str, Any]] = [{"data": content[:90]}, {"files": {"a": "text"}}, {}]
     wrong.append({"files": [("a", ("a.png", content)), ("b", ("b.png", content))]})
     for more in wrong:
