@@ -10,10 +10,11 @@ from typing import Any
 from kfp_ddp.core.files import link_or_copy
 from kfp_ddp.export import card, formats, infra, prove, provenance, variants
 from kfp_ddp.export.engine import key
-from kfp_ddp.export.formats import INPUT, MAX_BATCH, OUTPUT
+from kfp_ddp.export.formats import INPUT, OUTPUT
 from kfp_ddp.models import bundle
 from kfp_ddp.models import variants as further_forms
 from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.models.programs import MAX_BATCH
 from kfp_ddp.models.release import Variants
 from kfp_ddp.training import model_file
 from kfp_ddp.training.checkpoint import ModelInfo, load_model

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models.onnx_runtimes import Logits
 
+MAX_BATCH = 1024
+"""Images that a program computes at once."""
 _SAMPLES = re.compile(r"[^/]+/data/sample_inputs/\w+\.pt")
 _ENTRY = re.compile(
     r"[^/]+/(archive_format|archive_version|byteorder|version|\.data/\w+|(?P<graph>models/\w+\.json)"
@@ -61,8 +63,8 @@ def load(content: bytes) -> Logits:
 
     def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
         with torch.inference_mode():
-            result: NDArray[np.float32] = module(torch.from_numpy(images)).numpy()
-        return result
+            parts = [images[at : at + MAX_BATCH] for at in range(0, len(images), MAX_BATCH)]
+            return np.concatenate([module(torch.from_numpy(part)).numpy() for part in parts])
 
     return logits
 
