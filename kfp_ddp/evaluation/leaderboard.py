@@ -13,7 +13,7 @@ from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell
 from kfp_ddp.report.charts import COLOURS, Series, line_chart
-from kfp_ddp.report.events import Point, curve
+from kfp_ddp.report.events import Point, curve, is_number
 from kfp_ddp.report.render import Card, render
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.training.config import TrainConfig
@@ -115,7 +115,7 @@ def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
         checkpoint=checkpoint,
         failure=failure,
         settings=settings,
-        accuracy=float(evaluation.get("accuracy") or -1) if checkpoint else -1,
+        accuracy=evaluation["accuracy"] if is_number(evaluation.get("accuracy")) else -1,
         loss=evaluation.get("loss"),
         epochs=points[-1][0] if points else 0.0,
         ended=ends[-1] if ends and not failure else "",

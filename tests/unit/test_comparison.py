@@ -129,7 +129,7 @@ def test_trials_are_ranked_by_accuracy_and_then_by_loss(tmp_path: Path) -> None:
     peak = training(tmp_path, "peak", [0.9, 0.5, 0.4], learning_rate=0.4, model="a")
     low = training(tmp_path, "low", [0.2, 0.3, 0.8], 0.7, learning_rate=0.1, model="a")
     same = training(tmp_path, "same", [0.2, 0.3, 0.8], 0.5, learning_rate=0.2, model="a")
-    early = training(tmp_path, "early", [0.1], learning_rate=0.01, model="a")
+    early = training(tmp_path, "early", [0.0], learning_rate=0.01, model="a")
     gone = (str(tmp_path / "gone"), "", "rank 0: <b>no</b> memory")
     trials = [
         (peak, f"{peak}/checkpoints/step-00000030", ""),
@@ -146,7 +146,7 @@ def test_trials_are_ranked_by_accuracy_and_then_by_loss(tmp_path: Path) -> None:
         ["1", "0.2", "80.00%"],
         ["2", "0.1", "80.00%"],
         ["3", "0.4", "40.00%"],
-        ["4", "0.01", "10.00%"],
+        ["4", "0.01", "0.00%"],
         ["", "", ""],
     ]
     assert rows[3][-1] == "behind"
