@@ -111,7 +111,7 @@ def test_on_each_node_there_is_an_address_of_what_to_bring(tmp_path: Path) -> No
     parsed = EachNode.parse(path)
     assert (parsed.source, parsed.dataset, parsed.digest) == ("gs://bucket/ds", "digits", "5" * 64)
     assert parsed.options == {"exclude": ["*.md"], "max_delete": 1.0}
-    assert "downloads version 555555555555 of gs://bucket/ds" in (tmp_path / "report.md").read_text()
+    assert f"downloads version {'5' * 12} of gs://bucket/ds" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

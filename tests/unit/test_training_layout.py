@@ -164,8 +164,7 @@ def test_table_has_classes_and_splits() -> None:
 
 
 def test_table_of_json_lines() -> None:
-    row = '{{"file_name": "{}.png", "label": {}, "x": "\u2028"}}'
-    rows = "\n".join(row.format(n, n % 2) for n in range(60))
+    rows = "\n".join(f'{{"file": "{n}.png", "label": {n % 2}, "x": "\u2028"}}' for n in range(60))
     layout = laid_out([f"set/{n}.png" for n in range(60)], rows, "set/metadata.jsonl")
     assert layout.classes == ("0", "1")
     assert len(layout.train) + len(layout.val) == 60
@@ -248,12 +247,10 @@ def test_class_folders_may_be_links(tmp_path: Path) -> None:
 
 
 def test_training_stays_with_the_version_that_current_led_to(tmp_path: Path) -> None:
-    files = [f"{label}/{n}.jpg" for label in "ab" for n in range(4)]
-    first, link = touch(tmp_path / "versions" / "1", *files), tmp_path / "current"
+    first, link = touch(tmp_path / "versions/1", *photographs(4, "a", "b")), tmp_path / "current"
     link.symlink_to("versions/1")
     config, train, val = _scan(run(link, output_dir=str(tmp_path / "run")))
-    assert config.data == str(first)
-    assert {train.root, val.root} == {first}
+    assert {Path(config.data), train.root, val.root} == {first}
     assert leases_of(link) == leases_of(first)
 
 
