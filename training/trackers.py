@@ -5,10 +5,8 @@ import importlib.util
 import json
 import math
 import os
-import ssl
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.http import post
 from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
 from kfp_ddp.core.settings import mapping_in, mapping_of
 from kfp_ddp.core.text import one_line
@@ -344,13 +343,6 @@ def _prometheus(port: int) -> Sink:
     return write
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Raises on a redirect, which would send the token to another server."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 class TrainJobStatus:
     """Progress in the status of a TrainJob (Trainer 2.2), which injects the environment."""
 
@@ -373,12 +365,8 @@ class TrainJobStatus:
             self._values.update({f"{name}_{k}": v for k, v in _numbers(fields).items()})
         token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text().strip()
         certificate = os.environ.get("KUBEFLOW_TRAINER_SERVER_CA_CERT")
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         url, body = os.environ["KUBEFLOW_TRAINER_SERVER_URL"], self.body(time.monotonic())
-        request = urllib.request.Request(url, body, headers)  # noqa: S310
-        context = ssl.create_default_context(cafile=certificate) if certificate else None
-        handlers = [_NoRedirect(), urllib.request.HTTPSHandler(context=context)]
-        urllib.request.build_opener(*handlers).open(request, timeout=5).close()
+        post(url, body, {"Authorization": f"Bearer {token}"}, 5, certificate)
 
     def body(self, now: float) -> bytes:
         """Return the report; `now` is on the monotonic clock."""

@@ -10,7 +10,6 @@ import smtplib
 import ssl
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from email.message import EmailMessage
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -19,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.http import post
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING, needed_secret, secret
 
@@ -187,20 +187,10 @@ def _send(name: str, address: str, notification: Notification, outcome: Outcome)
         time.sleep(pause)
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Raises an error for a redirect, which would send the message to another server."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 def _post(address: str, body: dict[str, Any]) -> None:
     if urlsplit(address).scheme not in ("http", "https"):
         raise InputError("it is not an address that begins with https://")
-    headers = {"Content-Type": "application/json", "User-Agent": "kfp-ddp"}
-    request = urllib.request.Request(address, json.dumps(body).encode(), headers)  # noqa: S310
-    with urllib.request.build_opener(_NoRedirect()).open(request, timeout=SECONDS):
-        pass
+    post(address, json.dumps(body).encode(), {"User-Agent": "kfp-ddp"}, SECONDS)
 
 
 def _mail(address: str, notification: Notification, outcome: Outcome) -> None:

@@ -21,7 +21,7 @@ from kfp_ddp.models.serving.rollout import (
     canary_of,
     canary_predictor,
     labelled,
-    stable_predictor,
+    stable_of,
     take_back_of,
 )
 from tests.e2e.harness import kserve, rights, workflow
@@ -78,7 +78,7 @@ def shop(controller: Kserve) -> dict[str, Any]:
 
 
 def predictor(controller: Kserve) -> dict[str, Any]:
-    return stable_predictor(shop(controller))
+    return stable_of(shop(controller))
 
 
 def assert_rolled_out(controller: Kserve, version: str) -> None:
@@ -309,7 +309,7 @@ def test_the_number_of_pods_follows_the_load_only_if_asked(controller: Kserve) -
         if version != "1":
             comes(deployments, {"shop-predictor": 2, "shop-trial-predictor": 1})
             started = service.promote(desired, 10)
-        service.finish(stable_predictor(started), None)
+        service.finish(stable_of(started), None)
         comes(limits, expected)
         comes(deployments, {"shop-predictor": 2})
 
@@ -324,9 +324,7 @@ def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime:
     image = IMAGE if runtime == "kfp-ddp" else ""
     body = manifest("shop", "s3://models/flowers", NAME, runtime, image=image)
     service = Service(api, "shop")
-    desired = service.drained(
-        labelled({**stable_predictor(body), "minReplicas": 1}, "1", "s3://a", "r")
-    )
+    desired = service.drained(labelled({**stable_of(body), "minReplicas": 1}, "1", "s3://a", "r"))
     answering = {**desired, "minReplicas": 2}
     body["spec"] = {
         "predictor": answering,
@@ -335,7 +333,7 @@ def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime:
     applied = api.call("APPLY", service.path, body, MANAGER | {"dryRun": "All"})
     wait = {"preStop": {"exec": {"command": ["sleep", "10"]}}}
     if runtime in (TRITON, OPENVINO):
-        assert stable_predictor(applied)["model"]["lifecycle"] == wait
+        assert stable_of(applied)["model"]["lifecycle"] == wait
 
 
 @pytest.mark.smoke

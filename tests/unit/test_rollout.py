@@ -21,9 +21,9 @@ from kfp_ddp.models.serving.rollout import (
     is_unfinished,
     label,
     labelled,
-    previous_predictor,
+    previous_of,
     served,
-    stable_predictor,
+    stable_of,
     take_back_of,
     versions_in_service,
 )
@@ -111,7 +111,7 @@ def answering(server: Server, number: int) -> Service:
     """Return a service that serves only this model."""
     service = Service(server, "shop")
     started = service.begin(model(number), 10)
-    service.finish(stable_predictor(started), previous_predictor(started))
+    service.finish(stable_of(started), previous_of(started))
     return service
 
 
@@ -122,13 +122,13 @@ def roll_out(server: Server, number: int) -> None:
     if canary_of(started):
         started = service.promote(desired, 10)
     if is_unfinished(started):
-        service.finish(stable_predictor(started), previous_predictor(started))
+        service.finish(stable_of(started), previous_of(started))
 
 
 def state(server: Server) -> tuple[str, int | None, str]:
     """Return the version of the service, its share, and the recorded version before it."""
     service = server.objects[SHOP]
-    previous, predictor = previous_predictor(service) or {}, stable_predictor(service)
+    previous, predictor = previous_of(service) or {}, stable_of(service)
     share = predictor.get(PERCENT)
     return label(predictor, VERSION)[-1:], share, label(previous, VERSION)[-1:]
 
@@ -143,7 +143,7 @@ def test_the_previous_model_remains_recorded_after_promotion(server: Server) -> 
         assert is_unfinished(started)
         assert state(server) == ("2", 10, "1")
     annotations = copy.deepcopy(server.objects[SHOP]["metadata"]["annotations"])
-    service.finish(stable_predictor(started), previous_predictor(started))
+    service.finish(stable_of(started), previous_of(started))
     assert state(server) == ("2", None, "1")
     assert server.objects[SHOP]["metadata"]["annotations"] == annotations
 
@@ -175,7 +175,7 @@ def test_a_rollback_is_final_and_does_not_block_the_next_rollout(server: Server)
     assert not is_unfinished(server.objects[SHOP])
     service.begin(model(3), 10)
     assert state(server) == ("3", 10, "1")
-    assert PERCENT not in (previous_predictor(server.objects[SHOP]) or {})
+    assert PERCENT not in (previous_of(server.objects[SHOP]) or {})
     service.take_back(spec(3))
     assert not is_unfinished(service.begin(model(1), 10))
     assert state(server) == ("1", None, "")
@@ -201,7 +201,7 @@ def test_requests_with_lost_answers_are_repeated(server: Server) -> None:
     server.lose_answers = 1
     service.take_back(spec(2))
     server.lose_answers = 1
-    service.finish(previous_predictor(started) or {}, None)
+    service.finish(previous_of(started) or {}, None)
     assert state(server) == ("1", None, "")
 
 
@@ -321,7 +321,7 @@ def test_current_and_previous_versions_are_in_service(server: Server) -> None:
     for number in (2, 3):
         started = service.begin(model(number), 10)
         assert versions_in_service(server) == {f"{1:012x}", f"{number:012x}"}
-        service.take_back(label(stable_predictor(started), SPEC))
+        service.take_back(label(stable_of(started), SPEC))
         assert f"{1:012x}" in versions_in_service(server)
     server.refuse = {"GET": 404}
     assert versions_in_service(server) == set(), "there is no KServe"
@@ -334,4 +334,4 @@ def test_current_and_previous_versions_are_in_service(server: Server) -> None:
 def test_a_damaged_annotation_is_one_line(text: str) -> None:
     service = {"metadata": {"name": "shop", "annotations": {rollout.PREVIOUS: text}}}
     with pytest.raises(InputError, match="of InferenceService shop is invalid"):
-        previous_predictor(service)
+        previous_of(service)

@@ -23,8 +23,8 @@ from kfp_ddp.models.serving.rollout import (
     is_unfinished,
     label,
     labelled,
-    previous_predictor,
-    stable_predictor,
+    previous_of,
+    stable_of,
 )
 from kfp_ddp.models.serving.wait import Watched
 from kfp_ddp.storage.kinds import open_store
@@ -105,7 +105,7 @@ def _predictor(settings: Deployment, uri: str, model_name: str) -> Object:
         service_account=settings.service_account,
     )
     scaled = {"maxReplicas": most} if (most := settings.service_max_replicas) else {}
-    return {**stable_predictor(service), "minReplicas": settings.service_replicas, **scaled}
+    return {**stable_of(service), "minReplicas": settings.service_replicas, **scaled}
 
 
 class Rollout:
@@ -120,7 +120,7 @@ class Rollout:
 
     def _continue(self, service: Object) -> None:
         """Take the state of the rollout from the service."""
-        self.predictor, self.previous = stable_predictor(service), previous_predictor(service)
+        self.predictor, self.previous = stable_of(service), previous_of(service)
         self.spec = label(canary_predictor(self.desired), SPEC)
         self.has_canary = has_canary(service, self.spec)
         if not self.has_canary:

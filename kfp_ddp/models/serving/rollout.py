@@ -66,7 +66,7 @@ def deployed_by(predictor: Object) -> str:
     return str((predictor.get("annotations") or {}).get(RUN, ""))
 
 
-def stable_predictor(service: Object) -> Object:
+def stable_of(service: Object) -> Object:
     """Return the predictor of a service that answers requests."""
     predictor: Object = service["spec"]["predictor"]
     if canary_of(service):
@@ -113,10 +113,10 @@ def supports_canary(service: Object, stable: Object, desired: Object) -> bool:
 
 def is_unfinished(service: Object) -> bool:
     """Return whether a rollout is unfinished."""
-    return int(stable_predictor(service).get(PERCENT) or 0) > 0
+    return int(stable_of(service).get(PERCENT) or 0) > 0
 
 
-def previous_predictor(service: Object) -> Object | None:
+def previous_of(service: Object) -> Object | None:
     """Return the predictor before an unfinished rollout; None if there was no service."""
     text = (service["metadata"].get("annotations") or {}).get(PREVIOUS, "")
     try:
@@ -131,7 +131,7 @@ def previous_predictor(service: Object) -> Object | None:
 
 def spec_labels(service: Object) -> set[str]:
     """Return the labels SPEC of the predictors of a service."""
-    return {label(stable_predictor(service), SPEC), label(canary_of(service), SPEC)}
+    return {label(stable_of(service), SPEC), label(canary_of(service), SPEC)}
 
 
 def with_all_requests(predictor: Object) -> Object:
@@ -218,9 +218,9 @@ class Service:
             replacement = {**desired, PERCENT: percent}
             if existing is None:
                 return updated_service(replacement, None)
-            current = stable_predictor(existing)
+            current = stable_of(existing)
             if is_unfinished(existing):
-                stable = previous_predictor(existing)
+                stable = previous_of(existing)
             elif label(current, SPEC) == spec:
                 # A rollback that was killed has left it at 0 % of Knative's newest revision.
                 pinned = PERCENT in current
@@ -251,10 +251,8 @@ class Service:
         """Put a predictor that was tried beside the stable one in its place."""
         return self._advance(
             label(canary_predictor(desired), SPEC),
-            lambda service: label(stable_predictor(service), SPEC) == label(desired, SPEC),
-            lambda service: updated_service(
-                {**desired, PERCENT: percent}, stable_predictor(service)
-            ),
+            lambda service: label(stable_of(service), SPEC) == label(desired, SPEC),
+            lambda service: updated_service({**desired, PERCENT: percent}, stable_of(service)),
         )
 
     def finish(self, predictor: Object, previous: Object | None) -> Object:
@@ -270,14 +268,11 @@ class Service:
             service = self._advance(
                 spec,
                 lambda service: not canary_of(service),
-                lambda service: (
-                    {"predictor": stable_predictor(service)},
-                    annotations_to_keep(service),
-                ),
+                lambda service: ({"predictor": stable_of(service)}, annotations_to_keep(service)),
             )
-            previous = stable_predictor(service)
-        elif (recorded := previous_predictor(existing)) is None:
-            if label(stable_predictor(existing), SPEC) != spec:
+            previous = stable_of(service)
+        elif (recorded := previous_of(existing)) is None:
+            if label(stable_of(existing), SPEC) != spec:
                 raise self.taken_over(existing)
             seen = {"preconditions": {"uid": existing["metadata"]["uid"]}}
             try:
@@ -296,7 +291,7 @@ class Service:
         """Replace the predictor with this label."""
 
         def done(service: Object) -> bool:
-            current = stable_predictor(service)
+            current = stable_of(service)
             same = label(current, SPEC) == label(predictor, SPEC)
             return same and current.get(PERCENT) == predictor.get(PERCENT)
 
@@ -329,15 +324,13 @@ class Service:
                 if error.status != 409:
                     raise self._refused("patch", error) from error
                 time.sleep(_PAUSE)  # changed since it was read
-        raise JobError(
-            f"InferenceService {self.name} kept changing while kfp-ddp updated it; try later"
-        )
+        raise JobError(f"InferenceService {self.name} kept changing during its update; try later")
 
     def taken_over(self, service: Object | None) -> JobError:
         """Return the error of a rollout whose predictor was replaced."""
         if service is None:
             return JobError(f"InferenceService {self.name} was deleted while it was rolled out")
-        run = deployed_by(canary_of(service) or stable_predictor(service)) or "another writer"
+        run = deployed_by(canary_of(service) or stable_of(service)) or "another writer"
         return JobError(f"InferenceService {self.name} was given another model by {run} meanwhile")
 
     def _put(
@@ -351,9 +344,7 @@ class Service:
 
     def _refused(self, verb: str, error: ApiError) -> InputError | JobError:
         if error.transient:
-            return JobError(
-                f"the Kubernetes API returned an error: {one_line(error.message)}; try later"
-            )
+            return JobError(f"the Kubernetes API failed: {one_line(error.message)}; try later")
         if error.status == 403 and "cannot" in error.message:
             where = f"in namespace {self.api.namespace}"
             return InputError(f"no right to {verb} {PLURAL} {where}; apply deploy/rbac there")
@@ -379,7 +370,7 @@ def served(api: Api) -> None:
 def versions_in_service(api: Api) -> set[str]:
     """Return the versions of bundles that managed services have, or would roll back to."""
     services = _managed(api, {404})
-    readers = (stable_predictor, previous_predictor, canary_of)
+    readers = (stable_of, previous_of, canary_of)
     predictors = [read(service) or {} for service in services for read in readers]
     return {version for one in predictors if (version := label(one, VERSION))}
 
@@ -388,7 +379,7 @@ def take_back_of(api: Api, run_id: str) -> list[str]:
     """Roll back what a run has not finished, as after a cancel; return a line for each."""
     lines = []
     for service in _managed(api, {403, 404}):
-        new = canary_of(service) or (stable_predictor(service) if is_unfinished(service) else {})
+        new = canary_of(service) or (stable_of(service) if is_unfinished(service) else {})
         if deployed_by(new) == run_id:
             lines.append(Service(api, service["metadata"]["name"]).take_back(label(new, SPEC)))
     return lines
