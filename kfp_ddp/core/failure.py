@@ -66,7 +66,7 @@ class Failure:
     """The pod with the full log; only the step knows it, so it is not written."""
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """Return the error, with its rank if it has one."""
         return f"rank {self.rank}: {self.error}" if self.rank >= 0 else self.error
 

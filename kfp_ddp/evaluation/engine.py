@@ -19,7 +19,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
-from kfp_ddp.jobs.task import merged_over, with_folders
+from kfp_ddp.jobs.task import with_task_config, with_folders
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models.evaluation import FILE, Evaluation
 from kfp_ddp.report.summary import markdown
@@ -172,7 +172,7 @@ def run_job(
 ) -> None:
     """Evaluate with a job; `fields` are of LaunchSpec, `ids` of run, task and iteration."""
     api = Api.connect()
-    fields = merged_over(task_config, {**fields, "kind": backend})
+    fields = with_task_config(task_config, {**fields, "kind": backend})
     fields = with_folders(api, fields, request.data, request.run_dir, "evaluate")
     command = ["python3", "-m", EVALUATION, "--", *map(unexpanded, request.to_argv())]
     with followed_folder(request.run_dir) as (folder, _):

@@ -9,7 +9,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.payload import bring
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unpacked, unpacked_words
-from kfp_ddp.jobs.task import merged_over
+from kfp_ddp.jobs.task import with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
 
@@ -44,4 +44,4 @@ def specification(settings: dict[str, Any], task_config: Any, **inputs: Any) -> 
     check_reserved("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
     inputs["script"] = unpacked(inputs.get("script", ""))
     inputs["args"] = unpacked_words(inputs.get("args", ()))
-    return LaunchSpec.create(**merged_over(task_config, {**inputs, **settings}))
+    return LaunchSpec.create(**with_task_config(task_config, {**inputs, **settings}))

@@ -79,11 +79,11 @@ def _container_failure(who: str, pod: str, ended: Object, log: Sequence[str]) ->
         if rank < 0:
             text = f"exit code {code}" + (f": {text}" if text else "")
         failure = Failure(code, rank, text, retryable=False, time=0)
-    lost = lost_peer(failure.words)
+    lost = lost_peer(failure.summary)
     return replace(
         failure,
         exit_code=code,
-        error=f"{who}: {failure.words}"[:600],
+        error=f"{who}: {failure.summary}"[:600],
         retryable=failure.retryable or code >= 128 or lost,
         time=failure.time or finished,
         consequence=failure.consequence or lost,

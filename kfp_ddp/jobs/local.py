@@ -138,7 +138,7 @@ class Ended:
         record = failure.read(RunFolder(run_dir).logs)
         if record is None:
             return f"exit code {self.code}: {self.last_line or 'no output'}"
-        return record.words
+        return record.summary
 
 
 def local_gpus() -> int:

@@ -98,7 +98,7 @@ def claim_of(fields: dict[str, Any], path: str) -> str:
     return str(claims.get(mount_of(path, list(claims)), ""))
 
 
-def merged_over(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
+def with_task_config(task_config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """Return `fields` over those of a dsl.TaskConfig: lists and mappings of both are merged.
 
     Any part of the TaskConfig may be None.

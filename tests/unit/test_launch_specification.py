@@ -12,7 +12,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.identity import Owner, identify, metadata
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.jobs.task import claim_of, merged_over, read_only, with_claims
+from kfp_ddp.jobs.task import claim_of, with_task_config, read_only, with_claims
 from tests.launch_specs import SPEC, made
 
 
@@ -167,23 +167,23 @@ def test_settings_of_task_and_component_are_merged() -> None:
         "resources": {"limits": {"cpu": "4", "rdma/hca": "1"}},
         "affinity": {"nodeAffinity": {"preferred": 3}},
     }
-    assert merged_over(task, parts)["resources"] == {
+    assert with_task_config(task, parts)["resources"] == {
         "limits": {"cpu": "4", "nvidia.com/gpu": "8", "rdma/hca": "1"},
         "requests": {"cpu": "1"},
     }
-    assert merged_over(task, parts)["affinity"] == {
+    assert with_task_config(task, parts)["affinity"] == {
         "nodeAffinity": {"required": 1, "preferred": 3},
         "podAffinity": {"required": 2},
     }
     own = {"node_selector": {"zone": "b"}, "tolerations": [{"key": "spot"}], "nodes": 2}
-    assert merged_over(task, own) == {
+    assert with_task_config(task, own) == {
         "node_selector": {"zone": "b", "disk": "ssd"},
         "tolerations": [{"key": "gpu"}, {"key": "spot"}],
         "resources": task.resources,
         "affinity": task.affinity,
         "nodes": 2,
     }
-    assert merged_over(task, {"node_selector": {}})["node_selector"]["zone"] == "a"
+    assert with_task_config(task, {"node_selector": {}})["node_selector"]["zone"] == "a"
 
 
 def test_non_root_is_asked_of_our_container_and_not_of_an_operators() -> None:

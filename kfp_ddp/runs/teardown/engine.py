@@ -268,7 +268,7 @@ def _read_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
         # The root cause that the ranks recorded.
         content = where.read(f"{task}/logs/failure.json", LARGEST) or b""
         if failure := Failure.parse(content.decode(errors="replace")):
-            return {"state": "failed", "step": task, "reason": failure.words}
+            return {"state": "failed", "step": task, "reason": failure.summary}
         return {"state": "trained" if f"{task}/{RunFolder.METRICS}" in inside else ""}
     return {
         "state": state,

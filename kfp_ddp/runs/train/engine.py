@@ -18,7 +18,7 @@ from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
-from kfp_ddp.jobs.task import check_bucket_training, claim_of, merged_over, with_folders
+from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_task_config, with_folders
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
 from kfp_ddp.runs.train.on_node import with_local_folders, with_local_weights
@@ -89,7 +89,7 @@ def run(
                 ids = (run_id, task_name, task_id)
                 config = config if is_remote(place) else with_local_weights(config, Path(place))
                 fields["kind"] = backend
-                fields = merged_over(task_config, fields)
+                fields = with_task_config(task_config, fields)
                 run_dir, refresh = stack.enter_context(followed_folder(place))
                 record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
                 refresh()
