@@ -199,7 +199,7 @@ COMMAND = ["image=a:1", "command=[python3, train.py]", "nodes=2"]
     ("arguments", "message"),
     [
         (["pytorchjob", "nodes=2"], "image is missing"),
-        (["trainjob", *COMMAND, "--task-name", "no such name"], "cannot be a label"),
+        (["trainjob", *COMMAND, "--run-id", "no such id"], "cannot be a label"),
         (["trainjob", *COMMAND, "env={A: ["], "is not a YAML value"),
         (["trainjob", *COMMAND, "nodes"], "is not a setting; write SETTING=VALUE"),
         (["tfjob", *COMMAND, "kind=mpijob"], "settings sets kind, which is the first argument"),
