@@ -19,7 +19,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
-from kfp_ddp.jobs.task import with_task_config, with_folders
+from kfp_ddp.jobs.task import with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models.evaluation import FILE, Evaluation
 from kfp_ddp.report.summary import markdown

@@ -12,7 +12,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.identity import Owner, identify, metadata
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.jobs.task import claim_of, with_task_config, read_only, with_claims
+from kfp_ddp.jobs.task import claim_of, read_only, with_claims, with_task_config
 from tests.launch_specs import SPEC, made
 
 

@@ -18,7 +18,7 @@ from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.script import unexpanded
-from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_task_config, with_folders
+from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
 from kfp_ddp.runs.train.on_node import with_local_folders, with_local_weights
