@@ -183,7 +183,6 @@ class Writer:
         self.directory = directory
         self.keep = keep
         self._buffers: dict[str, Tensor] = {}
-        self._from_gpu = False
         self._later: list[tuple[Tensor, Tensor]] = []
         self.copied = threading.Event()
         """Set when the state that is being saved is copied completely, and may change."""
@@ -207,7 +206,7 @@ class Writer:
         self.wait()
         soon = None if volatile is None else {tensor.data_ptr() for tensor in volatile}
         copy = self._snapshot(state, "", soon)
-        if self._from_gpu:
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the copies were only queued
         self.copied.clear()
         # Not a daemon: the interpreter does not exit before a save is durable.
@@ -238,7 +237,6 @@ class Writer:
     def _snapshot(self, value: Any, name: str, soon: Collection[int] | None) -> Any:
         """Copy into reused buffers; CPU tensors that are not in `soon` are copied later."""
         if isinstance(value, Tensor):
-            self._from_gpu |= value.is_cuda
             buffer = self._buffers.get(name)
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
                 buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)

@@ -146,8 +146,7 @@ class Learner:
             for weight in self._body:
                 weight.requires_grad_(not frozen)
                 weight.grad = None
-            for norm, _ in self._norms:
-                norm.train(not frozen)
+            self.train()
             self.strategy.rewrap()
 
     def train(self) -> None:

@@ -19,7 +19,7 @@ from typing import IO, Any
 import click
 import psutil
 
-from kfp_ddp.core.errors import JobError
+from kfp_ddp.core.errors import JobError, writing
 from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.core.step import handling_signals, last_error
 from kfp_ddp.local import results
@@ -66,6 +66,7 @@ def execute(run: LocalRun, compiled: Path, detail: Detail, known: Collection[str
     folders = {DATA_VARIABLE: str(run.data), WORK_VARIABLE: str(output / "work")}
     inputs = [json.dumps(run.arguments), str(output / "artifacts"), str(compiled), run.seed]
     with ExitStack() as stack:
+        stack.enter_context(writing(output, "make room, or name another folder with --output"))
         lock = stack.enter_context(locked(output))
         link_latest(run)
         stack.callback(shutil.rmtree, output / CACHE, ignore_errors=True)

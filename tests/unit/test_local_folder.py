@@ -12,7 +12,7 @@ from PIL import Image
 
 from kfp_ddp.client import follow
 from kfp_ddp.client.run_info import local_run
-from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.errors import InputError, JobError, StorageError
 from kfp_ddp.local import engine, results, runs, screen
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished
 from kfp_ddp.local.screen import CLEAR_LINE, Phase
@@ -68,6 +68,10 @@ def test_running_command_is_refused_and_keeps_its_cache(tmp_path: Path) -> None:
     with locked(run.folder), pytest.raises(InputError, match="is running in"):
         engine.run(run, 0.0)
     assert (run.folder / "cache").is_dir()
+    (run.folder / ".lock").unlink()
+    (run.folder / ".lock").mkdir()  # as a folder that is read-only now
+    with pytest.raises(StorageError, match="--output"):
+        engine.run(run, 0.0)
 
 
 def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
