@@ -206,7 +206,7 @@ class Writer:
         self.wait()
         soon = None if volatile is None else {tensor.data_ptr() for tensor in volatile}
         copy = self._snapshot(state, "", soon)
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the copies were only queued
         self.copied.clear()
         # Not a daemon: the interpreter does not exit before a save is durable.
