@@ -18,8 +18,6 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kfp_ddp.core.settings import Settings
     from kfp_ddp.pipelines.document import Document
 
@@ -221,14 +219,6 @@ def show(as_json: bool, document: Any, *lines: object) -> None:
     else:
         for line in lines:
             echo(line)
-
-
-def console() -> "Console":
-    """Return a console for tables and trees, which are not cut in a file or pipe."""
-    from rich.console import Console
-
-    terminal = Console(highlight=False)
-    return terminal if terminal.is_terminal else Console(highlight=False, width=10_000)
 
 
 def require(extra: str) -> None:

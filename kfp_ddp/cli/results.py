@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import (
-    AS_JSON,
-    FILE,
-    FOLDER,
-    connected,
-    console,
-    echo,
-    echo_json,
-    require,
-    writing,
-)
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, require, writing
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
@@ -75,6 +65,7 @@ def _print(compared: "Comparison") -> None:
     from rich.text import Text
 
     from kfp_ddp.client.comparison import setting_text
+    from kfp_ddp.client.follow import console
 
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
     rows = [

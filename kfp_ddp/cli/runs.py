@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, console, echo, echo_json, show, text_option
+from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, show, text_option
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.client.runs import RETRYABLE, find_run
 from kfp_ddp.core.config import Connection
@@ -41,7 +41,7 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
     from rich.table import Column, Table
     from rich.text import Text
 
-    from kfp_ddp.client.follow import MARKS, duration
+    from kfp_ddp.client.follow import MARKS, console, duration
 
     identity = Column("id", min_width=8)  # what other commands take is not cut
     table = Table("", identity, "name", "state", "started", "duration", box=None, pad_edge=False)
@@ -75,7 +75,7 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
 
     kfp-ddp status last --follow
     """
-    from kfp_ddp.client.follow import check_success, tree, until_over, watched
+    from kfp_ddp.client.follow import check_success, console, tree, until_over, watched
     from kfp_ddp.client.run_info import RunFinder
     from kfp_ddp.client.steps import documents
 

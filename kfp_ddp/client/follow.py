@@ -28,6 +28,7 @@ from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.local.results import RunProgress
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.tree import Tree
 
 T = TypeVar("T")
@@ -187,6 +188,14 @@ def live_tree(progress: Callable[[Step], str], stream: TextIO) -> Iterator[View]
 
     with Live(console=Console(file=stream), auto_refresh=False) as live:
         yield lambda run: live.update(tree(run, progress), refresh=True)
+
+
+def console() -> "Console":
+    """Return a console for tables and trees, which are not cut in a file or pipe."""
+    from rich.console import Console
+
+    terminal = Console(highlight=False)
+    return terminal if terminal.is_terminal else Console(highlight=False, width=10_000)
 
 
 def tree(run: RunInfo, progress: Callable[[Step], str]) -> "Tree":

@@ -65,15 +65,12 @@ class Api:
 
     @classmethod
     def connect(cls, namespace: str = "", context: str = "") -> "Api":
-        """Connect as the pod's service account or by the kubeconfig; InputError for neither.
-
-        A `context` is one of the kubeconfig, also in a pod.
-        """
+        """Connect as the pod's service account or by the kubeconfig; InputError for neither."""
         from kubernetes import client, config
 
         configuration = client.Configuration()
         configuration.retries = False
-        if not context:
+        if not context:  # which is one of the kubeconfig, also in a pod
             with contextlib.suppress(config.ConfigException):
                 config.load_incluster_config(configuration)
                 namespace = namespace or NAMESPACE_FILE.read_text().strip()
@@ -278,17 +275,14 @@ def _pieces(line: bytes, longest: int) -> list[bytes]:
 
 
 def own_pod(api: Api) -> Object | None:
-    """Return the pod of this step; None outside of a KFP pod, or without the right to read it.
-
-    ApiError from a server that does not answer: a job without its owner would outlive the run.
-    """
+    """Return the pod of this step; None outside of a KFP pod, or without the right to read it."""
     name = os.environ.get("KFP_POD_NAME", "")
     if not name:
         return None
     try:
         return api.call("GET", core(api.namespace, "pods", name), retry=True)
     except ApiError as error:
-        if error.transient:
+        if error.transient:  # without its owner, a job would outlive the run
             raise
         return None
 
