@@ -34,7 +34,7 @@ def cached(file: str) -> Path:
     """Return the path of a file in torch's cache, where it may be missing (as torch.hub)."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TORCH_HOME") or f"{caches}/torch"
-    return Path(home).expanduser() / "hub" / "checkpoints" / file
+    return Path(os.path.expanduser(home), "hub", "checkpoints", file)
 
 
 def digest_in(name: str) -> str:

@@ -121,7 +121,7 @@ FIELDS = {item.name: item for item in fields(Config) if item.metadata}
 
 def files() -> list[Path]:
     """Return the files of settings, the one with priority first."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return [Path(HERE), Path(home, "kfp-ddp", "config.yaml")]
 
 

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 from kfp_ddp.cli import app
 from kfp_ddp.core.config import FIELDS, config, untrusted
 from kfp_ddp.core.errors import InputError, ServerError
+from kfp_ddp.training.torchvision_weights import cached
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,14 @@ def test_a_flag_goes_before_a_variable_before_a_file_before_a_default(
     found = config({"host": "http://flag", "experiment": None})
     assert (found.host, found.experiment) == ("http://flag", "variable")
     assert (found.namespace, found.ui, found.kfp_namespace) == ("here", "home", "kubeflow")
+
+
+def test_a_user_without_a_home_has_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "TORCH_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # of a pod: no user has this number
+    assert config().registry == FIELDS["registry"].default
+    assert not cached("weights.pth").is_file()
 
 
 def test_the_variables_of_kfp_itself_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
