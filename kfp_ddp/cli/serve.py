@@ -8,7 +8,8 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,7 @@ def predict(
     width = max(len(printable(str(path))) for path in paths)
     if sys.stdout.isatty():
         width = min(width, shutil.get_terminal_size().columns // 2)
+    folders = _folder_names(model.classes)
     answers: list[dict[str, Any]] = []
     with writing(table or into or explain or Path()):
         if table is not None:
@@ -94,7 +96,7 @@ def predict(
                     continue
                 name = answer["classes"][0]["class"]
                 if into is not None:
-                    shutil.copy2(path, _new_file(into / _folder_name(name), path.name))
+                    shutil.copy2(path, _new_file(into / folders[name], path.name))
                 if explain is not None:
                     _explain(model, path, name, _new_file(explain, f"{path.stem}.png"))
         if table is not None:
@@ -174,9 +176,14 @@ def _explain(model: "Model", path: Path, name: str, target: Path) -> None:
     Image.fromarray(marked.astype(np.uint8)).save(target)
 
 
-def _folder_name(name: str) -> str:
-    """Return the name of a class as that of a folder, which it cannot leave."""
-    return re.sub(r"[^\w .-]|^[ .]+|[ .]+$", "_", name) or "_"
+def _folder_names(classes: Sequence[str]) -> dict[str, str]:
+    """Return a folder name for each class, without characters that could leave a folder."""
+    names = [re.sub(r"[^\w .-]|^[ .]+|[ .]+$", "_", name) or "_" for name in classes]
+    counts = Counter(map(str.casefold, names))
+    return {
+        original: f"{name}-{number}" if counts[name.casefold()] > 1 else name
+        for number, (original, name) in enumerate(zip(classes, names, strict=True))
+    }
 
 
 def _new_file(folder: Path, name: str) -> Path:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from kfp_ddp.cli import app
+from kfp_ddp.cli.serve import _folder_names
 from kfp_ddp.client.run_files import StoredFiles
 from kfp_ddp.client.tensorboard import LogDir, fetch_metrics
 from kfp_ddp.core.errors import InputError, StorageError
@@ -70,6 +71,11 @@ def test_links_and_formulas(sealed: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(CliRunner().invoke(app, [*words, "none/table"]).exception, StorageError)
     assert not Path("outside").exists()
     assert len(list(Path("sorted").rglob("=1+1-2.jpg"))) == 1
+
+
+def test_each_class_has_a_folder_of_its_own() -> None:
+    names = _folder_names(["tulip", "😀", "😁", "../x", "A", "a"])
+    assert list(names.values()) == ["tulip", "_-1", "_-2", "__x", "A-4", "a-5"]
 
 
 def test_python_takes_paths_contents_pictures_and_arrays(sealed: Path, tmp_path: Path) -> None:
