@@ -46,9 +46,9 @@ transfer_manager.download_many_to_path(
 """
 LISTING = """
 import pathlib, sys
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
-result = sync("gs://million/ds", pathlib.Path(sys.argv[1]), Options(dry_run=True))
+result = sync("gs://million/ds", pathlib.Path(sys.argv[1]), SyncOptions(dry_run=True))
 assert result.files == 1_000_000
 """
 

@@ -277,7 +277,7 @@ class Bucket(Store):
         return Entry(name, 0, seen.tag.strip('"'), seen.size)
 
     def _digest(self, content: BinaryIO) -> str:
-        """Return the digest, of the kind of `Seen.digest`, of an open file, read to its end."""
+        """Return the digest of an open file, as in `ObjectState`; the file is read to its end."""
         return sha256_of(content)
 
     def _call(self, verb: str, request: Callable[[], R]) -> R:

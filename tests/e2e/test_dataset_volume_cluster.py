@@ -25,13 +25,13 @@ __all__ = ["ground"]
 SYNC = """
 import sys
 from pathlib import Path
-from kfp_ddp.datasets.options import Options
+from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 source = Path("/tmp/source/train/a")
 source.mkdir(parents=True)
 for i in range(20):
     (source / f"{i}.png").write_bytes(bytes([i]) * 1000)
-print(sync("/tmp/source", Path("/data"), Options()).digest)
+print(sync("/tmp/source", Path("/data"), SyncOptions()).digest)
 """
 READ = """
 from pathlib import Path

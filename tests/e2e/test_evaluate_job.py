@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from kfp_ddp.evaluation.ranks import evaluate_share
-from kfp_ddp.evaluation.request import Request
+from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model import build
@@ -43,7 +43,7 @@ state = {"model": build("cifar_resnet8", 2).state_dict(), "ema": None}
 manifest = checkpoint.manifest_of(config, ("dark", "light"))
 path = checkpoint.write(Path("/work/model/checkpoints"), 1, state, manifest)
 folders = {"checkpoint": str(path), "run_dir": "/work/single", "data": "/data"}
-evaluate_share(Request.create(**folders, batch_size=4, worst=3))
+evaluate_share(EvaluationRequest.create(**folders, batch_size=4, worst=3))
 """
 
 EVALUATE = """
