@@ -87,23 +87,23 @@ def next_times(six: str, zone: tzinfo, after: datetime, count: int = 3) -> list[
     from croniter import croniter
 
     # As KFP's parser: a day or weekday that begins with a star does not widen the other.
-    times = croniter(
+    candidates = croniter(
         *(six, after.astimezone(zone), datetime),
         second_at_beginning=True,
         implement_cron_bug=True,
         max_years_between_matches=YEARS,
     )
-    minutes, hours, *_ = map(frozenset, times.expanded)
-    found = [after]
-    for time in times.all_next():
-        if len(found) > count or time.year > found[-1].year + YEARS:
+    minutes, hours, *_ = map(frozenset, candidates.expanded)
+    times = [after]
+    for time in candidates.all_next():
+        if len(times) > count or time.year > times[-1].year + YEARS:
             break
         # croniter moves a time that a change of clocks skips; KFP starts no run then.
         if minutes & {"*", time.minute} and hours & {"*", time.hour}:
-            found.append(time)
-    if len(found) == 1:
+            times.append(time)
+    if len(times) == 1:
         raise InputError(f"{six!r} never runs ({describe(six)}): correct day and month")
-    return found[1:]
+    return times[1:]
 
 
 def often(six: str) -> str:

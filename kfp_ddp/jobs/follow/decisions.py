@@ -168,91 +168,93 @@ class Verdict:
     """The node that is at fault, to avoid."""
 
 
-def verdict(look: Snapshot, limits: Limits) -> Verdict | None:
+def verdict(snapshot: Snapshot, limits: Limits) -> Verdict | None:
     """Return how the job ended; None while it runs."""
-    if look.state.past_deadline:  # its pods show only a signal
+    if snapshot.state.past_deadline:  # its pods show only a signal
         own = "the deadline of its runtime"
         limit = f"deadline_minutes={limits.deadline / 60:g}" if limits.deadline else own
         line = f"it took longer than {limit} and was ended; its checkpoints are kept"
-        return Verdict(look.state, failure=Failure(1, -1, line, retryable=False))
-    if look.state.over:
-        return Verdict(look.state)
-    for reason in (restarted_in_place(look), split_by_a_replacement(look, limits)):
+        return Verdict(snapshot.state, failure=Failure(1, -1, line, retryable=False))
+    if snapshot.state.over:
+        return Verdict(snapshot.state)
+    for reason in (restarted_in_place(snapshot), split_by_a_replacement(snapshot, limits)):
         if reason:
             return Verdict(State("failed", reason), given_up=True)
-    crashed = tuple(filter(has_crashed, look.pods.ended))  # each failure once: they were removed
+    crashed = tuple(
+        filter(has_crashed, snapshot.pods.ended)
+    )  # each failure once: they were removed
     if 0 < limits.crashes <= len(crashed):
         failed = State("failed", f"its pods crashed {len(crashed)} times")
         return Verdict(failed, given_up=True, reasons=crashed)
     return None
 
 
-def restarted_in_place(look: Snapshot) -> str:
+def restarted_in_place(snapshot: Snapshot) -> str:
     """Return the error of a job with a container that failed and was restarted; '' for none.
 
     A restarted rank does not find its peers, and an error of the user's program comes back.
     """
-    if not look.kind.restarts_in_place or not any(map(was_restarted, look.pods.own)):
+    if not snapshot.kind.restarts_in_place or not any(map(was_restarted, snapshot.pods.own)):
         return ""
-    settled = look.clock - look.pods.restarted_at > SETTLE_SECONDS
+    settled = snapshot.clock - snapshot.pods.restarted_at > SETTLE_SECONDS
     return "a container was restarted in its pod" if settled else ""
 
 
-def split_by_a_replacement(look: Snapshot, limits: Limits) -> str:
+def split_by_a_replacement(snapshot: Snapshot, limits: Limits) -> str:
     """Return the error of a job whose peers wait silently for a replaced pod; '' for none.
 
     The operator replaces a lost pod. Peers that were connected to it fail at once. Peers that were
     only about to connect wait for it, and it waits for them, until a rendezvous ends after a
     quarter of an hour.
     """
-    if not limits.silence or not look.pods.replaced:
+    if not limits.silence or not snapshot.pods.replaced:
         return ""
-    silent = look.clock - max(look.pods.replaced_at, look.heard_at) > limits.silence
+    silent = snapshot.clock - max(snapshot.pods.replaced_at, snapshot.heard_at) > limits.silence
     return "a lost pod was replaced, and its peers wait for it" if silent else ""
 
 
-def out_of_time(look: Snapshot, limits: Limits, wait: str) -> str:
+def out_of_time(snapshot: Snapshot, limits: Limits, wait: str) -> str:
     """Return the error of a job past its deadline or pending limit; '' for none.
 
     Time in the queue does not count. `wait` is the last message about what the job waits for.
     """
-    if look.state.over or look.state.phase == "queued":
+    if snapshot.state.over or snapshot.state.phase == "queued":
         return ""
-    if limits.deadline and look.now - started(look.job) > limits.deadline:
+    if limits.deadline and snapshot.now - started(snapshot.job) > limits.deadline:
         return (
-            f"{look.title} took longer than deadline_minutes={limits.deadline / 60:g} "
+            f"{snapshot.title} took longer than deadline_minutes={limits.deadline / 60:g} "
             "and was deleted; its checkpoints are kept"
         )
-    since, pod = waiting(look, limits.enough_pods)
-    if limits.pending and since and look.now - since > limits.pending:
+    since, pod = waiting(snapshot, limits.enough_pods)
+    if limits.pending and since and snapshot.now - since > limits.pending:
         return (
-            f"{pod}{look.title} did not start within pending_minutes={limits.pending / 60:g}, "
+            f"{pod}{snapshot.title} did not start within pending_minutes={limits.pending / 60:g}, "
             f"and the job was deleted: {wait}"
         )
     return ""
 
 
-def cannot_start(look: Snapshot, limits: Limits, pod_waits: Iterable[Wait]) -> str:
+def cannot_start(snapshot: Snapshot, limits: Limits, pod_waits: Iterable[Wait]) -> str:
     """Return the error of a job with a pod that can never start, or not in time; '' for none."""
-    if look.state.over or not (wait := expired(pod_waits, look.clock, limits.pending)):
+    if snapshot.state.over or not (wait := expired(pod_waits, snapshot.clock, limits.pending)):
         return ""
-    return f"{look.title} cannot start and was deleted: {wait}"
+    return f"{snapshot.title} cannot start and was deleted: {wait}"
 
 
-def waiting(look: Snapshot, enough_pods: int) -> tuple[float, str]:
+def waiting(snapshot: Snapshot, enough_pods: int) -> tuple[float, str]:
     """Return since when the job has waited for a pod, and for which; 0 if it waits for none.
 
     The job's own state does not show it: it is running as soon as one of its pods is.
     """
-    if not look.pods_listed:
+    if not snapshot.pods_listed:
         return 0, ""
-    pods = look.pods
+    pods = snapshot.pods
     own = [pod for pod in pods.own if "deletionTimestamp" not in pod["metadata"]]
     if not own:
-        had_some = pods.present or pods.lost or pods.ended or look.state.phase != "created"
-        return (0, "") if had_some else (started(look.job), "")
+        had_some = pods.present or pods.lost or pods.ended or snapshot.state.phase != "created"
+        return (0, "") if had_some else (started(snapshot.job), "")
     late = [pod for pod in own if waits(pod)]
     if not late or (enough_pods and len(own) - len(late) >= enough_pods):
         return 0, ""
     first = min(late, key=created)
-    return max(created(first), started(look.job)), f"{pod_title(first)} of "
+    return max(created(first), started(snapshot.job)), f"{pod_title(first)} of "

@@ -132,15 +132,15 @@ class Follower:
                 self.ending.changed.wait(timeout=TURN_SECONDS)
                 self.ending.changed.clear()
                 worked = time.thread_time()
-                look = self._look()
-                if look is None:
+                snapshot = self._look()
+                if snapshot is None:
                     continue
-                self.narrator.report(look, self.watches.warnings(), limits.pods)
+                self.narrator.report(snapshot, self.watches.warnings(), limits.pods)
                 self.ending.keep_open()
                 if self.files is not None:
-                    self.files.update(look.clock)
-                if end := self._decide(look):
-                    return self._end(end, look)
+                    self.files.update(snapshot.clock)
+                if end := self._decide(snapshot):
+                    return self._end(end, snapshot)
         finally:
             self.watches.stop()
             self.logs.abandon()
@@ -193,30 +193,32 @@ class Follower:
         count = max(self.limits.pods, len(self.pods.present))
         return count if count > ALL else 0
 
-    def _decide(self, look: Snapshot) -> Verdict | None:
+    def _decide(self, snapshot: Snapshot) -> Verdict | None:
         """Return how the job ended; None while it runs. Delete a job that cannot continue."""
         limits, narrator = self.limits, self.narrator
-        lost = "" if look.state.over else self.kind.lost(look.job)
-        problem = f"{look.title} {lost}" if lost else out_of_time(look, limits, narrator.line)
-        if problem := problem or cannot_start(look, limits, narrator.waits.values()):
+        lost = "" if snapshot.state.over else self.kind.lost(snapshot.job)
+        problem = (
+            f"{snapshot.title} {lost}" if lost else out_of_time(snapshot, limits, narrator.line)
+        )
+        if problem := problem or cannot_start(snapshot, limits, narrator.waits.values()):
             self.ending.delete_job()
             raise JobError(problem)
-        if end := verdict(look, limits):
+        if end := verdict(snapshot, limits):
             return end
-        stall = self.stalls.look(look, limits.stall) if self.stalls else None
+        stall = self.stalls.look(snapshot, limits.stall) if self.stalls else None
         if stall:
-            self.printer.say(f"{look.name}: {stall.state.message}; it is ended")
+            self.printer.say(f"{snapshot.name}: {stall.state.message}; it is ended")
         return stall
 
-    def _end(self, end: Verdict, look: Snapshot) -> Outcome:
+    def _end(self, end: Verdict, snapshot: Snapshot) -> Outcome:
         failed = end.state.phase == "failed"
         name, number = self.job["metadata"]["name"], sum(map(has_failed, self.pods.own))
         if failed and self.many and number > FAILED:
             shown = f"the logs of the first {FAILED} are shown"
             self.printer.say(f"{number:,} pods of {name} failed; {shown}")
-        if not (self.kind.restarts_in_place and look.pods.restarted_at):
+        if not (self.kind.restarts_in_place and snapshot.pods.restarted_at):
             self._drain()
-        self._look_at_pods(look.clock)
+        self._look_at_pods(snapshot.clock)
         if failed and not end.reasons:
             self._await_failure()
         pods = [*self.pods.own, *(end.reasons or self.pods.ended_for_good)]
@@ -224,7 +226,7 @@ class Follower:
         if failed and failure is None:
             waited = str(oldest(self.narrator.waits.values()) or "")
             failure = cause_in_pods(pods, end.state.message, lines, self.pods.lost, waited)
-        preempted = failed and look.pods.only_preempted
+        preempted = failed and snapshot.pods.only_preempted
         known = vars(end) | {"failure": failure}
         return Outcome(**known, job=self.job, pods=pods, last_lines=lines, preempted=preempted)
 

@@ -51,24 +51,24 @@ class StatusPrinter:
         self.waits: dict[str, Wait] = {}
         """Why pods cannot start; after the end of the job, as before it."""
 
-    def report(self, look: Snapshot, events: Sequence[Object] | None, pods: int = 0) -> None:
+    def report(self, snapshot: Snapshot, events: Sequence[Object] | None, pods: int = 0) -> None:
         """Print the present state if it is due; `pods` is the expected number of pods."""
-        now = look.state.phase
+        now = snapshot.state.phase
         pause = self.pause if now == self.phase == "queued" else EXPLAIN_SECONDS
-        if look.state.over or look.clock - self.asked_at < pause:
+        if snapshot.state.over or snapshot.clock - self.asked_at < pause:
             return
-        self.asked_at = look.clock
-        reasons = explain(look.job, look.state, look.pods.own, events, self.api, pods)
+        self.asked_at = snapshot.clock
+        reasons = explain(snapshot.job, snapshot.state, snapshot.pods.own, events, self.api, pods)
         problems = {who: reason for who, reason in reasons.items() if reason.kind}
-        self.waits = track(self.waits, problems, look.clock)
-        line = f"{look.name} is {now}" + (f": {summary(reasons)}" if reasons else "")
+        self.waits = track(self.waits, problems, snapshot.clock)
+        line = f"{snapshot.name} is {now}" + (f": {summary(reasons)}" if reasons else "")
         if line == self.line:
             self.pause = min(self.pause * 2, QUEUE_SECONDS)
             return
-        soon = look.clock - self.printed_at < MANY_SECONDS
+        soon = snapshot.clock - self.printed_at < MANY_SECONDS
         if len(reasons) > MANY_PODS and now == self.phase and soon:
             return
-        self.printed_at = look.clock
+        self.printed_at = snapshot.clock
         self.printer.say(line)
         self.line, self.phase, self.pause = line, now, EXPLAIN_SECONDS
 

@@ -152,16 +152,20 @@ class StallWatch:
         self.since = 0.0
         """Monotonic clock since when all of the present pods have run."""
 
-    def look(self, look: Snapshot, limit: float) -> Verdict | None:
+    def look(self, snapshot: Snapshot, limit: float) -> Verdict | None:
         """Return the stall if no rank has advanced for `limit` seconds."""
-        uids = frozenset(pod["metadata"]["uid"] for pod in look.pods.own)
-        if uids != self.uids or look.state.phase != "running" or any(map(waits, look.pods.own)):
-            self.uids, self.since = uids, look.clock
-        if not limit or not self._read(look.clock):
+        uids = frozenset(pod["metadata"]["uid"] for pod in snapshot.pods.own)
+        if (
+            uids != self.uids
+            or snapshot.state.phase != "running"
+            or any(map(waits, snapshot.pods.own))
+        ):
+            self.uids, self.since = uids, snapshot.clock
+        if not limit or not self._read(snapshot.clock):
             return None
-        pods = {pod["metadata"]["name"]: pod for pod in look.pods.own}
-        self.ranks = self.ranks.look(self.reports, pods, look.clock)
-        return self.ranks.stall(pods, self.since, look.clock, limit)
+        pods = {pod["metadata"]["name"]: pod for pod in snapshot.pods.own}
+        self.ranks = self.ranks.look(self.reports, pods, snapshot.clock)
+        return self.ranks.stall(pods, self.since, snapshot.clock, limit)
 
     def _read(self, clock: float) -> bool:
         """Read the next part of the files if it is due; return whether it was the last."""
