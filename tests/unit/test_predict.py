@@ -1,6 +1,9 @@
 """A bundle that predicts, and its model repository."""
 
+import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,3 +181,23 @@ def test_images_of_one_size_form_a_batch(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (3, 3, 40, 25), dtype=torch.uint8).numpy()
     alone = np.concatenate([whole(image[None]) for image in images])
     np.testing.assert_array_equal(whole(images), alone)
+
+
+def test_no_library_reports_its_use_to_its_makers(tmp_path: Path) -> None:
+    """Each writes the id under which it reports to the home folder, or has a client."""
+    program = """
+import kfp_ddp, mlflow, onnxruntime, openvino
+from mlflow.telemetry import get_telemetry_client
+print(get_telemetry_client(), type(openvino.tools.ovc.telemetry).__module__)
+"""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.split() == ["None", "openvino.tools.ovc.telemetry_stub"]
+    assert list(tmp_path.iterdir()) == []
