@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from kfp_ddp.storage.store import sha256
-from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, digest_of, step_dir
+from kfp_ddp.core.digest import sha256, sha256_of_json
+from kfp_ddp.training.manifest import DIGEST, MANIFEST, STATE, step_dir
 
 
 def save(run_dir: Path, step: int, content: bytes = b"", **fields: object) -> Path:
@@ -15,5 +15,5 @@ def save(run_dir: Path, step: int, content: bytes = b"", **fields: object) -> Pa
     (folder / STATE).write_bytes(content or f"state {step}".encode())
     about = {"size": (folder / STATE).stat().st_size, "sha256": sha256(folder / STATE)}
     manifest = {"step": step, "files": {STATE: about}, **fields}
-    (folder / MANIFEST).write_text(json.dumps({**manifest, DIGEST: digest_of(manifest)}))
+    (folder / MANIFEST).write_text(json.dumps({**manifest, DIGEST: sha256_of_json(manifest)}))
     return folder.rename(target)

@@ -1,7 +1,6 @@
 """Atomic checkpoints: written to a temporary folder, verified by digest, renamed into place."""
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from kfp_ddp.core.digest import sha256, sha256_of_json
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.core.files import durable, fsync
 from kfp_ddp.core.text import one_line
@@ -26,7 +26,6 @@ from kfp_ddp.training.manifest import (
     MANIFEST,
     STATE,
     Manifest,
-    digest_of,
     read_manifest,
     step_dir,
     step_dirs,
@@ -109,7 +108,7 @@ def verify(path: Path) -> Checkpoint:
             raise ValueError(f"{STATE} is not a file")
         if about.st_size != manifest.fields["files"][STATE]["size"]:
             raise InputError(f"{state} is truncated: use an older checkpoint")
-        if sha256_of(state) != manifest.digest:
+        if sha256(state) != manifest.digest:
             raise InputError(f"{state} was altered: use an older checkpoint")
         return Checkpoint(path, manifest.step, manifest.digest, manifest.fields)
 
@@ -308,10 +307,10 @@ def write(directory: Path, step: int, state: dict[str, Any], manifest: dict[str,
     try:
         with durable(aside / STATE) as file:
             torch.save(state, file)
-        about = {"sha256": sha256_of(aside / STATE), "size": (aside / STATE).stat().st_size}
+        about = {"sha256": sha256(aside / STATE), "size": (aside / STATE).stat().st_size}
         fields = json.loads(json.dumps({"step": step, **manifest, "files": {STATE: about}}))
         with durable(aside / MANIFEST) as file:
-            file.write(json.dumps({**fields, DIGEST: digest_of(fields)}, indent=1).encode())
+            file.write(json.dumps({**fields, DIGEST: sha256_of_json(fields)}, indent=1).encode())
         fsync(aside)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)  # free the space on a full volume
@@ -351,9 +350,3 @@ def manifest_of(config: TrainConfig, classes: tuple[str, ...], **more: Any) -> d
         "mean": list(models.MEAN),
         "std": list(models.STD),
     }
-
-
-def sha256_of(path: Path) -> str:
-    """Return the digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import checkpoint
@@ -90,7 +91,7 @@ def _check_bundle(folder: Path) -> None:
         lines = (folder / _LISTED).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return
-    if f"{checkpoint.sha256_of(folder / BUNDLED)}  {BUNDLED}" not in lines:
+    if f"{sha256(folder / BUNDLED)}  {BUNDLED}" not in lines:
         raise InputError(
             f"the bundle {folder} is damaged: {BUNDLED} does not match {_LISTED}; copy it again"
         )

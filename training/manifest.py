@@ -1,11 +1,12 @@
 """Name and manifest of a checkpoint; free of torch."""
 
-import hashlib
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from kfp_ddp.core.digest import sha256_of_json
 
 MANIFEST = "manifest.json"
 STATE = "state.pt"
@@ -28,8 +29,8 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read the manifest of a step directory; raise OSError, or ValueError if it is damaged."""
     try:
         fields = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        digest = fields.pop(DIGEST, None)
-        if digest is not None and digest != digest_of(fields):
+        digest = fields.pop(DIGEST, None)  # early versions wrote none
+        if digest is not None and digest != sha256_of_json(fields):
             raise ValueError(f"{checkpoint / MANIFEST} was altered")
         if list(fields["files"]) != [STATE]:
             raise ValueError(f"{checkpoint / MANIFEST} lists other files")
@@ -37,11 +38,6 @@ def read_manifest(checkpoint: Path) -> Manifest:
         return Manifest(checkpoint, int(fields["step"]), str(state["sha256"]), fields)
     except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{checkpoint / MANIFEST} is damaged: {error!r}") from None
-
-
-def digest_of(fields: dict[str, Any]) -> str:
-    """Return the sha256 of a manifest's fields without the digest; early versions wrote none."""
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def step_dir(directory: Path, step: int) -> Path:

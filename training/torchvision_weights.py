@@ -3,11 +3,11 @@
 Each line of torchvision_weights.txt, by `make reference`, has a network, weights and a file.
 """
 
-import hashlib
 import os
 import re
 from pathlib import Path
 
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
 
 TABLE = Path(__file__).resolve().with_suffix(".txt")
@@ -45,7 +45,4 @@ def digest_in(name: str) -> str:
 
 def is_intact(path: Path) -> bool:
     """Return whether a file exists with the sha256 whose first digits are in its name, if any."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest().startswith(digest_in(path.name))
+    return path.is_file() and sha256(path).startswith(digest_in(path.name))

@@ -4,7 +4,6 @@ An uploaded version is named by its content, so that the same pipeline is not st
 """
 
 import contextlib
-import hashlib
 import itertools
 import json
 import tempfile
@@ -13,6 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ def graph_of(spec: object) -> Mapping[str, Any]:
 
 def content_name(document: "Document", name: str) -> str:
     """Return a version's name: the pipeline's name and a digest of the content."""
-    text = json.dumps(document.body(), sort_keys=True)
-    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return f"{name}-{sha256_of_json(document.body())[:12]}"
 
 
 def upload(

@@ -1,12 +1,12 @@
 """A run's folder on the work PVC: paths, names and the request for a trace."""
 
-import hashlib
 import json
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.files import read_below
 from kfp_ddp.core.text import from_json
@@ -133,7 +133,7 @@ def task_title(task_name: str, task_id: str) -> str:
     title = f"{task_name}.{task_id}" if task_id else task_name
     if LABEL_VALUE.fullmatch(title) and "." not in task_name:
         return title
-    digest = hashlib.sha256(json.dumps([task_name, task_id]).encode()).hexdigest()[:12]
+    digest = sha256_of_json([task_name, task_id])[:12]
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name)[:40].strip("-_")
     return f"{slug}-{digest}".lstrip("-")
 

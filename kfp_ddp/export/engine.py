@@ -1,6 +1,5 @@
 """The export step: make a bundle from a checkpoint and its evaluation."""
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kfp_ddp.core.digest import sha256, sha256_of_json
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.core.step import step
@@ -17,7 +17,6 @@ from kfp_ddp.models import bundle, variants
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants, check_model_name, part_of
 from kfp_ddp.runs.workspace import open_workspace
-from kfp_ddp.storage.store import sha256
 from kfp_ddp.training.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def make(
 
 def key(inputs: Mapping[str, Any]) -> str:
     """Return a digest of a bundle's inputs; if it is unchanged, the bundle is reused."""
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    return sha256_of_json(inputs)
 
 
 def _read_evaluation(evaluation: Path, checkpoint: Path) -> Evaluation:

@@ -13,9 +13,9 @@ from typing import Any
 
 import kfp_ddp
 from kfp_ddp import __version__
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.k8s.pods import record_images
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.storage.store import sha256
 
 FILE = "provenance.json"
 _OURS = "kfp-ddp"

@@ -1,13 +1,12 @@
 """Who a job belongs to: its name, labels and Workflow, and which runs are live."""
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.run_folder import LABEL_VALUE, task_title
 from kfp_ddp.jobs.kinds import KINDS
@@ -62,17 +61,12 @@ def identify(run_id: str, task_name: str, task_id: str, spec: LaunchSpec) -> Ide
             f"run_id={run_id!r} cannot be a label: 1 to 63 letters, digits, '.', '_' or '-', "
             "with a letter or digit at both ends"
         )
-    key = json.dumps([run_id, task_name, task_id])
     slug = re.sub(r"[^a-z0-9]+", "-", task_name.lower()).strip("-")[:25].strip("-")
     if not slug or not slug[0].isalpha():
         slug = f"t-{slug}".strip("-")
-    name = f"{slug}-{_digest(key)[:12]}"
-    body = json.dumps(spec.model_dump(mode="json"), sort_keys=True)
-    return Identity(run_id, task_title(task_name, task_id), name, _digest(body)[:16])
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    name = f"{slug}-{sha256_of_json([run_id, task_name, task_id])[:12]}"
+    digest = sha256_of_json(spec.model_dump(mode="json"))[:16]
+    return Identity(run_id, task_title(task_name, task_id), name, digest)
 
 
 @dataclass(frozen=True)

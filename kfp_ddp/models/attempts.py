@@ -4,7 +4,6 @@ A record is beside the bundles, as `<destination>/<model_name>/tried/<fingerprin
 that was exported or not blessed. A failed run leaves none.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import step
@@ -95,7 +95,7 @@ def fingerprint(
         json.dumps([dataset_digest, training, gate, image]),
         parse_float=lambda text: int(value) if (value := float(text)).is_integer() else value,
     )
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return sha256_of_json(values)[:16]
 
 
 def note(where: Store, name: str, *, version: str, champion: str, reason: str) -> None:

@@ -21,12 +21,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, writing
 from kfp_ddp.core.files import fsync, lock, open_lock
 from kfp_ddp.core.run_folder import REPORT, VERDICT, RunFolder
 from kfp_ddp.core.settings import first_fault, mapping_in
 from kfp_ddp.storage.folder import Folder
-from kfp_ddp.storage.store import Store, sha256
+from kfp_ddp.storage.store import Store
 
 NAME = RunFolder.BUNDLE
 WEIGHTS = "model.safetensors"

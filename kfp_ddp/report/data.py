@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.core.run_folder import VERDICT, RunFolder
@@ -21,7 +22,6 @@ from kfp_ddp.models.evaluation import (
     Evaluation,
     prediction_rows,
 )
-from kfp_ddp.storage.store import sha256
 from kfp_ddp.training.metrics import read_events
 
 REPORT_DATA = "report.json"

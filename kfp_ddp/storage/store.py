@@ -352,12 +352,6 @@ def read_bounded(blocks: Iterable[bytes], limit: int, peer: str) -> bytes:
     return bytes(body)
 
 
-def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    with file.open("rb") as opened:
-        return sha256_of(opened)
-
-
 def sha256_of(file: BinaryIO) -> str:
     """Return the SHA-256, in hex, of an open file from its position to its end."""
     digest = hashlib.sha256()

@@ -15,11 +15,11 @@ from kfp_ddp.client.run_files import StoredFiles
 from kfp_ddp.client.steps import Step
 from kfp_ddp.core import packed
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.models import bundle
-from kfp_ddp.storage.store import sha256
 from tests import run_output
 from tests.commands import call, document, output, refused
 

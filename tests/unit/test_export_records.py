@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from kfp_ddp import __version__
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.export import infra, infra_process, provenance
 from kfp_ddp.k8s.pods import record_images, used_images
-from kfp_ddp.storage.store import sha256
 from tests import cluster
 from tests.evaluations import record
 

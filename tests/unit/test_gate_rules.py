@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.evaluation.comparison import mcnemar
@@ -16,7 +17,6 @@ from kfp_ddp.evaluation.gate.engine import verdict_of
 from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
 from kfp_ddp.models.champion import CHAMPION
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, slice_of, wilson
-from kfp_ddp.storage.store import sha256
 from tests import gating
 from tests.evaluations import record
 from tests.gating import evaluation, exported, judged

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.checkpoint import Checkpoint, newest_valid, verify
 from kfp_ddp.training.manifest import (
     DIGEST,
     MANIFEST,
     STATE,
-    digest_of,
     read_manifest,
     step_dir,
     step_dirs,
@@ -176,16 +176,16 @@ def test_incomplete_folder_is_refused(two: Path, kind: str) -> None:
 def test_manifest_is_read_with_or_without_its_digest(tmp_path: Path) -> None:
     files = {STATE: {"sha256": "ab" * 32, "size": 7}}
     fields = {"step": 12, "files": files, "classes": ["\N{SNOWMAN}"], "loss": float("nan")}
-    for more in ({}, {DIGEST: digest_of(fields)}):
+    for more in ({}, {DIGEST: sha256_of_json(fields)}):
         for ascii_only in (True, False):
             text = json.dumps({**fields, **more}, ensure_ascii=ascii_only)
             (tmp_path / MANIFEST).write_text(text, encoding="utf-8")
             manifest = read_manifest(tmp_path)
             assert (manifest.step, manifest.digest) == (12, "ab" * 32)
             assert json.dumps(manifest.fields) == json.dumps(fields)
-    assert digest_of(dict(reversed(fields.items()))) == digest_of(fields)
+    assert sha256_of_json(dict(reversed(fields.items()))) == sha256_of_json(fields)
     text = json.dumps({"a": 1, "b": [2]})
-    assert digest_of({"b": [2], "a": 1}) == hashlib.sha256(text.encode()).hexdigest()
+    assert sha256_of_json({"b": [2], "a": 1}) == hashlib.sha256(text.encode()).hexdigest()
     wrong: tuple[Any, ...] = ("", "0" * 64, 0, False, [])
     for digest in wrong:
         (tmp_path / MANIFEST).write_text(json.dumps({**fields, DIGEST: digest}))

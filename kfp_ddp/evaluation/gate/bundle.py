@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pydantic import Field
 
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
 from kfp_ddp.models import variants
 from kfp_ddp.models.bundle import METRICS, Bundle
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.storage.store import sha256
 
 INFRA, LATENCY = "infra.json", "latency.json"
 _LARGEST = 1 << 20

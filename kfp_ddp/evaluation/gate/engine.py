@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp import report
+from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import VERDICT
@@ -23,7 +24,6 @@ from kfp_ddp.models.evaluation import FILE, Compared, Evaluation, reason
 from kfp_ddp.report.render import render
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.storage.store import sha256
 
 if TYPE_CHECKING:
     from kfp import dsl

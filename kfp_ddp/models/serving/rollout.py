@@ -7,12 +7,12 @@ service has the previous predictor. The service alone so tells a later step how 
 after a crash or a cancel. KServe splits requests only with Knative.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
 from typing import Any
 
+from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, custom
@@ -40,9 +40,7 @@ MODE = "serving.kserve.io/deploymentMode"
 
 def labelled(predictor: Object, version: str, uri: str, run_id: str) -> Object:
     """Return a predictor of a manifest with labels and annotations that identify its pods."""
-    content = json.dumps([predictor, version], sort_keys=True)
-    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    labels = {SPEC: digest, VERSION: version}
+    labels = {SPEC: sha256_of_json([predictor, version])[:16], VERSION: version}
     annotations = {RUN: run_id, BUNDLE: uri}
     if "maxReplicas" not in predictor:
         # Without it KServe makes a HorizontalPodAutoscaler, which needs a metrics server.
