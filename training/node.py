@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kfp_ddp.core.errors import FULL, KfpDdpError, StorageError, full
+from kfp_ddp.core.errors import FULL, PREEMPTED, InputError, KfpDdpError, StorageError, full
 from kfp_ddp.core.failure import Failure, cause_in_error_files, final_failure, report
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import batches
@@ -35,21 +35,41 @@ from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Par
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 UNRESPONSIVE_SECONDS = 5.0
 """Seconds without a response to a signal, after which this process exits at once."""
-
-
+PROGRAM = "python -m kfp_ddp.training.node [torchrun flags] --"
 ERRORS = "kfp-ddp-errors-"
 """Prefix of a temporary folder, followed by the id of its process."""
 ABANDONED_SECONDS = 86400
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Launch, wait, and return 0 (done), 143 (preempted) or the exit code of the first failure."""
-    end_with_parent()
-    torchrun, flags = split_flags(sys.argv[1:] if argv is None else argv)
+def main() -> int:
+    """Train; return 0 (done), 143 (preempted) or the exit code of the first failure."""
+    return run_node(lambda torchrun, flags: train(torchrun, parse(flags, prog=PROGRAM)))
+
+
+def run_node(work: Callable[[list[str], list[str]], int]) -> int:
+    """Return what `work` returns for the flags of torchrun before `--`, and the flags after it.
+
+    A signal before the ranks start, and an error that is no failure of a rank, are reported as such
+    a failure is. The end of the parent process is a SIGTERM.
+    """
+    Parent().on_gone = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    for number in STOPS:
+        signal.signal(number, signal.default_int_handler)
+    argv = sys.argv[1:] if "--" in sys.argv else ["--", *sys.argv[1:]]
+    at = argv.index("--")
     try:
-        config = parse(flags, prog="python -m kfp_ddp.training.node [torchrun flags] --")
+        return work(argv[:at], argv[at + 1 :])
+    except KeyboardInterrupt:
+        return report(Failure(PREEMPTED, -1, "stopped before the ranks started", True), None)
     except KfpDdpError as error:
-        return report_known(error, None)
+        retryable = error.retryable or not isinstance(error, InputError)
+        return report(Failure(error.exit_code, -1, str(error), retryable), None)
+
+
+def train(
+    torchrun: Sequence[str], config: TrainConfig, finish: Callable[[], None] = lambda: None
+) -> int:
+    """Train with the ranks of this node; see `launch`."""
     earlier, metrics = 0, RunFolder(config.output_dir).metrics
     with contextlib.suppress(OSError):
         earlier = metrics.stat().st_size
@@ -59,19 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Path(config.output_dir),
         check=lambda args: _check_ranks(args, config),
         summary=lambda: _last_checkpoint(metrics, earlier),
+        finish=finish,
     )
-
-
-def end_with_parent() -> None:
-    """Stop the ranks of this process, as on SIGTERM, when its parent process is gone."""
-    Parent().on_gone = lambda: os.kill(os.getpid(), signal.SIGTERM)
-
-
-def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the flags of torchrun before `--` from those of the ranks after it."""
-    arguments = list(argv) if "--" in argv else ["--", *argv]
-    at = arguments.index("--")
-    return arguments[:at], arguments[at + 1 :]
 
 
 def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
@@ -99,11 +108,14 @@ def launch(
     *,
     check: Callable[[argparse.Namespace], None],
     summary: Callable[[], str],
+    finish: Callable[[], None] = lambda: None,
 ) -> int:
     """Start the ranks of this node, wait, and return 0, 143 if stopped, or the first exit code.
 
     `program` is a module and its arguments, whose logs go to `logs` in `output_dir`. `check` raises
     a KfpDdpError for invalid flags of torchrun; `summary` describes what remains of stopped work.
+    Afterwards signals are ignored, as the caller may upload results. If this cannot return after a
+    signal, `finish` is called in its place, from a thread, before the process exits.
     """
     from torch.distributed import run
 
@@ -115,10 +127,12 @@ def launch(
     args.log_dir, file = str(log_dir), log_dir / name
     try:
         check(args)
+        _complete(args, least, most)
+        return _supervise(args, summary, file, finish)
     except KfpDdpError as error:
-        return report_known(error, file)
-    _complete(args, least, most)
-    return _supervise(args, summary, file)
+        return report(Failure(error.exit_code, -1, str(error), error.retryable), file)
+    finally:
+        _ignore_signals()
 
 
 def _complete(args: argparse.Namespace, least: int, most: int) -> None:
@@ -140,7 +154,9 @@ def _complete(args: argparse.Namespace, least: int, most: int) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
 
-def _supervise(args: argparse.Namespace, summary: Callable[[], str], file: Path) -> int:
+def _supervise(
+    args: argparse.Namespace, summary: Callable[[], str], file: Path, finish: Callable[[], None]
+) -> int:
     """Start the ranks, wait, and return the exit code; the cause of a failure is in `file`."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -153,7 +169,7 @@ def _supervise(args: argparse.Namespace, summary: Callable[[], str], file: Path)
     settings.logs_specs = logs = _logs(args.log_dir)
     settings.signals_to_handle = "SIGQUIT"  # the others are handled below
     settings.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
-    _stop_on_signals(file)
+    _stop_on_signals(file, finish)
     try:
         elastic_launch(settings, command)(*command_args)
     except SignalException as error:
@@ -165,7 +181,7 @@ def _supervise(args: argparse.Namespace, summary: Callable[[], str], file: Path)
         return report(cause_in_error_files(error, summary()), file)
     except Exception as error:  # noqa: BLE001  any error is reported in one line
         if isinstance(error, OSError) and error.errno in FULL:
-            return report_known(StorageError(full(error, args.log_dir)), file)
+            raise StorageError(full(error, args.log_dir)) from None
         traceback.print_exception(error)
         lines = str(error).strip().splitlines()
         line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -173,27 +189,27 @@ def _supervise(args: argparse.Namespace, summary: Callable[[], str], file: Path)
     return 0
 
 
-def _stop_on_signals(file: Path) -> None:
+def _ignore_signals() -> None:
+    for number in (*STOPS, FINAL):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _stop_on_signals(file: Path, finish: Callable[[], None]) -> None:
     """Let the first signal raise torch's SignalException, which stops the ranks in order."""
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    handled = threading.Event()
+    handled, ending = threading.Event(), threading.Lock()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        handled.set()
-        for other in (*STOPS, FINAL):
-            signal.signal(other, signal.SIG_IGN)  # a second one must not interrupt the stop
+        _ignore_signals()  # a second one must not interrupt the stop
+        with ending:
+            handled.set()
         cause = signal.SIGTERM if number == FINAL else signal.Signals(number)
         raise SignalException(f"got {signal.Signals(number).name}", cause)
 
     for number in (*STOPS, FINAL):
         signal.signal(number, stop)
-    _exit_when_unresponsive(handled, file)
-
-
-def report_known(error: KfpDdpError, file: Path | None) -> int:
-    """Report an error from before the start of the ranks; return its exit code."""
-    return report(Failure(error.exit_code, -1, str(error), error.retryable), file)
+    _exit_when_unresponsive(handled, ending, file, finish)
 
 
 def _last_checkpoint(metrics: Path, earlier: int) -> str:
@@ -246,7 +262,9 @@ def _remove_abandoned() -> None:
                 shutil.rmtree(folder)
 
 
-def _exit_when_unresponsive(handled: threading.Event, file: Path) -> None:
+def _exit_when_unresponsive(
+    handled: threading.Event, ending: threading.Lock, file: Path, finish: Callable[[], None]
+) -> None:
     """Exit when a signal asks for a stop and its Python handler does not run.
 
     A rendezvous with a missing node waits in C++ for minutes, in which Python runs no handlers. No
@@ -259,10 +277,17 @@ def _exit_when_unresponsive(handled: threading.Event, file: Path) -> None:
 
     def watch() -> None:
         while number := os.read(read, 1):
-            ends = number[0] in STOPS
-            if ends and not handled.wait(UNRESPONSIVE_SECONDS):
+            if number[0] not in STOPS or handled.wait(UNRESPONSIVE_SECONDS):
+                continue
+            with ending:  # a handler that runs only now waits for our exit
+                if handled.is_set():
+                    return
                 line = f"stopped by {signal.Signals(number[0]).name} before all nodes had joined"
-                os._exit(report(Failure(128 + number[0], -1, line, True), file))
+                code = report(Failure(128 + number[0], -1, line, True), file)
+                try:
+                    finish()
+                finally:
+                    os._exit(code)
 
     threading.Thread(target=watch, daemon=True).start()
 

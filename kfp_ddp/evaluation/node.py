@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.evaluation.ranks import evaluate_share, with_local_folders
@@ -25,19 +24,10 @@ from kfp_ddp.training.watch import Parent
 RANK = "--rank"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Download inputs, evaluate and upload results. Exit codes are as in a training."""
-    node.end_with_parent()
+def evaluate(torchrun: Sequence[str], flags: Sequence[str]) -> int:
+    """Download, run the ranks of this node, and upload; exit codes are as in a training."""
     adopt_secrets()
-    torchrun, flags = node.split_flags(argv)
-    try:
-        return evaluate(torchrun, EvaluationRequest.parse(flags))
-    except KfpDdpError as error:
-        return node.report_known(error, None)
-
-
-def evaluate(torchrun: Sequence[str], request: EvaluationRequest) -> int:
-    """Run the ranks of this node and return their exit code."""
+    request = EvaluationRequest.parse(flags)
     with (
         open_workspace(request.run_dir, "evaluate") as folder,
         with_local_folders(request, folder) as local,
@@ -78,4 +68,4 @@ def _evaluate_with_others(request: EvaluationRequest) -> bool:
 if __name__ == "__main__":
     if sys.argv[1:2] == [RANK]:
         leave(rank(sys.argv[2:]))
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(node.run_node(evaluate))

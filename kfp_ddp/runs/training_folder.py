@@ -13,6 +13,8 @@ from typing import Self
 from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError, writing
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.datasets.access import local_dataset
+from kfp_ddp.models import initial_weights
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.runs.workspace import MORE_STORAGE, OUTGOING, RemoteFolder
 from kfp_ddp.training.config import TrainConfig
@@ -184,6 +186,29 @@ class FollowedFolder(RemoteFolder):
         complete = checkpoints.complete(self.store, CHECKPOINTS)
         manifests = [f"{name}/{MANIFEST}" for name in complete]
         self.download(name for name in manifests if not (self.path / name).exists())
+
+
+@contextlib.contextmanager
+def with_local_folders(config: TrainConfig) -> Iterator[TrainConfig]:
+    """Yield the configuration with local folders; what is not local is downloaded or uploaded."""
+    run_id = config.run_id.partition("/")[0]
+    with (
+        training_folder(config) as run_dir,
+        local_dataset(config.data, run_dir, run_id) as data,
+    ):
+        folders = {"data": str(data), "output_dir": str(run_dir)}
+        if config.stop_when_stale:
+            folders["stop_when_stale"] = str(RunFolder(run_dir).heartbeat)
+        yield with_local_weights(TrainConfig.create(**{**config.explicit(), **folders}))
+
+
+def with_local_weights(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with local initial weights, downloaded to the run's folder."""
+    if not initial_weights.is_per_node(config.pretrained):
+        return config
+    folder = RunFolder(config.output_dir).initial_weights
+    weights = initial_weights.download(config.pretrained, folder)
+    return TrainConfig.create(**{**config.explicit(), "pretrained": str(weights)})
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from google.cloud import storage
 from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.models import bundle, champion, initial_weights, weights
-from kfp_ddp.runs.train.on_node import with_local_weights
+from kfp_ddp.runs.training_folder import with_local_weights
 from kfp_ddp.storage.http import origin
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.source import Retry
@@ -43,7 +43,7 @@ def config(pretrained: str, output: Path) -> TrainConfig:
 
 def local(address: str, run_dir: Path) -> Path:
     """Return the local copy of the weights for a run."""
-    return Path(with_local_weights(config(address, run_dir), run_dir).pretrained)
+    return Path(with_local_weights(config(address, run_dir)).pretrained)
 
 
 def agrees(path: Path, state: dict[str, torch.Tensor]) -> bool:
@@ -110,9 +110,9 @@ def test_unreachable_address_is_one_line(tmp_path: Path) -> None:
         local("https://127.0.0.1:9/x-01234567.pth", tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"cannot download pretrained=file:///nowhere/x\.pth to"):
-        with_local_weights(config("file:///nowhere/x.pth", tmp_path), tmp_path / "file")
+        with_local_weights(config("file:///nowhere/x.pth", tmp_path / "file"))
     plain: Any = config("/a/path.pth", tmp_path)
-    assert with_local_weights(plain, tmp_path) is plain
+    assert with_local_weights(plain) is plain
 
 
 def test_torchvision_weights_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

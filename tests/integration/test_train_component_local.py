@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from kfp_ddp import __version__
-from kfp_ddp.core import folders
+from kfp_ddp.core import failure, folders
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.datasets.access import EachNode, options_on_nodes
 from kfp_ddp.datasets.options import SyncOptions
@@ -253,13 +254,24 @@ def work(tmp_path: Path) -> Path:
 class Worker:
     """A pod of the job, with its own folder."""
 
-    def __init__(self, tmp_path: Path, name: str, work: Path, data: str, epochs: int) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        name: str,
+        work: Path,
+        data: str,
+        *torchrun: str,
+        epochs: int = 400,
+        port: int = 9,
+    ) -> None:
+        """Start it; `port` is that of a server for gs://."""
         self.folder = tmp_path / name
         self.folder.mkdir()
         config = TrainConfig.create(
             data=data, output_dir=f"file://{work}", run_id="run-1/train", epochs=epochs, **LOOP
         )
         _, *command = node_command(config)
+        command[2:2] = torchrun
         with (self.folder / "log").open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *command],
@@ -268,6 +280,7 @@ class Worker:
                 env={
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
+                    "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
                     folders.SCRATCH_VARIABLE: str(self.folder / "scratch"),
                     "KFP_DDP_TERMINATION_LOG": str(self.folder / "last-words"),
                 },
@@ -320,7 +333,7 @@ def train(tmp_path: Path, work: Path, data: str, epochs: int) -> str:
 
 @pytest.mark.slow
 def test_a_step_resumes_where_a_worker_stopped(tmp_path: Path, work: Path, on_node: str) -> None:
-    first = Worker(tmp_path, "first", work, on_node, epochs=400)
+    first = Worker(tmp_path, "first", work, on_node)
     until(lambda: newest(work) > 0 or first.process.poll() is not None, lambda: first.log)
     first.process.terminate()
     assert first.process.wait(120) == 143, first.log
@@ -353,3 +366,57 @@ def test_a_dataset_that_cannot_be_synced_is_the_reported_failure(
     assert worker.process.wait(120) == code, worker.log
     assert message in worker.failure.error
     assert worker.failure.retryable is retryable
+
+
+@pytest.mark.slow
+def test_a_worker_that_lost_a_rank_uploads_and_one_that_is_killed_leaves_none(
+    tmp_path: Path, work: Path, on_node: str
+) -> None:
+    first = Worker(tmp_path, "first", work, on_node)
+    until(lambda: newest(work) > 0 or first.process.poll() is not None, lambda: first.log)
+    (rank,) = psutil.Process(first.process.pid).children()
+    rank.kill()
+    assert first.process.wait(60) == 137, first.log
+    assert (first.failure.rank, first.failure.error) == (0, "ended by SIGKILL")
+    assert failure.read(work / "logs") == first.failure
+    (local,) = first.folder.glob("scratch/runs/*/*")
+    assert newest(work) == newest(local)
+    assert not list(work.glob(".leases/*"))
+
+    second = Worker(tmp_path, "second", work, on_node)
+    until(lambda: newest(work) > newest(local), lambda: second.log)
+    ranks = psutil.Process(second.process.pid).children()
+    second.process.kill()
+    assert second.process.wait() == -signal.SIGKILL
+    assert psutil.wait_procs(ranks, timeout=30)[1] == []
+
+
+def test_a_worker_is_stopped_while_it_downloads(tmp_path: Path, work: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        data = EachNode("gs://bucket", "squares", "f" * 64, {}).address()
+        worker = Worker(tmp_path, "worker", work, data, port=silent.getsockname()[1])
+        with silent.accept()[0]:
+            worker.process.terminate()
+            assert worker.process.wait(30) == 143, worker.log
+    assert worker.failure.retryable
+    assert worker.failure.error == "stopped before the ranks started"
+    assert not list(work.glob(".leases/*"))
+
+
+@pytest.mark.slow
+def test_a_worker_is_stopped_while_it_waits_for_others(
+    tmp_path: Path, work: Path, on_node: str
+) -> None:
+    """It waits in C++, where no Python handler runs; its last upload takes place all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        first = ("--master-addr=127.0.0.1", f"--master-port={silent.getsockname()[1]}")
+        worker = Worker(tmp_path, "worker", work, on_node, "--nnodes=2", "--node-rank=1", *first)
+        with silent.accept()[0]:
+            assert list(work.glob(".leases/*"))
+            worker.process.terminate()
+            assert worker.process.wait(30) == 143, worker.log
+    (record,) = work.glob("logs/failure-*.json")
+    assert "stopped by SIGTERM before all nodes had joined" in record.read_text()
+    assert not list(work.glob(".leases/*"))

@@ -175,7 +175,8 @@ def test_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: str, thre
         monkeypatch.setenv(name, set_to)
     if not set_to:
         monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(node, "_stop_on_signals", lambda file: None)
+    for function in ("_stop_on_signals", "_ignore_signals"):
+        monkeypatch.setattr(node, function, lambda *arguments: None)
     monkeypatch.setattr(node, "cpus_of_a_rank", lambda ranks: 9 / ranks)
     monkeypatch.setattr(api, "elastic_launch", lambda settings, command: lambda *argv: None)
     nothing: dict[str, Any] = {"check": lambda args: None, "summary": str}

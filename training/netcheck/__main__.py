@@ -5,13 +5,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kfp_ddp.training.node import end_with_parent, launch, split_flags
+from kfp_ddp.training.node import launch, run_node
 
 
-def main() -> int:
+def measure(torchrun: list[str], flags: list[str]) -> int:
     """Launch, wait, and return 0 or the exit code of the first failure."""
-    end_with_parent()
-    torchrun, (settings,) = split_flags(sys.argv[1:])
+    (settings,) = flags
     with tempfile.TemporaryDirectory(prefix="netcheck-") as folder:
         arguments = json.dumps({**json.loads(settings), "output_dir": folder})
         return launch(
@@ -24,4 +23,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_node(measure))

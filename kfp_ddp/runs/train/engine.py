@@ -12,7 +12,7 @@ from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step, write_artifact, write_job
-from kfp_ddp.datasets.access import local_dataset, using
+from kfp_ddp.datasets.access import using
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
@@ -21,9 +21,12 @@ from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
-from kfp_ddp.runs.train.on_node import with_local_folders, with_local_weights
 from kfp_ddp.runs.train.outputs import newest_checkpoint, write_outputs
-from kfp_ddp.runs.training_folder import followed_folder, training_folder
+from kfp_ddp.runs.training_folder import (
+    followed_folder,
+    with_local_folders,
+    with_local_weights,
+)
 from kfp_ddp.runs.workspace import create_run_folder
 from kfp_ddp.training.config import TrainConfig
 
@@ -79,15 +82,12 @@ def run(
             if backend == "local":
                 checked = LaunchSpec.create(**fields, command=["true"])
                 ranks = checked.nproc_per_node or local_gpus()
-                with (
-                    training_folder(config) as run_dir,
-                    local_dataset(dataset_path, run_dir, run_id) as data,
-                ):
-                    local = with_local_folders(config, data, run_dir)
-                    record, claim = _train_here(local, task_name, ranks, RunFolder(run_dir)), ""
+                with with_local_folders(config) as local:
+                    run_dir = Path(local.output_dir)
+                    record, claim = _train_here(local, task_name, ranks), ""
             else:
                 ids = (run_id, task_name, task_id)
-                config = config if is_remote(place) else with_local_weights(config, Path(place))
+                config = config if is_remote(place) else with_local_weights(config)
                 fields["kind"] = backend
                 fields = with_task_config(task_config, fields)
                 run_dir, refresh = stack.enter_context(followed_folder(place))
@@ -109,22 +109,21 @@ def run(
     return Trained(checkpoint, place, "")
 
 
-def _train_here(
-    config: TrainConfig, task_name: str, ranks: int, folder: RunFolder
-) -> dict[str, Any]:
+def _train_here(config: TrainConfig, task_name: str, ranks: int) -> dict[str, Any]:
     """Train with processes of this step; returns its record."""
-    print(f"{task_name}: {ranks} rank(s), output in {folder.path}", flush=True)
-    ended = run_ranks(config.to_argv(), ranks, folder.path)
+    folder = Path(config.output_dir)
+    print(f"{task_name}: {ranks} rank(s), output in {folder}", flush=True)
+    ended = run_ranks(config.to_argv(), ranks, folder)
     if ended.code == 0 and ended.stopped_by is None:
         ran = record_images()
         return {"backend": "local", "config": config.model_dump(), "kfp_ddp": ran}
-    newest = newest_checkpoint(folder.path)
+    newest = newest_checkpoint(folder)
     checkpoint = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
     if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
         raise RunCancelledError(
-            f"training was stopped; {checkpoint} in {folder.path}; run it again to resume"
+            f"training was stopped; {checkpoint} in {folder}; run it again to resume"
         )
-    raise JobError(f"training failed: {ended.cause(folder.path)}; {checkpoint}")
+    raise JobError(f"training failed: {ended.cause(folder)}; {checkpoint}")
 
 
 def _train_on_cluster(
