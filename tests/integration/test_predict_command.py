@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import signal
@@ -56,6 +57,17 @@ def test_pictures_are_listed_sorted_and_explained(sealed: Path, tmp_path: Path) 
     assert len(list(explained.glob("*.png"))) == 6
     with Image.open(explained / f"{one.stem}.png") as picture:
         assert picture.size == (16, 16)
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error(sealed: Path, tmp_path: Path) -> None:
+    """As of `| head -1`."""
+    pictures = photographs.write(tmp_path, 1, ["a"])
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = [sys.executable, "-m", "kfp_ddp", "predict", str(sealed), str(pictures)]
+    done = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert done.stderr == b""
 
 
 def test_links_and_formulas(sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
