@@ -166,7 +166,8 @@ def _info(classes: int) -> Any:
 def _onnx(sizes: tuple[int, ...]) -> dict[str, float]:
     import torch
 
-    from kfp_ddp.export.formats import ONNX, Servable, eager, onnx_predict, trace, write_onnx
+    from kfp_ddp.export.formats import Servable, eager, onnx_predict, trace, write_onnx
+    from kfp_ddp.models.bundle import ONNX
     from kfp_ddp.training.model import build
 
     model = build("resnet50", CLASSES)

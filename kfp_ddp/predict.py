@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(UNIX_ONLY, name=error.name) from None
 from kfp_ddp.models import onnx_runtimes, programs
-from kfp_ddp.models.bundle import LARGEST_MODEL
+from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, PROGRAM
 from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.training import decoder
@@ -139,8 +139,8 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
     sealed = open_bundle(bundle, signer=signer)
     interface = read_interface(sealed)
     loaders: dict[str, tuple[str, Callable[[bytes], Logits]]] = {
-        "model.onnx": (ONNXRUNTIME, onnx_runtimes.load),
-        "model.pt2": ("torch", programs.load),
+        ONNX: (ONNXRUNTIME, onnx_runtimes.load),
+        PROGRAM: ("torch", programs.load),
     }
     usable = {name: loader for name, loader in loaders.items() if name in sealed.listed}
     for name, (runtime, loader) in usable.items():

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.local.pipeline import COMPILED
+from kfp_ddp.pipelines.form import COMPILED
 
 
 def pipeline(
-    arguments: dict[str, Any], folder: Path, compiled: Path = COMPILED
+    arguments: dict[str, Any], folder: Path, compiled: Path = COMPILED / "train_resnet.yaml"
 ) -> "subprocess.CompletedProcess[str]":
     """Run a compiled pipeline through kfp.local, with its folders below `folder`."""
     program = [sys.executable, "-m", "kfp_ddp.local.pipeline"]

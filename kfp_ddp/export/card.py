@@ -8,35 +8,34 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.core.text import cell
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.models.variants import FILE, FILES, VariantsRecord
+from kfp_ddp.models.variants import FILES, VariantsRecord
 from kfp_ddp.report.summary import figures
 
 if TYPE_CHECKING:
     from kfp import dsl
 
 _FILES = {
-    "model.safetensors": "weights, for `build` and `load_state_dict`; normalisation not included",
-    "model.pt2": "`torch.export` program, normalisation included",
-    "model.onnx": "ONNX opset 18, IR 8, normalisation included",
+    bundle.WEIGHTS: "weights, for `build` and `load_state_dict`; normalisation not included",
+    bundle.PROGRAM: "`torch.export` program, normalisation included",
+    bundle.ONNX: "ONNX opset 18, IR 8, normalisation included",
     "model.fp16.onnx": "the same in float16",
     "model.int8.onnx": "the same in int8",
     "model.resize.onnx": "the same for images of any size, resizing and cropping included",
     "serving/": "model repository for Triton, KServe and OpenVINO Model Server",
-    "network.py": "the file that `build`s the network; it is in `model.safetensors` too",
-    "classes.json": "class names in the order of the logits",
-    "signature.json": "names, shapes and types of input and output, preprocessing",
-    "config.json": "configuration of training and export",
-    "metrics.json": "the evaluation",
+    bundle.CODE: "the file that `build`s the network; it is in `model.safetensors` too",
+    bundle.CLASSES: "class names in the order of the logits",
+    bundle.INTERFACE: "names, shapes and types of input and output, preprocessing",
+    bundle.CONFIG: "configuration of training and export",
+    bundle.METRICS: "the evaluation",
     "predictions.csv": "the prediction for each sample, to compare a challenger with",
-    "parity.json": "agreement of each format with the checkpoint",
-    "variants.json": "the further forms, evaluated on the complete split, and those left out",
-    "provenance.json": "checkpoint, data, code, image and packages, as a CycloneDX document",
-    "latency.json": "milliseconds per call on the exporting machine",
-    "infra.json": "each ONNX file in a process with its runtime only: results, time, memory",
+    bundle.PARITY: "agreement of each format with the checkpoint",
+    bundle.VARIANTS: "the further forms, evaluated on the complete split, and those left out",
+    bundle.PROVENANCE: "checkpoint, data, code, image and packages, as a CycloneDX document",
+    bundle.LATENCY: "milliseconds per call on the exporting machine",
+    bundle.INFRA: "each ONNX file in a process with its runtime only: results, time, memory",
     "sample/": "a v2 request, and the expected response",
-    "MANIFEST.sha256": "digests of all files: `sha256sum -c MANIFEST.sha256`",
+    bundle.MANIFEST: "digests of all files: `sha256sum -c MANIFEST.sha256`",
 }
-_ONNX = "model.onnx"
 _ONNX_LOAD = """import json, numpy, onnxruntime
 from PIL import Image, ImageOps
 
@@ -100,15 +99,15 @@ def readme(
     code_digest = config.get("model_sha256", "")
     size, short = result.image_size, signature["preprocessing"]["short_side"]
     before, over = (signature["preprocessing"][name] for name in ("before", "background"))
-    missing = {*left_out, *(["serving/", "sample/"] if _ONNX in left_out else [])}
-    missing |= set() if code_digest else {"network.py"}
+    missing = {*left_out, *(["serving/", "sample/"] if bundle.ONNX in left_out else [])}
+    missing |= set() if code_digest else {bundle.CODE}
     missing |= set(FILES.values()) - {one.file for one in record.variants}
-    missing |= set() if record.requested else {FILE}
+    missing |= set() if record.requested else {bundle.VARIANTS}
     files = "\n".join(f"| `{f}` | {text} |" for f, text in _FILES.items() if f not in missing)
     table = "\n".join(figures(result))
     worst = sorted((c for c in result.classes if c.samples), key=lambda c: c.recall)[:3]
     weak = ", ".join(f"{cell(c.name)} ({c.recall:.3f})" for c in worst)
-    ways = {"model.pt2": _TORCH_ALONE, _ONNX: _KSERVE}
+    ways = {bundle.PROGRAM: _TORCH_ALONE, bundle.ONNX: _KSERVE}
     other_ways = "\n".join(way for file, way in ways.items() if file not in left_out)
     return f"""# {name}
 
@@ -128,7 +127,7 @@ Lowest recall: {weak}. Other data were not evaluated.
 Before the model: {"; ".join(before)}. Normalisation is in the graph.
 
 ```python
-{_TORCH_LOAD if _ONNX in left_out else _ONNX_LOAD}
+{_TORCH_LOAD if bundle.ONNX in left_out else _ONNX_LOAD}
 image = ImageOps.exif_transpose(Image.open("picture.jpg")).convert("{"RGBA" if over else "RGB"}")
 {_OVER.format(over) if over else ""}\
 scale = {short} / min(image.size)
@@ -136,7 +135,7 @@ image = image.resize([max({short}, round(side * scale)) for side in image.size],
 left, top = ((side - {size}) // 2 for side in image.size)
 image = image.crop((left, top, left + {size}, top + {size}))
 images = numpy.asarray(image, dtype=numpy.uint8).transpose(2, 0, 1)[None]
-{_TORCH_CALL if _ONNX in left_out else _ONNX_CALL}
+{_TORCH_CALL if bundle.ONNX in left_out else _ONNX_CALL}
 print(classes[logits[0].argmax()])
 ```
 

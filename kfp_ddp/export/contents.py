@@ -12,7 +12,6 @@ from kfp_ddp.export import card, formats, infra, prove, provenance, variants
 from kfp_ddp.export.engine import key
 from kfp_ddp.export.formats import INPUT, OUTPUT
 from kfp_ddp.models import bundle
-from kfp_ddp.models import variants as further_forms
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.programs import MAX_BATCH
 from kfp_ddp.models.release import Variants
@@ -48,19 +47,19 @@ def write(
     signature, config = describe_signature(info), describe_config(info, inputs)
     if left_out:
         parity["left_out"] = signature["left_out"] = left_out
-    onnx = folder / formats.ONNX
+    onnx = folder / bundle.ONNX
     if onnx.exists():
         write_repository(folder / "serving", onnx, model_name, info.classes, info.image_size)
     documents: dict[str, Any] = {
-        "classes.json": list(info.classes),
-        "signature.json": signature,
+        bundle.CLASSES: list(info.classes),
+        bundle.INTERFACE: signature,
         bundle.CONFIG: config,
-        "parity.json": parity,
-        "latency.json": prove.latency(timed, info.image_size),
-        provenance.FILE: provenance.record(folder, model_name, result),
+        bundle.PARITY: parity,
+        bundle.LATENCY: prove.latency(timed, info.image_size),
+        bundle.PROVENANCE: provenance.record(folder, model_name, result),
     }
     if requested.variants:
-        documents[further_forms.FILE] = record.model_dump(mode="json")
+        documents[bundle.VARIANTS] = record.model_dump(mode="json")
     for name, content in documents.items():
         bundle.write_json(folder / name, content)
     infra.validate_onnx(folder, reference, images, parity["allowed_abs_difference"], model_name)
@@ -126,7 +125,7 @@ def write_repository(
     """Write the model repository to `folder`; the model is a hard link if possible."""
     version = folder / name / "1"
     version.mkdir(parents=True)
-    link_or_copy(onnx, version / "model.onnx")
+    link_or_copy(onnx, version / bundle.ONNX)
     labels = [" ".join(line.split()) for line in classes]  # names may have line feeds
     (folder / name / "labels.txt").write_text("\n".join(labels) + "\n", encoding="utf-8")
     # For Triton; max_batch_size implies the batch dimension.

@@ -141,7 +141,7 @@ def _report(
     sizes = {name: (folder / name).stat().st_size for name in facts["formats"].split(", ")}
     parity, latency = (
         json.loads((folder / name).read_text(encoding="utf-8"))
-        for name in ("parity.json", "latency.json")
+        for name in (bundle.PARITY, bundle.LATENCY)
     )
     fact, record = f"{uri}, digest {facts['digest']}", variants.read(bundle.local_bundle(folder))
     text = card.markdown(model_name, fact, sizes, parity, latency, record)

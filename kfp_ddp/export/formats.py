@@ -14,17 +14,14 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.models import weights
-from kfp_ddp.models.bundle import WEIGHTS
+from kfp_ddp.models.bundle import CODE, ONNX, PROGRAM, WEIGHTS
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, OPENVINO, load
 from kfp_ddp.models.programs import MAX_BATCH
 from kfp_ddp.training import model_file
 from kfp_ddp.training.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.model import logits, normalise
 
-PROGRAM, ONNX = "model.pt2", "model.onnx"
 IN_OPENVINO = f"{ONNX} in OpenVINO"
-CODE = "network.py"
-"""The source file of a custom network, for information."""
 INPUT, OUTPUT = "images", "logits"
 # What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
 OPSET, IR_VERSION = 18, 8

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kfp_ddp.export import infra_process
-from kfp_ddp.export.formats import INPUT, ONNX, OUTPUT, Predict
+from kfp_ddp.export.formats import INPUT, OUTPUT, Predict
 from kfp_ddp.models import bundle
+from kfp_ddp.models.bundle import INFRA, ONNX
 from kfp_ddp.training.time_spent import cpus_of_a_rank
 
-FILE = "infra.json"
 SECONDS = 300.0
 """Timeout to load a model and answer."""
 SECONDS_EACH = 0.2
@@ -37,13 +37,13 @@ _RUNTIME = "onnxruntime"
 def validate_onnx(
     folder: Path, reference: Predict, images: Tensor, allowed: float, model_name: str
 ) -> None:
-    """Validate a bundle's ONNX files, and write `FILE` and the sample.
+    """Validate a bundle's ONNX files, and write `INFRA` and the sample.
 
     On images, uint8 [N, 3, S, S], logits of `model.onnx` may differ from those of `reference`, the
     checkpoint, by at most `allowed`.
     """
     expected = reference(images).numpy()
-    bundle.write_json(folder / FILE, validate(folder, images.numpy(), expected, allowed))
+    bundle.write_json(folder / INFRA, validate(folder, images.numpy(), expected, allowed))
     if (folder / ONNX).exists():
         image = pattern(images.shape[-1])
         logits = reference(torch.from_numpy(image)[None])[0].numpy()
@@ -57,7 +57,7 @@ def validate(
 
     `expected` are the checkpoint's logits, float32 [N, classes], and `allowed` is the largest
     difference of `model.onnx`; other files are variants, whose accuracy is measured elsewhere.
-    Return the content of `FILE`: whether all passed, the reason if not, time and memory of each.
+    Return the content of `INFRA`: whether all passed, the reason if not, time and memory of each.
     """
     results: dict[str, Any] = {}
     reason = ""

@@ -17,13 +17,12 @@ from kfp_ddp.core.digest import sha256
 from kfp_ddp.k8s.pods import record_images
 from kfp_ddp.models.evaluation import Evaluation
 
-FILE = "provenance.json"
 _OURS = "kfp-ddp"
 _REVISION = re.compile(r"[0-9a-f]{40,64}")
 
 
 def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
-    """Return the content of `FILE` for a bundle; equal inputs give equal bytes."""
+    """Return the content of `bundle.PROVENANCE` for a bundle; equal inputs give equal bytes."""
     properties = {
         "checkpoint_sha256": result.checkpoint_digest,
         "dataset_digest": result.dataset_digest,

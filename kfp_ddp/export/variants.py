@@ -13,9 +13,9 @@ from kfp_ddp.evaluation.comparison import newcombe
 from kfp_ddp.evaluation.measure import Tally
 from kfp_ddp.evaluation.predict import Predictions, batches
 from kfp_ddp.export import formats, onnx_forms
-from kfp_ddp.export.formats import ONNX, Predict, reason
+from kfp_ddp.export.formats import Predict, reason
 from kfp_ddp.models import weights
-from kfp_ddp.models.bundle import WEIGHTS
+from kfp_ddp.models.bundle import ONNX, WEIGHTS
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, prediction_rows
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import FILES, MeasuredVariant, VariantsRecord

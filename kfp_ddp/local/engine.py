@@ -24,9 +24,10 @@ from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.core.step import handling_signals, last_error
 from kfp_ddp.local import results
 from kfp_ddp.local.folder import LocalRun, link_latest, locked
-from kfp_ddp.local.pipeline import COMPILED, end_tree
+from kfp_ddp.local.pipeline import end_tree
 from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.local.screen import Phase, say
+from kfp_ddp.pipelines.form import COMPILED
 from kfp_ddp.training.watch import PARENT
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -42,7 +43,7 @@ def run(run: LocalRun, started: float, known: Collection[str] = ()) -> dict[str,
     """Run train_resnet as `execute` does; return the summary. `started` is of `time.monotonic`."""
     training = {"cache_dir": str(run.folder / CACHE), **run.arguments.get("training", {})}
     cached = dataclasses.replace(run, arguments={**run.arguments, "training": training})
-    execute(cached, COMPILED, results.detail, known)
+    execute(cached, COMPILED / "train_resnet.yaml", results.detail, known)
     summary = results.collect_results(run.folder, seconds=time.monotonic() - started)
     dataclasses.replace(run, complete=True).write()
     return summary

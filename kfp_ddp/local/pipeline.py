@@ -10,14 +10,11 @@ import signal
 import sys
 import warnings
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
-import kfp_ddp
 from kfp_ddp.training.watch import PARENT, Parent
 
-COMPILED = Path(kfp_ddp.__file__).parent / "compiled" / "train_resnet.yaml"
 GRACE_SECONDS = 30.0
 """Time for the ranks to end a step and save a checkpoint."""
 

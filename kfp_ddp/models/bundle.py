@@ -30,8 +30,14 @@ from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.store import Store
 
 NAME = RunFolder.BUNDLE
-WEIGHTS = "model.safetensors"
-METRICS, CONFIG = "metrics.json", "config.json"
+WEIGHTS, ONNX, PROGRAM = "model.safetensors", "model.onnx", "model.pt2"
+CODE = "network.py"
+"""The source file of a custom network, for information."""
+CLASSES, INTERFACE = "classes.json", "signature.json"
+METRICS, CONFIG, PROVENANCE = "metrics.json", "config.json", "provenance.json"
+PARITY, LATENCY, INFRA = "parity.json", "latency.json", "infra.json"
+VARIANTS = "variants.json"
+"""The further forms; a bundle for which none was requested lacks it."""
 LINEAGE = "lineage.json"
 """The run of a published bundle; older bundles have it in `CONFIG`, as `lineage`."""
 PUBLISHED = frozenset({LINEAGE, VERDICT, REPORT})

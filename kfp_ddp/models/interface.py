@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple, Self
 from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from kfp_ddp.core.settings import Stored
-from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
+from kfp_ddp.models.bundle import CLASSES, INTERFACE, REQUEST, RESPONSE, Bundle
 from kfp_ddp.training.config import BACKGROUND
 
 LARGEST_SIDE = 16384
@@ -94,8 +94,8 @@ class Sample(NamedTuple):
 
 def read_interface(bundle: Bundle) -> Interface:
     """Return the interface of a bundle; raise InputError if it is missing or invalid."""
-    signature = bundle.record("signature.json", _Signature)
-    classes = bundle.record("classes.json", _Classes)
+    signature = bundle.record(INTERFACE, _Signature)
+    classes = bundle.record(CLASSES, _Classes)
     if signature is None or classes is None:
         raise bundle.damaged(f"{'classes' if signature else 'signature'}.json is missing")
     size, before = signature.inputs[0].shape[2], signature.preprocessing

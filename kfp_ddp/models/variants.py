@@ -5,10 +5,9 @@ from typing import Literal
 from pydantic import Field
 
 from kfp_ddp.core.settings import Stored
-from kfp_ddp.models.bundle import Bundle
+from kfp_ddp.models.bundle import VARIANTS, Bundle
 from kfp_ddp.models.evaluation import Evaluation
 
-FILE = "variants.json"
 FILES = {name: f"model.{name}.onnx" for name in ("fp16", "int8", "resize")}
 """The file of each form."""
 LARGEST = 64 << 20
@@ -52,4 +51,4 @@ class VariantsRecord(Stored):
 
 def read(bundle: Bundle) -> VariantsRecord:
     """Return the record of a bundle, empty if it has none; refuse a damaged one."""
-    return bundle.record(FILE, VariantsRecord, LARGEST) or VariantsRecord()
+    return bundle.record(VARIANTS, VariantsRecord, LARGEST) or VariantsRecord()

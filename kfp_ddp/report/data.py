@@ -15,6 +15,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.core.run_folder import VERDICT, RunFolder
 from kfp_ddp.core.settings import Stored, first_fault, mapping_in
+from kfp_ddp.models.bundle import CONFIG, INFRA, LATENCY, PARITY, VARIANTS
 from kfp_ddp.models.evaluation import (
     FILE,
     LARGEST_PREDICTIONS,
@@ -27,7 +28,7 @@ from kfp_ddp.training.metrics import read_events
 REPORT_DATA = "report.json"
 _MAX_REPORT_DATA = 64 << 20
 _MAX_DOCUMENT = 4 << 20
-_BUNDLE_DOCUMENTS = ("config.json", "parity.json", "latency.json", "variants.json", "infra.json")
+_BUNDLE_DOCUMENTS = (CONFIG, PARITY, LATENCY, VARIANTS, INFRA)
 
 
 class Mistake(Stored):

@@ -8,15 +8,13 @@ import numpy as np
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.models import variants
-from kfp_ddp.models.bundle import LARGEST_MODEL, Bundle
+from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, Bundle
 from kfp_ddp.models.champion import open_bundle
 from kfp_ddp.models.interface import Interface, read_interface, read_sample
 from kfp_ddp.models.onnx_runtimes import Loaded, load
 
 if TYPE_CHECKING:
     from kfp_ddp.models.signature import Signer
-
-MODEL = "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def ready(
 def _file(sealed: Bundle, variant: str) -> str:
     """Return the file of a format of the model."""
     if not variant:
-        return MODEL
+        return ONNX
     record = variants.read(sealed)
     files = {one.name: one.file for one in record.variants if one.file.endswith(".onnx")}
     if variant not in files:

@@ -50,7 +50,7 @@ def sealed(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder.mkdir()
     model, info = load_model(trained_checkpoint)
     servable = formats.Servable(model, info).eval()
-    onnx = folder / formats.ONNX
+    onnx = folder / bundle.ONNX
     formats.write_onnx(formats.trace(servable, SIZE), info, onnx)
     contents.write_repository(folder / "serving", onnx, "squares", info.classes, SIZE)
     bundle.write_json(folder / "classes.json", list(info.classes))
@@ -359,7 +359,7 @@ def copied(sealed: Path, folder: Path) -> Path:
 
 def test_damaged_bundle_is_not_loaded(sealed: Path, tmp_path: Path) -> None:
     copy = copied(sealed, tmp_path)
-    for name in (formats.ONNX, "classes.json", "sample/response.json"):
+    for name in (bundle.ONNX, "classes.json", "sample/response.json"):
         content = (copy / name).read_bytes()
         (copy / name).write_bytes(content[:-9] + b"x" + content[-8:])
         with pytest.raises(InputError, match=f"is damaged: {name} is not what MANIFEST"):

@@ -13,10 +13,9 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
 from kfp_ddp.models import variants
-from kfp_ddp.models.bundle import METRICS, Bundle
+from kfp_ddp.models.bundle import INFRA, LATENCY, METRICS, Bundle
 from kfp_ddp.storage.kinds import open_store
 
-INFRA, LATENCY = "infra.json", "latency.json"
 _LARGEST = 1 << 20
 _BATCH = "batch_1"
 

@@ -9,7 +9,16 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import mapping_in
-from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, MANIFEST, METRICS, Bundle
+from kfp_ddp.models.bundle import (
+    CONFIG,
+    LARGEST_CONFIG,
+    MANIFEST,
+    METRICS,
+    ONNX,
+    PROGRAM,
+    WEIGHTS,
+    Bundle,
+)
 from kfp_ddp.models.evaluation import LARGEST, Evaluation
 from kfp_ddp.models.serving.inference_service import storage_uri
 from kfp_ddp.storage.store import Store
@@ -20,9 +29,9 @@ BUNDLE = "bundle"
 """Property with the URI of the bundle; only versions that have it are changed."""
 _FORMATS = (
     ("serving/{}/1/model.onnx", "/serving", "onnx"),
-    ("model.onnx", "/model.onnx", "onnx"),
-    ("model.pt2", "/model.pt2", "torch.export"),
-    ("model.safetensors", "/model.safetensors", "safetensors"),
+    (ONNX, "/model.onnx", "onnx"),
+    (PROGRAM, "/model.pt2", "torch.export"),
+    (WEIGHTS, "/model.safetensors", "safetensors"),
 )
 """File, registered URI relative to the bundle, format: the first file that exists is used."""
 
