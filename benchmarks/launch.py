@@ -41,6 +41,7 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.resource import NAMESPACES
 
 IMAGE = os.environ.get("KFP_DDP_BENCHMARK_IMAGE", "ghcr.io/kfp-ddp/trainer:0.1.0")
 # Spread over the SDK's interval, so that none of its phases is favoured.
@@ -72,14 +73,14 @@ def _curve(api: Api) -> dict[str, float]:
     print(f"\n{'pods':>6} {'decision':>10} {'CPU':>6} {'busiest':>8} {'RSS':>8} sockets requests")
     for count in map(int, filter(None, PODS.split(","))):
         name = f"benchmark-{uuid.uuid4().hex[:8]}"
-        api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        api.create(NAMESPACES, {"metadata": {"name": name}})
         try:
             with tempfile.TemporaryDirectory() as folder:
                 space = Api(api.client, name)
                 failing, replaced = max(1, count // 20), count // 50
                 failed = load.run_job(space, Path(folder), count, failing, replaced, RUN_SECONDS)
         finally:
-            api.delete(f"/api/v1/namespaces/{name}")
+            api.delete(NAMESPACES, name)
         decision, usage = failed.ended_at - failed.failed_at, failed.launch.usage
         print(
             f"{count:6d} {decision:8.2f} s {usage.cpu_share:6.3f} {usage.busiest_share:8.3f} "
@@ -109,7 +110,7 @@ def _round(api: Api, seconds: int) -> dict[str, float]:
     )
     run_id = f"benchmark-{uuid.uuid4().hex[:8]}"
     name = identify(run_id, "launch", "", spec).job_name(0)
-    path = spec.job_kind.path(api.namespace, name)
+    path = spec.job_kind.resource.path(api.namespace, name)
     times: dict[str, float] = {}
     threads = [
         threading.Thread(target=_observe, args=(api.another(), name, times)),
@@ -136,7 +137,7 @@ def _round(api: Api, seconds: int) -> dict[str, float]:
 
 def _observe(api: Api, name: str, times: dict[str, float]) -> None:
     """Note when a watch first shows the job Succeeded."""
-    path = KINDS["pytorchjob"].path(api.namespace)
+    path = KINDS["pytorchjob"].resource.path(api.namespace)
     query = {"watch": "true", "fieldSelector": f"metadata.name={name}"}
     for line in api.lines(path, query, 120):
         if KINDS["pytorchjob"].state(json.loads(line)["object"]).phase == "succeeded":

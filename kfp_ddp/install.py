@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from kfp_ddp.checks.claims import CLASSES, is_default
+from kfp_ddp.checks.access import QUOTAS
+from kfp_ddp.checks.claims import is_default
 from kfp_ddp.checks.finding import Requirements, items
 from kfp_ddp.core.config import setting
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import QUANTITY, condition
 from kfp_ddp.k8s.pods import waiting_reason
+from kfp_ddp.k8s.resource import NAMESPACES, PODS, STORAGE_CLASSES, Resource
 
 DEPLOY = Path(__file__).parent / "deploy"
 CLUSTER_KINDS = ("ClusterRole", "ClusterRoleBinding")
@@ -157,15 +159,14 @@ def check(api: Api, target: Installation) -> None:
     if not target.size or not re.match(QUANTITY, target.size):
         raise InputError(f"--size {target.size} cannot be used: it should be such as 500Gi or 1Ti")
     try:
-        api.call("GET", f"/api/v1/namespaces/{target.namespace}")
-    except ApiError as error:
-        if error.status == 404:
-            names = [item["metadata"]["name"] for item in items(api, "/api/v1/namespaces") or ()]
+        if api.get(NAMESPACES, target.namespace) is None:
+            names = [item["metadata"]["name"] for item in items(api, NAMESPACES) or ()]
             near = hint(target.namespace, names) or "; create it, or give another by -n"
-            raise InputError(f"namespace {target.namespace} does not exist{near}") from None
+            raise InputError(f"namespace {target.namespace} does not exist{near}")
+    except ApiError as error:
         if error.status != 403:
             raise
-    classes = items(api, CLASSES) if target.claims else None
+    classes = items(api, STORAGE_CLASSES) if target.claims else None
     if classes is None:
         return
     known = {item["metadata"]["name"]: item for item in classes}
@@ -212,38 +213,28 @@ def apply(api: Api, objects: Sequence[Object], *, dry_run: bool = False) -> list
 
 def _put(api: Api, target: Object, new: set[tuple[str, str]], *, dry_run: bool) -> Done:
     """Create or change one object; the binding of a new role cannot be sent as a dry run."""
-    kind, name = target["kind"], target["metadata"]["name"]
-    query = DRY_RUN if dry_run else None
+    kind, name, resource = target["kind"], target["metadata"]["name"], resource_of(target)
     try:
-        existing = _get(api, target)
+        existing = api.get(resource, name)
         if existing is None:
             role = target.get("roleRef", {})
             if not dry_run or (role.get("kind"), role.get("name")) not in new:
-                api.call("POST", path(target), target, query)
+                api.create(resource, target, query=DRY_RUN if dry_run else None)
             return Done(kind, name, "made")
         if kind in IMMUTABLE:
             return Done(kind, name, "left", _describe(existing))
         change = {part: target[part] for part in PARTS if part in target}
-        after = api.call("PATCH", path(target, name), change, DRY_RUN)
+        after = api.patch(resource, name, change, query=DRY_RUN)
         if all(after.get(part) == existing.get(part) for part in PARTS):
             return Done(kind, name, "unchanged")
         if not dry_run:
-            api.call("PATCH", path(target, name), change)
+            api.patch(resource, name, change)
         return Done(kind, name, "changed")
     except ApiError as error:
         if error.status not in (400, 403, 404, 409, 422):
             raise
         hint = "; run it with an account that may" if error.status == 403 else ""
         return Done(kind, name, "refused", one_line(error.message) + hint)
-
-
-def _get(api: Api, target: Object) -> Object | None:
-    try:
-        return api.call("GET", path(target, target["metadata"]["name"]))
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        return None
 
 
 def _describe(existing: Object) -> str:
@@ -255,31 +246,26 @@ def _describe(existing: Object) -> str:
     return f"{size} of {spec.get('storageClassName') or 'no class'}, {modes}"
 
 
-def path(document: Object, name: str = "") -> str:
-    """Return the API path of an object, or of all objects of its kind."""
-    version, plural = document["apiVersion"], document["kind"].lower() + "s"
-    namespace = document["metadata"].get("namespace")
-    if not namespace:
-        return f"/apis/{version}/{plural}" + (f"/{name}" if name else "")
-    if "/" not in version:
-        return core(namespace, plural, name)
-    return custom(version, namespace, plural, name)
+def resource_of(document: Object) -> Resource:
+    """Return the resource of an object of deploy/."""
+    namespaced = "namespace" in document["metadata"]
+    return Resource(document["apiVersion"], f"{document['kind'].lower()}s", namespaced)
 
 
-def lacks_limits(api: Api, namespace: str) -> bool:
+def lacks_limits(api: Api) -> bool:
     """Return whether a quota of CPU or memory refuses containers without limits."""
-    quotas = items(api, core(namespace, "resourcequotas")) or ()
+    quotas = items(api, QUOTAS) or ()
     limited = any(
         name in quota["spec"].get("hard", {}) for quota in quotas for name in QUOTA_RESOURCES
     )
-    return limited and not items(api, core(namespace, "limitranges"))
+    return limited and not items(api, Resource("v1", "limitranges"))
 
 
 def replace(api: Api, job: Object, seconds: float = 60) -> list[Done]:
     """Create a job in place of an existing one; JobError if that is not deleted in time."""
     name, end = job["metadata"]["name"], time.monotonic() + seconds
-    api.delete(path(job, name))
-    while _get(api, job) is not None:
+    api.delete(resource_of(job), name)
+    while api.get(resource_of(job), name) is not None:
         if time.monotonic() > end:
             raise JobError(f"{name} of an earlier install is not deleted after {seconds:g} s")
         time.sleep(1)
@@ -295,13 +281,13 @@ def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
     end, last, pulls = time.monotonic() + seconds, "", 0
     describe = f"kubectl describe -n {namespace} job/{name} shows why"
     while time.monotonic() < end:
-        now = api.call("GET", path(job, name), retry=True)
+        now = api.get(resource_of(job), name, retry=True) or {}
         if condition(now, "Complete"):
             return
         if condition(now, "Failed"):
             raise JobError(f"{name} failed, so volumes may not be writable; {describe}")
-        pods = api.call("GET", core(namespace, "pods"), None, {"labelSelector": f"job-name={name}"})
-        waiting = "; ".join(r.text for pod in pods["items"] if (r := waiting_reason(pod)))
+        pods = api.list_objects(PODS, {"labelSelector": f"job-name={name}"})
+        waiting = "; ".join(reason.text for pod in pods if (reason := waiting_reason(pod)))
         if waiting and waiting != last:
             last = waiting
             yield waiting

@@ -157,7 +157,7 @@ def _certificate(api: Api, address: str, folder: Path) -> Path:
             answer = api.call("GET", f"{REQUESTS}/{name}")
             signed = (answer.get("status") or {}).get("certificate", "")
     finally:
-        api.delete(f"{REQUESTS}/{name}")
+        api.call("DELETE", f"{REQUESTS}/{name}", retry=True)
     path = folder / "kubelet.pem"
     path.touch(mode=0o600)
     path.write_bytes(private(key) + base64.b64decode(signed))

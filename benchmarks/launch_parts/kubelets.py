@@ -16,11 +16,12 @@ from typing import Any
 
 from benchmarks.launch_parts import kubelet_logs
 from benchmarks.launch_parts.kubelet_logs import Logs
-from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core
+from kfp_ddp.k8s.api import Api, ApiError, Object, allowed
+from kfp_ddp.k8s.resource import NODES, PODS, Resource
 from kfp_ddp.k8s.watch_cache import WatchCache
 
 LABEL = "kfp-ddp.test/stand-in"
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+LEASES = Resource("coordination.k8s.io/v1", "leases").path("kube-node-lease")
 LEASE_SECONDS = 10.0
 PODS_A_NODE = 64
 THREADS = 8
@@ -32,7 +33,7 @@ class Kubelets:
     def __init__(self, api: Api, nodes: list[str], logs: Logs) -> None:
         self.api, self.nodes, self.logs = api, nodes, logs
         self.changed = threading.Event()
-        self.watch = WatchCache(api, core(api.namespace, "pods"), {}, self.changed)
+        self.watch = WatchCache(api, PODS, {}, self.changed)
         self.started: set[str] = set()
         """Uids of pods that run or ran."""
         self.stopped: set[str] = set()
@@ -74,7 +75,7 @@ class Kubelets:
 
     def remove_all(self) -> None:
         """Remove all pods: without kubelets they would never end."""
-        path, now = core(self.api.namespace, "pods"), {"gracePeriodSeconds": 0}
+        path, now = PODS.path(self.api.namespace), {"gracePeriodSeconds": 0}
         self.api.call("DELETE", path, now, seconds=120, retry=True)
 
     def work(self) -> None:
@@ -106,15 +107,10 @@ class Kubelets:
         self._remove(name)
 
     def _remove(self, name: str) -> None:
-        now = {"gracePeriodSeconds": 0}
-        try:
-            self.api.call("DELETE", core(self.api.namespace, "pods", name), now)
-        except ApiError as error:
-            if error.status != 404:
-                raise
+        self.api.delete(PODS, name, {"gracePeriodSeconds": 0}, retry=False)
 
     def _patch(self, pod: Object, status: Object) -> None:
-        path = f"{core(self.api.namespace, 'pods', pod['metadata']['name'])}/status"
+        path = f"{PODS.path(self.api.namespace, pod['metadata']['name'])}/status"
         try:
             self.api.call("PATCH", path, {"status": status}, retry=True)
         except ApiError as error:
@@ -153,13 +149,13 @@ def run_kubelets(api: Api, nodes: int, folder: Path) -> Iterator[Kubelets]:
                 thread.join()
             kubelets.workers.shutdown()
             for name in names:
-                api.delete(f"/api/v1/nodes/{name}")
-                api.delete(f"{LEASES}/{name}")
+                api.delete(NODES, name)
+                api.call("DELETE", f"{LEASES}/{name}", retry=True)
 
 
 def find_obstacle(api: Api) -> str:
     """Return in one line why stand-in kubelets cannot run here, or ''."""
-    if not allowed(api, "create", "", "nodes"):
+    if not allowed(api, "create", NODES):
         return "this account may not create nodes, which stand-in kubelets need"
     address = _address(api)
     try:

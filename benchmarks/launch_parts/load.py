@@ -55,7 +55,7 @@ def run_job(
     spec |= {"retries": 0, "restart_policy": "ExitCode", **specification(api.namespace)}
     changed = threading.Event()
     kind = KINDS["pytorchjob"]
-    jobs = WatchCache(api, kind.path(api.namespace), {}, changed)
+    jobs = WatchCache(api, kind.resource, {}, changed)
     jobs.start()
     with run_kubelets(api, -(-count // PODS_A_NODE), folder) as kubelets:
         launch = Launch(spec, str(uuid.uuid4()), api.namespace, folder)
@@ -81,7 +81,7 @@ def run_job(
         finally:
             launch.stop()
             jobs.stop()
-            api.call("DELETE", jobs.path, DELETE, retry=True)
+            api.call("DELETE", kind.resource.path(api.namespace), DELETE, retry=True)
     return FailedJob(launch, kubelets, pods, first, failed_at, ended_at)
 
 

@@ -13,8 +13,9 @@ from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS, pod
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, review
+from kfp_ddp.k8s.api import Api, ApiError, Object, review
 from kfp_ddp.k8s.objects import label
+from kfp_ddp.k8s.resource import CONFIG_MAPS, NAMESPACES, PODS, Resource
 
 Right = tuple[str, str, str, bool]
 """Group, resource, verbs, and whether a run fails without the right."""
@@ -44,8 +45,9 @@ def launch_rights(backend: str, service: str, *schedulers: str) -> list[Right]:
 
     Also those on pod groups, and on the InferenceService if one is named.
     """
-    jobs = [(kind.group, kind.plural, JOB_VERBS, name == backend) for name, kind in KINDS.items()]
-    groups = [GANGS[name].group for name in schedulers if name in GANGS]
+    resources = {name: kind.resource for name, kind in KINDS.items()}
+    jobs = [(one.group, one.plural, JOB_VERBS, name == backend) for name, one in resources.items()]
+    groups = [GANGS[name].resource.group for name in schedulers if name in GANGS]
     services = [("serving.kserve.io", "inferenceservices", JOB_VERBS, True)] if service else []
     return [*jobs, *RIGHTS, *((group, "podgroups", "get", False) for group in groups), *services]
 
@@ -92,10 +94,10 @@ def secret(cluster: CheckContext) -> list[Finding]:
     what = f"secret {name}"
     create = f"kubectl create secret generic -n {api.namespace} {name} --from-file={GOOGLE}"
     try:
-        result = api.call("GET", core(api.namespace, "secrets", name))
-    except ApiError as error:
-        if error.status != 404:
-            return [Finding("warn", what, "may not be read", ASK_ADMIN)]
+        result = api.get(Resource("v1", "secrets"), name)
+    except ApiError:
+        return [Finding("warn", what, "may not be read", ASK_ADMIN)]
+    if result is None:
         if name != Requirements.bucket_secret:
             return [Finding("bad", what, "does not exist", create)]
         message = "does not exist: buckets are accessed with the steps' account, or not at all"
@@ -130,6 +132,7 @@ def _secret_problem(data: Object) -> str:
     return ""
 
 
+QUOTAS = Resource("v1", "resourcequotas")
 LEVEL = "pod-security.kubernetes.io/enforce"
 IMAGE = "example.com/any:1"
 HARDENED: Object = {
@@ -170,14 +173,14 @@ def _request(api: Api, what: str, spec: Object) -> Finding:
     metadata = {"generateName": "kfp-ddp-doctor-"}
     body = {"metadata": metadata, "spec": {"restartPolicy": "Never", **spec}}
     try:
-        api.call("POST", core(api.namespace, "pods"), body, {"dryRun": "All"})
+        api.create(PODS, body, query={"dryRun": "All"})
     except ApiError as error:
         return _refused(api.namespace, what, error)
     rules = []
     if level := enforced(api):
         how = " (of kfp-ddp compile --restricted)" if level == "restricted" else ""
         rules.append(f"PodSecurity {level}{how}")
-    quotas = items(api, core(api.namespace, "resourcequotas")) or []
+    quotas = items(api, QUOTAS) or []
     rules += [f"quota {quota['metadata']['name']}" for quota in quotas]
     by = f", by {' and '.join(rules)}" if rules else ""
     return Finding("ok", what, f"are admitted{by}")
@@ -205,10 +208,10 @@ def _refused(namespace: str, what: str, error: ApiError) -> Finding:
 def enforced(api: Api) -> str:
     """Return the enforced PodSecurity level; '' if the namespace may not be read."""
     try:
-        namespace = api.call("GET", f"/api/v1/namespaces/{api.namespace}")
+        namespace = api.get(NAMESPACES, api.namespace)
     except ApiError:
         return ""
-    return label(namespace, LEVEL) or "privileged"
+    return (label(namespace, LEVEL) or "privileged") if namespace else ""
 
 
 def _container(name: str, resources: Object) -> Object:
@@ -222,7 +225,7 @@ def _executor_resources(api: Api) -> Object:
 
     for namespace in dict.fromkeys((api.namespace, "kubeflow", "argo")):
         try:
-            config = api.call("GET", core(namespace, "configmaps", ARGO))
+            config = api.call("GET", CONFIG_MAPS.path(namespace, ARGO))
             executor = yaml.safe_load((config.get("data") or {}).get("executor", "")) or {}
         except (ApiError, yaml.YAMLError):
             continue

@@ -7,11 +7,12 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claims_by_volume
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import annotation, condition, phase
+from kfp_ddp.k8s.resource import CLAIMS, STORAGE_CLASSES, Resource
 
+VOLUMES = Resource("v1", "persistentvolumes", namespaced=False)
 ON_MANY_NODES = {"ReadWriteMany", "ReadOnlyMany"}
-CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 OWNER_JOBS = ("kfp-ddp-chown", "kfp-ddp-fsgroup")
 """Jobs that make new volumes writable for steps."""
 DEFAULT = "storageclass.kubernetes.io/is-default-class"
@@ -38,10 +39,10 @@ def check_modes(
     warnings = []
     for name in claims:
         try:
-            claim = api.call("GET", core(api.namespace, "persistentvolumeclaims", name), retry=True)
+            claim = api.get(CLAIMS, name, retry=True)
         except ApiError:
             continue
-        if mode := single_node_mode(claim, nodes):
+        if claim and (mode := single_node_mode(claim, nodes)):
             other = f", or {instead[name]}" if name in instead else ""
             message = (
                 f"claim {name} is {mode}, and the step that launches the training and its "
@@ -68,7 +69,7 @@ def single_node_mode(claim: Object, nodes: int | None) -> str:
 def claims(cluster: CheckContext) -> list[Finding]:
     """Check that each PVC exists, can be bound, and can be mounted by all pods at once."""
     api, run = cluster.api, cluster.run
-    classes = items(api, CLASSES)
+    classes = items(api, STORAGE_CLASSES)
     spec = LaunchSpec.create(image="any", nodes=run.nodes)
     shared = mounted_at_once(spec, run.work_claim, run.data_claim, run.publish)
     number = None if cluster.nodes is None else len(cluster.nodes)
@@ -76,11 +77,13 @@ def claims(cluster: CheckContext) -> list[Finding]:
     for name in (run.data_claim, run.work_claim):
         what = f"claim {name}"
         try:
-            claim = api.call("GET", core(api.namespace, "persistentvolumeclaims", name))
-        except ApiError as error:
-            unread = Finding("warn", what, "may not be read", ASK_ADMIN)
-            missing = Finding("bad", what, "does not exist", _install_command(cluster, classes))
-            findings.append(missing if error.status == 404 else unread)
+            claim = api.get(CLAIMS, name)
+        except ApiError:
+            findings.append(Finding("warn", what, "may not be read", ASK_ADMIN))
+            continue
+        if claim is None:
+            remedy = _install_command(cluster, classes)
+            findings.append(Finding("bad", what, "does not exist", remedy))
             continue
         problem, remedy = _problem(api.namespace, claim, classes)
         mode = single_node_mode(claim, number)
@@ -136,23 +139,23 @@ def unfinished_owner(api: Api) -> str:
     """Return the name of a job for volumes that exists and is not complete; '' for none."""
     for name in OWNER_JOBS:
         try:
-            job = api.call("GET", custom("batch/v1", api.namespace, "jobs", name))
+            job = api.get(Resource("batch/v1", "jobs"), name)
         except ApiError:
             continue
-        if not condition(job, "Complete"):
+        if job and not condition(job, "Complete"):
             return name
     return ""
 
 
 def storage(cluster: CheckContext) -> list[Finding]:
     """Report the storage classes, and the access modes of existing volumes."""
-    what, classes = "storage classes", items(cluster.api, CLASSES)
+    what, classes = "storage classes", items(cluster.api, STORAGE_CLASSES)
     if classes is None:
         return [Finding("warn", what, "may not be listed", ASK_ADMIN)]
     if not classes:
         remedy = "install a CSI driver whose volumes many nodes can mount"
         return [Finding("warn", what, "none exist", remedy)]
-    volumes = items(cluster.api, "/api/v1/persistentvolumes") or ()
+    volumes = items(cluster.api, VOLUMES) or ()
     modes = sorted({mode for one in volumes for mode in one["spec"].get("accessModes") or ()})
     in_use = f"; access modes in use: {', '.join(modes)}" if modes else ""
     titles = [

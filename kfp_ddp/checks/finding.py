@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from kfp_ddp.core.config import setting
 from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.resource import Resource
 
 State = Literal["ok", "bad", "warn"]
 ASK_ADMIN = "ask an administrator of the cluster, or run it as one"
@@ -55,11 +56,9 @@ class CheckContext(NamedTuple):
     """Schedulable nodes; None without the right to list them."""
 
 
-def items(api: Api, path: str, selector: str = "") -> list[Object] | None:
-    """Return the objects of a collection; None if it is missing or cannot be listed."""
-    query = {"labelSelector": selector} if selector else None
+def items(api: Api, resource: Resource, selector: str = "") -> list[Object] | None:
+    """Return the objects of a resource; None if it is missing or cannot be listed."""
     try:
-        objects: list[Object] = api.call("GET", path, query=query)["items"]
+        return api.list_objects(resource, {"labelSelector": selector} if selector else None)
     except ApiError:
         return None
-    return objects

@@ -10,12 +10,15 @@ from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.check_job import GANGS, gang_scheduling
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object, allowed
+from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, no_right
+from kfp_ddp.k8s.resource import Resource
 from kfp_ddp.models.release import Deployment, part_of
 from kfp_ddp.models.serving.inference_service import API_VERSION, storage_uri
-from kfp_ddp.models.serving.rollout import PLURAL, Service, served
+from kfp_ddp.models.serving.rollout import SERVICES, Service, check_kserve
 
-VOLCANO = "/apis/scheduling.volcano.sh/v1beta1/queues"
+VOLCANO = Resource("scheduling.volcano.sh/v1beta1", "queues", namespaced=False)
+DEPLOYMENTS = Resource("apps/v1", "deployments", namespaced=False)
+"""Of all namespaces."""
 SERVICE_VERBS = ("get", "list", "watch", "create", "patch")
 
 
@@ -23,13 +26,13 @@ def operators(cluster: CheckContext) -> list[Finding]:
     """Check the operator of each kind of job; a problem of the run's backend is bad."""
     api, findings = cluster.api, []
     for name, kind in KINDS.items():
-        versions, resources = [], []
+        resource, versions, served = kind.resource, [], []
         with contextlib.suppress(ApiError):
-            versions = api.call("GET", f"/apis/{kind.group}")["versions"]
-            resources = api.call("GET", f"/apis/{kind.group_version}")["resources"]
+            versions = api.call("GET", f"/apis/{resource.group}")["versions"]
+            served = api.call("GET", f"/apis/{resource.group_version}")["resources"]
         remedy = f"install {kind.operator}"
-        if all(resource["name"] != kind.plural for resource in resources):
-            problem = f"{kind.plural}.{kind.group_version} is not served"
+        if all(one["name"] != resource.plural for one in served):
+            problem = f"{resource.plural}.{resource.group_version} is not served"
         elif not (problem := _old(api, kind)) and (problem := _stopped(api, kind)):
             remedy = f"kubectl describe deployments -A -l {kind.operator_selector}"
         if problem:
@@ -37,7 +40,7 @@ def operators(cluster: CheckContext) -> list[Finding]:
             findings.append(Finding(state, kind.title, problem, remedy))
         else:
             listed = ", ".join(item["version"] for item in versions)
-            findings.append(Finding("ok", kind.title, f"{kind.group}/{listed}"))
+            findings.append(Finding("ok", kind.title, f"{resource.group}/{listed}"))
     return findings
 
 
@@ -46,7 +49,8 @@ def _old(api: Api, kind: Kind) -> str:
     if not kind.newest_field:
         return ""
     try:
-        schemas = api.call("GET", f"/openapi/v3/apis/{kind.group_version}")["components"]["schemas"]
+        path = f"/openapi/v3/apis/{kind.resource.group_version}"
+        schemas = api.call("GET", path)["components"]["schemas"]
     except (ApiError, KeyError):
         return ""
     schema: Object = next((schemas[key] for key in schemas if key.endswith(f".{kind.title}")), {})
@@ -59,7 +63,7 @@ def _old(api: Api, kind: Kind) -> str:
 
 def _stopped(api: Api, kind: Kind) -> str:
     """Return the message for an operator without running pods; '' if none."""
-    deployments = items(api, "/apis/apps/v1/deployments", kind.operator_selector) or []
+    deployments = items(api, DEPLOYMENTS, kind.operator_selector) or []
     if not deployments or any(item["status"].get("availableReplicas") for item in deployments):
         return ""
     metadata = deployments[0]["metadata"]
@@ -84,8 +88,8 @@ def queues(cluster: CheckContext) -> list[Finding]:
     for title in ("Kueue", "Volcano"):
         what = f"queues of {title}"
         try:
-            path = kueue.path(api, "localqueues") if title == "Kueue" else VOLCANO
-            objects = api.call("GET", path)["items"] if path else None
+            resource = kueue.resource(api, "localqueues") if title == "Kueue" else VOLCANO
+            objects = api.list_objects(resource) if resource else None
         except ApiError as error:
             if error.status != 404:
                 findings.append(Finding("warn", what, "may not be listed", ASK_ADMIN))
@@ -132,13 +136,9 @@ def check_service(release: Mapping[str, Any], destination: str) -> str:
         )
     storage_uri(f"{destination}/model")
     api = Api.connect()
-    served(api)
-    group = API_VERSION.partition("/")[0]
-    missing = [verb for verb in SERVICE_VERBS if not allowed(api, verb, group, PLURAL)]
+    check_kserve(api)
+    missing = [verb for verb in SERVICE_VERBS if not allowed(api, verb, SERVICES)]
     if missing:
-        raise InputError(
-            f"no right to {', '.join(missing)} {PLURAL} in namespace {api.namespace}; apply "
-            "deploy/rbac there"
-        )
+        raise InputError(no_right(", ".join(missing), SERVICES, api.namespace))
     Service(api, name).find()
     return name

@@ -117,7 +117,7 @@ def _install(
 ) -> list[Done]:
     installer.check(api, target)
     objects = installer.manifests(target)
-    if installer.lacks_limits(api, target.namespace):
+    if installer.lacks_limits(api):
         objects.append(installer.limits(target))
     done = installer.apply(api, objects, dry_run=dry_run)
     fresh = any(one.kind == "PersistentVolumeClaim" and one.state == "made" for one in done)

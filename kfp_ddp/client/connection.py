@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, ServerError
-from kfp_ddp.k8s.api import NAMESPACE_FILE, Api, ApiError, Object, config_faults, core
+from kfp_ddp.k8s.api import NAMESPACE_FILE, Api, ApiError, config_faults
 from kfp_ddp.k8s.objects import condition
+from kfp_ddp.k8s.resource import PODS, Resource
 
 if TYPE_CHECKING:
     from kfp_ddp.client.compat import Client
@@ -83,12 +84,18 @@ def forwarded_port(namespace: str, context: str = "") -> Iterator[str]:
             f"no address of KFP is set, and no port can be forwarded: give --host; {error}"
         ) from None
     title = f"service {SERVICE} of namespace {namespace}"
-    spec = _read(api, title, core(namespace, "services", SERVICE), {})["spec"]
-    targets = {one["port"]: one.get("targetPort") or PORT for one in spec["ports"]}
-    if PORT not in targets:
-        raise InputError(f"{title} has no port {PORT}")
-    selector = ",".join(f"{key}={value}" for key, value in spec["selector"].items())
-    pods = _read(api, title, core(namespace, "pods"), {"labelSelector": selector})["items"]
+    try:
+        service = api.get(Resource("v1", "services"), SERVICE)
+        if service is None:
+            raise InputError(f"{title} not found: give --kfp-namespace, or the --host of KFP")
+        spec = service["spec"]
+        targets = {one["port"]: one.get("targetPort") or PORT for one in spec["ports"]}
+        if PORT not in targets:
+            raise InputError(f"{title} has no port {PORT}")
+        selector = ",".join(f"{key}={value}" for key, value in spec["selector"].items())
+        pods = api.list_objects(PODS, {"labelSelector": selector})
+    except ApiError as error:
+        raise (ServerError if error.transient else InputError)(str(error)) from None
     ready = (one for one in pods if not one["metadata"].get("deletionTimestamp"))
     pod = next((one for one in ready if condition(one, "Ready")), None)
     if pod is None:
@@ -137,18 +144,3 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
             target.sendall(block)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
-
-
-def _read(api: Api, title: str, path: str, query: dict[str, str]) -> Object:
-    try:
-        return api.call("GET", path, query=query)
-    except ApiError as error:
-        if error.status == 404:
-            raise InputError(
-                f"{title} not found: give --kfp-namespace, or the --host of KFP"
-            ) from None
-        if error.status in (401, 403):
-            raise InputError(
-                f"this kubeconfig has no permission to read {title} ({error.status})"
-            ) from None
-        raise ServerError(f"{title} cannot be read: {error.message}") from None

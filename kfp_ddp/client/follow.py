@@ -23,8 +23,9 @@ from kfp_ddp.core.errors import (
 from kfp_ddp.core.text import printable
 from kfp_ddp.jobs.identity import KFP_RUN
 from kfp_ddp.jobs.progress import clock
-from kfp_ddp.k8s.api import Api, ApiError, Object, core
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.pods import waiting_reason
+from kfp_ddp.k8s.resource import PODS
 from kfp_ddp.local.results import RunProgress
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class RunCluster:
 
     def _line(self, api: Api, step: Step) -> str:
         query = {"labelSelector": f"{KFP_RUN}={self._run_id}"}
-        items = api.call("GET", core(api.namespace, "pods"), query=query).get("items", [])
+        items = api.list_objects(PODS, query)
         if (pod := pods.find_pod(items, step)) is None:
             return ""
         if reason := waiting_reason(pod):

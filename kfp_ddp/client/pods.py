@@ -11,10 +11,11 @@ from typing import NamedTuple
 from kfp_ddp.client.steps import DRIVER, Step
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.jobs.identity import KFP_RUN, WORKFLOWS
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
+from kfp_ddp.jobs.identity import KFP_RUN
+from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import annotation
 from kfp_ddp.k8s.pods import OUT_OF_MEMORY, failure_reason, has_started
+from kfp_ddp.k8s.resource import EVENTS, PODS, WORKFLOWS, Resource
 
 MAIN = "main"
 """The container of a step's pod that runs the program."""
@@ -35,13 +36,10 @@ class PodEvent(NamedTuple):
 
 def list_nodes(api: Api, run_id: str) -> list[Object]:
     """Return the nodes of a run's Workflow; empty if it was deleted, or may not be read."""
-    path = custom(WORKFLOWS, api.namespace, "workflows")
     try:
-        items = api.call("GET", path, query={"labelSelector": f"{KFP_RUN}={run_id}"})["items"]
-    except ApiError as error:
-        if error.status in (403, 404):
-            return []
-        raise
+        items = api.list_objects(WORKFLOWS, {"labelSelector": f"{KFP_RUN}={run_id}"})
+    except Refused:
+        return []
     status = (items[0].get("status") or {}) if items else {}
     nodes = status.get("nodes") or {}
     if packed := status.get("compressedNodes"):  # of about 1 MB or more
@@ -54,7 +52,7 @@ def list_pods(api: Api, run_id: str, label: str = KFP_RUN) -> list[Object]:
 
     With the label RUN they are those of its jobs.
     """
-    pods = _get(api, core(api.namespace, "pods"), {"labelSelector": f"{label}={run_id}"})["items"]
+    pods = _objects(api, PODS, {"labelSelector": f"{label}={run_id}"})
     return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
 
@@ -71,9 +69,8 @@ def find_pod(pods: Sequence[Object], step: Step, driver: bool = False) -> Object
 def warnings(api: Api, pods: Sequence[Object]) -> list[PodEvent]:
     """Return the warnings of these pods, oldest first, each kind once; raise as above."""
     names = {pod["metadata"]["name"] for pod in pods}
-    path, query = core(api.namespace, "events"), {"fieldSelector": "type=Warning"}
     events: dict[tuple[str, str, str], PodEvent] = {}
-    for item in _get(api, path, query)["items"]:
+    for item in _objects(api, EVENTS, {"fieldSelector": "type=Warning"}):
         name = item["involvedObject"].get("name", "")
         if name not in names:
             continue
@@ -89,7 +86,7 @@ def log(api: Api, pod: Object, tail: int = 0) -> Iterator[str]:
     if not has_started(pod, MAIN):
         return
     query = {"container": MAIN} | ({"tailLines": str(tail)} if tail else {})
-    path = f"{core(api.namespace, 'pods', pod['metadata']['name'])}/log"
+    path = f"{PODS.path(api.namespace, pod['metadata']['name'])}/log"
     try:
         for line in api.lines(path, query, LOG_SECONDS):
             yield line.decode("utf-8", "replace").rstrip("\n")
@@ -106,11 +103,8 @@ def kill_reason(pod: Object) -> str:
     return f"{reason.text}{hint}" if reason else ""
 
 
-def _get(api: Api, path: str, query: dict[str, str]) -> Object:
+def _objects(api: Api, resource: Resource, query: dict[str, str]) -> list[Object]:
     try:
-        return api.call("GET", path, query=query, retry=True, retry_seconds=30)
+        return api.list_objects(resource, query, retry=True, retry_seconds=30)
     except ApiError as error:
-        raise StorageError(
-            f"{path.rpartition('/')[2]} of namespace {api.namespace} cannot be listed: "
-            f"{one_line(error.message)}"
-        ) from None
+        raise StorageError(str(error)) from None

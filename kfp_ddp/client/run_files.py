@@ -20,9 +20,10 @@ from kfp_ddp.core.errors import JobError, StorageError, writing
 from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.step import handling_signals
 from kfp_ddp.core.text import one_line
-from kfp_ddp.k8s.api import Api, ApiError, Object, core
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import conditions, has_ended, label, phase
 from kfp_ddp.k8s.pods import TRANSIENT, container_reason
+from kfp_ddp.k8s.resource import CLAIMS, PODS
 from kfp_ddp.runs.workspace import fetch, is_plain
 from kfp_ddp.storage.kinds import open_store
 
@@ -53,6 +54,7 @@ LONGEST_SECONDS = 3600
 """Deadline of the pod, in case it is never deleted."""
 START_SECONDS = 120.0
 IDLE_SECONDS = 120.0
+RETRY: dict[str, Any] = {"retry": True, "retry_seconds": 30.0}
 USER = 1000
 """The user of our images, who owns the files of runs."""
 STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
@@ -121,22 +123,24 @@ def open_claim(
     The image has Python and can be pulled, by the pull secrets of the service account `account`.
     """
     name = f"kfp-ddp-reads-{uuid.uuid4().hex[:8]}"
-    path = core(api.namespace, "pods", name)
     main = threading.current_thread() is threading.main_thread()
     exiting = handling_signals(lambda number, _: sys.exit(128 + number), signal.SIGTERM)
     with exiting if main else contextlib.nullcontext():
         try:
-            pods = _call(api, "GET", core(api.namespace, "pods"))["items"]
-            for pod in pods:  # those of earlier calls that were left
-                if has_ended(pod) and label(pod, LABEL):
-                    api.delete(core(api.namespace, "pods", pod["metadata"]["name"]))
-            body = _manifest(name, claim, image, account, user, _node_of(api, claim, pods))
-            _call(api, "POST", core(api.namespace, "pods"), body)
-            _wait_until_running(api, path)
+            try:
+                pods = api.list_objects(PODS, **RETRY)
+                for pod in pods:  # those of earlier calls that were left
+                    if has_ended(pod) and label(pod, LABEL):
+                        api.delete(PODS, pod["metadata"]["name"])
+                body = _manifest(name, claim, image, account, user, _node_of(api, claim, pods))
+                api.create(PODS, body, **RETRY)
+                _wait_until_running(api, name)
+            except ApiError as error:
+                raise StorageError(f"the run's files cannot be read: {error}") from None
             yield functools.partial(ClaimFiles, api, name, claim)
         finally:
             with contextlib.suppress(ApiError):
-                api.call("DELETE", path, {"gracePeriodSeconds": 0}, retry=True)
+                api.delete(PODS, name, {"gracePeriodSeconds": 0})
 
 
 def execute(api: Api, pod: str, command: list[str], line: str) -> Iterator[bytes]:
@@ -149,7 +153,7 @@ def execute(api: Api, pod: str, command: list[str], line: str) -> Iterator[bytes
     headers: dict[str, str] = {}
     api.client.update_params_for_auth(headers, query, ["BearerToken"])
     configuration = api.client.configuration
-    url = f"{configuration.host}{core(api.namespace, 'pods', pod)}/exec"
+    url = f"{configuration.host}{PODS.path(api.namespace, pod)}/exec"
     try:
         socket = create_websocket(configuration, get_websocket_url(url, query), headers)
     except (WebSocketException, OSError) as error:
@@ -222,19 +226,12 @@ class _Blocks:
         return content
 
 
-def _call(api: Api, method: str, path: str, body: Object | None = None) -> Object:
-    try:
-        return api.call(method, path, body, retry=True, retry_seconds=30)
-    except ApiError as error:
-        raise StorageError(
-            f"the run's files cannot be read in namespace {api.namespace}: {error.message}"
-        ) from None
-
-
 def _node_of(api: Api, claim: str, pods: list[Object]) -> str:
     """Return the node that mounts a ReadWriteOnce PVC now; '' if any node will do."""
-    spec = _call(api, "GET", core(api.namespace, "persistentvolumeclaims", claim))["spec"]
-    if {"ReadWriteMany", "ReadOnlyMany"} & set(spec["accessModes"]):
+    volume = api.get(CLAIMS, claim, **RETRY)
+    if volume is None:
+        raise StorageError(f"claim {claim} does not exist in namespace {api.namespace}")
+    if {"ReadWriteMany", "ReadOnlyMany"} & set(volume["spec"]["accessModes"]):
         return ""
     for pod in pods:
         claims = [v.get("persistentVolumeClaim") for v in pod["spec"].get("volumes") or []]
@@ -258,10 +255,12 @@ def _manifest(name: str, claim: str, image: str, account: str, user: int, node: 
     return pod
 
 
-def _wait_until_running(api: Api, path: str) -> None:
+def _wait_until_running(api: Api, name: str) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
-        pod = _call(api, "GET", path)
+        pod = api.get(PODS, name, **RETRY)
+        if pod is None:
+            raise JobError("the pod that reads the run's files was deleted; try again")
         if phase(pod) == "Running":
             return
         reason = container_reason(pod)

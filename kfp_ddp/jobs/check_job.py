@@ -11,8 +11,9 @@ from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claims_by_volume
-from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, core, custom, schedulable_nodes
+from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, no_right, schedulable_nodes, serves
 from kfp_ddp.k8s.objects import amount, conditions, gpus
+from kfp_ddp.k8s.resource import CLAIMS, PODS, Resource
 
 GANG_SECONDS = 30.0
 
@@ -20,20 +21,21 @@ GANG_SECONDS = 30.0
 class Gang(NamedTuple):
     """A gang scheduler; `mark` is the label or annotation of a pod with its PodGroup's name."""
 
-    group_version: str
+    resource: Resource
     title: str
     mark: str
 
-    @property
-    def group(self) -> str:
-        """The API group."""
-        return self.group_version.partition("/")[0]
-
 
 GANGS = {
-    "volcano": Gang("scheduling.volcano.sh/v1beta1", "Volcano", "scheduling.k8s.io/group-name"),
+    "volcano": Gang(
+        Resource("scheduling.volcano.sh/v1beta1", "podgroups"),
+        "Volcano",
+        "scheduling.k8s.io/group-name",
+    ),
     "coscheduling": Gang(
-        "scheduling.x-k8s.io/v1alpha1", "scheduler-plugins", "scheduling.x-k8s.io/pod-group"
+        Resource("scheduling.x-k8s.io/v1alpha1", "podgroups"),
+        "scheduler-plugins",
+        "scheduling.x-k8s.io/pod-group",
     ),
 }
 
@@ -41,18 +43,16 @@ GANGS = {
 def check(api: Api, spec: LaunchSpec) -> list[str]:
     """Return warnings about a job that may not run; InputError for one that cannot."""
     kind = spec.job_kind
-    if not allowed(api, "create", kind.group, kind.plural):
-        raise InputError(
-            f"no right to create {kind.plural} in namespace {api.namespace}; "
-            "apply deploy/rbac there"
-        )
+    if not allowed(api, "create", kind.resource):
+        raise InputError(no_right("create", kind.resource, api.namespace))
     claims = [name.removesuffix(":ro") for name in spec.claims.values()]
     for claim in sorted({*claims, *claims_by_volume(spec.volumes).values()}):
-        if _missing(api, core(api.namespace, "persistentvolumeclaims", claim)):
-            raise InputError(
-                f"claim {claim} does not exist in namespace {api.namespace}; create it as "
-                "deploy/storage/claims.yaml does"
-            )
+        with suppress(ApiError):  # without the right to read it, it counts as existing
+            if api.get(CLAIMS, claim, retry=True) is None:
+                raise InputError(
+                    f"claim {claim} does not exist in namespace {api.namespace}; create it as "
+                    "deploy/storage/claims.yaml does"
+                )
     if problem := gang_scheduling(api, spec):
         raise InputError(problem)
     queued = spec.scheduler == "kueue" and spec.queue
@@ -64,11 +64,11 @@ def check(api: Api, spec: LaunchSpec) -> list[str]:
 def gang_scheduling(api: Api, spec: LaunchSpec) -> str:
     """Return in one line why the pods of a job cannot be started together; '' if they can."""
     gang = GANGS.get(spec.scheduler)
-    if gang is None or not _missing(api, f"/apis/{gang.group_version}"):
+    if gang is None or serves(api, gang.resource):
         return ""
     return (
         f"scheduler={spec.scheduler}: this cluster has no PodGroups of {gang.title} "
-        f"({gang.group_version}), so pods would start one by one; install it, or leave "
+        f"({gang.resource.group_version}), so pods would start one by one; install it, or leave "
         "scheduler empty"
     )
 
@@ -85,15 +85,15 @@ def check_gang(
     if gang is None or kind.state(job).over:
         return
     name = str(job["metadata"]["name"])
-    path, pods = kind.path(api.namespace, name), kind.pod_selector(name)
+    pods = kind.pod_selector(name)
     deadline = time.monotonic() + GANG_SECONDS
     while (grouped := _grouped(api, gang, name, pods)) is None and time.monotonic() < deadline:
         if stopped():
             return
         time.sleep(0.5)
-    if grouped or (grouped is None and _inconclusive(api, gang, kind, path)):
+    if grouped or (grouped is None and _inconclusive(api, gang, kind, name)):
         return
-    api.delete(path)
+    api.delete(kind.resource, name)
     raise InputError(
         f"scheduler={spec.scheduler}: the Training Operator created no PodGroup for {kind.title} "
         f"{name}, which was deleted; start the operator with --gang-scheduler-name of "
@@ -103,12 +103,11 @@ def check_gang(
 
 def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
     """Return whether a job has a PodGroup; None while it is unknown, without pods."""
-    with suppress(ApiError):  # missing so far, or no right to read it: then the pods show it
-        api.call("GET", custom(gang.group_version, api.namespace, "podgroups", name))
-        return True
+    with suppress(ApiError):  # without the right to read it, the pods show it
+        if api.get(gang.resource, name) is not None:
+            return True
     try:
-        query = {"labelSelector": selector, "limit": "16"}
-        pods = api.call("GET", core(api.namespace, "pods"), query=query)["items"]
+        pods = api.list_objects(PODS, {"labelSelector": selector, "limit": "16"})
     except ApiError:
         return None
     parts = ("labels", "annotations")
@@ -116,23 +115,14 @@ def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
     return any(gang.mark in item for item in marks) if marks else None
 
 
-def _inconclusive(api: Api, gang: Gang, kind: Kind, path: str) -> bool:
+def _inconclusive(api: Api, gang: Gang, kind: Kind, name: str) -> bool:
     """Return whether a missing PodGroup means nothing: the job is over, or not handled yet."""
     try:
-        job = api.call("GET", path, retry=True)
+        job = api.get(kind.resource, name, retry=True)
     except ApiError:
         return True
-    handled = conditions(job) and not kind.state(job).over
-    return not handled or not allowed(api, "get", gang.group, "podgroups")
-
-
-def _missing(api: Api, path: str) -> bool:
-    """Return whether an object is missing; without the right to read it, it counts as existing."""
-    try:
-        api.call("GET", path, retry=True)
-    except ApiError as error:
-        return error.status == 404
-    return False
+    handled = job and conditions(job) and not kind.state(job).over
+    return not handled or not allowed(api, "get", gang.resource)
 
 
 def _gpu_warnings(api: Api, spec: LaunchSpec) -> list[str]:

@@ -22,8 +22,9 @@ from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import handling_signals
 from kfp_ddp.jobs.follow.logs import Printer
-from kfp_ddp.jobs.identity import WORKFLOWS, Owner
-from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, core, custom
+from kfp_ddp.jobs.identity import Owner
+from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.resource import PODS, WORKFLOWS, Resource
 from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.training.manifest import step_dirs, step_of
 
@@ -95,7 +96,8 @@ class Ending:
         self.short_api = api.another()
         """A connection that stays open for the last request."""
         self.warmed_at = -WARM_SECONDS
-        self.job_path = ""
+        self.job: tuple[Resource, str] | None = None
+        """Its kind and name."""
         self.files: StepFiles | None = None
         self.resumes_from: int | None = None
         """The step from which Retry would resume; None for unknown."""
@@ -108,12 +110,9 @@ class Ending:
         self.watches: list[WatchCache] = []
         if owner is not None:
             query = {"fieldSelector": f"metadata.name={owner.workflow}"}
-            workflows = custom(WORKFLOWS, api.namespace, "workflows")
-            self.watches.append(WatchCache(api, workflows, query, self.changed_or_over))
+            self.watches.append(WatchCache(api, WORKFLOWS, query, self.changed_or_over))
             query = {"fieldSelector": f"metadata.name={owner.pod}"}
-            self.watches.append(
-                WatchCache(api, core(api.namespace, "pods"), query, self.changed_or_over)
-            )
+            self.watches.append(WatchCache(api, PODS, query, self.changed_or_over))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -139,9 +138,9 @@ class Ending:
         """Return whether this step's own pod is being deleted; Argo may retry it."""
         return any(_deleted(item) for item in self._objects())
 
-    def watch_job(self, job_path: str, files: StepFiles | None = None) -> None:
+    def watch_job(self, kind: Resource, name: str, files: StepFiles | None = None) -> None:
         """Handle the next signal for this job, with these files of the step."""
-        self.job_path, self.files = job_path, files
+        self.job, self.files = (kind, name), files
 
     def leave_if_cancelled(self, job: str) -> None:
         """Delete the job of a terminated run and raise RunCancelledError; `job` is its title."""
@@ -154,18 +153,18 @@ class Ending:
         if time.monotonic() - self.warmed_at < WARM_SECONDS:
             return
         self.warmed_at = time.monotonic()
-        path = core(self.api.namespace, "pods", self.owner.pod) if self.owner else "/version"
+        path = PODS.path(self.api.namespace, self.owner.pod) if self.owner else "/version"
         with suppress(ApiError):
             self.short_api.call("GET", path, seconds=2)
 
     def delete_job(self) -> None:
         """Delete the job, if it exists."""
-        if self.job_path:
-            self.api.delete(self.job_path)
+        if self.job:
+            self.api.delete(*self.job)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """On eviction leave the job to the retry of this step, else delete it; then exit."""
-        name = self.job_path.rpartition("/")[2]
+        name = self.job[1] if self.job else ""
         evicted = not self.cancelled() and self.evicted()
         # The other thread may be about to report.
         if not self.cancelled() and self.reporting.acquire(timeout=LOOK_SECONDS):
@@ -181,11 +180,10 @@ class Ending:
             message = f"stopped; job {name} is deleted"
             _report_to_kubernetes(message)
             try:
-                if self.job_path:
-                    self.short_api.call("DELETE", self.job_path, DELETE, seconds=BRIEF_SECONDS)
+                if self.job:
+                    self.short_api.delete(*self.job, retry=False, seconds=BRIEF_SECONDS)
             except ApiError as error:
-                if error.status != 404:
-                    message = f"stopped; job {name} could not be deleted ({error.message})"
+                message = f"stopped; job {name} could not be deleted ({error.message})"
         try:
             _print(f"\n{message}\n")
             if self.files:
@@ -245,10 +243,11 @@ class Ending:
         if self.owner is None:
             return False
         try:
-            path = core(self.api.namespace, "pods", self.owner.pod)
-            pod = self.short_api.call("GET", path, seconds=BRIEF_SECONDS)
-        except ApiError as error:
-            return error.status == 404
+            pod = self.short_api.get(PODS, self.owner.pod, seconds=BRIEF_SECONDS)
+        except ApiError:
+            return False
+        if pod is None:
+            return True
         uid = pod["metadata"]["uid"]
         return _deleted(pod) or os.environ.get("KFP_POD_UID", uid) != uid
 

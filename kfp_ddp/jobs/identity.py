@@ -12,13 +12,13 @@ from kfp_ddp.core.run_folder import LABEL_VALUE, task_title
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kueue import QUEUE_LABEL
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, ApiError, Object, custom, own_pod
+from kfp_ddp.k8s.api import Api, ApiError, Object, own_pod
 from kfp_ddp.k8s.objects import label, phase
+from kfp_ddp.k8s.resource import WORKFLOWS, Resource
 
 KFP_RUN = "pipeline/runid"
 """The label that KFP gives a run's Workflow and pods."""
 RUN, TASK, SPEC, ATTEMPT = (f"kfp-ddp/{key}" for key in ("run-id", "task", "spec", "attempt"))
-WORKFLOWS = "argoproj.io/v1alpha1"
 OVER = ("Succeeded", "Failed", "Error")
 
 
@@ -84,7 +84,7 @@ class Owner:
         needs no right to the Workflow's finalizers.
         """
         return {
-            "apiVersion": WORKFLOWS,
+            "apiVersion": WORKFLOWS.group_version,
             "kind": "Workflow",
             "name": self.workflow,
             "uid": self.workflow_uid,
@@ -97,7 +97,7 @@ def find_owner(api: Api) -> Owner | None:
     """Return the Workflow of the step's own pod; None outside of a pipeline on this cluster."""
     pod: Object = (own_pod(api) or {}).get("metadata", {})
     for owner in pod.get("ownerReferences", []):
-        if owner["kind"] == "Workflow" and owner["apiVersion"] == WORKFLOWS:
+        if owner["kind"] == "Workflow" and owner["apiVersion"] == WORKFLOWS.group_version:
             return Owner(pod["name"], owner["name"], owner["uid"])
     return None
 
@@ -131,25 +131,22 @@ def live_runs(api: Api | None = None) -> Callable[[str], bool]:
             api = Api.connect()
         except InputError as error:
             raise StorageError(f"which runs live cannot be seen: {error}") from error
-    workflows = _items(api, custom(WORKFLOWS, api.namespace, "workflows"))
+    workflows = _objects(api, WORKFLOWS)
     live = {label(item, KFP_RUN) for item in workflows if phase(item) not in OVER}
     for kind in KINDS.values():
-        jobs = _items(api, kind.path(api.namespace))
+        jobs = _objects(api, kind.resource)
         live |= {label(job, RUN) for job in jobs if not kind.state(job).over}
     return lambda run_id: run_id in live
 
 
-def _items(api: Api, path: str) -> list[Object]:
-    """Return the objects of a collection; none without its API or the right to read it.
+def _objects(api: Api, resource: Resource) -> list[Object]:
+    """Return the objects of a resource; none without its API or the right to read it.
 
     An account that may not read a kind of job creates none either. Workflows must be readable.
     """
     try:
-        objects: list[Object] = api.call("GET", path, retry=True)["items"]
+        return api.list_objects(resource, retry=True)
     except ApiError as error:
-        if error.status == 404 or (error.status == 403 and WORKFLOWS not in path):
+        if error.status == 404 or (error.status == 403 and resource != WORKFLOWS):
             return []
-        raise StorageError(
-            f"which runs live cannot be seen ({error.message}); apply deploy/rbac"
-        ) from error
-    return objects
+        raise StorageError(f"which runs live cannot be seen: {error}") from error

@@ -11,8 +11,9 @@ from kfp_ddp.jobs.identity import ATTEMPT, RUN, SPEC, TASK, Identity, Owner, met
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import Runtime
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import TRANSIENT, Api, ApiError, Object, core
+from kfp_ddp.k8s.api import TRANSIENT, Api, ApiError, Object
 from kfp_ddp.k8s.objects import annotation, label
+from kfp_ddp.k8s.resource import CONFIG_MAPS
 
 REPORTED = "kfp-ddp/reported"
 """Marks a failed job whose failure ended a step: a retry of the step needs a new job."""
@@ -45,19 +46,14 @@ class Jobs:
         """The runtime of the jobs; None for a kind without runtimes."""
         return self.kind.find_runtime(self.api, self.spec)
 
-    def path(self, attempt: int) -> str:
-        """Return the path of an attempt's job."""
-        return self.kind.path(self.api.namespace, self.identity.job_name(attempt))
-
     def attempts(self) -> dict[int, Object]:
         """Return the existing jobs by attempt."""
-        path = self.kind.path(self.api.namespace)
         query = {"labelSelector": self.identity.selector()}
         try:
-            listing = self.api.call("GET", path, query=query, retry=True)
+            items = self.api.list_objects(self.kind.resource, query, retry=True)
         except ApiError as error:
-            raise InputError(self._refusal("list", error)) from error
-        jobs = {int(label(item, ATTEMPT) or 0): item for item in listing["items"]}
+            raise self._refused(error) from error
+        jobs = {int(label(item, ATTEMPT) or 0): item for item in items}
         named = self.identity.job_name
         return {i: job for i, job in jobs.items() if job["metadata"]["name"] == named(i)}
 
@@ -67,44 +63,44 @@ class Jobs:
         InputError if a job of this name is of another run or has other settings, or cannot be
         created; JobError if a deleted one does not disappear.
         """
-        wait_until = time.monotonic() + DELETION_SECONDS
+        name, wait_until = self.identity.job_name(attempt), time.monotonic() + DELETION_SECONDS
         while True:
             try:
                 job = self.api.retry(lambda: self._create(attempt))
-                print(f"created {self.kind.title} {job['metadata']['name']}", flush=True)
+                print(f"created {self.kind.title} {name}", flush=True)
                 return job
             except ApiError as error:
                 if error.status != 409:
-                    raise InputError(self._refusal("create", error)) from error
+                    raise self._refused(error) from error
                 conflict = error.message
             try:
-                job = self.api.call("GET", self.path(attempt), retry=True)
-                self._check_owner(job)
-                if "deletionTimestamp" not in job["metadata"]:
-                    print(f"adopting {self.kind.title} {job['metadata']['name']}", flush=True)
-                    return job
+                existing = self.api.get(self.kind.resource, name, retry=True)
+            except ApiError as error:
+                raise self._refused(error) from error
+            if existing is not None:  # else the conflict is one of a quota, for example
+                self._check_owner(existing)
+                if "deletionTimestamp" not in existing["metadata"]:
+                    print(f"adopting {self.kind.title} {name}", flush=True)
+                    return existing
                 conflict = "it is being deleted; check its finalizers"
-            except ApiError as error:  # a conflict without a job is one of a quota, for example
-                if error.status != 404:
-                    raise InputError(self._refusal("create", error)) from error
             if time.monotonic() > wait_until:
                 raise JobError(
-                    f"{self.kind.title} {self.identity.job_name(attempt)} could not be created for "
+                    f"{self.kind.title} {name} could not be created for "
                     f"{DELETION_SECONDS / 60:g} minutes: {conflict}"
                 )
             time.sleep(0.5)
 
     def check_queued(self, attempt: int) -> None:
         """Raise InputError unless Kueue would suspend the job; one that it does not manage runs."""
-        path, body = self.kind.path(self.api.namespace), self.manifest(attempt)
+        resource, dry_run = self.kind.resource, {"dryRun": "All"}
         try:
-            job = self.api.call("POST", path, body, {"dryRun": "All"}, retry=True)
+            job = self.api.create(resource, self.manifest(attempt), query=dry_run, retry=True)
         except ApiError:
             return  # creating the job reports what is wrong
         if not self.kind.suspended(job):
             raise InputError(
-                f"queue={self.spec.queue!r}: Kueue here does not manage {self.kind.plural}."
-                f"{self.kind.group_version}; enable that integration, or leave queue empty"
+                f"queue={self.spec.queue!r}: Kueue here does not manage {resource.plural}."
+                f"{resource.group_version}; enable that integration, or leave queue empty"
             )
 
     def manifest(self, attempt: int, script_map: str = "") -> Object:
@@ -118,21 +114,21 @@ class Jobs:
 
     def _create(self, attempt: int) -> Object:
         body = self.manifest(attempt, self._script_map())
-        path = self.kind.path(self.api.namespace)
-        return self.api.call("POST", path, body, {"fieldValidation": "Strict"})
+        return self.api.create(self.kind.resource, body, query={"fieldValidation": "Strict"})
 
     def _script_map(self) -> str:
         """Create the ConfigMap of the files; return its name, '' for no files or no right."""
         if not payload.files(self.spec):
             return ""
-        path = core(self.api.namespace, "configmaps")
         body = script_map(self.spec, self.identity, self.owner)
         name = str(body["metadata"]["name"])
         try:
-            self.api.call("POST", path, body)
+            self.api.create(CONFIG_MAPS, body)
         except ApiError as error:
             if error.status == 409:
-                self._check_script(path, body)
+                if (existing := self.api.get(CONFIG_MAPS, name)) is None:
+                    raise  # it was deleted since: the next try creates it
+                _check_script(existing, body)
                 return name
             if error.status in TRANSIENT:
                 raise
@@ -144,18 +140,6 @@ class Jobs:
                 ) from error
             return ""
         return name
-
-    def _check_script(self, path: str, body: Object) -> None:
-        """Check that an existing ConfigMap has the labels and data of this run."""
-        meta = body["metadata"]
-        existing = self.api.call("GET", f"{path}/{meta['name']}")
-        labels = existing["metadata"].get("labels") or {}
-        parts = [(existing.get(name) or {}, body.get(name, {})) for name in ("data", "binaryData")]
-        if not labels.items() >= meta["labels"].items() or any(old != new for old, new in parts):
-            raise InputError(
-                f"ConfigMap {meta['name']} exists and is not of this run; "
-                "it was not changed: delete it, or rename the task"
-            )
 
     def _check_owner(self, job: Object) -> None:
         name, run_id = job["metadata"]["name"], label(job, RUN)
@@ -170,24 +154,16 @@ class Jobs:
                 "delete it to start again"
             )
 
-    def _refusal(self, verb: str, error: ApiError) -> str:
-        where, message = f"in namespace {self.api.namespace}", " ".join(error.message.split())
-        if error.status == 404:
-            return (
-                f"this cluster has no {self.kind.plural} ({self.kind.group_version}); "
-                f"install {self.kind.operator}, or use another kind of job"
-            )
-        if error.status == 403 and "quota" in error.message:
-            return f"a quota {where} does not allow the job: {message}"
-        if error.status == 403 and "cannot" in error.message:
-            return f"no right to {verb} {self.kind.plural} {where}; apply deploy/rbac there"
-        return f"the cluster refused the {self.kind.title}: {message}"
+    def _refused(self, error: ApiError) -> InputError:
+        install = f"; install {self.kind.operator}, or use another kind of job"
+        return InputError(f"{error}{install if error.status == 404 else ''}")
 
     def mark(self, attempt: int, mark: str) -> None:
         """Mark a failed job for later launchers as REPORTED or PREEMPTED."""
         body = {"metadata": {"annotations": {mark: "true"}}}
         try:
-            self.api.call("PATCH", self.path(attempt), body, retry=True)
+            name = self.identity.job_name(attempt)
+            self.api.patch(self.kind.resource, name, body, retry=True)
         except ApiError as error:
             if error.status != 404:
                 print(f"warning: cannot mark the failed job ({error.message})", flush=True)
@@ -204,6 +180,18 @@ def script_map(spec: LaunchSpec, identity: Identity, owner: Owner | None) -> Obj
         meta["ownerReferences"] = [owner.reference()]
     kind = {"apiVersion": "v1", "kind": "ConfigMap"}
     return {**kind, "metadata": meta, **payload.map_data(spec), "immutable": True}
+
+
+def _check_script(existing: Object, body: Object) -> None:
+    """Check that an existing ConfigMap has the labels and data of this run."""
+    meta = body["metadata"]
+    labels = existing["metadata"].get("labels") or {}
+    parts = [(existing.get(name) or {}, body.get(name, {})) for name in ("data", "binaryData")]
+    if not labels.items() >= meta["labels"].items() or any(old != new for old, new in parts):
+        raise InputError(
+            f"ConfigMap {meta['name']} exists and is not of this run; "
+            "it was not changed: delete it, or rename the task"
+        )
 
 
 def away_from(nodes: Iterable[str], affinity: Object) -> Object:

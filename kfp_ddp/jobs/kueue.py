@@ -4,8 +4,9 @@ from functools import lru_cache
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.k8s.api import Api, ApiError, Object, custom
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import condition, conditions, label
+from kfp_ddp.k8s.resource import Resource
 
 GROUP = "kueue.x-k8s.io"
 QUEUE_LABEL = f"{GROUP}/queue-name"
@@ -23,10 +24,10 @@ def group_version(api: Api) -> str:
         raise
 
 
-def path(api: Api, plural: str, name: str = "") -> str:
-    """Return the path of a collection of Kueue, or of one object; '' without Kueue."""
+def resource(api: Api, plural: str) -> Resource | None:
+    """Return a resource of Kueue; None without Kueue."""
     version = group_version(api)
-    return custom(version, api.namespace, plural, name) if version else ""
+    return Resource(version, plural) if version else None
 
 
 def check_queue(api: Api, queue: str) -> list[str]:
@@ -35,19 +36,19 @@ def check_queue(api: Api, queue: str) -> list[str]:
     Without the right to read queues, queue and Kueue count as existing.
     """
     try:
-        queue_path = api.retry(lambda: path(api, "localqueues", queue))
-        if not queue_path:
+        queues = api.retry(lambda: resource(api, "localqueues"))
+        if queues is None:
             raise InputError(
                 f"queue={queue!r}: this cluster has no Kueue; install it, or leave queue empty"
             )
-        local_queue = api.call("GET", queue_path, retry=True)
-    except ApiError as error:
-        if error.status == 404:
-            raise InputError(
-                f"queue {queue!r} is not a LocalQueue of namespace {api.namespace}; "
-                "use one of `kubectl get localqueues`"
-            ) from error
+        local_queue = api.get(queues, queue, retry=True)
+    except ApiError:
         return []
+    if local_queue is None:
+        raise InputError(
+            f"queue {queue!r} is not a LocalQueue of namespace {api.namespace}; "
+            "use one of `kubectl get localqueues`"
+        )
     trouble = inactive(local_queue)
     return [f"queue {queue} admits no jobs now: {trouble}"] if trouble else []
 
@@ -64,8 +65,8 @@ def waiting(job: Object, api: Api) -> str:
     if not queue:
         return "suspended; it must be resumed by hand"
     try:
-        url = path(api, "workloads")
-        workloads = api.call("GET", url).get("items", []) if url else []
+        known = resource(api, "workloads")
+        workloads = api.list_objects(known) if known else []
     except ApiError:
         return f"waiting in queue {queue}"
     uid = job["metadata"]["uid"]

@@ -96,7 +96,7 @@ def measure_on_cluster(
     spec = LaunchSpec.create(**{**fields, "command": command})
     with contextlib.redirect_stdout(_WithoutResult()):
         finished = launch(spec, *ids, api)
-    api.delete(spec.job_kind.path(api.namespace, finished.job["metadata"]["name"]))
+    api.delete(spec.job_kind.resource, finished.job["metadata"]["name"])
     return _read(line for lines in finished.last_lines.values() for line in lines)
 
 

@@ -14,8 +14,9 @@ from kfp_ddp.jobs.identity import find_owner, identify
 from kfp_ddp.jobs.jobs import PREEMPTED, REPORTED, Jobs, avoided
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import Api, Object, core
+from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import annotation
+from kfp_ddp.k8s.resource import PODS
 
 HEARTBEAT_SECONDS = 120.0
 # A list of a thousand pods is 10 MB, and this one is requested each half a second.
@@ -59,7 +60,7 @@ def launch(
     ending, limits = Ending(api, owner), _limits(spec, stall_minutes)
     with ending.watching():
         while True:
-            ending.watch_job(jobs.path(attempts.current))
+            ending.watch_job(jobs.kind.resource, jobs.identity.job_name(attempts.current))
             outcome = _follow(jobs, attempts.current, ending, run_dir, progress, limits)
             if outcome.failure is None:
                 return outcome
@@ -159,7 +160,7 @@ def _wait_for_pods(jobs: Jobs, attempt: int, ending: Ending) -> None:
     on a lost node remains forever, so the wait has a limit.
     """
     selector = jobs.kind.pod_selector(jobs.identity.job_name(attempt))
-    path = core(jobs.api.namespace, "pods")
+    path = PODS.path(jobs.api.namespace)
     query = {"labelSelector": selector, **ONE_WRITING}
     deadline = time.monotonic() + jobs.spec.grace_seconds + 60
     while time.monotonic() < deadline and not ending.cancelled():

@@ -1,8 +1,9 @@
-"""JSON requests, streams and retries over one Kubernetes client."""
+"""JSON requests, streams and retries over one Kubernetes client, and what a refusal means."""
 
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from email.utils import parsedate_to_datetime
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import from_json, one_line
+from kfp_ddp.k8s.resource import NODES, PODS, Resource
 
 Object = dict[str, Any]
 T = TypeVar("T")
@@ -35,16 +37,44 @@ CONTENT = {"PATCH": "application/merge-patch+json", "APPLY": "application/apply-
 
 
 class ApiError(KfpDdpError):
-    """A response other than 2xx, or none: then `status` is 0."""
+    """A response other than 2xx, or none: then `status` is 0; `message` is the server's."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(f"{status} {reason}: {message}" if status else message)
+    def __init__(self, status: int, reason: str, message: str, text: str = "") -> None:
+        super().__init__(text or (f"{status} {reason}: {message}" if status else message))
         self.status, self.reason, self.message = status, reason, message
 
     @property
     def transient(self) -> bool:
         """Return whether the same request may succeed later."""
         return self.status in TRANSIENT
+
+
+class Refused(ApiError):  # noqa: N818
+    """The account has no right to this, or the cluster has no such resource."""
+
+
+def explanation(
+    error: ApiError, verb: str, resource: Resource, namespace: str, name: str = ""
+) -> str:
+    """Return in one line which request failed, why, and what to do."""
+    message = one_line(error.message)
+    if error.status == 404 and not name:
+        return f"this cluster has no {resource.plural} ({resource.group_version})"
+    user = re.search('User "([^"]+)" cannot ', message)
+    if error.status == 403 and user:
+        return no_right(verb, resource, namespace, user[1])
+    if error.transient and error.status:  # without a status the message says so
+        message = f"the API server failed ({error.status}: {message}); try later"
+    request = f"{verb} {resource.plural} {name}".rstrip()
+    return f"cannot {request} {resource.place(namespace)}: {message}"
+
+
+def no_right(verb: str, resource: Resource, namespace: str, user: str = "") -> str:
+    """Return the message for an account that lacks a right."""
+    is_person = user and not user.startswith("system:serviceaccount:")
+    remedy = "ask an administrator for it" if is_person else f"apply {resource.role} there"
+    whose = f" as {user}" if user else ""
+    return f"no right to {verb} {resource.plural} {resource.place(namespace)}{whose}; {remedy}"
 
 
 def config_faults() -> tuple[type[Exception], ...]:
@@ -148,12 +178,63 @@ class Api:
             raise ApiError(0, "", message) from None
         return parsed if isinstance(parsed, dict) else {"value": parsed}
 
-    def pages(self, path: str, query: dict[str, str] | None = None) -> Iterator[Object]:
+    def get(self, resource: Resource, name: str, **options: Any) -> Object | None:
+        """Return an object, None if it is missing; `options` are those of `call`."""
+        try:
+            return self._request("get", "GET", resource, name, **options)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return None
+
+    def list_objects(
+        self, resource: Resource, query: dict[str, str] | None = None, **options: Any
+    ) -> list[Object]:
+        """Return the objects of a resource that `query` selects."""
+        answer = self._request("list", "GET", resource, query=query, **options)
+        return answer.get("items") or []
+
+    def create(self, resource: Resource, body: Object, **options: Any) -> Object:
+        """Create an object, with a status of 409 if one of this name exists; return it."""
+        return self._request("create", "POST", resource, body=body, **options)
+
+    def patch(self, resource: Resource, name: str, body: Object, **options: Any) -> Object:
+        """Merge fields into an object; return it."""
+        return self._request("patch", "PATCH", resource, name, body=body, **options)
+
+    def apply(self, resource: Resource, body: Object, **query: str) -> Object:
+        """Create or change an object by server-side apply; return it."""
+        name = body["metadata"]["name"]
+        return self._request("patch", "APPLY", resource, name, body=body, query=MANAGER | query)
+
+    def delete(self, resource: Resource, name: str, body: Object = DELETE, **options: Any) -> None:
+        """Delete an object and the objects that it owns; a missing one is not an error."""
+        options = {"retry": True, **options}
+        try:
+            self._request("delete", "DELETE", resource, name, body=body, **options)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def _request(
+        self, verb: str, method: str, resource: Resource, name: str = "", **options: Any
+    ) -> Object:
+        """Send one request, of which an error is in words; it is Refused for 403 and 404."""
+        try:
+            return self.call(method, resource.path(self.namespace, name), **options)
+        except ApiError as error:
+            if UNTYPED in error.message:
+                error.status = 422  # the server reports it as 500, which would be retried
+            kind = Refused if error.status in (403, 404) else ApiError
+            text = explanation(error, verb, resource, self.namespace, name)
+            raise kind(error.status, error.reason, error.message, text) from error
+
+    def pages(self, resource: Resource, query: dict[str, str] | None = None) -> Iterator[Object]:
         """Yield a list in pages of at most PAGE objects, all of the first page's version.
 
         After an ApiError of status 410 that version has expired: then list again.
         """
-        token = ""
+        path, token = resource.path(self.namespace), ""
         while True:
             part = {"limit": str(PAGE), **({"continue": token} if token else {})}
             page = self.call("GET", path, query={**(query or {}), **part})
@@ -206,24 +287,6 @@ class Api:
             raise ApiError(error.status or 0, error.reason or "", message.strip()) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiError(0, "", f"no response from the API server: {error}") from error
-
-    def apply(self, path: str, body: Object, **query: str) -> Object:
-        """Create or change an object by server-side apply; return the result."""
-        try:
-            return self.call("APPLY", path, body, MANAGER | query)
-        except ApiError as error:
-            if UNTYPED not in error.message:
-                raise
-            # The server reports it as 500, which would be retried.
-            raise ApiError(422, "Unprocessable Entity", error.message) from None
-
-    def delete(self, path: str) -> None:
-        """Delete an object and the objects that it owns; a missing one is not an error."""
-        try:
-            self.call("DELETE", path, DELETE, retry=True)
-        except ApiError as error:
-            if error.status != 404:
-                raise
 
     def ready(self) -> bool | None:
         """Return whether the server has started; None if this account may not see that."""
@@ -280,7 +343,7 @@ def own_pod(api: Api) -> Object | None:
     if not name:
         return None
     try:
-        return api.call("GET", core(api.namespace, "pods", name), retry=True)
+        return api.get(PODS, name, retry=True)
     except ApiError as error:
         if error.transient:  # without its owner, a job would outlive the run
             raise
@@ -290,26 +353,24 @@ def own_pod(api: Api) -> Object | None:
 def schedulable_nodes(api: Api) -> list[Object]:
     """Return the nodes that accept pods; raises ApiError without the right to list them."""
     # An expired list is read again.
-    pages = api.retry(lambda: list(api.pages("/api/v1/nodes")), also=(410,))
+    pages = api.retry(lambda: list(api.pages(NODES)), also=(410,))
     nodes = (node for page in pages for node in page["items"] or ())
     return [node for node in nodes if not node["spec"].get("unschedulable")]
 
 
-def core(namespace: str, plural: str, name: str = "") -> str:
-    """Return the path of a resource of the core group."""
-    return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+def serves(api: Api, resource: Resource) -> bool:
+    """Return whether the cluster has a resource; true without the right to look."""
+    try:
+        answer = api.call("GET", f"/apis/{resource.group_version}", retry=True)
+    except ApiError as error:
+        return error.status != 404
+    return any(item["name"] == resource.plural for item in answer["resources"])
 
 
-def custom(group_version: str, namespace: str, plural: str, name: str = "") -> str:
-    """Return the path of a resource of a named group, `group/version`."""
-    path = f"/apis/{group_version}/namespaces/{namespace}/{plural}"
-    return path + (f"/{name}" if name else "")
-
-
-def allowed(api: Api, verb: str, group: str, resource: str) -> bool:
+def allowed(api: Api, verb: str, resource: Resource) -> bool:
     """Return whether this account has a right; true when the server does not answer."""
     try:
-        return api.retry(lambda: review(api, verb, group, resource))
+        return api.retry(lambda: review(api, verb, resource.group, resource.plural))
     except ApiError:
         return True
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from kfp_ddp.k8s.api import STARTING, Api, ApiError, Object
+from kfp_ddp.k8s.resource import Resource
 
 # A watch is reopened this often, since a connection may be cut silently.
 WATCH_SECONDS = 60
@@ -25,14 +26,14 @@ class WatchCache(threading.Thread):
     def __init__(
         self,
         api: Api,
-        path: str,
+        resource: Resource,
         query: dict[str, str],
         changed: threading.Event,
         reduce: Callable[[Object], Object] = lambda item: item,
     ) -> None:
-        super().__init__(daemon=True, name=f"watch {path}")
-        self.api, self.path, self.query, self.changed = api.another(), path, query, changed
-        self.reduce = reduce
+        super().__init__(daemon=True, name=f"watch {resource.plural}")
+        self.api, self.resource = api.another(), resource
+        self.query, self.changed, self.reduce = query, changed, reduce
         self.objects: dict[str, Object] = {}
         self.removed: dict[str, Object] = {}
         self.synced = threading.Event()
@@ -64,7 +65,7 @@ class WatchCache(threading.Thread):
 
     def _list(self) -> str:
         objects: dict[str, Object] = {}
-        for page in self.api.pages(self.path, self.query):
+        for page in self.api.pages(self.resource, self.query):
             for item in page.get("items") or []:
                 objects[item["metadata"]["uid"]] = self.reduce(item)
         self.objects = objects
@@ -74,6 +75,7 @@ class WatchCache(threading.Thread):
 
     def _watch(self, version: str) -> str:
         """Process events until the server ends the watch; return the version to resume from."""
+        path = self.resource.path(self.api.namespace)
         query = {
             **self.query,
             "watch": "true",
@@ -82,7 +84,7 @@ class WatchCache(threading.Thread):
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         try:
-            for line in self.api.lines(self.path, query, WATCH_SECONDS + 15):
+            for line in self.api.lines(path, query, WATCH_SECONDS + 15):
                 if self._over.is_set() or not line.endswith(b"\n"):
                     break
                 try:

@@ -12,9 +12,14 @@ from kubernetes import client
 
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets.volume import publish as publishing
-from kfp_ddp.datasets.volume.cluster import GCP_SOURCES, SNAPSHOTS, Refused, VolumeApi
+from kfp_ddp.datasets.volume.cluster import (
+    GCP_SOURCES,
+    SNAPSHOT_CLASSES,
+    SNAPSHOTS,
+    create_unless_exists,
+)
 from kfp_ddp.datasets.volume.publish import collect, publish
-from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.api import Api, Refused
 from tests.e2e.harness.grounds import until, wait_for_end
 from tests.e2e.harness.programs import kubectl
 from tests.e2e.harness.volumes import Ground, ground, request
@@ -45,7 +50,6 @@ def test_slow_snapshot_is_not_removed(ground: Ground) -> None:
     staging = ground.staging("standard")
     slow: dict[str, Any] = {"snapshot_class": ground.namespace, "wait_seconds": 3.0}
     demand = request(staging, "8" * 64, publish="snapshot", **slow)
-    classes = client.CustomObjectsApi(ground.api)
     body = {
         "apiVersion": "snapshot.storage.k8s.io/v1",
         "kind": "VolumeSnapshotClass",
@@ -53,7 +57,7 @@ def test_slow_snapshot_is_not_removed(ground: Ground) -> None:
         "driver": "slow.example.com",
         "deletionPolicy": "Retain",
     }
-    classes.create_cluster_custom_object(*SNAPSHOTS[:2], "volumesnapshotclasses", body)
+    ground.admin.create(SNAPSHOT_CLASSES, body)
     try:
         uids = []
         for _ in range(2):
@@ -66,9 +70,7 @@ def test_slow_snapshot_is_not_removed(ground: Ground) -> None:
         assert uids[0] == uids[1]
     finally:
         ground.stock.delete(SNAPSHOTS, demand.name)
-        classes.delete_cluster_custom_object(
-            *SNAPSHOTS[:2], "volumesnapshotclasses", ground.namespace
-        )
+        ground.admin.delete(SNAPSHOT_CLASSES, ground.namespace)
         _forget(ground, demand.name)
 
 
@@ -101,7 +103,7 @@ def test_snapshot_under_deletion_is_replaced(ground: Ground) -> None:
     assert ground.claim(demand.name).status.phase == "Bound"
 
 
-def _ready(cluster: VolumeApi, name: str) -> bool:
+def _ready(cluster: Api, name: str) -> bool:
     snapshot_object = cluster.get(SNAPSHOTS, name)
     assert snapshot_object is not None
     leaving = "deletionTimestamp" in snapshot_object["metadata"]
@@ -112,7 +114,7 @@ def _forget(ground: Ground, snapshot: str) -> None:
     """Remove what only the driver that is not there would remove."""
     until(lambda: ground.stock.get(SNAPSHOTS, snapshot) is None, "the end of the snapshot")
     api = client.CustomObjectsApi(ground.api)
-    kind = (*SNAPSHOTS[:2], "volumesnapshotcontents")
+    kind = (*SNAPSHOTS.group_version.split("/"), "volumesnapshotcontents")
     for content in api.list_cluster_custom_object(*kind)["items"]:
         of = content["spec"]["volumeSnapshotRef"]
         if (of["namespace"], of["name"]) == (ground.namespace, snapshot):
@@ -124,15 +126,14 @@ def _forget(ground: Ground, snapshot: str) -> None:
 
 def _release(ground: Ground, name: str) -> None:
     """Take the test's own finalizer away, and no other."""
-    api = client.CustomObjectsApi(ground.api)
-    where = (*SNAPSHOTS[:2], ground.namespace, SNAPSHOTS[2], name)
-    snapshot_object = api.get_namespaced_custom_object(*where)
+    snapshot_object = ground.admin.get(SNAPSHOTS, name)
+    assert snapshot_object is not None
     finalizers = [
         item
         for item in snapshot_object["metadata"].get("finalizers", [])
         if item != "kfp-ddp.dev/test"
     ]
-    api.patch_namespaced_custom_object(*where, {"metadata": {"finalizers": finalizers}})
+    ground.admin.patch(SNAPSHOTS, name, {"metadata": {"finalizers": finalizers}})
 
 
 @contextlib.contextmanager
@@ -156,7 +157,7 @@ def populator_api(api: client.ApiClient) -> Iterator[None]:
     """The API of GKE's volume populator, with nothing behind it."""
     name = define_kind(api, "datalayer.gke.io/v1", "GCPDataSource")
     try:
-        until(lambda: _served(VolumeApi(Api(api, "default"))), "the new API")
+        until(lambda: _served(Api(api, "default")), "the new API")
         yield
     finally:
         client.ApiextensionsV1Api(api).delete_custom_resource_definition(name)
@@ -166,7 +167,7 @@ def test_account_of_a_profile_can_do_all_with_deploy(ground: Ground, tmp_path: P
     editor = ground.account_with(name="default-editor")
     staging = ground.staging("standard")
     auto = request(staging, "2" * 64, publish="auto", dataset="roses")
-    with pytest.raises(StorageError, match="cannot get claim"):
+    with pytest.raises(StorageError, match="no right to get persistentvolumeclaims"):
         publish(editor, auto)
     with applied(ground, tmp_path):
         result = publish(editor, auto)
@@ -180,7 +181,7 @@ def test_account_of_a_profile_can_do_all_with_deploy(ground: Ground, tmp_path: P
         assert set(collect(editor, demand, result.claim)) == {
             "ds-roses-222222222222", "ds-roses-333333333333",
         }  # fmt: skip
-    with pytest.raises(StorageError, match="cannot get claim"):
+    with pytest.raises(StorageError, match="no right to get persistentvolumeclaims"):
         publish(editor, auto)
 
 
@@ -193,7 +194,7 @@ def test_populator_creates_the_objects_of_the_gke_docs(ground: Ground, tmp_path:
         "options": {"populator_account": "reader"},
     }  # fmt: skip
     demand = request(str(inputs["claim"]), "7" * 64, publish="populator", source=source)
-    with pytest.raises(StorageError, match=r"cannot create gcpdatasources .*deploy/storage"):
+    with pytest.raises(StorageError, match=r"no right to create gcpdatasources .*deploy/storage"):
         publish(ground.stock, demand)
     with populator_api(ground.api), applied(ground, tmp_path):
         name = "ds-digits-777777777777"
@@ -248,10 +249,10 @@ def _resource(document: dict[str, Any], namespace: str) -> str:
     return f"/{'apis' if '/' in version else 'api'}/{version}{place}/{plural}"
 
 
-def _served(admin: VolumeApi) -> bool:
+def _served(admin: Api) -> bool:
     try:
         kind = {"apiVersion": "datalayer.gke.io/v1", "kind": "GCPDataSource"}
-        admin.create(GCP_SOURCES, {**kind, "metadata": {"name": "probe"}})
+        create_unless_exists(admin, GCP_SOURCES, {**kind, "metadata": {"name": "probe"}})
     except Refused:
         return False
     return True

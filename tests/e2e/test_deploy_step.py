@@ -14,9 +14,10 @@ import requests
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.k8s.api import MANAGER, Api
+from kfp_ddp.k8s.api import Api
 from kfp_ddp.models.serving.inference_service import OPENVINO, RUNTIMES, TRITON, manifest
 from kfp_ddp.models.serving.rollout import (
+    SERVICES,
     Service,
     canary_of,
     canary_predictor,
@@ -330,7 +331,7 @@ def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime:
         "predictor": answering,
         "canary": [{"trafficPercent": 0, "predictor": canary_predictor(desired)}],
     }
-    applied = api.call("APPLY", service.path, body, MANAGER | {"dryRun": "All"})
+    applied = api.apply(SERVICES, body, dryRun="All")
     wait = {"preStop": {"exec": {"command": ["sleep", "10"]}}}
     if runtime in (TRITON, OPENVINO):
         assert stable_of(applied)["model"]["lifecycle"] == wait

@@ -18,6 +18,7 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.resource import Resource
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.rights import act_as
 from tests.e2e.harness.scene import namespace
@@ -27,7 +28,7 @@ from tests.stores import coscheduler, running
 
 pytestmark = pytest.mark.slow
 OPERATOR, OPERATORS_NAMESPACE = "training-operator", "kubeflow"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+CRDS = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
 NAME = "coscheduling"
 RIGHTS = ("authentication", "authorization")
 PLUGIN = {"name": "Coscheduling"}
@@ -62,7 +63,7 @@ def grounds(
     with contextlib.ExitStack() as stack:
         kind = yaml.safe_load(definition.read_text())
         establish(cluster, kind)
-        stack.callback(Api(cluster, "default").delete, f"{CRDS}/{kind['metadata']['name']}")
+        stack.callback(Api(cluster, "default").delete, CRDS, kind["metadata"]["name"])
         stack.enter_context(running(command, folder / "log", ready))
         yield stack.enter_context(namespace(cluster))
 
@@ -83,7 +84,7 @@ def test_a_job_without_a_pod_group_is_deleted(grounds: Grounds) -> None:
         with pytest.raises(InputError, match="created no PodGroup for PyTorchJob train-") as error:
             launched(api)
         assert "\n" not in str(error.value)
-        assert api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"] == []
+        assert api.list_objects(KINDS["pytorchjob"].resource) == []
 
 
 def test_job_with_a_pod_group_succeeds(grounds: Grounds, ganging: None) -> None:

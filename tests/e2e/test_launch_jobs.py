@@ -153,7 +153,7 @@ def test_foreign_job_of_the_same_name_is_not_changed(grounds: Grounds) -> None:
     assert first.wait() == "Succeeded"
     (job,) = first.jobs()
     api = Api(grounds.api, grounds.namespace)
-    path = KINDS["pytorchjob"].path(grounds.namespace, job["metadata"]["name"])
+    path = KINDS["pytorchjob"].resource.path(grounds.namespace, job["metadata"]["name"])
     api.call("PATCH", path, {"metadata": {"labels": {"kfp-ddp/run-id": "somebody-else"}}})
     second = LaunchStep(grounds, python("print('mine')"), run_id=first.run_id).start()
     assert second.wait() == "Failed"

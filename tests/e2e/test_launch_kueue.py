@@ -196,7 +196,7 @@ def test_a_suspended_trainjob_resumes(grounds: Grounds, work: Folder) -> None:
 
 def suspend(grounds: Grounds, job: dict[str, Any], value: bool) -> None:
     """Do what Kueue does when it takes a TrainJob back or lets it in."""
-    path = KINDS["trainjob"].path(grounds.namespace, job["metadata"]["name"])
+    path = KINDS["trainjob"].resource.path(grounds.namespace, job["metadata"]["name"])
     Api(grounds.api, grounds.namespace).call("PATCH", path, {"spec": {"suspend": value}})
 
 

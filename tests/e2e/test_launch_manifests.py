@@ -20,7 +20,8 @@ from kfp_ddp.jobs.identity import identify, metadata
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.k8s.api import Api, core
+from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.resource import PODS
 from tests.e2e.harness import scene
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds
@@ -76,13 +77,13 @@ def test_valid_settings_are_valid_manifests(api: Api, kind: str, data: st.DataOb
     meta = metadata(spec, identify("run", "train", "7", spec), api.namespace, 0, None)
     job = spec.job_kind.manifest(spec, meta)
     query = {"fieldValidation": "Strict", "dryRun": "All"}
-    api.call("POST", KINDS[kind].path(api.namespace), job, query)
+    api.create(KINDS[kind].resource, job, query=query)
     for template in templates(job["spec"]).values() if kind != "trainjob" else ():
         pod = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template)}
         pod["metadata"]["name"] = "of-the-job"
         for named in ("serviceAccountName", "priorityClassName"):  # which would have to exist
             pod["spec"].pop(named, None)
-        api.call("POST", core(api.namespace, "pods"), pod, query)
+        api.create(PODS, pod, query=query)
 
 
 def test_the_output_of_manifest_is_valid(api: Api) -> None:
@@ -118,7 +119,8 @@ def test_missing_pvc_or_queue_fails_before_a_job_is_created(
 def test_missing_rights_fail_before_a_job_is_created(grounds: Grounds, kind: str) -> None:
     with act_as(grounds.api, grounds.namespace, "default") as nobody:
         line = refused(Api(nobody, grounds.namespace), {"kind": kind})
-    assert f"no right to list {KINDS[kind].plural} in namespace {grounds.namespace}" in line
+    plural = KINDS[kind].resource.plural
+    assert f"no right to list {plural} in namespace {grounds.namespace}" in line
     assert "apply deploy/rbac" in line
     assert leftovers(grounds) == set()
 

@@ -69,7 +69,7 @@ def _program(ground: Grounds, *words: str) -> "subprocess.CompletedProcess[str]"
 
 
 def _active_jobs(api: Api) -> list[str]:
-    items = api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"]
+    items = api.list_objects(KINDS["pytorchjob"].resource)
     over = ("Succeeded", "Failed")
     return [
         job["metadata"]["name"]
@@ -87,5 +87,5 @@ def test_no_training_starts_on_a_slow_network(cluster: client.ApiClient) -> None
         with pytest.raises(JobError, match=r"less than the minimum of 100000") as error:
             require(100_000.0, pods, ("run", "train", ""), api)
         assert "\n" not in str(error.value)
-        (job,) = api.call("GET", KINDS["pytorchjob"].path(api.namespace))["items"]
+        (job,) = api.list_objects(KINDS["pytorchjob"].resource)
         assert job["metadata"]["name"].startswith("train-network-")

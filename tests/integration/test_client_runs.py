@@ -12,8 +12,8 @@ from kfp_ddp.client.runs import find_run, newest_runs
 from kfp_ddp.client.steps import Step
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError, ServerError
-from kfp_ddp.jobs.identity import WORKFLOWS
-from kfp_ddp.k8s.api import ApiError, custom
+from kfp_ddp.k8s.api import ApiError
+from kfp_ddp.k8s.resource import WORKFLOWS
 from kfp_ddp.pipelines.document import read
 from tests.cluster import FakeApi
 from tests.commands import call, document, output, refused
@@ -262,7 +262,7 @@ def test_files_on_a_claim_are_read_as_their_user(
 def test_the_cluster_is_not_asked_again_only_after_a_refusal(
     finder: RunFinder, monkeypatch: pytest.MonkeyPatch, status: int, reads: int
 ) -> None:
-    workflows = custom(WORKFLOWS, "space", "workflows")
+    workflows = WORKFLOWS.path("space")
     api = FakeApi({workflows: ApiError(status, "", "no")})
     monkeypatch.setattr(finder, "api", lambda: api)
     cluster = follow.RunCluster(finder, "run")

@@ -24,6 +24,7 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s import watch_cache
 from kfp_ddp.k8s.api import PAGE, Api, ApiError, schedulable_nodes
+from kfp_ddp.k8s.resource import CONFIG_MAPS
 from kfp_ddp.k8s.watch_cache import WatchCache
 from tests.cluster import ended, pod
 from tests.serving import Handler
@@ -121,7 +122,7 @@ def test_a_watch_cache_lives_through_cuts_expiry_and_errors() -> None:
         listing(20, "b", "c"),
     ]
     with serving(chain(script, repeat(watch(event("MODIFIED", "c", 21), whole=True)))) as api:
-        cache = WatchCache(api, "/things", {}, threading.Event())
+        cache = WatchCache(api, CONFIG_MAPS, {}, threading.Event())
         cache.start()
         until(lambda: set(cache.objects) == {"b", "c"})
         cache.stop()
@@ -150,7 +151,7 @@ def test_a_watch_cache_lists_pages_and_reduces_objects(monkeypatch: pytest.Monke
     script = [page("a", "b"), page("b", ""), reply(200, gone + event("ADDED", "c", 7))]
     with serving(chain(script, repeat(reply(200, "")))) as api:
         changed = threading.Event()
-        cache = WatchCache(api, "/things", {}, changed, lambda of: {"metadata": of["metadata"]})
+        cache = WatchCache(api, CONFIG_MAPS, {}, changed, lambda of: {"metadata": of["metadata"]})
         cache.start()
         until(lambda: set(cache.objects) == {"b", "c"})
         cache.stop()
@@ -176,7 +177,7 @@ def test_an_expired_list_of_nodes_is_read_again() -> None:
 
 def test_a_watch_cache_gives_up_where_it_has_no_right() -> None:
     with serving(repeat(reply(403, '{"message": "no"}'))) as api:
-        cache = WatchCache(api, "/things", {}, threading.Event())
+        cache = WatchCache(api, CONFIG_MAPS, {}, threading.Event())
         cache.start()
         assert cache.synced.wait(20)
         cache.join(10)

@@ -13,8 +13,7 @@ from kfp_server_api import ApiClient, V2beta1Run
 
 from kfp_ddp.client.pods import list_nodes
 from kfp_ddp.client.steps import Step, every_step, leaves, steps_of
-from kfp_ddp.jobs.identity import WORKFLOWS
-from kfp_ddp.k8s.api import custom
+from kfp_ddp.k8s.resource import WORKFLOWS
 from tests.cluster import FakeApi
 from tests.kfp_nodes import Node, Workflow, details
 from tests.kfp_server.server import RECORDED
@@ -103,7 +102,7 @@ def test_steps_that_kfp_lost_are_unknown_or_those_of_the_workflow() -> None:
     by_id = {node["id"]: node for node in nodes}
     packed = base64.b64encode(gzip.compress(json.dumps(by_id).encode())).decode()
     for status in ({"nodes": by_id}, {"compressedNodes": packed}):
-        api = FakeApi({custom(WORKFLOWS, "space", "workflows"): {"items": [{"status": status}]}})
+        api = FakeApi({WORKFLOWS.path("space"): {"items": [{"status": status}]}})
         states = _states(steps_of(run, SPEC, list_nodes(api, "run-1")))
         assert api.queries == [{"labelSelector": "pipeline/runid=run-1"}]
         assert {states[name] for name in done} == {"SUCCEEDED"}

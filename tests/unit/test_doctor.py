@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.checks.access import KUEUE_RIGHTS, launch_rights, secret
-from kfp_ddp.checks.claims import CLASSES, DEFAULT, claims
+from kfp_ddp.checks.claims import DEFAULT, claims
 from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import kserve, operators
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.resource import STORAGE_CLASSES
 from kfp_ddp.models.serving.rollout import OURS
 from tests.cluster import FakeApi
 
@@ -43,7 +44,7 @@ def claim(name: str, phase: str = "Bound", mode: str = "ReadWriteMany", **spec: 
 def of_claims(data: Object, nodes: list[Object] | None = NODES, **fields: Any) -> Finding:
     """Return the finding about the data PVC, next to a correct work PVC."""
     objects = {PVCS + "kfp-ddp-data": data, PVCS + "kfp-ddp-work": claim("kfp-ddp-work")}
-    api = FakeApi({**objects, CLASSES: {"items": [CLASS]}})
+    api = FakeApi({**objects, STORAGE_CLASSES.path(""): {"items": [CLASS]}})
     finding, work = claims(cluster(api, nodes, **fields))
     assert work.state == "ok"
     return finding
@@ -91,7 +92,7 @@ def test_remedy_of_missing_pvcs_is_install(classes: list[str], default: str, rem
     for name in classes:
         annotations = {DEFAULT: str(name == default).lower()}
         listed.append({**CLASS, "metadata": {"name": name, "annotations": annotations}})
-    api = FakeApi({CLASSES: {"items": listed}})
+    api = FakeApi({STORAGE_CLASSES.path(""): {"items": listed}})
     findings = claims(cluster(api, NODES, work_claim="mine"))
     assert {finding.state for finding in findings} == {"bad"}
     assert all(finding.remedy.startswith(remedy) for finding in findings)
@@ -114,12 +115,12 @@ def served(**fields: Object) -> FakeApi:
     """All kinds of jobs, whose specifications have these fields by the kind's name."""
     objects: dict[str, Object] = {}
     for kind in KINDS.values():
-        group, _, version = kind.group_version.partition("/")
+        group, _, version = kind.resource.group_version.partition("/")
         objects[f"/apis/{group}"] = {"versions": [{"version": version}]}
-        names = [{"name": kind.plural} for kind in KINDS.values()]
-        objects[f"/apis/{kind.group_version}"] = {"resources": names}
+        names = [{"name": kind.resource.plural} for kind in KINDS.values()]
+        objects[f"/apis/{kind.resource.group_version}"] = {"resources": names}
         schemas = objects.setdefault(
-            f"/openapi/v3/apis/{kind.group_version}", {"components": {"schemas": {}}}
+            f"/openapi/v3/apis/{kind.resource.group_version}", {"components": {"schemas": {}}}
         )["components"]["schemas"]
         spec = {"properties": fields.get(kind.title, {})}
         schemas[f"org.kubeflow.{kind.title}"] = {"properties": {"spec": spec}}

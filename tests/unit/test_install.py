@@ -6,10 +6,11 @@ import pytest
 import yaml
 
 from kfp_ddp import __version__
-from kfp_ddp.checks.claims import CLASSES, unfinished_owner
+from kfp_ddp.checks.claims import unfinished_owner
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.install import Installation, check, owner, replace, wait
-from kfp_ddp.k8s.api import Object, custom
+from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.resource import STORAGE_CLASSES
 from tests.cluster import FakeApi, pod, waiting
 from tests.commands import output
 
@@ -18,7 +19,7 @@ def existing(**classes: str) -> dict[str, Object]:
     """Return storage classes, by name and driver, and one namespace, by path."""
     items = [{"metadata": {"name": name}, "provisioner": classes[name]} for name in classes]
     return {
-        CLASSES: {"items": items},
+        STORAGE_CLASSES.path(""): {"items": items},
         "/api/v1/namespaces": {"items": [{"metadata": {"name": "here"}}]},
         "/api/v1/namespaces/here": {"metadata": {"name": "here"}},
     }
@@ -89,7 +90,7 @@ def test_invalid_installation_is_an_error(target: Installation, message: str) ->
     assert str(error.value).startswith(message)
 
 
-JOB = custom("batch/v1", "here", "jobs", "kfp-ddp-chown")
+JOB = "/apis/batch/v1/namespaces/here/jobs/kfp-ddp-chown"
 
 
 class Pulls(FakeApi):

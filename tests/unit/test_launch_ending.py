@@ -18,7 +18,9 @@ from kfp_ddp.jobs import local
 from kfp_ddp.jobs.ending import Ending, StepFiles
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.identity import Owner
+from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.resource import PODS
 from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.runs.teardown.engine import run as teardown
 from tests.cluster import FakeApi
@@ -50,7 +52,7 @@ def attending(cluster: Any, files: Any = None, *seen: Object) -> Ending:
     """Return one that has seen these objects."""
     ending = Ending(cluster, Owner("step", "workflow", "uid"))
     ending.watches[0].objects = {item["metadata"]["uid"]: item for item in seen}
-    ending.watch_job(JOB, files)
+    ending.watch_job(KINDS["pytorchjob"].resource, "x", files)
     return ending
 
 
@@ -132,7 +134,7 @@ def test_hanging_step_reports_eviction(message: Path, capfd: pytest.CaptureFixtu
     """A sync of the claim may take longer than the step has."""
     api = FakeApi({POD: 0})
     ending = Ending(api, None)
-    pods = WatchCache(api, POD, {}, ending.changed_or_over)
+    pods = WatchCache(api, PODS, {}, ending.changed_or_over)
     pods.objects = {"p": EVICTED}
     with ending.watching():
         ending.watches.append(pods)

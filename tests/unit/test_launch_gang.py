@@ -37,7 +37,7 @@ def group_of(scheduler: str) -> str:
 def test_a_cluster_without_pod_groups_is_refused(scheduler: str) -> None:
     group, version, _, _ = GROUPS[scheduler]
     assert f"scheduler={scheduler}: " in gang_scheduling(FakeApi({}), spec(scheduler))
-    served = FakeApi({f"/apis/{group}/{version}": {}})
+    served = FakeApi({f"/apis/{group}/{version}": {"resources": [{"name": "podgroups"}]}})
     assert gang_scheduling(served, spec(scheduler)) == ""
 
 

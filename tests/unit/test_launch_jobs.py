@@ -84,7 +84,7 @@ def test_a_job_of_another_name_is_not_an_attempt() -> None:
     jobs = jobs_of(store)
     created = jobs.ensure(0)
     meta = {**created["metadata"], "name": "theirs", "labels": jobs.identity.labels(1)}
-    store.objects[f"{jobs.path(0).rpartition('/')[0]}/theirs"] = {**created, "metadata": meta}
+    store.objects[jobs.kind.resource.path("space", "theirs")] = {**created, "metadata": meta}
     assert list(jobs.attempts()) == [0]
 
 
@@ -185,9 +185,8 @@ def test_a_conflict_that_is_no_job_is_tried_again_and_reported(
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     jobs = jobs_of(FakeApi())
-    path = jobs.path(0)
     quota = ApiError(409, "Conflict", "the quota q has been modified")
-    jobs.api.objects[path.rpartition("/")[0]] = quota  # type: ignore[attr-defined]
+    jobs.api.objects[jobs.kind.resource.path("space")] = quota  # type: ignore[attr-defined]
     monkeypatch.setattr(creating, "DELETION_SECONDS", 60)
     clock = iter(range(0, 1000, 40))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))

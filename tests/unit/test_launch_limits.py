@@ -244,7 +244,8 @@ def test_a_terminated_run_loses_its_job_and_its_lease_without_an_exit_handler(
     spec = LaunchSpec.create(image="a:1", command=["x"])
     with pytest.raises(RunCancelledError), using("run", tmp_path):
         run.launch(spec, "run", "train", "", api)
-    assert [path.rpartition("/")[0] for path in api.deleted()] == [spec.job_kind.path("space")]
+    jobs = spec.job_kind.resource.path("space")
+    assert [path.rpartition("/")[0] for path in api.deleted()] == [jobs]
     assert folder_holders(RunFolder(tmp_path).leases) == []
 
 

@@ -7,7 +7,8 @@ from kfp_ddp.jobs.follow import narrator
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.jobs.kueue import check_queue
-from kfp_ddp.k8s.api import Object, core
+from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.resource import EVENTS
 from tests import cluster
 from tests.cluster import FakeApi
 
@@ -66,7 +67,7 @@ def test_an_unmounted_volume_is_explained_by_events(reason: str, remedy: str) ->
         "involvedObject": {"name": "job-master-0"},
     }
     events = {"items": [event, {**event, "reason": "Pulled", "message": "no"}]}
-    api = FakeApi({core("space", "events"): events})
+    api = FakeApi({EVENTS.path("space"): events})
     line = explain(JOB, State("created"), [pod], [], api)
     assert "Multi-Attach error for volume" in line
     assert remedy in line

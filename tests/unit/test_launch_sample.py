@@ -18,7 +18,7 @@ from kfp_ddp.jobs.follow.logs import LogCursor, PodLog, Stamp
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State, started
-from kfp_ddp.k8s.api import Object, core
+from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.pods import (
     ended_at,
     has_crashed,
@@ -30,6 +30,7 @@ from kfp_ddp.k8s.pods import (
     was_restarted,
     writes_no_more,
 )
+from kfp_ddp.k8s.resource import CLAIMS
 from tests import cluster
 from tests.cluster import MADE, RUNS, FakeApi, ended, hold, nowhere, worker
 
@@ -202,7 +203,7 @@ def test_a_pvc_of_many_pods_is_requested_once() -> None:
     waiting: Object = {"waiting": {}}
     pods = [worker(n, waiting, spec=spec, conditions=[condition]) for n in range(1000)]
     claimed = {"status": {"phase": "Pending"}, "spec": {"storageClassName": "slow"}}
-    api = FakeApi({core("space", "persistentvolumeclaims", "work"): claimed})
+    api = FakeApi({CLAIMS.path("space", "work"): claimed})
     about: Object = {"metadata": {"name": "x", "labels": {}}, "spec": {}}
     result = narrator.explain(about, State("created"), pods, [], api, 1000)
     assert len(api.requests) == 1

@@ -7,7 +7,7 @@ import pytest
 from kfp_ddp.jobs.failure import cause_in_pods
 from kfp_ddp.jobs.follow import narrator
 from kfp_ddp.jobs.kinds.base import State
-from kfp_ddp.k8s.api import ApiError, Object, core
+from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.pods import (
     FINAL_AFTER,
     Reason,
@@ -17,6 +17,7 @@ from kfp_ddp.k8s.pods import (
     expired,
     track,
 )
+from kfp_ddp.k8s.resource import PODS
 from tests.cluster import FakeApi, ended, pod, waiting
 
 UNKNOWN = 'failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found'
@@ -113,7 +114,7 @@ JOB: dict[str, Any] = {
     ],
 )
 def test_a_dry_run_shows_why_pods_are_refused(status: int, message: str, kind: str) -> None:
-    api = FakeApi({core("space", "pods"): ApiError(status, "", message)})
+    api = FakeApi({PODS.path("space"): ApiError(status, "", message)})
     result = narrator.explain(JOB, State("created"), [], None, api, 2)
     assert api.queries == [{"dryRun": "All"}]
     assert result["no pods yet"].kind == kind

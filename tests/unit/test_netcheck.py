@@ -180,7 +180,8 @@ def test_network_of_a_job_is_measured_each_time(
     netcheck.require(1.0, {"image": "a", **job}, ("run", "train", ""), api)
     (spec,) = created
     assert (spec.nodes, spec.pods()) == (pods, pods)
-    assert api.deleted() == [spec.job_kind.path("space", "x")]  # else a retry would adopt it
+    job_path = spec.job_kind.resource.path("space", "x")
+    assert api.deleted() == [job_path]  # else a retry would adopt it
     with pytest.raises(JobError, match="less than the minimum of 10"):
         netcheck.require(10.0, {"image": "a", **job}, ("run", "train", ""), api)
 

@@ -18,11 +18,11 @@ from kfp_ddp.models.serving.rollout import (
     VERSION,
     Service,
     canary_of,
+    check_kserve,
     is_unfinished,
     label,
     labelled,
     previous_of,
-    served,
     stable_of,
     take_back_of,
     versions_in_service,
@@ -31,6 +31,7 @@ from kfp_ddp.models.serving.rollout import (
 GROUP = "/apis/serving.kserve.io/v1beta1"
 LIST = f"{GROUP}/namespaces/here/inferenceservices"
 SHOP = f"{LIST}/shop"
+ACCOUNT = "system:serviceaccount:here:default"
 
 
 class Server(Api):
@@ -50,9 +51,11 @@ class Server(Api):
     def ready(self) -> bool:
         return True
 
-    def call(self, method: str, path: str, body: Any = None, *more: Any, **named: Any) -> Object:
+    def call(
+        self, method: str, path: str, body: Any = None, query: Any = None, *_: Any, **named: Any
+    ) -> Object:
         if method in self.refuse:
-            raise ApiError(self.refuse[method], "No", f"somebody cannot {method} that")
+            raise ApiError(self.refuse[method], "No", f'User "{ACCOUNT}" cannot {method} that')
         if path == GROUP:
             return {"resources": self.resources}
         if path == LIST:
@@ -61,7 +64,7 @@ class Server(Api):
             message = f"failed to create typed patch object: .spec.{self.refused_field}: not known"
             raise ApiError(500, "Internal Server Error", message)
         if method == "APPLY":
-            return self.put(path, body, dry=bool(more and "dryRun" in more[0]))
+            return self.put(path, body, dry="dryRun" in query)
         if path not in self.objects:
             raise ApiError(404, "Not Found", f"{path} not found")
         if method == "DELETE":
@@ -226,7 +229,7 @@ def test_a_cancelled_run_rolls_back_only_its_own_rollout(server: Server) -> None
     (line,) = take_back_of(server, "run-2")
     assert f"{1:012x}" in line
     assert take_back_of(server, "run-2") == []
-    assert is_unfinished(server.objects[other.path])
+    assert is_unfinished(server.objects[f"{LIST}/{other.name}"])
 
 
 def tried(server: Server) -> str:
@@ -277,9 +280,12 @@ def test_pods_wait_before_they_stop_in_standard_mode(server: Server) -> None:
 @pytest.mark.parametrize(
     ("refused", "text"),
     [
-        ({"APPLY": 403}, "no right to patch inferenceservices in namespace here; apply deploy"),
-        ({"GET": 403}, "no right to get inferenceservices in namespace here; apply deploy"),
-        ({"APPLY": 422}, "the cluster refused InferenceService shop: somebody cannot APPLY that"),
+        (
+            {"APPLY": 403},
+            "no right to patch inferenceservices in namespace here as .*; apply deploy",
+        ),
+        ({"GET": 403}, "no right to get inferenceservices in namespace here as .*; apply deploy"),
+        ({"APPLY": 422}, "cannot patch inferenceservices shop in namespace here: User"),
     ],
 )
 def test_a_refusal_is_one_line(server: Server, refused: dict[str, int], text: str) -> None:
@@ -289,7 +295,7 @@ def test_a_refusal_is_one_line(server: Server, refused: dict[str, int], text: st
 
 
 def test_a_cluster_without_kserve_is_an_error(server: Server) -> None:
-    served(server)
+    check_kserve(server)
     server.resources = []
     with pytest.raises(InputError, match="install KServe"):
         Service(server, "shop").begin(model(1), 10)
@@ -297,7 +303,7 @@ def test_a_cluster_without_kserve_is_an_error(server: Server) -> None:
     server.refuse = {"GET": 404}
     assert take_back_of(server, "run-1") == []
     with pytest.raises(InputError, match="install KServe"):
-        served(server)
+        check_kserve(server)
 
 
 def test_a_service_of_others_is_not_changed(server: Server) -> None:
@@ -326,7 +332,7 @@ def test_current_and_previous_versions_are_in_service(server: Server) -> None:
     server.refuse = {"GET": 404}
     assert versions_in_service(server) == set(), "there is no KServe"
     server.refuse = {"GET": 403}
-    with pytest.raises(JobError, match="cannot list inferenceservices"):
+    with pytest.raises(JobError, match="no right to list inferenceservices"):
         versions_in_service(server)
 
 

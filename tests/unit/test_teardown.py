@@ -11,8 +11,8 @@ import pytest
 
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs import local
-from kfp_ddp.jobs.identity import WORKFLOWS
-from kfp_ddp.k8s.api import Api, core, custom
+from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.resource import PODS, WORKFLOWS
 from kfp_ddp.runs.teardown import engine
 from kfp_ddp.runs.teardown.engine import outcome
 from kfp_ddp.storage import leases
@@ -225,8 +225,8 @@ def serve(
     monkeypatch: pytest.MonkeyPatch, pods: list[Any], logs: dict[str, str], **workflow: object
 ) -> FakeApi:
     """Let a cluster have pods, their logs and a Workflow."""
-    path = core("space", "pods")
-    workflows = custom(WORKFLOWS, "space", "workflows")
+    path = PODS.path("space")
+    workflows = WORKFLOWS.path("space")
     objects: dict[str, Any] = {path: {"items": pods}, workflows: {"items": [{"spec": workflow}]}}
     objects |= {f"{path}/{name}/log": {"value": log} for name, log in logs.items()}
     api = FakeApi(objects)

@@ -10,9 +10,10 @@ from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import EachNode, options_on_nodes
 from kfp_ddp.datasets.engine import Artifact
 from kfp_ddp.datasets.versions import success
-from kfp_ddp.datasets.volume.cluster import CLAIMS, Refused, VolumeApi, connect
+from kfp_ddp.datasets.volume.cluster import CLAIMS, connect
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.datasets.volume.request import Published, VolumeOptions, VolumeRequest
+from kfp_ddp.k8s.api import Api, ApiError, Refused
 
 
 class Volume(NamedTuple):
@@ -31,13 +32,13 @@ def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -
         done = Published(request.claim, request.path, "none", ["nothing was published"])
     elif request.publish == "each-node":
         done = publish_per_node(request)
-    elif (cluster := connect()) is None or _notebook(cluster, request):
+    elif (api := connect()) is None or _notebook(api, request):
         done = local(request)
     else:
-        done = publish(cluster, request)
+        done = publish(api, request)
         try:
-            gone = collect(cluster, request, done.claim)
-        except (Refused, StorageError) as error:
+            gone = collect(api, request, done.claim)
+        except (ApiError, StorageError) as error:
             done.notes.append(f"old claims were not looked for ({error})")
         else:
             done.notes += [f"deleted {name}, old and not in use" for name in gone]
@@ -56,12 +57,12 @@ def run(*, volume_report: Artifact, options: Mapping[str, Any], **inputs: Any) -
     return Volume(done.claim, done.path)
 
 
-def _notebook(cluster: VolumeApi, request: VolumeRequest) -> bool:
+def _notebook(api: Api, request: VolumeRequest) -> bool:
     """Return whether this pod has the version in a folder of its own, without a PVC."""
     if success(Path(request.path)) != request.digest:
         return False
     try:
-        return cluster.get(CLAIMS, request.claim) is None
+        return api.get(CLAIMS, request.claim, retry=True) is None
     except Refused:
         return True
 

@@ -14,14 +14,14 @@ from kfp_ddp.datasets.volume.cluster import (
     GCP_SOURCES,
     SNAPSHOT_CLASSES,
     SNAPSHOTS,
-    STORAGE_CLASSES,
-    Refused,
-    Resource,
-    VolumeApi,
+    create_unless_exists,
+    delete_unchanged,
+    users_of,
 )
 from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, VolumeRequest
 from kfp_ddp.jobs.identity import live_runs
-from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.api import Api, Object, Refused
+from kfp_ddp.k8s.resource import STORAGE_CLASSES, Resource
 from kfp_ddp.storage.http.origin import display
 
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
@@ -31,44 +31,42 @@ _LOCAL = ("rancher.io/local-path", "k8s.io/minikube-hostpath", "kubernetes.io/no
 _PD = "pd.csi.storage.gke.io"
 
 
-def publish(cluster: VolumeApi, request: VolumeRequest) -> Published:
+def publish(api: Api, request: VolumeRequest) -> Published:
     """Publish by the requested strategy; `auto` falls back to in-place with a note."""
     strategy: str = request.publish
     notes: list[str] = []
     try:
-        staging = cluster.get(CLAIMS, request.claim)
-    except Refused as error:
-        raise _no_right(error, strategy) from error
-    if staging is None:
-        raise InputError(
-            f"claim {request.claim} is not in namespace {cluster.namespace}; create it, and sync"
-        )
-    if strategy == "auto":
-        strategy, why = choose(cluster, staging)
-        notes.append(f"auto: {strategy}, as {why}")
-    try:
+        staging = api.get(CLAIMS, request.claim, retry=True) or {}
+        if not staging:
+            raise InputError(
+                f"claim {request.claim} is not in namespace {api.namespace}; create it, and sync"
+            )
+        if strategy == "auto":
+            strategy, why = choose(api, staging)
+            notes.append(f"auto: {strategy}, as {why}")
         if strategy == "in-place":
-            done = mount_in_place(cluster, request, staging)
+            done = mount_in_place(api, request, staging)
         elif strategy == "populator":
-            done = populator(cluster, request, staging)
+            done = populator(api, request, staging)
         else:
-            done = copy(cluster, request, staging, strategy)
+            done = copy(api, request, staging, strategy)
     except Refused as error:
-        if request.publish != "auto" or strategy == "in-place":
-            raise _no_right(error, strategy) from error
+        if request.publish != "auto" or strategy in ("auto", "in-place"):
+            less = "none" if strategy == "in-place" else "in-place"
+            raise StorageError(f"{error}; or use publish={less}") from error
         notes.append(f"{strategy} was refused ({error}): in-place instead")
-        done = mount_in_place(cluster, request, staging)
+        done = mount_in_place(api, request, staging)
     done.notes = notes + done.notes
     return done
 
 
-def choose(cluster: VolumeApi, staging: Object) -> tuple[str, str]:
+def choose(api: Api, staging: Object) -> tuple[str, str]:
     """Return the best strategy that is known to work here, and the reason."""
     if "ReadWriteMany" in staging["spec"]["accessModes"]:
         return "in-place", "the claim can be mounted by many"
     name = staging["spec"].get("storageClassName")
     try:
-        storage_class = cluster.get(STORAGE_CLASSES, name) if name else None
+        storage_class = api.get(STORAGE_CLASSES, name, retry=True) if name else None
     except Refused:
         return "in-place", f"the storage class {name} is not visible to this service account"
     if storage_class is None or storage_class["provisioner"] in _LOCAL:
@@ -78,7 +76,7 @@ def choose(cluster: VolumeApi, staging: Object) -> tuple[str, str]:
     if driver == _PD and not multi_zone:
         return "clone", "a persistent disk is cloned fastest"
     try:
-        drivers = {item["driver"] for item in cluster.items(SNAPSHOT_CLASSES)}
+        drivers = {item["driver"] for item in api.list_objects(SNAPSHOT_CLASSES, retry=True)}
     except Refused as error:
         return "in-place", f"snapshots cannot be used ({error})"
     if driver in drivers:
@@ -86,18 +84,16 @@ def choose(cluster: VolumeApi, staging: Object) -> tuple[str, str]:
     return "in-place", f"{driver} has no snapshot class"
 
 
-def mount_in_place(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> Published:
+def mount_in_place(api: Api, request: VolumeRequest, staging: Object) -> Published:
     """Publish the staging PVC itself, for read-only mounts."""
     modes = staging["spec"]["accessModes"]
     notes = [f"readers mount {request.claim} ({', '.join(modes)}) with readOnly: true"]
     try:
-        cluster.label_claim(
-            request.claim,
-            {
-                "labels": {f"{DOMAIN}/dataset": request.dataset},
-                "annotations": {f"{DOMAIN}/digest": request.digest},
-            },
-        )
+        metadata = {
+            "labels": {f"{DOMAIN}/dataset": request.dataset},
+            "annotations": {f"{DOMAIN}/digest": request.digest},
+        }
+        api.patch(CLAIMS, request.claim, {"metadata": metadata}, retry=True)
     except Refused as error:
         notes.append(f"the claim is not labelled with the dataset and digest ({error})")
     if not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
@@ -105,7 +101,7 @@ def mount_in_place(cluster: VolumeApi, request: VolumeRequest, staging: Object) 
     return Published(request.claim, request.path, "in-place", notes)
 
 
-def collect(cluster: VolumeApi, request: VolumeRequest, current: str) -> list[str]:
+def collect(api: Api, request: VolumeRequest, current: str) -> list[str]:
     """Delete published PVCs of the dataset that are old and not in use; return their names.
 
     In use is what a pod mounts, and what was handed to a run that still lives. Keeps the
@@ -117,74 +113,66 @@ def collect(cluster: VolumeApi, request: VolumeRequest, current: str) -> list[st
     selector = ",".join(f"{key}={value}" for key, value in labels.items())
     claims = [
         claim
-        for claim in cluster.items(CLAIMS, {"labelSelector": selector})
+        for claim in api.list_objects(CLAIMS, {"labelSelector": selector}, retry=True)
         if claim["metadata"]["name"].startswith("ds-")
         and "deletionTimestamp" not in claim["metadata"]
     ]
     claims.sort(key=lambda claim: str(claim["metadata"]["creationTimestamp"]), reverse=True)
     old = [claim for claim in claims[request.keep_claims :] if claim["metadata"]["name"] != current]
-    alive = live_runs(cluster.api) if old else lambda run_id: False
-    return [claim["metadata"]["name"] for claim in old if _collected(cluster, claim, alive)]
+    alive = live_runs(api) if old else lambda run_id: False
+    return [claim["metadata"]["name"] for claim in old if _collected(api, claim, alive)]
 
 
-def _collected(cluster: VolumeApi, claim: Object, alive: Callable[[str], bool]) -> bool:
+def _collected(api: Api, claim: Object, alive: Callable[[str], bool]) -> bool:
     """Delete an unused PVC with its snapshot; return whether it was deleted."""
     name, notes = claim["metadata"]["name"], claim["metadata"].get("annotations", {})
     runs = [run for key, run in notes.items() if key.startswith(LEASE)]
-    if any(map(alive, runs)) or cluster.users(name) or not cluster.delete_unchanged(claim):
+    if any(map(alive, runs)) or users_of(api, name) or not delete_unchanged(api, claim):
         return False
     for kind in (SNAPSHOTS, GCP_SOURCES):
         try:
-            cluster.delete(kind, name)
+            api.delete(kind, name)
         except Refused:
             continue  # not installed or forbidden, so there is none to delete
     return True
 
 
-def _no_right(error: Refused, strategy: str) -> StorageError:
-    less = "none" if strategy == "in-place" else "in-place"
-    return StorageError(
-        f"cannot {error}; grant the right to the service account (deploy/storage), or use "
-        f"publish={less}"
-    )
-
-
-def copy(cluster: VolumeApi, request: VolumeRequest, staging: Object, strategy: str) -> Published:
+def copy(api: Api, request: VolumeRequest, staging: Object, strategy: str) -> Published:
     """Publish a ReadOnlyMany PVC: a clone of the staging PVC, or restored from its snapshot."""
-    claim = _reusable(cluster, request, strategy)
+    claim = _reusable(api, request, strategy)
     if claim is not None:
         notes = [f"{request.name} was there already, of this digest: used again"]
     else:
-        _wait_for_writers(cluster, request)
-        notes = _wait_for_detachment(cluster, request, staging)
+        _wait_for_writers(api, request)
+        notes = _wait_for_detachment(api, request, staging)
         if strategy == "snapshot":
-            _snapshot(cluster, request)
+            _snapshot(api, request)
             source = {"apiGroup": SNAPSHOTS.group, "kind": "VolumeSnapshot", "name": request.name}
         else:
             source = {"kind": "PersistentVolumeClaim", "name": request.claim}
         body = _claim(request, staging, {"dataSource": source}, strategy)
-        claim = cluster.create(CLAIMS, body) or _leased(cluster, request)
+        claim = create_unless_exists(api, CLAIMS, body) or _leased(api, request)
         notes.append(f"made {request.name} as a {strategy} of {request.claim}")
-    notes.append(_wait_until_bound(cluster, request, staging, claim))
+    notes.append(_wait_until_bound(api, request, staging, claim))
     return Published(request.name, request.path, strategy, notes)
 
 
-def populator(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> Published:
+def populator(api: Api, request: VolumeRequest, staging: Object) -> Published:
     """Publish a PVC that GKE's volume populator fills directly from the bucket.
 
     The bucket's prefix becomes the root of the PVC. The digest is that of the listing; the copied
     bytes are not verified.
     """
-    if _reusable(cluster, request, "populator") is None:
+    if _reusable(api, request, "populator") is None:
         storage = {
             "uri": request.source.rstrip("/") + "/",
             "serviceAccountName": request.populator_account or "default",
         }
         body = _object(request, GCP_SOURCES, "GCPDataSource", {"cloudStorage": storage}, {})
-        cluster.create(GCP_SOURCES, body)
+        create_unless_exists(api, GCP_SOURCES, body)
         source = {"apiGroup": GCP_SOURCES.group, "kind": "GCPDataSource", "name": request.name}
         body = _claim(request, staging, {"dataSourceRef": source}, "populator")
-        _ = cluster.create(CLAIMS, body) or _leased(cluster, request)
+        _ = create_unless_exists(api, CLAIMS, body) or _leased(api, request)
     root = str(PurePosixPath(request.path).parents[1])
     note = f"{request.name} is filled from {request.source} when a pod first uses it, unverified"
     return Published(request.name, root, "populator", [note])
@@ -198,20 +186,20 @@ def _polls(request: VolumeRequest) -> Iterator[bool]:
         time.sleep(_POLL)
 
 
-def _reusable(cluster: VolumeApi, request: VolumeRequest, strategy: str) -> Object | None:
+def _reusable(api: Api, request: VolumeRequest, strategy: str) -> Object | None:
     """Return the published PVC with the lease of the run; wait for one that is being deleted."""
     polls = _polls(request)
-    while (claim := _leased(cluster, request)) is not None:
+    while (claim := _leased(api, request)) is not None:
         leaving = "deletionTimestamp" in claim["metadata"]
         if claim["status"].get("phase") == "Lost" and not leaving:
-            cluster.delete(CLAIMS, request.name)
+            api.delete(CLAIMS, request.name)
         elif not leaving:
             break
         if next(polls):
             raise StorageError(
                 f"claim {request.name} is being deleted and {request.wait_seconds:.0f} s were not "
                 "enough; end the pods that use it: "
-                f"{', '.join(cluster.users(request.name)) or 'none seen'}"
+                f"{', '.join(users_of(api, request.name)) or 'none seen'}"
             )
     if claim is None:
         return None
@@ -231,22 +219,23 @@ def _reusable(cluster: VolumeApi, request: VolumeRequest, strategy: str) -> Obje
     return claim
 
 
-def _leased(cluster: VolumeApi, request: VolumeRequest) -> Object | None:
+def _leased(api: Api, request: VolumeRequest) -> Object | None:
     """Return the published PVC, if any, leased first so that no other run can delete it unseen."""
-    claim = cluster.get(CLAIMS, request.name)
+    claim = api.get(CLAIMS, request.name, retry=True)
     if claim is None or not request.lease or "deletionTimestamp" in claim["metadata"]:
         return claim
-    return cluster.label_claim(request.name, {"annotations": request.lease}) or None
+    leased = {"metadata": {"annotations": request.lease}}
+    return api.patch(CLAIMS, request.name, leased, retry=True)
 
 
-def _wait_for_writers(cluster: VolumeApi, request: VolumeRequest) -> None:
+def _wait_for_writers(api: Api, request: VolumeRequest) -> None:
     """Wait until no pod mounts the staging PVC for writing.
 
     A copy of a mounted ext4 has a journal to replay, which a read-only mount cannot do.
     """
     reported: list[str] = []
     for late in _polls(request):
-        users = cluster.users(request.claim, writing=True)
+        users = users_of(api, request.claim, writing=True)
         if not users:
             return
         if users != reported:
@@ -259,7 +248,7 @@ def _wait_for_writers(cluster: VolumeApi, request: VolumeRequest) -> None:
             )
 
 
-def _wait_for_detachment(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> list[str]:
+def _wait_for_detachment(api: Api, request: VolumeRequest, staging: Object) -> list[str]:
     """Wait until the volume is unmounted, which its node does a while after the pod has ended.
 
     Returns a note if attachments are not visible. Shared file systems need no such wait.
@@ -269,9 +258,9 @@ def _wait_for_detachment(cluster: VolumeApi, request: VolumeRequest, staging: Ob
         return []
     for late in _polls(request):
         try:
-            attachments = [item["spec"] for item in cluster.items(ATTACHMENTS)]
+            attachments = [item["spec"] for item in api.list_objects(ATTACHMENTS, retry=True)]
         except Refused as error:
-            return [f"whether the volume was unmounted cannot be seen ({error}; deploy/storage)"]
+            return [f"whether the volume was unmounted cannot be seen ({error})"]
         nodes = [
             attachment["nodeName"]
             for attachment in attachments
@@ -288,7 +277,7 @@ def _wait_for_detachment(cluster: VolumeApi, request: VolumeRequest, staging: Ob
     return []
 
 
-def _snapshot(cluster: VolumeApi, request: VolumeRequest) -> None:
+def _snapshot(api: Api, request: VolumeRequest) -> None:
     """Get or create the snapshot, and wait until it can be restored."""
     spec: Object = {"source": {"persistentVolumeClaimName": request.claim}}
     if request.snapshot_class:
@@ -297,9 +286,9 @@ def _snapshot(cluster: VolumeApi, request: VolumeRequest) -> None:
     body = _object(request, SNAPSHOTS, "VolumeSnapshot", spec, annotations)
     without_error = time.monotonic()
     for late in _polls(request):
-        snapshot = cluster.get(SNAPSHOTS, request.name)
+        snapshot = api.get(SNAPSHOTS, request.name, retry=True)
         if snapshot is None:
-            cluster.create(SNAPSHOTS, body)
+            create_unless_exists(api, SNAPSHOTS, body)
         leaving = snapshot is not None and "deletionTimestamp" in snapshot["metadata"]
         status = {} if leaving else (snapshot or {}).get("status") or {}
         if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
@@ -309,7 +298,7 @@ def _snapshot(cluster: VolumeApi, request: VolumeRequest) -> None:
         # The controller also reports errors that it recovers from, so an error has to last.
         without_error = without_error if problem else now
         if now - without_error > _LASTING:
-            cluster.delete(SNAPSHOTS, request.name)
+            api.delete(SNAPSHOTS, request.name)
             raise StorageError(
                 f"the snapshot of claim {request.claim} failed: {problem}; "
                 "check its VolumeSnapshotClass"
@@ -350,18 +339,18 @@ def _claim(request: VolumeRequest, staging: Object, source: Object, strategy: st
 
 
 def _object(
-    request: VolumeRequest, kind: Resource, name: str, spec: Object, annotations: dict[str, str]
+    request: VolumeRequest, resource: Resource, name: str, spec: Object, annotations: dict[str, str]
 ) -> Object:
     metadata = {"name": request.name, "labels": request.labels, "annotations": annotations}
-    version = f"{kind.group}/{kind.version}".removeprefix("/")
+    version = resource.group_version
     return {"apiVersion": version, "kind": name, "metadata": metadata, "spec": spec}
 
 
 def _wait_until_bound(
-    cluster: VolumeApi, request: VolumeRequest, staging: Object, claim: Object | None
+    api: Api, request: VolumeRequest, staging: Object, claim: Object | None
 ) -> str:
     """Wait for the PVC to be bound, unless a pod has to use it first."""
-    if _binds_late(cluster, request, staging):
+    if _binds_late(api, request, staging):
         return "it is bound when a pod first uses it"
     for late in _polls(request):
         if claim is not None and claim["status"].get("phase") == "Bound":
@@ -371,16 +360,16 @@ def _wait_until_bound(
                 f"claim {request.name} is not bound after {request.wait_seconds:.0f} s; see "
                 f"kubectl describe pvc {request.name}, or use publish=in-place"
             )
-        claim = cluster.get(CLAIMS, request.name)
+        claim = api.get(CLAIMS, request.name, retry=True)
     return "it is bound"
 
 
-def _binds_late(cluster: VolumeApi, request: VolumeRequest, staging: Object) -> bool:
+def _binds_late(api: Api, request: VolumeRequest, staging: Object) -> bool:
     """Return whether the class waits for a pod; if it is not visible, judge by the staging PVC."""
     own = staging["spec"].get("storageClassName")
     name = request.storage_class or own
     try:
-        storage_class = cluster.get(STORAGE_CLASSES, name) if name else None
+        storage_class = api.get(STORAGE_CLASSES, name, retry=True) if name else None
     except Refused:
         # Unknown: a PVC that waits for its pod must not be waited for.
         return name != own or SELECTED_NODE in staging["metadata"].get("annotations", {})

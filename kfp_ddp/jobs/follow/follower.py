@@ -25,9 +25,10 @@ from kfp_ddp.jobs.follow.ranks import StallWatch
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import started
 from kfp_ddp.jobs.progress import ProgressPrinter
-from kfp_ddp.k8s.api import Api, Object, core
+from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import select
 from kfp_ddp.k8s.pods import has_failed, oldest, seconds_to_stop, writes_no_more
+from kfp_ddp.k8s.resource import EVENTS, PODS
 from kfp_ddp.k8s.watch_cache import WatchCache
 
 TURN_SECONDS = 0.5
@@ -55,13 +56,13 @@ class Watches:
     """Watches of one job, its pods, and the events about it."""
 
     def __init__(self, api: Api, kind: Kind, job: str, changed: threading.Event) -> None:
-        space, by_name = api.namespace, {"fieldSelector": f"metadata.name={job}"}
-        self.jobs = WatchCache(api, kind.path(space), by_name, changed)
+        by_name = {"fieldSelector": f"metadata.name={job}"}
+        self.jobs = WatchCache(api, kind.resource, by_name, changed)
         of_job = {"labelSelector": kind.pod_selector(job)}
-        self.pods = WatchCache(api, core(space, "pods"), of_job, changed, reduced_pod)
+        self.pods = WatchCache(api, PODS, of_job, changed, reduced_pod)
         # The conditions of a pod contain what its events say.
         about = {"fieldSelector": "involvedObject.kind!=Pod,type=Warning"}
-        self.events = WatchCache(api, core(space, "events"), about, changed, reduced_event)
+        self.events = WatchCache(api, EVENTS, about, changed, reduced_event)
         # The second is the Job that creates the pods of a TrainJob.
         self.creators = (job, f"{job}-node-0")
         self.all = (self.jobs, self.pods, self.events)
@@ -114,7 +115,7 @@ class Follower:
             if progress:
                 self.stalls = StallWatch(folder.ranks)
                 self.progress = ProgressPrinter(self.printer.say, folder.metrics, PROGRESS_SECONDS)
-        ending.watch_job(kind.path(api.namespace, name), self.files)
+        ending.watch_job(kind.resource, name, self.files)
 
     def run(self, limits: Limits) -> Outcome:
         """Return the outcome when the job is over and its logs are printed.

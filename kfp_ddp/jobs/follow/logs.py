@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from kfp_ddp.jobs.kinds import pod_role, pod_title
-from kfp_ddp.k8s.api import Api, ApiError, Object, core
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import containers, has_ended
 from kfp_ddp.k8s.pods import ended_at, has_failed, has_started
+from kfp_ddp.k8s.resource import PODS
 
 # The last lines of each pod, to find why it ended.
 RECENT_LINES = 400
@@ -265,7 +266,7 @@ class PodLog(threading.Thread):
     ) -> None:
         super().__init__(daemon=True, name=f"log {pod['metadata']['name']}")
         self.api, self.container, self.printer = api.another(), container, printer
-        self.path = core(api.namespace, "pods", pod["metadata"]["name"])
+        self.path = PODS.path(api.namespace, pod["metadata"]["name"])
         self.pod_name = pod["metadata"]["name"]
         self.uid = str(pod["metadata"]["uid"])
         self.key = f"{self.uid}/{container}"

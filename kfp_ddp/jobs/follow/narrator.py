@@ -9,7 +9,7 @@ from kfp_ddp.jobs.follow.decisions import Snapshot
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.jobs.kinds.base import State
-from kfp_ddp.k8s.api import Api, ApiError, Object, core
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import phase
 from kfp_ddp.k8s.pods import (
     STARTING,
@@ -20,6 +20,7 @@ from kfp_ddp.k8s.pods import (
     track,
     waiting_reason,
 )
+from kfp_ddp.k8s.resource import CLAIMS, EVENTS, PODS
 
 EXPLAIN_SECONDS = 2.0
 # A queue may suspend a job for days, so it is asked less and less often.
@@ -127,7 +128,7 @@ def _refused(job: Object, api: Api) -> Reason | None:
         name = {"generateName": f"{job['metadata']['name']}-"}
         body = {**replica["template"], "metadata": {**replica["template"]["metadata"], **name}}
         try:
-            api.call("POST", core(api.namespace, "pods"), body, {"dryRun": "All"})
+            api.create(PODS, body, query={"dryRun": "All"})
         except ApiError as error:
             if error.status == 403 and "cannot create" not in error.message:
                 return refusal(error.message)
@@ -148,7 +149,7 @@ def _explain_pod(pod: Object, claim_problem: Callable[[str], str]) -> Reason | N
 def _unmounted(api: Api) -> dict[str, Reason]:
     """Return why volumes cannot be mounted, by pod name; only events show it."""
     try:
-        events = api.call("GET", core(api.namespace, "events"), query=UNMOUNTED)["items"]
+        events = api.list_objects(EVENTS, UNMOUNTED)
     except ApiError:
         return {}
     return {
@@ -163,9 +164,11 @@ def _unmounted(api: Api) -> dict[str, Reason]:
 def claim_problem(api: Api, claim: str) -> str:
     """Return what is wrong with a PVC; '' if it is bound, or binds at first use."""
     try:
-        pvc = api.call("GET", core(api.namespace, "persistentvolumeclaims", claim))
-    except ApiError as error:
-        return f"claim {claim} does not exist" if error.status == 404 else ""
+        pvc = api.get(CLAIMS, claim)
+    except ApiError:
+        return ""
+    if pvc is None:
+        return f"claim {claim} does not exist"
     if phase(pvc) == "Lost":
         return f"claim {claim} has lost its volume"
     if phase(pvc) == "Pending":

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-from kfp_ddp.k8s.api import Api, Object, custom
+from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import condition, conditions
+from kfp_ddp.k8s.resource import Resource
 
 if TYPE_CHECKING:
     from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -80,8 +81,7 @@ class Kind(ABC):
 
     name: str
     title: str
-    group_version: str
-    plural: str
+    resource: Resource
     operator: str
     """What an administrator installs."""
     operator_selector: str
@@ -102,15 +102,6 @@ class Kind(ABC):
     """Whether the operator restarts a failed container in its pod whatever we set."""
     waits_silently = False
     """Whether ranks wait silently for a rank that was lost before they met, as in torch."""
-
-    @property
-    def group(self) -> str:
-        """The API group."""
-        return self.group_version.partition("/")[0]
-
-    def path(self, namespace: str, name: str = "") -> str:
-        """Return the path of the collection, or of one job."""
-        return custom(self.group_version, namespace, self.plural, name)
 
     def pod_selector(self, name: str) -> str:
         """Return the label selector of a job's pods."""

@@ -20,10 +20,12 @@ from kfp_ddp.jobs.kinds.base import (
     Unsupported,
 )
 from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.resource import Resource
 
 if TYPE_CHECKING:
     from kfp_ddp.jobs.launch_spec import LaunchSpec
 
+GROUP_VERSION = "kubeflow.org/v1"
 JOB = "training.kubeflow.org/job-name"
 TYPE, INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 LEADING = ("launcher", "master", "chief")
@@ -53,7 +55,6 @@ LAUNCHER_RESOURCES: Object = {
 class TrainingOperatorKind(Kind):
     """A kind of job of the Training Operator."""
 
-    group_version = "kubeflow.org/v1"
     operator = "Kubeflow Training Operator 1.9"
     operator_selector = "control-plane=kubeflow-training-operator"
     job_label = JOB
@@ -89,7 +90,7 @@ class TrainingOperatorKind(Kind):
         model = f"KubeflowOrgV1{self.title}"
         body = getattr(training, f"{model}Spec")(**fields, run_policy=_run_policy(spec))
         job = getattr(training, model)(
-            api_version=self.group_version, kind=self.title, metadata=metadata, spec=body
+            api_version=GROUP_VERSION, kind=self.title, metadata=metadata, spec=body
         )
         manifest: Object = training.ApiClient().sanitize_for_serialization(job)
         return manifest
@@ -108,7 +109,7 @@ class PyTorchJob(TrainingOperatorKind):
 
     name = "pytorchjob"
     title = "PyTorchJob"
-    plural = "pytorchjobs"
+    resource = Resource(GROUP_VERSION, "pytorchjobs")
     newest_field = ("runPolicy", "managedBy")
     containers = ("pytorch",)
     script_starter = "torchrun"
@@ -159,7 +160,7 @@ class TFJob(TrainingOperatorKind):
 
     name = "tfjob"
     title = "TFJob"
-    plural = "tfjobs"
+    resource = Resource(GROUP_VERSION, "tfjobs")
     containers = ("tensorflow",)
     script_starter = ""
     unsupported = (
@@ -193,7 +194,7 @@ class MPIJob(TrainingOperatorKind):
 
     name = "mpijob"
     title = "MPIJob"
-    plural = "mpijobs"
+    resource = Resource(GROUP_VERSION, "mpijobs")
     containers = ("mpi",)
     script_starter = "mpirun"
     unsupported = (NOT_ELASTIC, NO_RUNTIME)

@@ -17,12 +17,18 @@ from kfp_ddp.jobs.kinds.base import (
     Runtime,
     Unsupported,
 )
-from kfp_ddp.k8s.api import Api, ApiError, Object, custom
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import select
+from kfp_ddp.k8s.resource import Resource
 
 if TYPE_CHECKING:
     from kfp_ddp.jobs.launch_spec import LaunchSpec
 
+GROUP_VERSION = "trainer.kubeflow.org/v1alpha1"
+RUNTIMES = {
+    "TrainingRuntime": Resource(GROUP_VERSION, "trainingruntimes"),
+    "ClusterTrainingRuntime": Resource(GROUP_VERSION, "clustertrainingruntimes", namespaced=False),
+}
 INDEX = "batch.kubernetes.io/job-completion-index"
 MANAGER = "kfp-ddp/launcher"
 # Mounting this path prevents that Kubernetes mounts a token there; a patch has no field for it.
@@ -48,8 +54,7 @@ class TrainJob(Kind):
 
     name = "trainjob"
     title = "TrainJob"
-    group_version = "trainer.kubeflow.org/v1alpha1"
-    plural = "trainjobs"
+    resource = Resource(GROUP_VERSION, "trainjobs")
     operator = "Kubeflow Trainer 2.2 or later"
     operator_selector = "app.kubernetes.io/name=trainer"
     newest_field = ("runtimePatches",)
@@ -112,7 +117,7 @@ class TrainJob(Kind):
         }
         if spec.deadline_minutes:
             body["activeDeadlineSeconds"] = spec.operator_deadline()
-        kind = {"apiVersion": self.group_version, "kind": self.title}
+        kind = {"apiVersion": GROUP_VERSION, "kind": self.title}
         return {**kind, "metadata": metadata, "spec": body}
 
     def pod_role(self, pod: Object) -> PodRole | None:
@@ -153,18 +158,13 @@ class TrainJob(Kind):
 
         One that this account may not read counts as existing.
         """
-        name, version = spec.runtime, self.group_version
-        paths = {
-            "TrainingRuntime": custom(version, api.namespace, "trainingruntimes", name),
-            "ClusterTrainingRuntime": f"/apis/{version}/clustertrainingruntimes/{name}",
-        }
         unread = []
-        for kind, path in paths.items():
+        for kind, resource in RUNTIMES.items():
             try:
-                return Runtime(kind, self._has_resources(api.call("GET", path, retry=True)))
-            except ApiError as error:
-                if error.status != 404:
-                    unread.append(kind)
+                if runtime := api.get(resource, spec.runtime, retry=True):
+                    return Runtime(kind, self._has_resources(runtime))
+            except ApiError:
+                unread.append(kind)
         if not unread:
             raise InputError(
                 f"runtime {spec.runtime!r} does not exist; use one of "

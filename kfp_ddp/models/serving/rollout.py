@@ -14,11 +14,12 @@ from typing import Any
 
 from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.text import from_json, one_line
-from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, custom
+from kfp_ddp.core.text import from_json
+from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, serves
+from kfp_ddp.k8s.resource import Resource
 from kfp_ddp.models.serving.inference_service import API_VERSION, DRAIN_SECONDS, KIND
 
-PLURAL = "inferenceservices"
+SERVICES = Resource(API_VERSION, "inferenceservices")
 OURS = {"app.kubernetes.io/managed-by": "kfp-ddp"}
 _TIMES, _PAUSE = 10, 0.3
 POD_OF = "serving.kserve.io/inferenceservice"
@@ -169,16 +170,15 @@ class Service:
 
     def __init__(self, api: Api, name: str) -> None:
         self.api, self.name = api, name
-        self.path = custom(API_VERSION, api.namespace, PLURAL, name)
 
     def find(self) -> Object | None:
         """Return the service, or None; raise InputError without KServe, or if it is not managed."""
         try:
-            service = self.api.call("GET", self.path, retry=True)
+            service = self.api.get(SERVICES, self.name, retry=True)
         except ApiError as error:
-            if error.status != 404:
-                raise self._refused("get", error) from error
-            served(self.api)
+            raise _refused(error) from error
+        if service is None:
+            check_kserve(self.api)
             return None
         labels = service["metadata"].get("labels") or {}
         if not labels.items() >= OURS.items():
@@ -198,7 +198,7 @@ class Service:
             # A dry run tells the mode of a service that is not there.
             existing = self.find() or self._put({"predictor": desired}, {}, None, dryRun="All")
         except ApiError as error:
-            raise self._refused("patch", error) from error
+            raise _refused(error) from error
         if "model" not in desired or not is_standard_mode(existing):
             return desired
         wait = {"preStop": {"exec": {"command": ["sleep", str(DRAIN_SECONDS)]}}}
@@ -274,10 +274,10 @@ class Service:
                 raise self.taken_over(existing)
             seen = {"preconditions": {"uid": existing["metadata"]["uid"]}}
             try:
-                self.api.call("DELETE", self.path, {**DELETE, **seen}, retry=True)
+                self.api.delete(SERVICES, self.name, {**DELETE, **seen})
             except ApiError as error:
-                if error.status not in (404, 409):
-                    raise self._refused("delete", error) from error
+                if error.status != 409:
+                    raise _refused(error) from error
             return f"InferenceService {self.name} was deleted, as nothing answered before"
         else:
             previous = recorded
@@ -320,7 +320,7 @@ class Service:
                 return self._put(*changed, existing)
             except ApiError as error:
                 if error.status != 409:
-                    raise self._refused("patch", error) from error
+                    raise _refused(error) from error
                 time.sleep(_PAUSE)  # changed since it was read
         raise JobError(f"InferenceService {self.name} kept changing during its update; try later")
 
@@ -338,30 +338,19 @@ class Service:
         if existing is not None:
             metadata["resourceVersion"] = existing["metadata"]["resourceVersion"]
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
-        return self.api.retry(lambda: self.api.apply(self.path, body, **query))
-
-    def _refused(self, verb: str, error: ApiError) -> InputError | JobError:
-        if error.transient:
-            return JobError(f"the Kubernetes API failed: {one_line(error.message)}; try later")
-        if error.status == 403 and "cannot" in error.message:
-            where = f"in namespace {self.api.namespace}"
-            return InputError(f"no right to {verb} {PLURAL} {where}; apply deploy/rbac there")
-        message = one_line(error.message)
-        return InputError(f"the cluster refused InferenceService {self.name}: {message}")
+        return self.api.retry(lambda: self.api.apply(SERVICES, body, **query))
 
 
-def served(api: Api) -> None:
-    """Refuse a cluster without InferenceServices; raise InputError if KServe is not installed."""
-    try:
-        resources = api.call("GET", f"/apis/{API_VERSION}", retry=True)["resources"]
-    except ApiError as error:
-        if error.status != 404:
-            return  # without the right to look, its use reports the error
-        resources = []
-    if not any(resource["name"] == PLURAL for resource in resources):
+def _refused(error: ApiError) -> InputError | JobError:
+    return JobError(str(error)) if error.transient else InputError(str(error))
+
+
+def check_kserve(api: Api) -> None:
+    """Raise InputError for a cluster without KServe."""
+    if not serves(api, SERVICES):
         raise InputError(
-            f"this cluster has no {PLURAL} ({API_VERSION}); install KServe, or leave service of "
-            "release empty"
+            f"this cluster has no {SERVICES.plural} ({API_VERSION}); install KServe, or leave "
+            "service of release empty"
         )
 
 
@@ -386,11 +375,9 @@ def take_back_of(api: Api, run_id: str) -> list[str]:
 def _managed(api: Api, none: set[int]) -> list[Object]:
     """Return the managed services, with one of these HTTP statuses none; or raise JobError."""
     selector = ",".join(f"{name}={value}" for name, value in OURS.items())
-    path, query = custom(API_VERSION, api.namespace, PLURAL), {"labelSelector": selector}
     try:
-        services: list[Object] = api.call("GET", path, query=query, retry=True)["items"]
+        return api.list_objects(SERVICES, {"labelSelector": selector}, retry=True)
     except ApiError as error:
         if error.status in none:
             return []
-        raise JobError(f"cannot list {PLURAL}: {one_line(error.message)}") from error
-    return services
+        raise JobError(str(error)) from error

@@ -10,17 +10,17 @@ from kfp_ddp.core.errors import JobError, RunCancelledError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.ending import terminated
 from kfp_ddp.jobs.failure import error_in_log
-from kfp_ddp.jobs.identity import WORKFLOWS, find_owner
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
+from kfp_ddp.jobs.identity import find_owner
+from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import condition, conditions, every_container, has_ended
 from kfp_ddp.k8s.objects import label as pod_label
 from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, Wait, container_reason, track, waiting_reason
+from kfp_ddp.k8s.resource import EVENTS, PODS, WORKFLOWS
 from kfp_ddp.k8s.watch_cache import WatchCache
-from kfp_ddp.models.serving.inference_service import API_VERSION
 from kfp_ddp.models.serving.rollout import (
     CANARY,
-    PLURAL,
     POD_OF,
+    SERVICES,
     SPEC,
     Service,
     has_canary,
@@ -129,15 +129,13 @@ class Watched:
         self.changed = threading.Event()
         by_name = {"fieldSelector": f"metadata.name={service.name}"}
         by_label = {"labelSelector": f"{POD_OF}={service.name}"}
-        services = custom(API_VERSION, api.namespace, PLURAL)
-        self._services = WatchCache(api, services, by_name, self.changed)
-        self._pods = WatchCache(api, core(api.namespace, "pods"), by_label, self.changed)
+        self._services = WatchCache(api, SERVICES, by_name, self.changed)
+        self._pods = WatchCache(api, PODS, by_label, self.changed)
         self._all = [self._services, self._pods]
         self._workflows: WatchCache | None = None
         if owner := find_owner(api):
             by_name = {"fieldSelector": f"metadata.name={owner.workflow}"}
-            workflows = custom(WORKFLOWS, api.namespace, "workflows")
-            self._workflows = WatchCache(api, workflows, by_name, self.changed)
+            self._workflows = WatchCache(api, WORKFLOWS, by_name, self.changed)
             self._all.append(self._workflows)
 
     @contextmanager
@@ -218,7 +216,7 @@ class Watched:
             return reasons(service, pods)
         pod, container, code = crash
         query = {"container": container, "previous": "true", "tailLines": _LOG_LINES}
-        path = core(self.api.namespace, "pods", pod) + "/log"
+        path = PODS.path(self.api.namespace, pod) + "/log"
         try:
             log = str(self.api.call("GET", path, query=query, raw=True)["value"])
         except ApiError:
@@ -231,7 +229,7 @@ class Watched:
         """Return why KServe makes no pods of a canary, which only events tell."""
         name, query = self.service.name, {"fieldSelector": "type=Warning"}
         try:
-            events = self.api.call("GET", core(self.api.namespace, "events"), query=query)["items"]
+            events = self.api.list_objects(EVENTS, query)
         except ApiError:
             return ""
         of_canary = [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core import folders
-from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import EXPORTED, LABEL_VALUE, RUN_ID, VERDICT, RunFolder, check_run_id
@@ -18,12 +18,13 @@ from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.core.step import last_error, step
 from kfp_ddp.jobs import local
 from kfp_ddp.jobs.ending import terminated
-from kfp_ddp.jobs.identity import KFP_RUN, RUN, WORKFLOWS, live_runs
+from kfp_ddp.jobs.identity import KFP_RUN, RUN, live_runs
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import Supervision
-from kfp_ddp.k8s.api import Api, ApiError, Object, core, custom
+from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import annotation, phase
 from kfp_ddp.k8s.pods import failure_reason, terminations
+from kfp_ddp.k8s.resource import PODS, WORKFLOWS
 from kfp_ddp.models.serving.rollout import take_back_of
 from kfp_ddp.runs.notify import Notification, Outcome, send
 from kfp_ddp.storage import leases
@@ -33,7 +34,7 @@ from kfp_ddp.storage.store import Store
 
 @step
 def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: int = 0) -> str:
-    """Stop what the run left and return that as one line; JobError if something cannot be stopped.
+    """Stop what the run left and return that as one line; ApiError if something cannot be stopped.
 
     A model that the run has on trial at a service is rolled back. Finished jobs remain, for their
     logs, until their time to live has passed. Of the folders of runs the newest `keep_runs` of
@@ -114,22 +115,16 @@ def _jobs(run_id: str) -> list[str]:
 
 def delete_jobs(api: Api, kind: Kind, run_id: str) -> list[str]:
     """Delete the run's unfinished jobs of a kind; a kind that is missing or forbidden has none."""
-    path, query = kind.path(api.namespace), {"labelSelector": f"{RUN}={run_id}"}
     try:
-        jobs = api.call("GET", path, query=query, retry=True)["items"]
-    except ApiError as error:
-        if error.status in (403, 404):
-            return []
-        raise JobError(f"cannot list {kind.plural}: {error.message}") from error
+        jobs = api.list_objects(kind.resource, {"labelSelector": f"{RUN}={run_id}"}, retry=True)
+    except Refused:
+        return []
     deleted = []
     for job in jobs:
         name = job["metadata"]["name"]
         if kind.state(job).over:
             continue
-        try:
-            api.delete(kind.path(api.namespace, name))
-        except ApiError as error:
-            raise JobError(f"cannot delete {kind.title} {name}: {error.message}") from error
+        api.delete(kind.resource, name)
         deleted.append(f"deleted {kind.title} {name}")
     return deleted
 
@@ -290,9 +285,8 @@ def _read(where: Store, name: str) -> dict[str, Any]:
 
 
 def _cancelled(api: Api, run_id: str) -> bool:
-    path, of_run = custom(WORKFLOWS, api.namespace, "workflows"), f"{KFP_RUN}={run_id}"
     try:
-        workflows = api.call("GET", path, query={"labelSelector": of_run})["items"]
+        workflows = api.list_objects(WORKFLOWS, {"labelSelector": f"{KFP_RUN}={run_id}"})
         return any(map(terminated, workflows))
     except ApiError:
         return False
@@ -300,9 +294,8 @@ def _cancelled(api: Api, run_id: str) -> bool:
 
 def _failed(api: Api, run_id: str) -> tuple[str, str] | None:
     """Return the first step that failed and why; None for none, or if pods cannot be listed."""
-    query = {"labelSelector": f"{KFP_RUN}={run_id}"}
     try:
-        pods = api.call("GET", core(api.namespace, "pods"), query=query)["items"]
+        pods = api.list_objects(PODS, {"labelSelector": f"{KFP_RUN}={run_id}"})
     except ApiError:
         return None
     last: dict[str, Object] = {}
@@ -328,7 +321,7 @@ def _ended_at(pod: Object) -> str:
 
 def _why(api: Api, pod: Object) -> str:
     """Return the error in the step's log, else the reason that Kubernetes gives."""
-    path = f"{core(api.namespace, 'pods', pod['metadata']['name'])}/log"
+    path = f"{PODS.path(api.namespace, pod['metadata']['name'])}/log"
     names = [container["name"] for container in pod["spec"]["containers"]]
     query = {"container": "main" if "main" in names else names[0], "tailLines": "400"}
     error = ""

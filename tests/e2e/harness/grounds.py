@@ -44,8 +44,8 @@ class Grounds:
 
     def jobs(self, run_id: str, kind: str = "pytorchjob") -> list[dict[str, Any]]:
         """Return the jobs of a run."""
-        group, version = KINDS[kind].group_version.split("/")
-        where = (group, version, self.namespace, KINDS[kind].plural)
+        resource = KINDS[kind].resource
+        where = (*resource.group_version.split("/"), self.namespace, resource.plural)
         ask = self.custom.list_namespaced_custom_object
         listed = with_retries(lambda: ask(*where, label_selector=f"kfp-ddp/run-id={run_id}"))
         items: list[dict[str, Any]] = listed["items"]

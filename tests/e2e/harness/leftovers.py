@@ -1,15 +1,19 @@
 """What a namespace holds besides steps' pods: jobs, their pods and services, claims, snapshots."""
 
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.k8s.api import Api, core, custom
+from kfp_ddp.k8s.api import Api
+from kfp_ddp.k8s.resource import CONFIG_MAPS, Resource
 from tests.e2e.harness.grounds import Grounds
 
-_CUSTOM = {
-    **{kind.plural: kind.group_version for kind in KINDS.values()},
-    "jobs": "batch/v1",
-    "jobsets": "jobset.x-k8s.io/v1alpha2",
-    "volumesnapshots": "snapshot.storage.k8s.io/v1",
-}
+_RESOURCES = (
+    *(kind.resource for kind in KINDS.values()),
+    CONFIG_MAPS,
+    Resource("v1", "services"),
+    Resource("v1", "secrets"),
+    Resource("batch/v1", "jobs"),
+    Resource("jobset.x-k8s.io/v1alpha2", "jobsets"),
+    Resource("snapshot.storage.k8s.io/v1", "volumesnapshots"),
+)
 _MADE_BY_KUBERNETES = "configmaps/kube-root-ca.crt"
 
 
@@ -22,14 +26,12 @@ def claims(grounds: Grounds) -> set[str]:
 def leftovers(grounds: Grounds) -> set[str]:
     """Return `kind/name` of all that a run can leave behind, but for steps' pods and claims."""
     api, space = Api(grounds.api, grounds.namespace), grounds.namespace
-    paths = {name: core(space, name) for name in ("services", "configmaps", "secrets")}
-    paths |= {name: custom(version, space, name) for name, version in _CUSTOM.items()}
     result = {
         f"pods/{pod.metadata.name}"
         for pod in grounds.core.list_namespaced_pod(space).items
         if not {"harness", "workflows.argoproj.io/workflow"} & set(pod.metadata.labels or {})
     }
-    for plural, path in paths.items():
-        items = api.call("GET", path)["items"]
-        result |= {f"{plural}/{item['metadata']['name']}" for item in items}
+    for resource in _RESOURCES:
+        items = api.list_objects(resource)
+        result |= {f"{resource.plural}/{item['metadata']['name']}" for item in items}
     return result - {_MADE_BY_KUBERNETES}

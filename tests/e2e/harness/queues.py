@@ -9,11 +9,16 @@ from typing import Any
 
 from kubernetes import client
 
-from kfp_ddp.k8s.api import Api, Object, custom
+from kfp_ddp.k8s.api import Api, Object
+from kfp_ddp.k8s.resource import Resource
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until, with_retries
 
 GROUP, GROUP_VERSION = "kueue.x-k8s.io", "kueue.x-k8s.io/v1beta1"
-BASE = f"/apis/{GROUP_VERSION}"
+LOCAL_QUEUES = Resource(GROUP_VERSION, "localqueues")
+WORKLOADS = Resource(GROUP_VERSION, "workloads")
+CLUSTER_QUEUES = Resource(GROUP_VERSION, "clusterqueues", namespaced=False)
+FLAVORS = Resource(GROUP_VERSION, "resourceflavors", namespaced=False)
+PRIORITIES = Resource(GROUP_VERSION, "workloadpriorityclasses", namespaced=False)
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
 
@@ -36,15 +41,14 @@ class Queue:
     def set_quota(self, cpu: str) -> None:
         """Give the queue another quota."""
         spec = _spec(self.grounds, self.cluster_queue, cpu)
-        self._call("PATCH", f"{BASE}/clusterqueues/{self.cluster_queue}", {"spec": spec})
+        self._api().patch(CLUSTER_QUEUES, self.cluster_queue, {"spec": spec}, retry=True)
 
     def stop(self) -> None:
         """Let the queue admit nothing more."""
-        path = custom(GROUP_VERSION, self.grounds.namespace, "localqueues", self.name)
-        self._call("PATCH", path, {"spec": {"stopPolicy": "Hold"}})
+        self._api().patch(LOCAL_QUEUES, self.name, {"spec": {"stopPolicy": "Hold"}}, retry=True)
 
-    def _call(self, method: str, path: str, body: Object | None = None) -> Object:
-        return Api(self.grounds.api, self.grounds.namespace).call(method, path, body, retry=True)
+    def _api(self) -> Api:
+        return Api(self.grounds.api, self.grounds.namespace)
 
     @contextmanager
     def use_quota(self, cpu: str, *, urgent: bool = False) -> Iterator[str]:
@@ -87,8 +91,7 @@ class Queue:
 
     def waiting(self) -> list[str]:
         """Names of the workloads that the queue has not let in."""
-        path = custom(GROUP_VERSION, self.grounds.namespace, "workloads")
-        result = self._call("GET", path)["items"]
+        result = self._api().list_objects(WORKLOADS, retry=True)
         own = [item for item in result if item["spec"].get("queueName") == self.name]
         return [item["metadata"]["name"] for item in own if not _reserved(item)]
 
@@ -106,23 +109,18 @@ def queue(grounds: Grounds, cpu: str) -> Iterator[Queue]:
     cluster_queue = created.cluster_queue
     spec = {"spec": _spec(grounds, cluster_queue, cpu)}
     local = {"spec": {"clusterQueue": cluster_queue}}
-    objects: tuple[tuple[str, str, str, Object], ...] = (
-        (f"{BASE}/resourceflavors", "ResourceFlavor", cluster_queue, {}),
-        (f"{BASE}/clusterqueues", "ClusterQueue", cluster_queue, spec),
-        (f"{BASE}/workloadpriorityclasses", "WorkloadPriorityClass", created.urgent, {"value": 99}),
-        (
-            custom(GROUP_VERSION, grounds.namespace, "localqueues"),
-            "LocalQueue",
-            created.name,
-            local,
-        ),
+    objects: tuple[tuple[Resource, str, str, Object], ...] = (
+        (FLAVORS, "ResourceFlavor", cluster_queue, {}),
+        (CLUSTER_QUEUES, "ClusterQueue", cluster_queue, spec),
+        (PRIORITIES, "WorkloadPriorityClass", created.urgent, {"value": 99}),
+        (LOCAL_QUEUES, "LocalQueue", created.name, local),
     )
     api = Api(grounds.api, grounds.namespace)
     with contextlib.ExitStack() as stack:
-        for path, kind, name, content in objects:
+        for resource, kind, name, content in objects:
             head = {"apiVersion": GROUP_VERSION, "kind": kind, "metadata": {"name": name}}
-            api.call("POST", path, {**head, **content})
-            stack.callback(api.delete, f"{path}/{name}")
+            api.create(resource, {**head, **content})
+            stack.callback(api.delete, resource, name)
         yield created
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from kfp_ddp.datasets.volume.cluster import VolumeApi
 from kfp_ddp.datasets.volume.request import VolumeRequest
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import rights, step_pod
@@ -24,19 +23,19 @@ class Ground:
     def __init__(self, grounds: Grounds) -> None:
         self.grounds, self.api, self.namespace = grounds, grounds.api, grounds.namespace
         self.core = grounds.core
-        self.admin = VolumeApi(Api(self.api, self.namespace))
+        self.admin = Api(self.api, self.namespace)
         self.stock = self._as_account(grounds.service_account)
 
-    def account_with(self, *rules: dict[str, list[str]], name: str = "") -> VolumeApi:
+    def account_with(self, *rules: dict[str, list[str]], name: str = "") -> Api:
         """Return the cluster as an account sees it that has these rights and no more."""
         name = name or f"account-{uuid.uuid4().hex[:6]}"
         self.core.create_namespaced_service_account(self.namespace, {"metadata": {"name": name}})
         rights.bind(self.api, self.namespace, name, list(rules), account=name)
         return self._as_account(name)
 
-    def _as_account(self, name: str) -> VolumeApi:
+    def _as_account(self, name: str) -> Api:
         configuration = rights.configured(self.api, self.namespace, name)
-        return VolumeApi(Api(client.ApiClient(configuration), self.namespace))
+        return Api(client.ApiClient(configuration), self.namespace)
 
     def staging(self, storage_class: str, mode: str = "ReadWriteOnce") -> str:
         """Create a claim to sync to; return its name."""
