@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core import packed
-from kfp_ddp.core.errors import InputError
 
-LARGEST = 64 << 10
-"""Bytes of a file; packed, it has to fit into one argument of a command line."""
+LARGEST = len(packed.pack(bytes(64 << 10)))
+"""Bytes of a packed file, of 64 KiB: many steps and processes get it in an argument."""
 _NAME = re.compile(r"(?:.*[/\\])?(?P<file>[^/\\:]+\.py):(?P<function>[A-Za-z_]\w*)")
 
 
@@ -39,7 +38,7 @@ def checked(model: str, code: str) -> str:
             f"model={model!r} is a file, its text has to be in model_code: set it to "
             f"kfp_ddp.training.model_file.pack({file!r})"
         )
-    top = _table(unpack(code), file)
+    top = _table(packed.unpack(code, "model_code").decode(), file)
     names = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_local()}
     if function not in names:
         raise ValueError(
@@ -51,7 +50,7 @@ def checked(model: str, code: str) -> str:
 
 def check_script(script: str, arguments: str) -> None:
     """Raise ValueError if a script is not packed Python, or its arguments have an open quote."""
-    _table(unpack(script, "script"), "script")
+    _table(packed.unpack(script, "script").decode(), "script")
     try:
         shlex.split(arguments)
     except ValueError as error:
@@ -65,41 +64,21 @@ def _table(text: str, file: str) -> symtable.SymbolTable:
         raise ValueError(f"{file}, line {error.lineno}: {error.msg}: correct the file") from None
 
 
-def pack(path: str | Path, what: str = "model") -> str:
+def pack(path: str | Path) -> str:
     """Pack the text of a file for `model_code` or `script`; raise InputError."""
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read the {what} {path}: {error.strerror}; correct it") from None
-    if len(content) > LARGEST:
-        raise InputError(
-            f"the {what} {path} has {len(content):,} bytes, {LARGEST:,} are allowed: put what it "
-            "uses into a package of the image and import it"
-        )
-    return packed.pack(content)
-
-
-def unpack(code: str, name: str = "model_code") -> str:
-    """Return the text in `model_code` or `script`; raise ValueError if it is not packed."""
-    try:
-        return packed.unpack(code)
-    except ValueError as error:
-        raise ValueError(
-            f"{name}={code[:40]!r}... is not a packed Python file in UTF-8 ({error}); create "
-            "it with kfp_ddp.training.model_file.pack"
-        ) from None
+    return packed.pack_file(path, LARGEST)
 
 
 def digest(code: str) -> str:
     """Return the sha256 of the packed text; '' for no text."""
-    return hashlib.sha256(unpack(code).encode()).hexdigest() if code else ""
+    return hashlib.sha256(packed.unpack(code, "model_code")).hexdigest() if code else ""
 
 
 def with_code(fields: dict[str, Any]) -> dict[str, Any]:
     """Add the texts of the local files that the fields of a TrainConfig name; raise InputError."""
     result = dict(fields)
     if str(result.get("script", "")).endswith(".py"):
-        result["script"] = pack(result["script"], "script")
+        result["script"] = pack(result["script"])
     model = str(result.get("model", ""))
     if is_file(model) and not result.get("model_code"):
         file = Path(model.rpartition(":")[0] or model)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.packed import unpack
 from kfp_ddp.training import model_file
 from kfp_ddp.training.config import TrainConfig
 
@@ -89,7 +90,7 @@ def load_for(config: TrainConfig) -> OwnModel | None:
 def load(model: str, code: str) -> OwnModel:
     """Run the file `code` of `model` once in a process; raise InputError if it fails."""
     file, function = model_file.split(model)
-    text = model_file.unpack(code)
+    text = unpack(code, "model_code").decode()
     # A unique name under which others, such as torch.compile, find the module and its source.
     module = types.ModuleType(f"kfp_ddp_own_{model_file.digest(code)[:12]}")
     module.__file__ = f"<{file} of {module.__name__}>"

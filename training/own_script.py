@@ -12,9 +12,10 @@ from typing import Any
 
 from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, writing
 from kfp_ddp.core.failure import Failure, write_record
+from kfp_ddp.core.packed import unpack
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.core.version import pinned
-from kfp_ddp.training import checkpoint, initial_weights, model, model_file, saving
+from kfp_ddp.training import checkpoint, initial_weights, model, saving
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_dir
 from kfp_ddp.training.metrics import Metrics
@@ -85,7 +86,7 @@ def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
                 rows.writerow((path, classes[target], target, split))
     settings = {**config.model_dump(), "classes": classes, "mean": model.MEAN, "std": model.STD}
     (inputs / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
-    (inputs / "script.py").write_text(model_file.unpack(config.script))
+    (inputs / "script.py").write_bytes(unpack(config.script, "script"))
     os.environ.update(
         {IMAGES: f"{inputs}/images.csv", CONFIG: f"{inputs}/config.json", OUTPUT: config.output_dir}
     )

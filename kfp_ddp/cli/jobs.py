@@ -36,9 +36,10 @@ def manifest(
     With script="$(cat train.py)", or with code=FOLDER entry=train.py, the ConfigMap with the code
     is printed too.
     """
+    from kfp_ddp.core.packed import ARCHIVE, pack
     from kfp_ddp.core.settings import check_reserved
     from kfp_ddp.jobs import payload
-    from kfp_ddp.jobs.code import archive_of, as_data_url
+    from kfp_ddp.jobs.code import archive_of
     from kfp_ddp.jobs.engine import specification
     from kfp_ddp.jobs.identity import identify, metadata
     from kfp_ddp.jobs.jobs import script_map
@@ -46,7 +47,7 @@ def manifest(
     fields = dict(setting(text) for text in settings)
     check_reserved("settings", fields, {"kind": "is the first argument itself"})
     if os.path.isdir(folder := str(fields.get("code", ""))):  # false for a long text too
-        fields["code"] = as_data_url(archive_of(folder))
+        fields["code"] = pack(archive_of(folder), ARCHIVE)
     spec = payload.bring(specification({}, None, **fields, kind=kind), None)
     identity = identify(run_id, task_name, "", spec)
     printed, map_name = [], ""

@@ -1,27 +1,78 @@
-"""A Python file as one line: a data URL (RFC 2397), which needs no quoting in a shell."""
+"""A Python file, a word or an archive as one line: a data URL (RFC 2397).
+
+Shells, KFP, Kubernetes and YAML change none of its characters.
+"""
 
 import base64
 import hashlib
+from pathlib import Path
 from typing import Any
 
-PREFIX = "data:text/x-python;base64,"
+from kfp_ddp.core.errors import InputError
+
+PYTHON, WORD, ARCHIVE = (
+    f"data:{kind};base64," for kind in ("text/x-python", "text/plain", "application/gzip")
+)
+_KINDS = {
+    PYTHON: ("Python file", "kfp_ddp.training.model_file.pack"),
+    WORD: ("word", "kfp_ddp.jobs.authoring.as_script"),
+    ARCHIVE: ("archive", "kfp_ddp.jobs.authoring.as_folder"),
+}
+"""What the content is called, and the function for users that packs it."""
+MOST_BYTES = 120_000
+"""Bytes of a value in a pipeline: KFP hands a step all its inputs as one argument of 128 KiB."""
 
 
-def pack(content: bytes) -> str:
-    """Return the content of a file as one line."""
-    return PREFIX + base64.b64encode(content).decode()
+def pack(content: bytes, kind: str = PYTHON) -> str:
+    """Return the content as one line."""
+    return kind + base64.b64encode(content).decode()
 
 
-def unpack(line: str) -> str:
-    """Return the text of the file; raises ValueError if `pack` did not create the line."""
-    if not line.startswith(PREFIX):
-        raise ValueError(f"it does not begin with {PREFIX}")
-    return base64.b64decode(line.removeprefix(PREFIX), validate=True).decode()
+def pack_file(path: str | Path, largest: int = MOST_BYTES) -> str:
+    """Pack a Python file; InputError if it cannot be read, or as `pack_text`."""
+    try:
+        return pack_text(Path(path).read_bytes().decode(), str(path), largest)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be packed: {error}; give a Python file in UTF-8") from None
+
+
+def pack_text(text: str, what: str, largest: int = MOST_BYTES) -> str:
+    """Pack the text of a Python file; InputError, with `what`, if it is invalid or too large."""
+    if "\0" in text:
+        raise InputError(f"{what} contains a NUL, invalid in a Python file: remove it")
+    return fitting(pack(text.encode()), what, largest)
+
+
+def fitting(line: str, what: str, largest: int = MOST_BYTES) -> str:
+    """Return a packed line; InputError if it has more than `largest` bytes."""
+    if len(line) > largest:
+        raise InputError(
+            f"{what} is packed into {len(line):,} bytes, and at most {largest:,} fit into a "
+            "pipeline: put what it uses into the image, or use as_folder(..., upload=...) with a "
+            "bucket or a PVC"
+        )
+    return line
+
+
+def unpack(line: str, name: str, kind: str = PYTHON) -> bytes:
+    """Return the content of a line, the setting `name`; InputError if it is cut or of no `kind`."""
+    try:
+        if not line.startswith(kind):
+            raise ValueError(f"it does not begin with {kind}")
+        content = base64.b64decode(line.removeprefix(kind), validate=True)
+        if kind != ARCHIVE:
+            content.decode()
+    except ValueError as error:
+        what, packer = _KINDS[kind]
+        raise InputError(
+            f"{name}={line[:40]!r}... is not a packed {what} ({error}); make it with {packer}"
+        ) from None
+    return content
 
 
 def describe(value: Any) -> Any:
     """Return a packed file as a text with size and digest, another value unchanged."""
-    if not isinstance(value, str) or not value.startswith(PREFIX):
+    if not isinstance(value, str) or not value.startswith(PYTHON):
         return value
-    content = base64.b64decode(value.removeprefix(PREFIX))
+    content = base64.b64decode(value.removeprefix(PYTHON))
     return f"a file of {len(content):,} bytes, sha256 {hashlib.sha256(content).hexdigest()[:12]}"

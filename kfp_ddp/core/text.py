@@ -1,4 +1,4 @@
-"""Make texts safe for messages, Markdown and terminals; read JSON."""
+"""Make texts safe for messages, Markdown, terminals and containers; read JSON."""
 
 import json
 from typing import Any
@@ -29,6 +29,11 @@ def cell(text: str) -> str:
 def code(text: str) -> str:
     """Return `text` for use between two backticks, which it cannot close."""
     return printable(text).replace("`", "'")
+
+
+def unexpanded(text: str) -> str:
+    """Return text escaped for a container, where Kubernetes expands $(NAME) and $$ is one $."""
+    return text.replace("$", "$$")
 
 
 def printable(text: str) -> str:

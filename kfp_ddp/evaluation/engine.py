@@ -11,6 +11,7 @@ from kfp_ddp.core.failure import read
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split as split_fields
 from kfp_ddp.core.step import step
+from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share, with_local_folders
@@ -18,7 +19,6 @@ from kfp_ddp.evaluation.request import EvaluationRequest, Measuring
 from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.task import with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models.evaluation import FILE, Evaluation

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.packed import unpack
 from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import CODE, ONNX, PROGRAM, WEIGHTS
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, OPENVINO, load
 from kfp_ddp.models.programs import MAX_BATCH
-from kfp_ddp.training import model_file
 from kfp_ddp.training.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.model import logits, normalise
 
@@ -59,7 +59,7 @@ def write_all(model: nn.Module, info: ModelInfo, folder: Path) -> dict[str, str]
         raise ValueError("the model is in training mode: batch norm would be traced as in training")
     weights.write(model, info, folder / WEIGHTS)
     if info.model_code:
-        (folder / CODE).write_text(model_file.unpack(info.model_code), encoding="utf-8")
+        (folder / CODE).write_bytes(unpack(info.model_code, "model_code"))
     try:
         program = trace(Servable(model, info).eval(), info.image_size)
     except Exception as error:

@@ -4,6 +4,7 @@ import ast
 import builtins
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from symtable import Symbol, SymbolTable, symtable
@@ -11,10 +12,14 @@ from types import FunctionType
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.packed import ARCHIVE, WORD, fitting, pack, pack_file, pack_text
 from kfp_ddp.jobs import code as folder_of
-from kfp_ddp.jobs.script import carried, locked, packed, packed_text, words
+from kfp_ddp.jobs.pins import locked
 
 __all__ = ["as_folder", "as_function", "as_script", "locked"]
+
+# Characters that KFP, Kubernetes and YAML do not change.
+PLAIN = re.compile(r"[\w ./:,;=@%+-]*", re.ASCII)
 
 
 def as_function(
@@ -43,12 +48,12 @@ def as_function(
     except TypeError as error:
         raise InputError(f"func_args do not fit {name}: {error}") from None
     text += CALL.format(arguments=arguments, name=name)
-    return {"script": packed_text(text, f"function {name}")}
+    return {"script": pack_text(text, f"function {name}")}
 
 
 def as_script(path: str | Path, args: Sequence[str] = ()) -> dict[str, Any]:
-    """Return inputs of `job` with which every worker runs a Python file; raises as `packed`."""
-    return {"script": packed(path), "args": words(args)}
+    """Return inputs of `job` with which every worker runs a Python file; raises as `pack_file`."""
+    return {"script": pack_file(path), "args": words(args)}
 
 
 def as_folder(
@@ -64,11 +69,17 @@ def as_folder(
     """
     archive = folder_of.archive_of(path)
     folder_of.check(archive, entry)
-    if upload:
-        code = _upload(archive, upload)
-    else:
-        code = carried(folder_of.as_data_url(archive), f"folder {path}")
+    what = f"folder {path}"
+    code = _upload(archive, upload) if upload else fitting(pack(archive, ARCHIVE), what)
     return {"code": code, "entry": entry, "args": words(args)}
+
+
+def words(arguments: Iterable[str]) -> list[str]:
+    """Return arguments for the input `args`, packed if a system on the way would change them."""
+    return [
+        word if PLAIN.fullmatch(word) and not word.startswith(WORD) else pack(word.encode(), WORD)
+        for word in arguments
+    ]
 
 
 def _upload(archive: bytes, upload: str) -> str:

@@ -1,7 +1,5 @@
 """A folder of code as one archive named by its SHA-256: a data URL (RFC 2397), or a file."""
 
-import base64
-import binascii
 import gzip
 import hashlib
 import io
@@ -14,7 +12,6 @@ from pathlib import Path, PurePosixPath
 
 from kfp_ddp.core.errors import InputError
 
-PREFIX = "data:application/gzip;base64,"
 SUFFIX = ".tar.gz"
 CODE = (
     r"^$|^data:application/gzip;base64,[A-Za-z0-9+/]+=*$"
@@ -74,22 +71,6 @@ def _files(root: Path) -> Iterator[tuple[str, bytes]]:
 def digest_of(archive: bytes) -> str:
     """Return the SHA-256 of an archive, in hex."""
     return hashlib.sha256(archive).hexdigest()
-
-
-def as_data_url(archive: bytes) -> str:
-    """Return an archive as one line of plain characters."""
-    return PREFIX + base64.b64encode(archive).decode()
-
-
-def from_data_url(code: str) -> bytes:
-    """Return the archive of a data URL; InputError if it was cut."""
-    try:
-        return base64.b64decode(code.removeprefix(PREFIX), validate=True)
-    except binascii.Error as error:
-        raise InputError(
-            f"code={code[:40]!r}... is incomplete ({error}): make it with "
-            "kfp_ddp.jobs.authoring.as_folder"
-        ) from None
 
 
 def digest_in(address: str) -> str:

@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from kfp_ddp.core.packed import WORD, unpack
 from kfp_ddp.core.run_folder import open_run_dir, task_title
 from kfp_ddp.core.settings import check_reserved
 from kfp_ddp.core.step import step, write_job
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.payload import bring
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.script import unpacked, unpacked_words
 from kfp_ddp.jobs.task import with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
@@ -42,6 +42,10 @@ def run(
 def specification(settings: dict[str, Any], task_config: Any, **inputs: Any) -> LaunchSpec:
     """Return the job of a step's inputs, further settings and KFP task; raises InputError."""
     check_reserved("settings", settings, dict.fromkeys(inputs, "is an input of its own"))
-    inputs["script"] = unpacked(inputs.get("script", ""))
-    inputs["args"] = unpacked_words(inputs.get("args", ()))
+    if inputs.get("script", "").startswith("data:"):
+        inputs["script"] = unpack(inputs["script"], "script").decode()
+    inputs["args"] = [
+        unpack(word, "args", WORD).decode() if str(word).startswith(WORD) else word
+        for word in inputs.get("args", ())
+    ]
     return LaunchSpec.create(**with_task_config(task_config, {**inputs, **settings}))

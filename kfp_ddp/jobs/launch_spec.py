@@ -9,7 +9,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.jobs.code import CODE
 from kfp_ddp.jobs.kinds import KINDS, Kind, KindName, pod
-from kfp_ddp.jobs.script import INDEX, PACKAGE, check_packages
+from kfp_ddp.jobs.pins import INDEX, PACKAGE, check_packages
 from kfp_ddp.k8s.objects import QUANTITY, amount
 
 BACKSTOP_SECONDS = 60

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.packed import ARCHIVE, pack, unpack
+from kfp_ddp.core.text import unexpanded
 from kfp_ddp.jobs import code
-from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.task import mount_of
 from kfp_ddp.storage.kinds import open_store
 
@@ -45,8 +46,8 @@ def files(spec: LaunchSpec) -> dict[str, bytes]:
         content[START] = PROGRAM.read_bytes()
     if spec.packages_to_install:
         content[PACKAGES] = "".join(f"{pin}\n" for pin in spec.packages_to_install).encode()
-    if spec.code.startswith(code.PREFIX):
-        content[CODE] = code.from_data_url(spec.code)
+    if spec.code.startswith(ARCHIVE):
+        content[CODE] = unpack(spec.code, "code", ARCHIVE)
     return content
 
 
@@ -115,8 +116,8 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
     """
     if not spec.code:
         return spec
-    if spec.code.startswith(code.PREFIX):
-        code.check(code.from_data_url(spec.code), spec.entry)
+    if spec.code.startswith(ARCHIVE):
+        code.check(unpack(spec.code, "code", ARCHIVE), spec.entry)
         return spec
     if spec.code.startswith("/"):
         _check_mounted(spec, spec.code)
@@ -125,7 +126,7 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
         return spec
     archive = _fetch(spec)
     if len(archive) <= MAP_BYTES - RESERVED_BYTES:
-        return spec.model_copy(update={"code": code.as_data_url(archive)})
+        return spec.model_copy(update={"code": pack(archive, ARCHIVE)})
     if run_dir is None:
         raise InputError(
             f"the code has {len(archive):,} bytes packed, too many for a ConfigMap: mount a "

@@ -15,8 +15,8 @@ from kfp import dsl, kubernetes
 from kubernetes import client
 
 from kfp_ddp.components.job.component import job
+from kfp_ddp.core.packed import pack_file
 from kfp_ddp.jobs.authoring import as_folder, as_function
-from kfp_ddp.jobs.script import packed
 from tests.e2e.harness import rights
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertise_gpus
@@ -167,7 +167,7 @@ def test_file_arrives_unchanged(
 
     file = tmp_path / "train.py"
     file.write_text(FILE)
-    text = packed(file)
+    text = pack_file(file)
     if kind in ("trainjob", "tfjob"):
         file.write_text(FILE.replace("$$", "").replace("$(A)", ""))  # what KFP itself changes
         text = file.read_text()

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.packed import ARCHIVE, pack
 from kfp_ddp.jobs import code
 from kfp_ddp.jobs.authoring import as_folder, as_script
 from kfp_ddp.jobs.payload import PROGRAM
@@ -165,7 +166,7 @@ def test_an_invalid_folder_is_an_input_error(tmp_path: Path) -> None:
         "linked": "sub/data is a link or not a regular file",
         "name": "is not a name in UTF-8",
         "pipe": "train.py is a link or not a regular file",
-        "large": r"is packed into 13\d,\d{3} bytes, and a pipeline at most 120,000: use as_folder",
+        "large": r"is packed into 13\d,\d{3} bytes, and at most 120,000 fit .* use as_folder",
     }.items():
         with pytest.raises(InputError, match=part):
             as_folder(tmp_path / name, "train.py")
@@ -206,7 +207,7 @@ BAD = {
 def test_a_hostile_archive_is_refused_by_step_and_worker(tmp_path: Path, bad: str) -> None:
     with pytest.raises(InputError, match=r"^the archive of code cannot be used: "):
         code.check(BAD[bad], "train.py")
-    spec = specification({"code": code.as_data_url(BAD[bad]), "entry": "train.py"})
+    spec = specification({"code": pack(BAD[bad], ARCHIVE), "entry": "train.py"})
     done = workers.run(spec, tmp_path / "worker")
     (line,) = done.stderr.decode().splitlines()
     assert (done.returncode, done.stdout) == (1, b"")
@@ -270,7 +271,7 @@ def test_ranks_that_one_process_starts_share_one_folder(tmp_path: Path) -> None:
     packed = code.archive_of(tmp_path / "code")
     env = {
         "TMPDIR": str(tmp_path / "tmp"),
-        "KFP_DDP_CODE": code.as_data_url(packed).partition(",")[2],
+        "KFP_DDP_CODE": pack(packed, ARCHIVE).partition(",")[2],
         "KFP_DDP_CODE_SHA256": code.digest_of(packed),
     }
     rank = [sys.executable, str(PROGRAM), "together", sys.executable, "train.py"]

@@ -13,7 +13,7 @@ from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.pipelines.form import form_of
-from kfp_ddp.training import checkpoint, model_file, own_model, own_script
+from kfp_ddp.training import checkpoint, own_model, own_script
 from kfp_ddp.training.checkpoint import load_model, newest_valid
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.flags import parse
@@ -141,7 +141,7 @@ def test_file_of_the_command_line_is_packed_without_its_folder(tmp_path: Path) -
     file.write_text(OWN)
     flags = ["--data", "/d", "--output-dir", "/o", "--model"]
     run = parse([*flags, f"{file}:build"])
-    assert (run.model, model_file.unpack(run.model_code)) == ("mine.py:build", OWN)
+    assert (run.model, run.model_code) == ("mine.py:build", packed.pack(OWN.encode()))
     assert parse(run.to_argv()) == run
     assert TrainConfig.create(**run.explicit()) == run
     (tmp_path / "weights.pth").touch()
@@ -156,16 +156,16 @@ def test_file_of_the_command_line_is_packed_without_its_folder(tmp_path: Path) -
     assert old == {"training": {"pretrained": "w.pth"}}
     (tmp_path / "old.yaml").write_text("pretrained: true\n")
     assert form_of("train_resnet").read(tmp_path / "old.yaml", []) == {"pretrained": "true"}
-    assert model_file.unpack(form["training"]["model_code"]) == OWN
+    assert form["training"]["model_code"] == packed.pack(OWN.encode())
     file.unlink()
     for model, line in (
-        (f"{file}:build", r"^cannot read the model /.*/mine\.py: No such file"),
-        (str(file), r"cannot read the model"),
+        (f"{file}:build", r"^/.*/mine\.py cannot be packed: .*No such file"),
+        (str(file), r"cannot be packed"),
     ):
         with pytest.raises(InputError, match=line):
             parse([*flags, model])
     file.write_text("#" * 70_000)
-    with pytest.raises(InputError, match="has 70,000 bytes, 65,536 are allowed"):
+    with pytest.raises(InputError, match="is packed into 93,362 bytes, and at most 87,410 fit"):
         parse([*flags, f"{file}:build"])
     with pytest.raises(InputError, match=r"function of a file: write mine\.py:build"):
         TrainConfig.create(data="/d", output_dir="/o", model="mine.py")

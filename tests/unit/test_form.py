@@ -83,7 +83,7 @@ def test_script_and_table_are_settings_of_the_training(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("print('hi')\n")
     given = form_of("train_resnet").read(None, [f"script={file}"])
-    assert given == {"training": {"script": model_file.pack(file, "script")}}
+    assert given == {"training": {"script": model_file.pack(file)}}
     given = form_of("train_resnet").read(None, ["labels=labels.csv"])
     assert given == {"training": {"labels": "labels.csv"}}
     with pytest.raises(InputError, match=r"write job\.service_account or release\.service_account"):

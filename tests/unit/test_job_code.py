@@ -17,13 +17,12 @@ from kfp import compiler, dsl
 from kfp_ddp.cli.jobs import manifest as command
 from kfp_ddp.components.job.component import job
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.core.packed import PREFIX
+from kfp_ddp.core.packed import PYTHON, WORD, pack_file
 from kfp_ddp.jobs import code, engine
-from kfp_ddp.jobs.authoring import as_folder
+from kfp_ddp.jobs.authoring import as_folder, words
 from kfp_ddp.jobs.kinds import KINDS, KindName
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.payload import bring
-from kfp_ddp.jobs.script import WORD, packed, unpacked, words
 from tests import workers
 
 OF_THE_STEP = {"run_id", "task_name", "task_id", "work_dir", "job_object", "task_config"}
@@ -39,16 +38,16 @@ def test_a_packed_file_is_one_plain_line_and_comes_back_to_the_byte(tmp_path: Pa
     text = "print('∑ $$ $(A) \\n')\r\n\t# no newline at the end"
     file = tmp_path / "train.py"
     file.write_bytes(text.encode())
-    line = packed(file)
+    line = pack_file(file)
     assert not set(line) & set("$\n\"'\\{}")
-    assert unpacked(line) == text
-    assert unpacked(text) == text  # what is not packed stays as it is
+    assert from_inputs(script=line).script == text
+    assert from_inputs(script=text).script == text  # what is not packed stays as it is
 
 
-@pytest.mark.parametrize("bad", ["data:,x", PREFIX + "=", PREFIX + "a$b=", PREFIX + "//79"])
+@pytest.mark.parametrize("bad", ["data:,x", PYTHON + "=", PYTHON + "a$b=", PYTHON + "//79"])
 def test_an_invalid_packed_file_is_an_input_error(bad: str) -> None:
     with pytest.raises(InputError, match="not a packed Python file"):
-        unpacked(bad)
+        from_inputs(script=bad)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_an_unpackable_file_is_refused(tmp_path: Path, content: bytes | None, me
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(InputError, match=message):
-        packed(file)
+        pack_file(file)
 
 
 @pytest.fixture
@@ -249,7 +248,7 @@ def test_a_word_that_kfp_would_change_is_packed() -> None:
     assert packed_words[0] == "--a"
     assert not set("".join(packed_words)) & set("$\n∑")
     assert from_inputs(script="x", args=packed_words).args == tuple(hard)
-    with pytest.raises(InputError, match="is not a packed word in UTF-8"):
+    with pytest.raises(InputError, match="is not a packed word"):
         from_inputs(script="x", args=[WORD + "!"])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from kfp_ddp.core.text import unexpanded
 from kfp_ddp.jobs import code, payload
-from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.k8s.api import Object
 
 if TYPE_CHECKING:

@@ -12,16 +12,17 @@ from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import split
 from kfp_ddp.core.step import step, write_artifact, write_job
+from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
-from kfp_ddp.jobs.script import unexpanded
 from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
-from kfp_ddp.runs.train.outputs import newest_checkpoint, write_outputs
+from kfp_ddp.runs.record import newest_checkpoint
+from kfp_ddp.runs.train.outputs import write_outputs
 from kfp_ddp.runs.training_folder import (
     followed_folder,
     with_local_folders,
