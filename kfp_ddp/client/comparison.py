@@ -7,12 +7,13 @@ from itertools import combinations
 from statistics import median_high
 from typing import Any, NamedTuple
 
-from kfp_ddp.client.run_info import RunInfo, Training
+from kfp_ddp.client.run_info import RunInfo
 from kfp_ddp.core import packed
 from kfp_ddp.jobs.progress import clock
 from kfp_ddp.report.charts import COLOURS, Series, line_chart
 from kfp_ddp.report.events import curve, is_number, training_time
 from kfp_ddp.report.render import render
+from kfp_ddp.runs.record import TaskRecord
 from kfp_ddp.training.config import TrainConfig
 
 IGNORED = TrainConfig.set_by_step | {"cache_dir", "resume"}
@@ -33,7 +34,7 @@ class ComparedTraining:
     letter: str
     name: str
     run: RunInfo
-    training: Training
+    training: TaskRecord
 
 
 class Figure(NamedTuple):
@@ -92,7 +93,7 @@ class Comparison:
         return {"runs": runs, "settings": self.settings, "metrics": metrics, "notes": self.notes}
 
 
-def compare(runs: Sequence[tuple[RunInfo, Sequence[Training]]]) -> Comparison:
+def compare(runs: Sequence[tuple[RunInfo, Sequence[TaskRecord]]]) -> Comparison:
     """Compare the trainings of runs, in the given order."""
     rows = [(run, training, len(trainings)) for run, trainings in runs for training in trainings]
     sides = tuple(
@@ -134,7 +135,7 @@ def _settings(sides: Sequence[ComparedTraining]) -> dict[str, tuple[Any, ...]]:
 
 
 def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
-    def row(name: str, read: Callable[[Training], Any], text: Callable[[float], str]) -> Metric:
+    def row(name: str, read: Callable[[TaskRecord], Any], text: Callable[[float], str]) -> Metric:
         values = [read(side.training) for side in sides]
         figures = [Figure(value) if is_number(value) else value for value in values]
         return Metric(name, tuple(f if isinstance(f, Figure) else None for f in figures), text)
@@ -142,15 +143,15 @@ def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
     def evaluated(field: str, text: Callable[[float], str]) -> Metric:
         return row(field, lambda training: getattr(training.evaluation, field, None), text)
 
-    def accuracy(training: Training) -> Figure | None:
+    def accuracy(training: TaskRecord) -> Figure | None:
         one = training.evaluation
         return Figure(one.accuracy, one.accuracy_low, one.accuracy_high) if one else None
 
-    def ranks(training: Training) -> Any:
+    def ranks(training: TaskRecord) -> Any:
         starts = training.select("start")
         return starts[-1].get("world_size") if starts else None
 
-    def speed(training: Training) -> Any:
+    def speed(training: TaskRecord) -> Any:
         speeds = [e["images_per_s"] for e in training.select("step") if "images_per_s" in e]
         return median_high(speeds) if speeds else None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.client import logs, pods
-from kfp_ddp.client.run_info import RunInfo, Training, read_trainings
+from kfp_ddp.client.run_info import RunInfo, read_trainings
 from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.step import last_error
@@ -17,6 +17,7 @@ from kfp_ddp.jobs.identity import RUN
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import phase
 from kfp_ddp.k8s.pods import waiting_reason
+from kfp_ddp.runs.record import TaskRecord
 
 LAST_LINES = 2000
 """Lines at the end of a log that are searched for the cause."""
@@ -40,7 +41,7 @@ class Description:
     step_pods: Sequence[Object] = ()
     job_pods: Sequence[Object] = ()
     events: Sequence[pods.PodEvent] = ()
-    trainings: Sequence[Training] = ()
+    trainings: Sequence[TaskRecord] = ()
     notes: list[str] = field(default_factory=list)
     """What could not be read."""
 

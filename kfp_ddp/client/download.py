@@ -15,7 +15,7 @@ from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, writing
 from kfp_ddp.core.run_folder import REPORT, RunFolder
 from kfp_ddp.models import bundle
 from kfp_ddp.report.training import training_curves, training_page
-from kfp_ddp.runs.train.outputs import newest_checkpoint
+from kfp_ddp.runs.record import newest_checkpoint
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.metrics import read_events
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +19,12 @@ from kfp_ddp.client.run_files import USER, RunFiles, StoredFiles, open_claim
 from kfp_ddp.client.steps import Step, every_step, steps_of
 from kfp_ddp.core.config import Connection, config
 from kfp_ddp.core.errors import InputError, KfpDdpError
-from kfp_ddp.core.failure import Failure, first_cause
 from kfp_ddp.core.folders import is_remote
-from kfp_ddp.core.run_folder import EXPORTED, VERDICT, RunFolder
-from kfp_ddp.core.settings import mapping_of
-from kfp_ddp.jobs.progress import TrainingProgress
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.local.folder import is_running
 from kfp_ddp.local.results import ENDED, LOG, STARTED
-from kfp_ddp.models import evaluation
-from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.pipelines.document import defaults_of
-from kfp_ddp.runs.train.outputs import newest_checkpoint
-from kfp_ddp.training.metrics import read_events
+from kfp_ddp.runs.record import TaskRecord, files_of_records, read_run
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
@@ -258,72 +250,7 @@ def _image(spec: Mapping[str, Any] | None) -> str:
     return launchers[0] if launchers else own
 
 
-TRAINING_FILES = (
-    *("config.json", "metrics.jsonl", f"evaluation/{evaluation.FILE}"),
-    *("logs/failure*.json", "checkpoints/step-*/manifest.json"),
-    *(f"evaluation/{VERDICT}", EXPORTED),
-)
-"""The small files that a training is read from."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """One task of a run that trained or evaluated."""
-
-    task: str
-    settings: dict[str, Any]
-    """With automatic values resolved; empty if it did not start."""
-    events: list[dict[str, Any]]
-    evaluation: Evaluation | None
-    checkpoint: int | None
-    """Step of the newest complete checkpoint."""
-    failure: Failure | None
-    verdict: dict[str, Any]
-    """The gate's: blessed, reason, and what it compared with; empty before the gate."""
-    exported: dict[str, Any]
-    """The export's: uri of the bundle, and whether it is the champion."""
-
-    def select(self, kind: str) -> list[dict[str, Any]]:
-        """Return its events of a kind, such as step or eval."""
-        return [event for event in self.events if event.get("event") == kind]
-
-    def document(self) -> dict[str, Any]:
-        """Return its state as JSON."""
-        progress = TrainingProgress()
-        progress.update(self.events)
-        return {
-            "task": self.task,
-            "checkpoint": self.checkpoint,
-            "progress": progress.line() if progress.last else "",
-            "verdict": str(self.verdict.get("reason", "")),
-            "bundle": str(self.exported.get("uri", "")),
-            "champion": bool(self.exported.get("champion")),
-        }
-
-
-def read_trainings(files: RunFiles, folder: Path) -> tuple[Training, ...]:
-    """Return the trainings of a run, by the names of their tasks; `folder` is for downloads."""
-    patterns = [f"*/{pattern}" for pattern in TRAINING_FILES]
-    files.fetch([n for n in files.sizes() if any(fnmatch(n, one) for one in patterns)], folder)
-    trainings = []
-    for path in sorted(child for child in folder.glob("*") if child.is_dir()):
-        task = RunFolder(path)
-        evaluated = task.evaluation("val") / evaluation.FILE
-        if not any(file.exists() for file in (task.config, task.metrics, evaluated)):
-            continue
-        newest, evaluated_model = newest_checkpoint(path), None
-        with contextlib.suppress(InputError):
-            evaluated_model = Evaluation.read(evaluated)
-        records = (Failure.parse(one.read_text()) for one in task.logs.glob("failure*.json"))
-        training = Training(
-            task=path.name,
-            settings=mapping_of(task.config),
-            events=read_events(task.metrics),
-            evaluation=evaluated_model,
-            checkpoint=newest.step if newest else None,
-            failure=first_cause(record for record in records if record),
-            verdict=mapping_of(task.evaluation("val") / VERDICT),
-            exported=mapping_of(path / EXPORTED),
-        )
-        trainings.append(training)
-    return tuple(trainings)
+def read_trainings(files: RunFiles, folder: Path) -> tuple[TaskRecord, ...]:
+    """Return the tasks of a run that trained or evaluated; `folder` is for downloads."""
+    files.fetch(files_of_records(files.sizes()), folder)
+    return tuple(one for one in read_run(folder) if one.settings or one.events or one.evaluation)

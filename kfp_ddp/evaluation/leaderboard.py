@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core.errors import InputError, JobError
-from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell
 from kfp_ddp.report.charts import COLOURS, Series, line_chart
 from kfp_ddp.report.events import Point, curve, is_number
 from kfp_ddp.report.render import Card, render
+from kfp_ddp.runs.record import read_task
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.metrics import read_events
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -102,19 +100,17 @@ def run(
 def read(run_dir: str, checkpoint: str, failure: str) -> Trial:
     """Read a training from its folder; raise KfpDdpError if the folder cannot be read."""
     with open_workspace(run_dir, "leaderboard") as folder:
-        files = RunFolder(folder.path)
-        events = read_events(files.metrics)
-        settings = mapping_of(files.config)  # empty if the training failed before its start
+        record = read_task(folder.path)
     step = int(checkpoint.rpartition("-")[2] or -1) if checkpoint else -1
-    evaluations = [e for e in events if e.get("event") == "eval" and e.get("step") == step]
+    evaluations = [event for event in record.select("eval") if event.get("step") == step]
     evaluation: dict[str, Any] = evaluations[-1] if evaluations else {}  # others were repeated
-    ends = [event.get("reason") or "" for event in events if event.get("event") == "end"]
-    points = curve(events, "eval", "accuracy")
+    ends = [event.get("reason") or "" for event in record.select("end")]
+    points = curve(record.events, "eval", "accuracy")
     return Trial(
         run_dir=run_dir,
         checkpoint=checkpoint,
         failure=failure,
-        settings=settings,
+        settings=record.settings,
         accuracy=evaluation["accuracy"] if is_number(evaluation.get("accuracy")) else -1,
         loss=evaluation.get("loss"),
         epochs=points[-1][0] if points else 0.0,

@@ -16,12 +16,9 @@ from typing import Any
 
 from kfp_ddp.core.errors import InputError, StorageError, writing
 from kfp_ddp.core.files import atomic_write, lock
-from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs.local import start_time
-from kfp_ddp.jobs.progress import TrainingProgress
 from kfp_ddp.local.results import LOG
-from kfp_ddp.runs.train.outputs import newest_checkpoint
-from kfp_ddp.training.metrics import read_events
+from kfp_ddp.runs.record import TaskRecord, read_task
 
 RUNS = Path("run-output")
 """Folder of the runs without --output."""
@@ -56,26 +53,25 @@ class LocalRun:
             os.fchmod(file.fileno(), 0o600)
             file.write(json.dumps({**fields, "folder": "", "data": ""}).encode())
 
-    def trainings(self) -> list[Path]:
-        """Return the folders of the trainings that have a checkpoint."""
-        return [path for path in self.folder.glob("work/*/*") if newest_checkpoint(path)]
+    def trainings(self) -> list[TaskRecord]:
+        """Return the trainings that have a checkpoint."""
+        records = map(read_task, self.folder.glob("work/*/*"))
+        return [record for record in records if record.checkpoint is not None]
 
     def progress(self) -> str:
         """Return the newest checkpoint, such as `step 120 of 480`; '' without one."""
         trainings = self.trainings()
         if len(trainings) > 1:
             return f"the newest checkpoints of {len(trainings)} trainings"
-        for path in trainings:
-            newest, progress = newest_checkpoint(path), TrainingProgress()
-            progress.update(read_events(RunFolder(path).metrics))
-            total = f" of {progress.total}" if progress.total else ""
-            return f"step {newest.step if newest else 0}{total}"
+        for record in trainings:
+            total = record.progress.total
+            return f"step {record.checkpoint}{f' of {total}' if total else ''}"
         return ""
 
     def version(self) -> str:
         """Return the first digits of the digest of the dataset version that was trained on."""
-        for path in self.trainings():
-            return Path(json.loads(RunFolder(path).config.read_text())["data"]).name
+        for record in self.trainings():
+            return Path(record.settings["data"]).name
         return ""
 
 

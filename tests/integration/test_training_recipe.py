@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from kfp_ddp.runs.train.outputs import chosen_checkpoint
+from kfp_ddp.runs.record import chosen_checkpoint
 from kfp_ddp.training import checkpoint, rank
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.manifest import step_of

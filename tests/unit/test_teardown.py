@@ -182,12 +182,19 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_folder_has_the_last_state(tmp_path: Path) -> None:
     assert state(tmp_path) == ("unchanged", "")
-    note(tmp_path, "train/metrics.jsonl", {})
+    note(tmp_path, "train/metrics.jsonl", {"event": "start", "steps_total": 9})
     note(tmp_path, "train/evaluation/verdict.json", ["no", "object"])  # damaged records
     (tmp_path / "run-1/train/exported.json").write_text("{")
     assert state(tmp_path) == ("trained", "")
     note(tmp_path, "train/logs/failure.json", {"rank": 1, "error": "Boom: x", "exit_code": 1})
     assert state(tmp_path) == ("failed", "rank 1: Boom: x")
+    first = {"rank": 5, "error": "its cause", "exit_code": 1, "time": -1}  # of another node
+    note(tmp_path, "train/logs/failure-b.json", first)
+    assert state(tmp_path) == ("failed", "rank 5: its cause")
+    note(tmp_path, "train/metrics.jsonl", {"event": "end", "status": "done"})  # a later attempt
+    assert state(tmp_path) == ("trained", "")
+    note(tmp_path, "train/evaluation-test/verdict.json", VERDICT)
+    assert state(tmp_path)[0] == "blessed"
     note(tmp_path, "train/evaluation/verdict.json", VERDICT | {"blessed": False, "reason": "not"})
     assert state(tmp_path) == ("not blessed", "not")
     note(tmp_path, "train/evaluation/verdict.json", VERDICT)
@@ -201,9 +208,16 @@ def test_the_folder_has_the_last_state(tmp_path: Path) -> None:
     assert result.gain == pytest.approx(0.0118)
     assert result.lines()[-1] == "run: https://ui/#/runs/details/run-1"
 
+    # What others may plant is not read.
+    (tmp_path / "run-1/train/exported.json").unlink()
+    (tmp_path / "run-1/train/evaluation/verdict.json").unlink()
+    (tmp_path / "run-1/train/evaluation/verdict.json").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "run-1/train/exported.json")
+    write(tmp_path / "elsewhere", json.dumps(VERDICT | {"reason": "planted"}))
+    assert state(tmp_path) == ("blessed", "accuracy 0.9918 >= 0.97")
+
     # The most advanced of several trainings counts.
-    for name in ("train-2", "train-3"):
-        note(tmp_path, f"{name}/metrics.jsonl", {})
+    note(tmp_path, "train-2/exported.json", EXPORTED)
     note(tmp_path, "train-3/evaluation/verdict.json", VERDICT | {"blessed": False})
     assert state(tmp_path) == ("promoted", "")
 

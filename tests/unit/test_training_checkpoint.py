@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kfp_ddp.core.errors import JobError, StorageError
-from kfp_ddp.runs.train.outputs import newest_checkpoint
+from kfp_ddp.runs.record import newest_checkpoint
 from kfp_ddp.training import checkpoint, saving
 from kfp_ddp.training.checkpoint import Writer, load_model, newest_valid, steps
 from kfp_ddp.training.config import TrainConfig

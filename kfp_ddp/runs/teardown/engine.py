@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,10 +12,8 @@ from typing import Any
 
 from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
-from kfp_ddp.core.failure import Failure
 from kfp_ddp.core.folders import is_remote
-from kfp_ddp.core.run_folder import EXPORTED, LABEL_VALUE, RUN_ID, VERDICT, RunFolder, check_run_id
-from kfp_ddp.core.settings import mapping_in
+from kfp_ddp.core.run_folder import LABEL_VALUE, RUN_ID, RunFolder, check_run_id
 from kfp_ddp.core.step import last_error, step
 from kfp_ddp.jobs import local
 from kfp_ddp.jobs.ending import terminated
@@ -27,9 +26,10 @@ from kfp_ddp.k8s.pods import failure_reason, terminations
 from kfp_ddp.k8s.resource import PODS, WORKFLOWS
 from kfp_ddp.models.serving.rollout import take_back_of
 from kfp_ddp.runs.notify import Notification, Outcome, send
+from kfp_ddp.runs.record import TaskRecord, files_of_records, read_run
+from kfp_ddp.runs.workspace import fetch, is_plain
 from kfp_ddp.storage import leases
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.storage.store import Store
 
 
 @step
@@ -219,7 +219,7 @@ def _last_written(run: Path) -> float:
 
 
 NODE = "workflows.argoproj.io/node-name"
-LARGEST = 1 << 20
+LARGEST = 64 << 20
 ADVANCE = ("trained", "failed", "not blessed", "blessed", "exported", "promoted")
 """States of a training; of several in a run, the most advanced counts."""
 
@@ -227,12 +227,9 @@ ADVANCE = ("trained", "failed", "not blessed", "blessed", "exported", "promoted"
 def outcome(run_id: str, work: str, address: str) -> Outcome:
     """Return how a run ended; `address` is its page in the UI, '' if not known."""
     fields: dict[str, Any] = {"run_id": run_id, "address": address}
-    where = open_store(f"{work.rstrip('/')}/{run_id}")
-    names = [name for name, _ in where.list("")]
-    states = [_read_task(where, names, task) for task in sorted({n.split("/")[0] for n in names})]
-    states = [state for state in states if state["state"] in ADVANCE]
+    states = map(_state, _records(f"{work.rstrip('/')}/{run_id}"))
     last: dict[str, Any] = {"state": "unchanged"}
-    fields |= max(states, key=lambda state: ADVANCE.index(state["state"]), default=last)
+    fields |= max(filter(None, states), key=lambda one: ADVANCE.index(one["state"]), default=last)
     try:
         api = Api.connect()
     except InputError:
@@ -245,26 +242,33 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
     return Outcome(**fields)
 
 
-def _read_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
-    """Return the fields that the folder of one training gives."""
-    inside = {name for name in names if name.startswith(f"{task}/")}
-    verdict: dict[str, Any] = {}
-    for name in sorted(inside):
-        if name.endswith(f"/{VERDICT}"):
-            verdict |= _read(where, name)
-    exported = _read(where, f"{task}/{EXPORTED}") if f"{task}/{EXPORTED}" in inside else {}
+def _records(run: str) -> list[TaskRecord]:
+    """Return the records of a run's tasks, from copies of files that are plain and not too large.
+
+    What cannot be read counts as missing.
+    """
+    where = open_store(run)
+    names = [name for name, size in where.list("") if size <= LARGEST and is_plain(name)]
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in files_of_records(names):
+            with contextlib.suppress(KfpDdpError):
+                fetch(where, [name], Path(scratch))
+        return read_run(Path(scratch))
+
+
+def _state(record: TaskRecord) -> dict[str, Any]:
+    """Return the fields of the outcome that a task gives; none if nothing came of it."""
+    verdict, exported = record.verdict, record.exported
     if exported:
         state = "promoted" if exported.get("champion") else "exported"
         reason = str(exported.get("champion_stays", ""))
     elif "blessed" in verdict:
         state = "blessed" if verdict["blessed"] else "not blessed"
         reason = str(verdict.get("reason", "")).removeprefix(f"{state}: ")
+    elif record.failure:
+        return {"state": "failed", "step": record.task, "reason": record.failure.summary}
     else:
-        # The root cause that the ranks recorded.
-        content = where.read(f"{task}/logs/failure.json", LARGEST) or b""
-        if failure := Failure.parse(content.decode(errors="replace")):
-            return {"state": "failed", "step": task, "reason": failure.summary}
-        return {"state": "trained" if f"{task}/{RunFolder.METRICS}" in inside else ""}
+        return {"state": "trained"} if record.events else {}
     return {
         "state": state,
         "reason": reason,
@@ -275,13 +279,6 @@ def _read_task(where: Store, names: list[str], task: str) -> dict[str, Any]:
         "bundle": str(exported.get("uri", "")),
         "dataset": str(verdict.get("dataset_digest", "")),
     }
-
-
-def _read(where: Store, name: str) -> dict[str, Any]:
-    try:
-        return mapping_in(where.read(name, LARGEST))
-    except KfpDdpError:
-        return {}
 
 
 def _cancelled(api: Api, run_id: str) -> bool:

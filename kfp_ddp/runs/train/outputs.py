@@ -1,6 +1,5 @@
 """Artifacts of a finished training: Model, Metrics and the picture of its curves."""
 
-import contextlib
 import json
 import math
 from pathlib import Path
@@ -10,38 +9,9 @@ from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import write_artifact
 from kfp_ddp.report import training_page
-from kfp_ddp.training.manifest import Manifest, read_manifest, step_dir, step_dirs
+from kfp_ddp.runs.record import chosen_checkpoint
+from kfp_ddp.training.manifest import Manifest
 from kfp_ddp.training.metrics import read_events
-
-
-def newest_checkpoint(run_dir: Path) -> Manifest | None:
-    """Return the newest complete checkpoint by its manifest, without a check of its digest.
-
-    A folder gets its name only after manifest and state are on the disk, so a readable manifest
-    means a complete checkpoint. Needs no torch, so the launcher's image can call it.
-    """
-    with contextlib.suppress(OSError):
-        checkpoints = map(_complete, step_dirs(RunFolder(run_dir).checkpoints))
-        return next(filter(None, checkpoints), None)
-    return None
-
-
-def _complete(path: Path) -> Manifest | None:
-    try:
-        return read_manifest(path)
-    except (OSError, ValueError):
-        return None
-
-
-def chosen_checkpoint(run_dir: Path) -> Manifest | None:
-    """Return the best checkpoint of a run with keep_best, else the newest."""
-    newest = newest_checkpoint(run_dir)
-    if newest is None:
-        return None
-    best = newest.fields.get("best")
-    if not best or not newest.fields["config"]["keep_best"]:
-        return newest
-    return _complete(step_dir(newest.path.parent, int(best["step"]))) or newest
 
 
 def write_outputs(

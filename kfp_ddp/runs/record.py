@@ -1,0 +1,126 @@
+"""What a task of a run recorded in its folder, and its newest checkpoint."""
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.failure import Failure, first_cause
+from kfp_ddp.core.run_folder import EXPORTED, VERDICT, RunFolder
+from kfp_ddp.core.settings import mapping_of
+from kfp_ddp.jobs.progress import TrainingProgress
+from kfp_ddp.models import evaluation
+from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.training.manifest import MANIFEST, Manifest, read_manifest, step_dir, step_dirs
+from kfp_ddp.training.metrics import read_events
+
+FILES = (
+    *(RunFolder.CONFIG, RunFolder.METRICS, f"evaluation/{evaluation.FILE}"),
+    *(f"{RunFolder.LOGS}/failure*.json", f"{RunFolder.CHECKPOINTS}/step-*/{MANIFEST}"),
+    *(f"evaluation*/{VERDICT}", EXPORTED),
+)
+"""The small files of a task that its record is read from."""
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """One task of a run, as far as it came; what it did not write is empty."""
+
+    task: str
+    settings: dict[str, Any]
+    """With automatic values resolved; empty if no training started."""
+    events: list[dict[str, Any]]
+    progress: TrainingProgress
+    evaluation: Evaluation | None
+    checkpoint: int | None
+    """Step of the newest complete checkpoint."""
+    failure: Failure | None
+    """The root cause that the ranks recorded, unless the training completed after it."""
+    verdict: dict[str, Any]
+    """The gate's: blessed, reason, and what it compared with; empty before the gate."""
+    exported: dict[str, Any]
+    """The export's: uri of the bundle, and whether it is the champion."""
+
+    def select(self, kind: str) -> list[dict[str, Any]]:
+        """Return its events of a kind, such as step or eval."""
+        return [event for event in self.events if event.get("event") == kind]
+
+    def document(self) -> dict[str, Any]:
+        """Return its state as JSON."""
+        return {
+            "task": self.task,
+            "checkpoint": self.checkpoint,
+            "progress": self.progress.line() if self.progress.last else "",
+            "verdict": str(self.verdict.get("reason", "")),
+            "bundle": str(self.exported.get("uri", "")),
+            "champion": bool(self.exported.get("champion")),
+        }
+
+
+def files_of_records(names: Iterable[str]) -> list[str]:
+    """Return those of a run's files, named `<task>/<file>`, that `read_run` reads."""
+    patterns = [f"*/{file}" for file in FILES]
+    return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def read_run(folder: Path) -> list[TaskRecord]:
+    """Return the records of the tasks in a run's folder, by their names."""
+    return [read_task(path) for path in sorted(folder.glob("*")) if path.is_dir()]
+
+
+def read_task(folder: Path) -> TaskRecord:
+    """Return the record in a task's folder."""
+    task, newest, progress = RunFolder(folder), newest_checkpoint(folder), TrainingProgress()
+    events, evaluated, failure = read_events(task.metrics), None, None
+    progress.update(events)
+    done = progress.end is not None and progress.end.get("status") == "done"
+    with contextlib.suppress(InputError):
+        evaluated = Evaluation.read(task.evaluation("val") / evaluation.FILE)
+    with contextlib.suppress(OSError):
+        texts = (path.read_text(errors="replace") for path in task.logs.glob("failure*.json"))
+        failure = first_cause(filter(None, map(Failure.parse, texts)))
+    verdicts = map(mapping_of, sorted(folder.glob(f"evaluation*/{VERDICT}")))
+    return TaskRecord(
+        task=folder.name,
+        settings=mapping_of(task.config),
+        events=events,
+        progress=progress,
+        evaluation=evaluated,
+        checkpoint=newest.step if newest else None,
+        failure=None if done else failure,
+        verdict=next(filter(None, verdicts), {}),  # that of val comes first
+        exported=mapping_of(folder / EXPORTED),
+    )
+
+
+def newest_checkpoint(folder: Path) -> Manifest | None:
+    """Return a task's newest complete checkpoint by its manifest, without a check of its digest.
+
+    A folder gets its name only after manifest and state are on the disk, so a readable manifest
+    means a complete checkpoint. Needs no torch, so the launcher's image can call it.
+    """
+    with contextlib.suppress(OSError):
+        checkpoints = map(_complete, step_dirs(RunFolder(folder).checkpoints))
+        return next(filter(None, checkpoints), None)
+    return None
+
+
+def chosen_checkpoint(folder: Path) -> Manifest | None:
+    """Return the best checkpoint of a training with keep_best, else the newest."""
+    newest = newest_checkpoint(folder)
+    if newest is None:
+        return None
+    best = newest.fields.get("best")
+    if not best or not newest.fields["config"]["keep_best"]:
+        return newest
+    return _complete(step_dir(newest.path.parent, int(best["step"]))) or newest
+
+
+def _complete(path: Path) -> Manifest | None:
+    try:
+        return read_manifest(path)
+    except (OSError, ValueError):
+        return None
