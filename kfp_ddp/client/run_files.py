@@ -9,7 +9,6 @@ import signal
 import sys
 import tarfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from kfp_ddp.client import pod_program
 from kfp_ddp.core.errors import JobError, StorageError, writing
+from kfp_ddp.core.polling import poll
 from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.step import handling_signals
 from kfp_ddp.core.text import one_line
@@ -256,18 +256,16 @@ def _manifest(name: str, claim: str, image: str, account: str, user: int, node: 
 
 
 def _wait_until_running(api: Api, name: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while True:
-        pod = api.get(PODS, name, **RETRY)
-        if pod is None:
+    for late in poll(START_SECONDS, 0.3):
+        pod = api.get(PODS, name, **RETRY) or {}
+        if not pod:
             raise JobError("the pod that reads the run's files was deleted; try again")
         if phase(pod) == "Running":
             return
         reason = container_reason(pod)
         stopped = phase(pod) == "Failed" or (reason and reason.kind not in TRANSIENT)
-        if stopped or time.monotonic() > deadline:
+        if stopped or late:
             break
-        time.sleep(0.3)
     status = pod.get("status") or {}
     unmet = [one.get("message") for one in conditions(pod) if one["status"] != "True"]
     text = reason.text if reason else status.get("message") or next(filter(None, unmet), "")

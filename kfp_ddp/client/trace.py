@@ -2,13 +2,13 @@
 
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.files import newest_file
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.polling import poll
 from kfp_ddp.core.run_folder import RunFolder, TraceRequest
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.runs.workspace import fetch
@@ -39,17 +39,15 @@ def trace(
     request = TraceRequest.new(rank, steps)
     where.write(RunFolder.TRACE_REQUEST, request.to_json())
     log(f"requested a trace of {steps} steps from rank {rank}, which polls every 10 seconds")
-    deadline = time.monotonic() + minutes * 60
-    while True:
+    for late in poll(minutes * 60, _POLL_SECONDS):
         names = (name for name, _ in where.list(f"{RunFolder.TRACES}/"))
         if name := next(filter(request.matches, names), ""):
             break
-        if time.monotonic() > deadline:
+        if late:
             raise JobError(
                 f"rank {rank} of {uri} wrote no trace within {minutes:g} minutes: check in its log "
                 "that it still trains; for long steps give more --minutes"
             )
-        time.sleep(_POLL_SECONDS)
     if not is_remote(uri):
         return Path(uri, name)
     fetch(where, [name], into)

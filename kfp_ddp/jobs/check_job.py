@@ -1,11 +1,11 @@
 """Checks of a job: rights, PVCs, queue and GPUs before it is created, its gang after that."""
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.polling import poll
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.pod import resources
@@ -86,11 +86,12 @@ def check_gang(
         return
     name = str(job["metadata"]["name"])
     pods = kind.pod_selector(name)
-    deadline = time.monotonic() + GANG_SECONDS
-    while (grouped := _grouped(api, gang, name, pods)) is None and time.monotonic() < deadline:
+    for late in poll(GANG_SECONDS, 0.5):
+        grouped = _grouped(api, gang, name, pods)
+        if grouped is not None or late:
+            break
         if stopped():
             return
-        time.sleep(0.5)
     if grouped or (grouped is None and _inconclusive(api, gang, kind, name)):
         return
     api.delete(kind.resource, name)

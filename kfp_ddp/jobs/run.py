@@ -1,11 +1,11 @@
 """One launch from start to end: check, create or adopt, follow, retry, report."""
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.failure import Failure
+from kfp_ddp.core.polling import poll
 from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.ending import Ending
 from kfp_ddp.jobs.follow.decisions import Limits
@@ -162,9 +162,9 @@ def _wait_for_pods(jobs: Jobs, attempt: int, ending: Ending) -> None:
     selector = jobs.kind.pod_selector(jobs.identity.job_name(attempt))
     path = PODS.path(jobs.api.namespace)
     query = {"labelSelector": selector, **ONE_WRITING}
-    deadline = time.monotonic() + jobs.spec.grace_seconds + 60
-    while time.monotonic() < deadline and not ending.cancelled():
+    for late in poll(jobs.spec.grace_seconds + 60, 0.5):
+        if late or ending.cancelled():
+            return
         pods = jobs.api.call("GET", path, query=query, retry=True)
         if not pods["items"] and not pods["metadata"].get("continue"):
             return
-        time.sleep(0.5)

@@ -4,10 +4,11 @@ A ReadOnlyMany claim is copied by the storage from the staging claim, or filled 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.polling import poll
 from kfp_ddp.datasets.volume.cluster import (
     ATTACHMENTS,
     CLAIMS,
@@ -178,24 +179,16 @@ def populator(api: Api, request: VolumeRequest, staging: Object) -> Published:
     return Published(request.name, root, "populator", [note])
 
 
-def _polls(request: VolumeRequest) -> Iterator[bool]:
-    """Yield once a second whether `wait_seconds` have passed."""
-    deadline = time.monotonic() + request.wait_seconds
-    while True:
-        yield time.monotonic() > deadline
-        time.sleep(_POLL)
-
-
 def _reusable(api: Api, request: VolumeRequest, strategy: str) -> Object | None:
     """Return the published PVC with the lease of the run; wait for one that is being deleted."""
-    polls = _polls(request)
+    late = poll(request.wait_seconds, _POLL)
     while (claim := _leased(api, request)) is not None:
         leaving = "deletionTimestamp" in claim["metadata"]
         if claim["status"].get("phase") == "Lost" and not leaving:
             api.delete(CLAIMS, request.name)
         elif not leaving:
             break
-        if next(polls):
+        if next(late):
             raise StorageError(
                 f"claim {request.name} is being deleted and {request.wait_seconds:.0f} s were not "
                 "enough; end the pods that use it: "
@@ -234,7 +227,7 @@ def _wait_for_writers(api: Api, request: VolumeRequest) -> None:
     A copy of a mounted ext4 has a journal to replay, which a read-only mount cannot do.
     """
     reported: list[str] = []
-    for late in _polls(request):
+    for late in poll(request.wait_seconds, _POLL):
         users = users_of(api, request.claim, writing=True)
         if not users:
             return
@@ -256,7 +249,7 @@ def _wait_for_detachment(api: Api, request: VolumeRequest, staging: Object) -> l
     volume = staging["spec"].get("volumeName")
     if not volume or "ReadWriteMany" in staging["spec"]["accessModes"]:
         return []
-    for late in _polls(request):
+    for late in poll(request.wait_seconds, _POLL):
         try:
             attachments = [item["spec"] for item in api.list_objects(ATTACHMENTS, retry=True)]
         except Refused as error:
@@ -285,7 +278,7 @@ def _snapshot(api: Api, request: VolumeRequest) -> None:
     annotations = {f"{DOMAIN}/digest": request.digest}
     body = _object(request, SNAPSHOTS, "VolumeSnapshot", spec, annotations)
     without_error = time.monotonic()
-    for late in _polls(request):
+    for late in poll(request.wait_seconds, _POLL):
         snapshot = api.get(SNAPSHOTS, request.name, retry=True)
         if snapshot is None:
             create_unless_exists(api, SNAPSHOTS, body)
@@ -352,7 +345,7 @@ def _wait_until_bound(
     """Wait for the PVC to be bound, unless a pod has to use it first."""
     if _binds_late(api, request, staging):
         return "it is bound when a pod first uses it"
-    for late in _polls(request):
+    for late in poll(request.wait_seconds, _POLL):
         if claim is not None and claim["status"].get("phase") == "Bound":
             break
         if late:
