@@ -2,9 +2,11 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.local.folder import LocalRun, LocalStep
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
 from tests.checkpoints import save
@@ -34,15 +36,19 @@ def make(
     """
     done = STEPS[: STEPS.index(failed)] if failed else STEPS
     lines = ["10:00:00.000 - INFO - Running pipeline: 'train-resnet'"]
+    steps, start = list[LocalStep](), 1e9
     for step in (*done, *([failed] if failed else []), "teardown"):
         lines.append(f"10:00:00.000 - INFO - Executing task '{step}'")
         lines += [error] if step == failed else []
         status = "FAILURE" if step == failed else "SUCCESS"
         lines.append(f"10:00:01.000 - INFO - Task '{step}' finished with status {status}")
-    status = "FAILURE" if failed else "SUCCESS"
-    lines.append(f"10:00:02.000 - INFO - Pipeline 'train-resnet' finished with status {status}")
+        state = "FAILED" if step == failed else "SUCCEEDED"
+        steps.append(LocalStep(step, state, start + len(steps), start + len(steps) + 1))
     (folder / "artifacts" / "train-resnet-2026-11-22-10-00-00-000000").mkdir(parents=True)
     (folder / "pipeline.log").write_text("\n".join(lines) + "\n")
+    state = "FAILED" if failed else "SUCCEEDED"
+    ended = LocalRun("", {}, steps=tuple(steps), state=state, start=start, end=start + len(steps))
+    replace(ended, folder=folder).write()
     if "train" in (*done, failed):
         task(folder / "work" / RUN_ID / "train", done, correct, settings)
     return folder

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from kfp_ddp.core.config import Connection, config
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.local.folder import is_running
+from kfp_ddp.local.folder import is_running, read_local_run
 from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.pipelines.document import defaults_of
 from kfp_ddp.runs.record import TaskRecord, files_of_records, read_run
@@ -32,12 +31,9 @@ if TYPE_CHECKING:
     from kfp_ddp.client.compat import Client
 
 
-FINISHED = re.compile(r"Pipeline '[^']+' finished with status (\w+)")
 UNFINISHED = "UNFINISHED"
-LOCAL_STATES = {"SUCCESS": "SUCCEEDED", "FAILURE": "FAILED"}
 LOG_HEAD, LOG_INDENT = "INFO - Streamed logs:", " " * 4
 """What kfp.local writes before the lines of a step."""
-ARTIFACTS_TIME = re.compile(r"\d{4}(-\d\d){5}-\d{6}$")
 
 
 @dataclass(frozen=True)
@@ -203,41 +199,37 @@ def info_of(run: "V2beta1Run", connection: Connection, **more: Any) -> RunInfo:
 
 def local_run(folder: Path) -> RunInfo:
     """Return the run whose output a folder contains; raise InputError if it contains none."""
-    try:
-        text = (folder / LOG).read_text(errors="replace")
-        end = datetime.fromtimestamp((folder / LOG).stat().st_mtime, UTC)
-    except OSError:
+    running = is_running(folder)  # asked first, as a run records its end before it unlocks
+    record = read_local_run(folder)
+    if record is None:
         raise InputError(
             f"{folder} contains no run: name one of run --local, such as run-output/latest"
-        ) from None
-    states: dict[str, str] = {}
-    for line in text.splitlines():
-        if started := STARTED.search(line):
-            states[started[1]] = "RUNNING"
-        elif ended := ENDED.search(line):
-            states[ended[1]] = LOCAL_STATES.get(ended[2], ended[2])
-    finished = FINISHED.findall(text)[-1:]
-    state = LOCAL_STATES.get(finished[0], finished[0]) if finished else UNFINISHED
-    if state == UNFINISHED and is_running(folder):
-        state = "RUNNING"
-    if "FAILED" in states.values():
-        state = "FAILED"
+        )
+    state = record.state or ("RUNNING" if running else UNFINISHED)
     run_id = max((path.name for path in (folder / "work").glob("[!.]*")), default="")
-    stamps = (ARTIFACTS_TIME.search(path.name) for path in (folder / "artifacts").glob("*"))
-    stamp = max((match[0] for match in stamps if match), default="")
-    start = datetime.strptime(stamp, "%Y-%m-%d-%H-%M-%S-%f").astimezone() if stamp else None
     return RunInfo(
         id=run_id,
         name=folder.resolve().name,
         state=state,
-        start=start,
-        end=None if state in ("RUNNING", UNFINISHED) else end,
+        start=_time(record.start),
+        end=_time(record.end),
         steps=tuple(
-            Step(name, name, state if one == "RUNNING" else one) for name, one in states.items()
+            Step(
+                one.name,
+                one.name,
+                state if one.state == "RUNNING" else one.state,
+                _time(one.start),
+                _time(one.end),
+            )
+            for one in record.steps
         ),
         files=lambda: StoredFiles(str(folder / "work" / run_id)),
         folder=folder,
     )
+
+
+def _time(seconds: float) -> datetime | None:
+    return datetime.fromtimestamp(seconds, UTC) if seconds else None
 
 
 def _image(spec: Mapping[str, Any] | None) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ from kfp_ddp.core.errors import JobError, writing
 from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.core.step import handling_signals, last_error
 from kfp_ddp.local import results
-from kfp_ddp.local.folder import LocalRun, link_latest, locked
+from kfp_ddp.local.folder import LocalRun, LocalStep, link_latest, locked
 from kfp_ddp.local.pipeline import end_tree
 from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.local.screen import Phase, say
@@ -42,15 +42,21 @@ CACHE = "cache"
 def run(run: LocalRun, started: float, known: Collection[str] = ()) -> dict[str, Any]:
     """Run train_resnet as `execute` does; return the summary. `started` is of `time.monotonic`."""
     training = {"cache_dir": str(run.folder / CACHE), **run.arguments.get("training", {})}
-    cached = dataclasses.replace(run, arguments={**run.arguments, "training": training})
-    execute(cached, COMPILED / "train_resnet.yaml", results.detail, known)
+    arguments = {**run.arguments, "training": training}
+    run = execute(run, arguments, COMPILED / "train_resnet.yaml", results.detail, known)
     summary = results.collect_results(run.folder, seconds=time.monotonic() - started)
     dataclasses.replace(run, complete=True).write()
     return summary
 
 
-def execute(run: LocalRun, compiled: Path, detail: Detail, known: Collection[str] = ()) -> None:
-    """Run a compiled pipeline in the folder of a run, and show its steps.
+def execute(
+    run: LocalRun,
+    arguments: Mapping[str, Any],
+    compiled: Path,
+    detail: Detail,
+    known: Collection[str] = (),
+) -> LocalRun:
+    """Run a compiled pipeline in the folder of a run, show its steps, and return the ended run.
 
     The folder gets the log, artifacts below `artifacts`, and trainings below `work`. Raise JobError
     if the pipeline failed; the line names the step, its error and the log. `detail` returns a line
@@ -65,7 +71,7 @@ def execute(run: LocalRun, compiled: Path, detail: Detail, known: Collection[str
         return f"resumes ({progress})" if (progress := run.progress()) else "starts again"
 
     folders = {DATA_VARIABLE: str(run.data), WORK_VARIABLE: str(output / "work")}
-    inputs = [json.dumps(run.arguments), str(output / "artifacts"), str(compiled), run.seed]
+    inputs = [json.dumps(arguments), str(output / "artifacts"), str(compiled), run.seed]
     with ExitStack() as stack:
         stack.enter_context(writing(output, "make room, or name another folder with --output"))
         lock = stack.enter_context(locked(output))
@@ -73,6 +79,8 @@ def execute(run: LocalRun, compiled: Path, detail: Detail, known: Collection[str
         stack.callback(shutil.rmtree, output / CACHE, ignore_errors=True)
         shutil.rmtree(output / "artifacts", ignore_errors=True)
         (output / LOG).write_text("")
+        run = dataclasses.replace(run, steps=(), state="", start=time.time(), end=0.0)
+        run.write()
         with _stopped_at_the_end(
             subprocess.Popen(
                 [sys.executable, "-u", "-m", "kfp_ddp.local.pipeline", *inputs],
@@ -87,9 +95,13 @@ def execute(run: LocalRun, compiled: Path, detail: Detail, known: Collection[str
             again,
         ) as child:
             assert child.stdout is not None
-            failed = _follow(child.stdout, output, detail, known)
+            run = _follow(child.stdout, run, detail, known)
             child.wait()
-    if failed or child.returncode != 0:
+        failed = next((step.name for step in run.steps if step.state == "FAILED"), "")
+        state = "FAILED" if failed or child.returncode != 0 else "SUCCEEDED"
+        run = dataclasses.replace(run, state=state, end=time.time())
+        run.write()
+    if state == "FAILED":
         reason = last_error((output / LOG).read_text()) or f"exit code {child.returncode}"
         reason = reason.removeprefix("training failed: ")  # the step is train
         at = "" if loop else run.progress()
@@ -97,24 +109,37 @@ def execute(run: LocalRun, compiled: Path, detail: Detail, known: Collection[str
         raise JobError(
             f"{failed or 'the pipeline'} failed: {reason}; the log is {output / LOG}{resumes}"
         )
+    return run
 
 
-def _follow(stream: IO[str], output: Path, detail: Detail, known: Collection[str]) -> str:
-    """Log the child's output and show its steps until it ends; return a failed step or ''."""
-    failed, phase, progress = "", None, results.RunProgress(output)
+def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[str]) -> LocalRun:
+    """Log the child's output, record and show its steps until it ends; return the run with them."""
+    output, steps = run.folder, dict[str, LocalStep]()
+    phase, progress = None, results.RunProgress(output)
+
+    def record(step: LocalStep) -> None:
+        nonlocal run
+        if step.name not in steps or steps[step.name].state != "FAILED":
+            steps[step.name] = step
+            run = dataclasses.replace(run, steps=tuple(steps.values()))
+            run.write()
+
     with (output / LOG).open("a") as log:
         for line in _lines(stream):
             if line:
                 log.write(line)
                 log.flush()
             if begun := STARTED.search(line):
+                record(LocalStep(begun[1], "RUNNING", time.time()))
                 phase = Phase(begun[1])
                 phase.show("")
             elif phase is not None and (ended := ENDED.search(line)):
                 good = ended[2] == "SUCCESS"
+                state = "SUCCEEDED" if good else "FAILED"
+                if (step := steps.get(ended[1])) is not None:
+                    record(dataclasses.replace(step, state=state, end=time.time()))
                 phase.detail = detail(output, phase.name) if good else "failed"
                 phase.end(good)
-                failed = failed or ("" if good else phase.name)
                 warnings = results.outputs(output, phase.name).get("warnings", "")
                 for note in str(warnings).splitlines():
                     if good and note not in known:
@@ -122,7 +147,7 @@ def _follow(stream: IO[str], output: Path, detail: Detail, known: Collection[str
                 phase = None
             elif phase is not None and not line:
                 phase.show(progress.line(phase.width) if phase.name == "train" else "")
-    return failed
+    return run
 
 
 def _lines(stream: IO[str]) -> Iterator[str]:

@@ -30,6 +30,19 @@ ENDING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
+class LocalStep:
+    """A step that has started; of a loop, an iteration that failed, else the newest one."""
+
+    name: str
+    state: str
+    """RUNNING, SUCCEEDED or FAILED."""
+    start: float
+    """Seconds since 1970, as the end is."""
+    end: float = 0.0
+    """0 before it."""
+
+
+@dataclass(frozen=True)
 class LocalRun:
     """A run on this machine: what `run.json` of its folder records, and where it writes."""
 
@@ -42,6 +55,13 @@ class LocalRun:
     seed: str = field(default_factory=lambda: secrets.token_hex(8))
     """Seed of kfp.local's ids: the same one in each attempt, as ids name folders."""
     complete: bool = False
+    """Whether there is nothing to resume."""
+    steps: tuple[LocalStep, ...] = ()
+    """Of the last attempt, as are state and times."""
+    state: str = ""
+    """SUCCEEDED or FAILED; '' without an end of the pipeline."""
+    start: float = 0.0
+    end: float = 0.0
     folder: Path = Path()
     data: Path = Path()
     """Folder of the dataset versions."""
@@ -83,19 +103,23 @@ def identity_of(**what: Any) -> str:
 def unfinished(output: Path | None, identity: str) -> LocalRun | None:
     """Return the newest run of the same command, in `output` or `RUNS`, unless it completed."""
     folders = [output] if output else list(RUNS.resolve().glob("*"))
-    runs = [run for folder in folders if (run := _read(folder)) and run.identity == identity]
+    runs = [
+        run for folder in folders if not folder.is_symlink() and (run := read_local_run(folder))
+    ]
+    runs = [run for run in runs if run.identity == identity]
     newest = max(runs, key=lambda run: (run.folder / RECORD).stat().st_mtime_ns, default=None)
     if newest is None or newest.complete:
         return None
     return dataclasses.replace(newest, data=_data(newest.folder, output))
 
 
-def _read(folder: Path) -> LocalRun | None:
-    if folder.is_symlink():
-        return None
+def read_local_run(folder: Path) -> LocalRun | None:
+    """Return the run that a folder records; None for any other folder."""
     try:
         fields = json.loads((folder / RECORD).read_text())
-        return LocalRun(**{**fields, "folder": folder})
+        steps = tuple(LocalStep(**step) for step in fields.pop("steps", ()))
+        run = LocalRun(**{**fields, "folder": folder, "steps": steps})
+        return dataclasses.replace(run, state=run.state or ("SUCCEEDED" if run.complete else ""))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -197,7 +197,7 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
         replace = command.replace or (command.fresh and one is not None)
         one = folder.begin(new, output, named_after(name), replace)
     click.echo(f"{pipeline.name} on this machine\n")
-    engine.execute(one, compiled, describe_step if form.subjects else _outputs)
+    one = engine.execute(one, one.arguments, compiled, describe_step if form.subjects else _outputs)
     seconds = round(time.monotonic() - started, 1)
     summary = {"pipeline": pipeline.name, "seconds": seconds, **report(one.folder)}
     dataclasses.replace(one, complete=True).write()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kfp_ddp.client.run_info import local_run
 from kfp_ddp.pipelines.compiled import pipelines_of, write
 from tests.commands import call, output
 
@@ -47,12 +48,18 @@ def test_own_pipeline_runs_and_shows_its_outputs() -> None:
     shown = output("run", "sums.yaml", "--local", "--set", "rounds=4")
     assert shown.startswith("sums on this machine\n\n  ✓ add             6 ")
     assert "the results are in run-output/sums/" in shown
+    run = local_run(Path("run-output/sums"))
+    assert (run.state, run.step("add").state) == ("SUCCEEDED", "SUCCEEDED")
+    times = (run.start, run.steps[0].start, run.steps[0].end, run.end)
+    assert sorted(filter(None, times)) == list(times)
 
 
 def test_failed_step_is_one_line_with_its_reason() -> None:
     failed = call("run", "sums.yaml", "--local", "--set", "rounds=3", "--output", "mine")
     assert "add failed: ValueError: a is odd; the log is" in str(failed.exception)
     assert Path("mine/pipeline.log").is_file()
+    run = local_run(Path("mine"))
+    assert (run.state, run.step("add").state) == ("FAILED", "FAILED")
 
 
 @pytest.mark.slow

@@ -74,8 +74,10 @@ def test_without_an_error_the_cause_is_the_last_line_of_the_log(tmp_path: Path) 
 
 def test_a_run_without_an_end_is_unfinished(tmp_path: Path) -> None:
     run = run_output.make(tmp_path / "run", failed="evaluate")
-    log = run / "pipeline.log"
-    log.write_text(log.read_text().partition("INFO - Task 'train' finished")[0])
+    record = json.loads((run / "run.json").read_text())
+    train = {**record["steps"][3], "state": "RUNNING", "end": 0.0}
+    ended = {"steps": [*record["steps"][:3], train], "state": "", "end": 0.0}
+    (run / "run.json").write_text(json.dumps({**record, **ended}))
     described = document("describe", run)
     assert [described[name] for name in ("state", "step", "ended")] == ["UNFINISHED", "train", None]
 

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +80,26 @@ def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "latest").symlink_to(folder.name)
     status = document("status", "latest")
     assert (status["name"], status["state"]) == ("mine", "FAILED")
-    assert "FAILED" in [step["state"] for step in status["steps"] if step["name"] == "train"]
+    train = next(step for step in status["steps"] if step["name"] == "train")
+    assert (train["state"], train["end"] > train["start"]) == ("FAILED", True)
     followed = call("status", "latest", "--follow")
     assert isinstance(followed.exception, JobError)
     assert "mine" in str(followed.exception)
     stopped = begin(LocalRun("a", {}), None, "photos").folder
-    (stopped / "pipeline.log").touch()
     assert local_run(stopped).state == "UNFINISHED"
     with locked(stopped):
         assert local_run(stopped).state == "RUNNING"
-        ended = (folder / "pipeline.log").read_text()
-        monkeypatch.setattr(follow, "sleep", lambda _: (stopped / "pipeline.log").write_text(ended))
+        monkeypatch.setattr(
+            follow, "sleep", lambda _: shutil.copyfile(folder / "run.json", stopped / "run.json")
+        )
         followed = call("status", stopped, "--follow")
     assert "teardown" in followed.output
     assert isinstance(followed.exception, JobError)
+    earlier = {"identity": "a", "arguments": {}, "complete": True}  # of a version without steps
+    (stopped / "run.json").write_text(json.dumps(earlier))
+    assert (local_run(stopped).state, local_run(stopped).steps) == ("SUCCEEDED", ())
+    with pytest.raises(InputError, match="contains no run"):
+        local_run(tmp_path)
 
 
 def write(output: Path, step: str, /, **values: Any) -> None:
