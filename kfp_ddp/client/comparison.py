@@ -200,7 +200,7 @@ def to_html(comparison: Comparison) -> str:
     for title, kind, key, percent in CHARTS:
         curves = [(side.letter, curve(side.training.events, kind, key)) for side in sides]
         series = [Series(*one, number % COLOURS) for number, one in enumerate(curves)]
-        charts.append(line_chart(title, series, "epoch", percent=percent))
+        charts.append(line_chart(title, series, percent=percent))
     return render(
         "comparison.html",
         title="Runs compared",

@@ -154,5 +154,5 @@ def _html(trials: Sequence[Trial], columns: Sequence[str], rows: Sequence[Sequen
         columns=columns,
         rows=rows,
         best=len(best),
-        chart=line_chart("Validation accuracy", curves, "epoch", percent=True),
+        chart=line_chart("Validation accuracy", curves, percent=True),
     )

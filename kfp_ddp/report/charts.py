@@ -157,13 +157,12 @@ def dot(x: float, y: float, colour: int) -> Shape:
 def line_chart(
     title: str,
     series: Sequence[Series],
-    x_label: str,
     *,
     percent: bool = False,
     from_zero: bool = False,
     marks: Sequence[Marks] = (),
 ) -> Markup:
-    """Return a line chart; points that are not finite are omitted, long series are averaged.
+    """Return a line chart by epoch: points that are not finite are omitted, long series averaged.
 
     The y axis depends on the values. It is logarithmic if they differ by more than
     `_LOGARITHMIC_FROM`. An axis of shares covers the upper three quarters of the values; the legend
@@ -199,13 +198,13 @@ def line_chart(
     below = [(x, y) for s in curves for x, y in s.points if y < y_axis.low]
     if below:
         x, y = min(below, key=lambda point: point[1])
-        keys.append(LegendEntry(f"▾ below the axis: {y * 100:.1f}% at {x_label} {x:.3g}"))
+        keys.append(LegendEntry(f"▾ below the axis: {y * 100:.1f}% at epoch {x:.3g}"))
         shapes.append(Shape(f"M{x_axis.x(x):.1f} {HEIGHT}v-14", "mark"))
     if y_axis.log:
         keys.append(LegendEntry("logarithmic"))
     content = "curves" if from_zero else "last values"
-    label = f"{title} by {x_label}; {content}: {', '.join(names)}"
-    return plot(title, x_axis, y_axis, x_label, shapes, keys, label)
+    label = f"{title} by epoch; {content}: {', '.join(names)}"
+    return plot(title, x_axis, y_axis, "epoch", shapes, keys, label)
 
 
 def shares_bar(title: str, parts: Sequence[Part]) -> Markup:

@@ -71,8 +71,8 @@ def training_curves(events: Sequence[Event]) -> Markup:
         Marks("| checkpoints", checkpoint_epochs(events)),
     ]
     large = [
-        line_chart("Loss", loss, "epoch", marks=marks),
-        line_chart("Validation accuracy", accuracy, "epoch", percent=True),
+        line_chart("Loss", loss, marks=marks),
+        line_chart("Validation accuracy", accuracy, percent=True),
     ]
     rates = (
         ("Learning rate", series("step", "", "lr", 3), False),
@@ -80,7 +80,7 @@ def training_curves(events: Sequence[Event]) -> Markup:
         ("Time waiting for data", series("step", "", "data_wait_fraction", 1), True),
     )
     small = [
-        line_chart(title, [rate], "epoch", percent=percent, from_zero=True)
+        line_chart(title, [rate], percent=percent, from_zero=True)
         for title, rate, percent in rates
         if rate.points
     ]

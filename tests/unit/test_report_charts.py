@@ -30,7 +30,7 @@ def parse(html: str) -> ET.Element:
 
 def test_a_curve_is_inside_its_axes_and_descends_with_the_loss() -> None:
     points = [(float(x), 100.0 / (1 + x)) for x in range(2000)]
-    root = parse(line_chart("Loss", [Series("training", points)], "step"))
+    root = parse(line_chart("Loss", [Series("training", points)]))
     curve = next(e for e in root.iter(f"{NS}path") if e.get("class") == "curve")
     path = re.findall(r"[\d.]+ [\d.]+", curve.attrib["d"])
     drawn = [tuple(map(float, pair.split())) for pair in path]
@@ -45,7 +45,7 @@ def test_a_curve_is_inside_its_axes_and_descends_with_the_loss() -> None:
     [[], [(0.0, float("nan"))], [(1.0, 3.0)], [(1.0, 3.0), (2.0, 3.0)], [(0.0, float("inf"))]],
 )
 def test_empty_constant_and_infinite_series_are_drawn(points: list[tuple[float, float]]) -> None:
-    svg = line_chart("Loss", [Series("training", points)], "epoch")
+    svg = line_chart("Loss", [Series("training", points)])
     parse(svg)
     assert "nan" not in svg
     assert "inf" not in svg
@@ -92,7 +92,7 @@ def heights(chart: str) -> list[list[float]]:
 def test_an_axis_of_shares_leaves_out_a_low_first_epoch() -> None:
     shares = [0.132, 0.61, 0.85, 0.93, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99]
     points = [(float(epoch), share) for epoch, share in enumerate(shares, 1)]
-    chart = line_chart("Accuracy", [Series("top 1", points)], "epoch", percent=True)
+    chart = line_chart("Accuracy", [Series("top 1", points)], percent=True)
     drawn = heights(chart)[0]
     assert drawn[-1] - drawn[-6] > 0.15
     assert 0 <= min(drawn) < max(drawn) <= 1
@@ -102,11 +102,11 @@ def test_an_axis_of_shares_leaves_out_a_low_first_epoch() -> None:
 
 def test_losses_that_differ_tenfold_have_a_logarithmic_axis() -> None:
     losses = [7.3, 2.0, 0.5, 0.2, 0.1, 0.06]
-    chart = line_chart("Loss", [Series("validation", list(enumerate(losses)))], "epoch")
+    chart = line_chart("Loss", [Series("validation", list(enumerate(losses)))])
     drawn = heights(chart)[0]
     assert "logarithmic" in chart
     assert drawn[-2] - drawn[-1] > 0.08
-    near = line_chart("Loss", [Series("validation", [(0, 1.2), (1, 1.0), (2, 0.0)])], "epoch")
+    near = line_chart("Loss", [Series("validation", [(0, 1.2), (1, 1.0), (2, 0.0)])])
     assert "logarithmic" not in near
 
 
