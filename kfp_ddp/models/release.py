@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, split
@@ -19,16 +19,10 @@ ADDRESS = r"^$|^https?://[^\s/?#@]+(/[^\s?#]*)?$"
 Variant = Literal["fp16", "int8", "resize"]
 
 
-def _refuse_retired(name: object) -> object:
-    if name == "aoti":
-        raise ValueError(f"the form {name} was retired, remove it from variants")
-    return name
-
-
 class Variants(Settings):
     """Further forms of the model in its bundle."""
 
-    variants: tuple[Annotated[Variant, BeforeValidator(_refuse_retired)], ...] = ()
+    variants: tuple[Variant, ...] = ()
     """Further model files, each evaluated on the complete split: fp16, int8 (calibrated on training
     images), resize (takes decoded images of any size, resizes and crops them)."""
     max_variant_drop: float = Field(0.02, ge=0, le=1)

@@ -145,8 +145,6 @@ def test_the_step_reuses_the_forms_of_the_release(exported: Trained, tmp_path: P
     assert "## Further forms" in (tmp_path / "summary").read_text()
     with pytest.raises(SystemExit, match=r"error: variants\.0='fp8' cannot be used"):
         export.python_func(**inputs, release={"variants": ["fp8"]})
-    with pytest.raises(SystemExit, match=r"'aoti' cannot be used: the form aoti was retired"):
-        export.python_func(**inputs, release={"variants": ["int8", "aoti"]})
 
 
 @pytest.mark.slow
