@@ -53,3 +53,9 @@ def human(size: float) -> str:
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: 1 epoch, 2 epochs."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar such as `██████░░░░` for a share of at most 1."""
+    filled = int(share * width)
+    return "█" * filled + "░" * (width - filled)

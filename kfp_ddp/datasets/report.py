@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from kfp_ddp.core.text import cell, code, human, printable
+from kfp_ddp.core.text import bar, cell, code, human, printable
 from kfp_ddp.datasets.names import Names
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.storage.manifest import Changes
@@ -158,12 +158,11 @@ class SyncProgress:
         # Retried bodies count twice in bytes, and large files hardly count in files.
         share = max(meter.files / self._files, meter.bytes / max(self._bytes, 1))
         share = min(share, 1.0 if meter.files == self._files else 0.99)
-        full = int(share * _BAR)
         rate = meter.bytes / seconds
         left = seconds / share - seconds if share > 0 else 0.0
         retries = f", {meter.retries} retries" if meter.retries else ""
         return (
-            f"{'█' * full}{'░' * (_BAR - full)} {share:4.0%}  {meter.files:,}/{self._files:,} files"
+            f"{bar(share, _BAR)} {share:4.0%}  {meter.files:,}/{self._files:,} files"
             f"  {human(meter.bytes)}  {human(rate)}/s  {left:.0f} s left{retries}"
         )
 

@@ -18,9 +18,9 @@ import click
 import yaml
 
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
-from kfp_ddp.core.text import plural
+from kfp_ddp.core.text import bar, plural
 from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress
-from kfp_ddp.local.screen import bar, say
+from kfp_ddp.local.screen import say
 from kfp_ddp.training.metrics import read_events
 
 LOG = "pipeline.log"
@@ -47,7 +47,7 @@ class RunProgress:
             return "starting the ranks"
         line = training.line(width)
         space = min(10, width - len(line) - 1)
-        done = bar(training.step, training.total, space)
+        done = bar(min(1.0, training.step / max(training.total, 1)), space)
         return f"{done} {line}" if space >= SHORTEST_BAR else line
 
 

@@ -71,9 +71,3 @@ def say(text: str) -> None:
         columns = shutil.get_terminal_size().columns
         text = textwrap.fill(text, columns - 1, subsequent_indent="  ", break_on_hyphens=False)
     click.echo(text)
-
-
-def bar(done: int, total: int, width: int) -> str:
-    """Return a bar such as `██████░░░░` for `done` of `total`."""
-    filled = width * min(done, total) // max(total, 1)
-    return "█" * filled + "░" * (width - filled)
