@@ -11,7 +11,7 @@ from typing import TypeVar
 from benchmarks.launch_parts.kubelets import Kubelets, run_kubelets, specification
 from benchmarks.launch_parts.measurement import Launch
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.k8s.api import DELETE, Api
+from kfp_ddp.k8s.api import IN_BACKGROUND, Api
 from kfp_ddp.k8s.watch_cache import WatchCache
 
 IMAGE = "ghcr.io/kfp-ddp/trainer:0.1.0"
@@ -81,7 +81,7 @@ def run_job(
         finally:
             launch.stop()
             jobs.stop()
-            api.call("DELETE", kind.resource.path(api.namespace), DELETE, retry=True)
+            api.call("DELETE", kind.resource.path(api.namespace), IN_BACKGROUND, retry=True)
     return FailedJob(launch, kubelets, pods, first, failed_at, ended_at)
 
 

@@ -17,7 +17,7 @@ from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
 from kfp_ddp.jobs.launch_spec import NAME, PATTERN_DESCRIPTIONS, Backend, LaunchSpec, Supervision
-from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, amount
+from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, parse_quantity
 from kfp_ddp.models import release
 from kfp_ddp.runs.notify import Notification
 from kfp_ddp.training.config import TrainConfig
@@ -144,7 +144,7 @@ class StepResources(Settings):
         for step, asks in (("sync", SYNC_REQUESTS), ("evaluate", EVALUATE_REQUESTS)):
             for name, least in asks.items():
                 limit = getattr(self, f"{step}_{name}")
-                if amount(limit) < amount(least):
+                if parse_quantity(limit) < parse_quantity(least):
                     raise ValueError(
                         f"{step}_{name}={limit!r} is less than the step needs, {least}"
                     )

@@ -6,9 +6,8 @@ from kfp_ddp.checks.finding import CheckContext, Finding
 from kfp_ddp.checks.form import StepResources
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs.launch_spec import is_gpu
-from kfp_ddp.k8s import objects
 from kfp_ddp.k8s.api import ApiError, Object
-from kfp_ddp.k8s.objects import amount
+from kfp_ddp.k8s.objects import allocatable, parse_quantity
 
 CHOOSE = "give gpus_per_node, 0 to train on CPUs"
 
@@ -23,7 +22,7 @@ def gpus_per_node(nodes: Sequence[Object] | ApiError, resource: str, pods: int) 
             f"whether nodes have GPUs cannot be seen ({nodes.message}): {CHOOSE}, "
             "or apply deploy/rbac/nodes"
         )
-    by_resource = objects.gpus(nodes)
+    by_resource = allocatable(nodes)
     counts = by_resource.get(resource, [])
     if counts:
         return counts[pods - 1] if pods <= len(counts) else counts[0]
@@ -42,7 +41,7 @@ def cpu_warning(nodes: Sequence[Object] | ApiError, resource: str) -> str:
     warning = "no GPU is requested (gpus_per_node=0): this trains on CPUs"
     if isinstance(nodes, ApiError):
         return warning
-    counts = objects.gpus(nodes)
+    counts = allocatable(nodes)
     unused = [f"{sum(counts[n])} {n}" for n in sorted(counts) if n == resource or is_gpu(n)]
     return f"{warning}, though nodes have {' and '.join(unused)}" if unused else warning
 
@@ -56,9 +55,9 @@ def too_large(
     capacities = [node["status"].get("allocatable") or {} for node in nodes]
     warnings = []
     for pod, request in requests.items():
-        amounts = {name: amount(value) for name, value in request.items() if value}
+        amounts = {name: parse_quantity(value) for name, value in request.items() if value}
         if not any(
-            all(amount(capacity.get(name, "0")) >= amounts[name] for name in amounts)
+            all(parse_quantity(capacity.get(name, "0")) >= amounts[name] for name in amounts)
             for capacity in capacities
         ):
             what = " and ".join(f"{request[name]} {name}" for name in amounts)
@@ -77,7 +76,7 @@ def gpus(cluster: CheckContext) -> list[Finding]:
     if cluster.nodes is None:
         remedy = "run it with an account that may list nodes"
         return [Finding("warn", "GPUs", "nodes may not be listed", remedy)]
-    by_resource = objects.gpus(cluster.nodes)
+    by_resource = allocatable(cluster.nodes)
     totals = {key: sum(n) for key, n in by_resource.items() if key == name or is_gpu(key)}
     message = ", ".join(f"{totals[key]} {key}" for key in sorted(totals)) or "no node has one"
     counts = by_resource.get(name, [])

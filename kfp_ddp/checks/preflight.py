@@ -24,7 +24,7 @@ from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec
 from kfp_ddp.jobs.task import check_bucket_training
 from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
-from kfp_ddp.k8s.objects import amount
+from kfp_ddp.k8s.objects import parse_quantity
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import initial_weights
 from kfp_ddp.models.registry import registry_of
@@ -89,7 +89,7 @@ def _plan(run: Run) -> dict[str, Any]:
         champion=run.champion,
         **{name: getattr(run.steps, name) for name in names},
         **{
-            f"train_{name}": max(limits.get(name, least), least, key=amount)
+            f"train_{name}": max(limits.get(name, least), least, key=parse_quantity)
             for name, least in LAUNCHER_REQUESTS.items()
         },
         **evaluation(run.steps, run.spec),

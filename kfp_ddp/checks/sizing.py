@@ -22,7 +22,7 @@ from kfp_ddp.core.settings import rename
 from kfp_ddp.datasets.images import sample
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.objects import amount
+from kfp_ddp.k8s.objects import parse_quantity
 from kfp_ddp.models import initial_weights
 from kfp_ddp.models.initial_weights import RANDOM_START, Start
 from kfp_ddp.training.config import TrainConfig
@@ -152,5 +152,5 @@ def _machine(spec: LaunchSpec) -> Machine:
     pods, gpus = spec.pods(), spec.gpus()
     device: Literal["cuda", "cpu"] = "cuda" if gpus else "cpu"
     limit = spec.requested()["limits"].get("cpu")
-    cores = int(amount(limit)) if limit else CORES[device] * spec.processes()
+    cores = int(parse_quantity(limit)) if limit else CORES[device] * spec.processes()
     return Machine(max(1, cores) * pods, 0.0, device, gpus * pods, pods)

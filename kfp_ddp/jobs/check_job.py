@@ -12,18 +12,18 @@ from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claims_by_volume
 from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, no_right, schedulable_nodes, serves
-from kfp_ddp.k8s.objects import amount, conditions, gpus
+from kfp_ddp.k8s.objects import allocatable, conditions, parse_quantity
 from kfp_ddp.k8s.resource import CLAIMS, PODS, Resource
 
 GANG_SECONDS = 30.0
 
 
 class Gang(NamedTuple):
-    """A gang scheduler; `mark` is the label or annotation of a pod with its PodGroup's name."""
+    """A gang scheduler; `pod_key` is the label or annotation of a pod with its PodGroup's name."""
 
     resource: Resource
     title: str
-    mark: str
+    pod_key: str
 
 
 GANGS = {
@@ -113,7 +113,7 @@ def _grouped(api: Api, gang: Gang, name: str, selector: str) -> bool | None:
         return None
     parts = ("labels", "annotations")
     marks = [pod["metadata"].get(part) or {} for pod in pods for part in parts]
-    return any(gang.mark in item for item in marks) if marks else None
+    return any(gang.pod_key in item for item in marks) if marks else None
 
 
 def _inconclusive(api: Api, gang: Gang, kind: Kind, name: str) -> bool:
@@ -128,11 +128,11 @@ def _inconclusive(api: Api, gang: Gang, kind: Kind, name: str) -> bool:
 
 def _gpu_warnings(api: Api, spec: LaunchSpec) -> list[str]:
     limits = resources(spec).get("limits", {})
-    requested = {name: int(amount(n)) for name, n in limits.items() if spec.is_gpu(name)}
+    requested = {name: int(parse_quantity(n)) for name, n in limits.items() if spec.is_gpu(name)}
     if not any(requested.values()):
         return []
     try:
-        available = gpus(schedulable_nodes(api))
+        available = allocatable(schedulable_nodes(api))
     except ApiError:
         return []
     return [

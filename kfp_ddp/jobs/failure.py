@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kfp_ddp.core.failure import Failure, first_cause, lost_peer
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.k8s.api import Object
-from kfp_ddp.k8s.objects import condition, every_container
+from kfp_ddp.k8s.objects import all_container_statuses, condition
 from kfp_ddp.k8s.pods import DISRUPTED, failure_reason
 
 STOPPED = (137, 143)
@@ -53,7 +53,7 @@ def _pod_failure(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failur
         disruption = condition(pod, "DisruptionTarget") or {}
         at = _seconds(disruption.get("lastTransitionTime"))
         return Failure(1, -1, f"{who}: {reason.text}", retryable=True, time=at, pod=name)
-    for container in every_container(pod):
+    for container in all_container_statuses(pod):
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             ended = state.get("terminated")
             if ended and ended.get("exitCode"):

@@ -10,7 +10,7 @@ from kfp_ddp.core.settings import Settings
 from kfp_ddp.jobs.code import CODE
 from kfp_ddp.jobs.kinds import KINDS, Kind, KindName, pod
 from kfp_ddp.jobs.pins import INDEX, PACKAGE, check_packages
-from kfp_ddp.k8s.objects import QUANTITY, amount
+from kfp_ddp.k8s.objects import QUANTITY, parse_quantity
 
 BACKSTOP_SECONDS = 60
 
@@ -251,9 +251,9 @@ class LaunchSpec(Settings):
         requested = self.requested()
         for name, limit in requested["limits"].items():
             request = requested["requests"].get(name, limit)
-            if amount(request) > amount(limit):
+            if parse_quantity(request) > parse_quantity(limit):
                 raise ValueError(f"{name}: {request} are requested, above the limit of {limit}")
-            if self.is_gpu(name) and amount(limit).denominator > 1:
+            if self.is_gpu(name) and parse_quantity(limit).denominator > 1:
                 raise ValueError(f"{name}={limit} is not a number of GPUs: give a whole one")
         self._check_mounts()
         if self.rdma_resource and self.nccl_infiniband != "on":
@@ -316,7 +316,7 @@ class LaunchSpec(Settings):
     def gpus(self) -> int:
         """Return the GPUs of a node, set here or on the KFP task."""
         limits = self.resources.get("limits", {})
-        counts = (int(amount(n)) for name, n in limits.items() if self.is_gpu(name))
+        counts = (int(parse_quantity(n)) for name, n in limits.items() if self.is_gpu(name))
         return self.gpus_per_node or sum(counts)
 
     def is_gpu(self, resource: str) -> bool:

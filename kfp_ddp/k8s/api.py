@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 CONNECT_SECONDS, READ_SECONDS = 5.0, 20.0
 # A starting API server returns these until it has loaded its RBAC rules and custom resources.
-STARTING = (401, 403, 404)
+UNSURE = (401, 403, 404)
 UNSURE_SECONDS = 10.0
 LONG_PAUSE = 2.0
 RETRY_SECONDS = 300.0
 TRANSIENT = (0, 408, 429, 500, 502, 503, 504)
-DELETE = {"propagationPolicy": "Background"}
+IN_BACKGROUND = {"propagationPolicy": "Background"}
 """The body of a DELETE that also removes the objects owned by this one."""
-MANAGER = {"fieldManager": "kfp-ddp", "force": "true", "fieldValidation": "Strict"}
+APPLY_QUERY = {"fieldManager": "kfp-ddp", "force": "true", "fieldValidation": "Strict"}
 UNTYPED = "failed to create typed patch object"
 """The server's message for an unknown field, or a field of the wrong type."""
 PAGE = 250
@@ -205,9 +205,11 @@ class Api:
     def apply(self, resource: Resource, body: Object, **query: str) -> Object:
         """Create or change an object by server-side apply; return it."""
         name = body["metadata"]["name"]
-        return self._request("patch", "APPLY", resource, name, body=body, query=MANAGER | query)
+        return self._request("patch", "APPLY", resource, name, body=body, query=APPLY_QUERY | query)
 
-    def delete(self, resource: Resource, name: str, body: Object = DELETE, **options: Any) -> None:
+    def delete(
+        self, resource: Resource, name: str, body: Object = IN_BACKGROUND, **options: Any
+    ) -> None:
         """Delete an object and the objects that it owns; a missing one is not an error."""
         options = {"retry": True, **options}
         try:
@@ -293,7 +295,7 @@ class Api:
         try:
             self.call("GET", "/readyz", raw=True)
         except ApiError as error:
-            return None if error.status in STARTING else False
+            return None if error.status in UNSURE else False
         return True
 
     def retry(
@@ -306,7 +308,7 @@ class Api:
                 return request()
             except ApiError as error:
                 again = error.transient or error.status in also
-                if error.status in STARTING and not again and not refused:
+                if error.status in UNSURE and not again and not refused:
                     # A started server repeats a real refusal.
                     ready, again = self.ready(), True
                     refused = time.monotonic() - began > UNSURE_SECONDS if ready is None else ready

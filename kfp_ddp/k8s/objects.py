@@ -40,14 +40,17 @@ def condition(item: Object, kind: str, status: str = "True") -> Object | None:
     return next(matches, None)
 
 
-def containers(pod: Object) -> list[Object]:
+def container_statuses(pod: Object) -> list[Object]:
     """Return the statuses of a pod's containers."""
     return (pod.get("status") or {}).get("containerStatuses") or []
 
 
-def every_container(pod: Object) -> list[Object]:
+def all_container_statuses(pod: Object) -> list[Object]:
     """Return the statuses of a pod's init containers, then of its containers."""
-    return [*((pod.get("status") or {}).get("initContainerStatuses") or []), *containers(pod)]
+    return [
+        *((pod.get("status") or {}).get("initContainerStatuses") or []),
+        *container_statuses(pod),
+    ]
 
 
 def select(item: Object, names: Iterable[str]) -> Object:
@@ -55,8 +58,8 @@ def select(item: Object, names: Iterable[str]) -> Object:
     return {name: item[name] for name in names if name in item}
 
 
-def gpus(nodes: Sequence[Object]) -> dict[str, list[int]]:
-    """Return the counts of each GPU resource on the nodes that have any, the most first."""
+def allocatable(nodes: Sequence[Object]) -> dict[str, list[int]]:
+    """Return the counts of each resource on the nodes that have any, the most first."""
     counts: dict[str, list[int]] = {}
     for node in nodes:
         for name, count in (node["status"].get("allocatable") or {}).items():
@@ -75,7 +78,7 @@ _UNITS = {"m": Fraction(1, 1000)} | {
 _UNITS["Ki"] = _UNITS.pop("ki")
 
 
-def amount(quantity: str) -> Fraction:
+def parse_quantity(quantity: str) -> Fraction:
     """Return a quantity as a number of CPUs, bytes or pieces."""
     number = quantity.rstrip("mkKMGTPEi")
     return Fraction(number) * _UNITS.get(quantity.removeprefix(number), 1)

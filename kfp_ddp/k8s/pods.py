@@ -13,7 +13,13 @@ from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Api, ApiError, Object, own_pod
-from kfp_ddp.k8s.objects import condition, conditions, containers, every_container, phase
+from kfp_ddp.k8s.objects import (
+    all_container_statuses,
+    condition,
+    conditions,
+    container_statuses,
+    phase,
+)
 
 # Seconds after which a reason to wait ends the job. Any other reason, such as a missing node, PVC
 # or queue, may go away tomorrow: only pending_minutes limits it.
@@ -67,7 +73,7 @@ def waiting_reason(pod: Object) -> Reason | None:
     for container in (pod.get("status") or {}).get("initContainerStatuses") or []:
         if "running" in (container.get("state") or {}):
             return Reason("", f"init container {container['name']} runs")
-    return STARTING if containers(pod) else Reason("", "waiting for a node")
+    return STARTING if container_statuses(pod) else Reason("", "waiting for a node")
 
 
 def unschedulable(message: str) -> str:
@@ -87,7 +93,7 @@ def unschedulable(message: str) -> str:
 
 def container_reason(pod: Object) -> Reason | None:
     """Return why a container of a pod cannot start, by its status; None if nothing prevents it."""
-    for container in every_container(pod):
+    for container in all_container_statuses(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
         why = waiting.get("reason", "")
         message = one_line(WRAPPED.sub("", str(waiting.get("message", ""))))
@@ -191,20 +197,20 @@ def failure_reason(pod: Object) -> Reason | None:
 
 def terminations(pod: Object) -> list[Object]:
     """Return how the containers of a pod ended, of those that have."""
-    states = [status.get("state") or {} for status in containers(pod)]
+    states = [status.get("state") or {} for status in container_statuses(pod)]
     return [state["terminated"] for state in states if "terminated" in state]
 
 
 def has_started(pod: Object, container: str) -> bool:
     """Return whether a container has a log."""
-    for status in containers(pod):
+    for status in container_statuses(pod):
         if status["name"] == container:
             now = status.get("state") or {}
             return "running" in now or "terminated" in now or bool(status.get("restartCount"))
     return False
 
 
-def waits(pod: Object) -> bool:
+def is_pending(pod: Object) -> bool:
     """Return whether no container of the pod has started."""
     return phase(pod) in ("", "Pending")
 
@@ -246,7 +252,9 @@ def has_crashed(pod: Object) -> bool:
 
 def was_restarted(pod: Object) -> bool:
     """Return whether a container of the pod was restarted."""
-    return any((status.get("lastState") or {}).get("terminated") for status in containers(pod))
+    return any(
+        (status.get("lastState") or {}).get("terminated") for status in container_statuses(pod)
+    )
 
 
 def _exit_codes(pod: Object) -> list[int]:
@@ -274,7 +282,7 @@ def used_images(pods: Iterable[Object], of: Collection[str]) -> list[dict[str, s
     images: dict[tuple[str, str], None] = {}
     for pod in pods:
         names = {item["name"]: item["image"] for item in pod["spec"]["containers"]}
-        for status in containers(pod):
+        for status in container_statuses(pod):
             digest = str(status.get("imageID") or "").rpartition("@")[2]
             if digest and status["name"] in of:
                 images[names[status["name"]], digest] = None

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kfp_ddp.k8s.api import STARTING, Api, ApiError, Object
+from kfp_ddp.k8s.api import UNSURE, Api, ApiError, Object
 from kfp_ddp.k8s.resource import Resource
 
 # A watch is reopened this often, since a connection may be cut silently.
@@ -55,7 +55,7 @@ class WatchCache(threading.Thread):
                 except ApiError as error:
                     version = "" if error.status == 410 else version
                     # A starting server does not know the rights yet, so retry for a while.
-                    refused += error.status in STARTING
+                    refused += error.status in UNSURE
                     if refused > (30 if self.synced.is_set() else 2):
                         self.forbidden = error.message
                         self.synced.set()

@@ -14,7 +14,7 @@ from kfp_ddp.datasets.volume.cluster import (
     SNAPSHOTS,
     create_unless_exists,
     delete_unchanged,
-    users_of,
+    pods_mounting,
 )
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.datasets.volume.request import DOMAIN, Published
@@ -154,7 +154,7 @@ def test_copy_waits_for_the_writer_and_names_it(ground: Ground) -> None:
         pytest.raises(StorageError, match=f"{staging} is still mounted by {writer}"),
     ):
         publish(ground.stock, demand)
-    until(lambda: not users_of(ground.stock, staging), "the end of the writer")
+    until(lambda: not pods_mounting(ground.stock, staging), "the end of the writer")
     assert publish(ground.stock, request(staging, "3" * 64, publish="clone")).notes[-1] == (
         "it is bound"
     )
@@ -236,7 +236,7 @@ def test_old_unused_pvcs_are_deleted(ground: Ground) -> None:
         assert collect(ground.stock, demand, names[3]) == [names[1]]
     assert [ground.gone(name) for name in names] == [False, True, False, False]
     until(lambda: ground.stock.get(SNAPSHOTS, names[1]) is None, "the end of the old snapshot")
-    until(lambda: not users_of(ground.stock, names[0]), "the end of the reader")
+    until(lambda: not pods_mounting(ground.stock, names[0]), "the end of the reader")
     assert collect(ground.stock, demand, names[3]) == [names[0]]
 
 

@@ -22,8 +22,8 @@ from kfp_ddp.models.serving.rollout import (
     canary_of,
     canary_predictor,
     labelled,
+    roll_back_run,
     stable_of,
-    take_back_of,
 )
 from tests.e2e.harness import kserve, rights, workflow
 from tests.e2e.harness.deploy_step import NAME, DeployStep, publish, publish_again, serve_models
@@ -205,9 +205,9 @@ def test_the_rollout_of_a_killed_run_is_rolled_back_at_its_end(
     grounds = controller.grounds
     with rights.act_as(grounds.api, grounds.namespace, grounds.service_account) as account:
         api = Api(account, grounds.namespace)
-        assert take_back_of(api, "another run") == []
-        assert take_back_of(api, step.run_id) == [f"shop answers with {first} as before"]
-        assert take_back_of(api, step.run_id) == []
+        assert roll_back_run(api, "another run") == []
+        assert roll_back_run(api, step.run_id) == [f"shop answers with {first} as before"]
+        assert roll_back_run(api, step.run_id) == []
     assert predictor(controller)["labels"]["kfp-ddp/version"] == first
     assert not canary_of(shop(controller))
 
@@ -325,7 +325,9 @@ def test_kserve_accepts_each_runtime_also_as_canary(controller: Kserve, runtime:
     image = IMAGE if runtime == "kfp-ddp" else ""
     body = manifest("shop", "s3://models/flowers", NAME, runtime, image=image)
     service = Service(api, "shop")
-    desired = service.drained(labelled({**stable_of(body), "minReplicas": 1}, "1", "s3://a", "r"))
+    desired = service.with_pre_stop(
+        labelled({**stable_of(body), "minReplicas": 1}, "1", "s3://a", "r")
+    )
     answering = {**desired, "minReplicas": 2}
     body["spec"] = {
         "predictor": answering,

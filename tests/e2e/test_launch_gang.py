@@ -95,7 +95,7 @@ def test_job_with_a_pod_group_succeeds(grounds: Grounds, ganging: None) -> None:
             pods = grounds.core.list_namespaced_pod(
                 grounds.namespace, label_selector=KINDS[kind].pod_selector(name)
             )
-            marks = [pod.metadata.labels[GANGS[NAME].mark] for pod in pods.items]
+            marks = [pod.metadata.labels[GANGS[NAME].pod_key] for pod in pods.items]
             assert marks == [name, name]
             assert {pod.spec.scheduler_name for pod in pods.items} == {NAME}
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kubernetes.utils import parse_quantity
+from kubernetes import utils
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import payload
@@ -16,7 +16,7 @@ from kfp_ddp.jobs.kinds.base import Runtime
 from kfp_ddp.jobs.kinds.pod import default_resources
 from kfp_ddp.jobs.kinds.trainjob import TOKEN_DIR
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.objects import amount
+from kfp_ddp.k8s.objects import parse_quantity
 from tests.launch_specs import QUANTITIES, SPEC, made, specifications, templates
 
 V1 = ["pytorchjob", "tfjob", "mpijob"]
@@ -229,4 +229,4 @@ def test_every_pod_has_our_labels_no_rights_and_resources(kind: str, data: st.Da
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(text=QUANTITIES)
 def test_a_quantity_is_parsed_as_by_the_kubernetes_client(text: str) -> None:
-    assert amount(text) == Fraction(parse_quantity(text))
+    assert parse_quantity(text) == Fraction(utils.parse_quantity(text))

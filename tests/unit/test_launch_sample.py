@@ -24,9 +24,9 @@ from kfp_ddp.k8s.pods import (
     has_crashed,
     has_failed,
     has_started,
+    is_pending,
     seconds_to_stop,
     used_images,
-    waits,
     was_restarted,
     writes_no_more,
 )
@@ -259,7 +259,7 @@ NOTHING = [BARE, {**BARE, "status": None}, {**BARE, "status": {"containerStatuse
 
 @pytest.mark.parametrize("bare", NOTHING)
 def test_a_pod_without_a_status_waits(bare: dict[str, Any]) -> None:
-    assert waits(bare)
+    assert is_pending(bare)
     assert not writes_no_more(bare)
     assert not has_started(bare, "c0")
     assert not has_failed(bare)
@@ -279,7 +279,7 @@ def test_a_pod_without_a_status_waits(bare: dict[str, Any]) -> None:
     ],
 )
 def test_waiting_and_writing_follow_from_the_phase(phase: str, waiting: bool, writes: bool) -> None:
-    assert (waits(of_phase(phase)), not writes_no_more(of_phase(phase))) == (waiting, writes)
+    assert (is_pending(of_phase(phase)), not writes_no_more(of_phase(phase))) == (waiting, writes)
     assert has_failed(of_phase(phase)) == (phase == "Failed")
 
 

@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import job_fields
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import gpus
+from kfp_ddp.k8s.objects import allocatable
 from kfp_ddp.models.release import Registering, part_of
 from kfp_ddp.models.serving.rollout import OURS
 from kfp_ddp.storage.kinds import check_address, open_store
@@ -70,7 +70,7 @@ def test_training_on_cpus_is_a_warning_with_the_unused_gpus() -> None:
     nodes = [node(**{NVIDIA: "8"}), node(**{NVIDIA: "8", AMD: "1"}), node(**{"x.com/npu": "4"})]
     assert cpu_warning(nodes, NVIDIA).endswith(f"nodes have 1 {AMD} and 16 {NVIDIA}")
     assert cpu_warning(nodes, "x.com/npu").endswith(f"1 {AMD} and 16 {NVIDIA} and 4 x.com/npu")
-    assert gpus([node(**{NVIDIA: "1k", AMD: "2"})])[AMD] == [2], "1k is not a number of GPUs"
+    assert allocatable([node(**{NVIDIA: "1k", AMD: "2"})])[AMD] == [2], "1k is not a number of GPUs"
 
 
 @pytest.mark.parametrize(

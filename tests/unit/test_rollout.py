@@ -23,8 +23,8 @@ from kfp_ddp.models.serving.rollout import (
     label,
     labelled,
     previous_of,
+    roll_back_run,
     stable_of,
-    take_back_of,
     versions_in_service,
 )
 
@@ -164,22 +164,22 @@ def test_a_run_that_takes_over_rolls_back_to_the_model_before_both(server: Serve
     service.begin(model(2, "run-2"), 10)
     service.begin(model(3, "run-3"), 20)
     assert state(server) == ("3", 20, "1")
-    for act in (lambda: service.finish(model(2), None), lambda: service.take_back(spec(2))):
+    for act in (lambda: service.finish(model(2), None), lambda: service.roll_back(spec(2))):
         with pytest.raises(JobError, match="shop was given another model by run-3 meanwhile"):
             act()
-    assert f"{1:012x}" in service.take_back(spec(3))
+    assert f"{1:012x}" in service.roll_back(spec(3))
     assert state(server) == ("1", 0, "")
 
 
 def test_a_rollback_is_final_and_does_not_block_the_next_rollout(server: Server) -> None:
     service = answering(server, 1)
     service.begin(model(2), 10)
-    service.take_back(spec(2))
+    service.roll_back(spec(2))
     assert not is_unfinished(server.objects[SHOP])
     service.begin(model(3), 10)
     assert state(server) == ("3", 10, "1")
     assert PERCENT not in (previous_of(server.objects[SHOP]) or {})
-    service.take_back(spec(3))
+    service.roll_back(spec(3))
     assert not is_unfinished(service.begin(model(1), 10))
     assert state(server) == ("1", None, "")
 
@@ -189,11 +189,11 @@ def test_a_failed_first_model_is_deleted_unless_another_run_replaced_it(server: 
     service.begin(model(1), 10)
     service.begin(model(2, "run-2"), 10)
     with pytest.raises(JobError, match="shop was given another model by run-2 meanwhile"):
-        service.take_back(spec(1))
+        service.roll_back(spec(1))
     assert state(server) == ("2", 10, "")
-    assert "was deleted" in service.take_back(spec(2))
+    assert "was deleted" in service.roll_back(spec(2))
     assert server.objects == {}
-    service.take_back(spec(2))
+    service.roll_back(spec(2))
 
 
 def test_requests_with_lost_answers_are_repeated(server: Server) -> None:
@@ -202,7 +202,7 @@ def test_requests_with_lost_answers_are_repeated(server: Server) -> None:
     started = service.begin(model(2), 10)
     assert state(server) == ("2", 10, "1")
     server.lose_answers = 1
-    service.take_back(spec(2))
+    service.roll_back(spec(2))
     server.lose_answers = 1
     service.finish(previous_of(started) or {}, None)
     assert state(server) == ("1", None, "")
@@ -225,10 +225,10 @@ def test_a_cancelled_run_rolls_back_only_its_own_rollout(server: Server) -> None
     answering(server, 1).begin(model(2, "run-2"), 10)
     other = Service(server, "window")
     other.begin(model(3, "run-3"), 10)
-    assert take_back_of(server, "run-1") == []
-    (line,) = take_back_of(server, "run-2")
+    assert roll_back_run(server, "run-1") == []
+    (line,) = roll_back_run(server, "run-2")
     assert f"{1:012x}" in line
-    assert take_back_of(server, "run-2") == []
+    assert roll_back_run(server, "run-2") == []
     assert is_unfinished(server.objects[f"{LIST}/{other.name}"])
 
 
@@ -251,8 +251,8 @@ def test_in_standard_mode_the_answering_pods_do_not_change_during_a_trial(server
     service.begin(model(4, "run-4"), 10)
     with pytest.raises(JobError, match="shop was given another model by run-4 meanwhile"):
         service.promote(model(3, "run-3"), 10)
-    assert take_back_of(server, "run-3") == []
-    assert f"{2:012x}" in take_back_of(server, "run-4")[0]
+    assert roll_back_run(server, "run-3") == []
+    assert f"{2:012x}" in roll_back_run(server, "run-4")[0]
     assert server.objects[SHOP]["spec"] == first["spec"]
 
 
@@ -271,9 +271,9 @@ def test_model_without_canary(server: Server, more: dict[str, Any], refused: str
 
 def test_pods_wait_before_they_stop_in_standard_mode(server: Server) -> None:
     service = Service(server, "shop")
-    assert service.drained(model(1)) == model(1)
+    assert service.with_pre_stop(model(1)) == model(1)
     server.mode = "Standard"
-    assert "preStop" in service.drained(model(1))["model"]["lifecycle"]
+    assert "preStop" in service.with_pre_stop(model(1))["model"]["lifecycle"]
     assert server.objects == {}
 
 
@@ -301,7 +301,7 @@ def test_a_cluster_without_kserve_is_an_error(server: Server) -> None:
         Service(server, "shop").begin(model(1), 10)
     assert server.objects == {}
     server.refuse = {"GET": 404}
-    assert take_back_of(server, "run-1") == []
+    assert roll_back_run(server, "run-1") == []
     with pytest.raises(InputError, match="install KServe"):
         check_kserve(server)
 
@@ -313,7 +313,7 @@ def test_a_service_of_others_is_not_changed(server: Server) -> None:
     service = Service(server, "shop")
     acts: tuple[Callable[[], Any], ...] = (
         lambda: service.begin(model(1), 10),
-        lambda: service.take_back(spec(1)),
+        lambda: service.roll_back(spec(1)),
     )
     for act in acts:
         with pytest.raises(InputError, match="was not made by kfp-ddp and is not changed"):
@@ -327,7 +327,7 @@ def test_current_and_previous_versions_are_in_service(server: Server) -> None:
     for number in (2, 3):
         started = service.begin(model(number), 10)
         assert versions_in_service(server) == {f"{1:012x}", f"{number:012x}"}
-        service.take_back(label(stable_of(started), SPEC))
+        service.roll_back(label(stable_of(started), SPEC))
         assert f"{1:012x}" in versions_in_service(server)
     server.refuse = {"GET": 404}
     assert versions_in_service(server) == set(), "there is no KServe"

@@ -150,7 +150,7 @@ def test_a_trial_of_a_run_without_jobs_is_rolled_back_on_a_cluster(
 ) -> None:
     monkeypatch.setenv("KFP_POD_NAME", pod)
     monkeypatch.setattr("kfp_ddp.k8s.api.Api.connect", lambda: "the cluster")
-    monkeypatch.setattr(engine, "take_back_of", lambda api, run_id: [f"{run_id} of {api}"])
+    monkeypatch.setattr(engine, "roll_back_run", lambda api, run_id: [f"{run_id} of {api}"])
     assert run(tmp_path) == ("own of the cluster" if pod else NOTHING)
 
 

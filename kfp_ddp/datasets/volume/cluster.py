@@ -39,7 +39,7 @@ def delete_unchanged(api: Api, claim: Object) -> bool:
     return True
 
 
-def users_of(api: Api, claim: str, writing: bool = False) -> list[str]:
+def pods_mounting(api: Api, claim: str, writing: bool = False) -> list[str]:
     """Return the names of the running pods that mount a PVC; `writing`: not read-only."""
     names = []
     for pod in api.list_objects(PODS, retry=True):

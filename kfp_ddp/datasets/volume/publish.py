@@ -17,7 +17,7 @@ from kfp_ddp.datasets.volume.cluster import (
     SNAPSHOTS,
     create_unless_exists,
     delete_unchanged,
-    users_of,
+    pods_mounting,
 )
 from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, VolumeRequest
 from kfp_ddp.jobs.identity import live_runs
@@ -128,7 +128,7 @@ def _collected(api: Api, claim: Object, alive: Callable[[str], bool]) -> bool:
     """Delete an unused PVC with its snapshot; return whether it was deleted."""
     name, notes = claim["metadata"]["name"], claim["metadata"].get("annotations", {})
     runs = [run for key, run in notes.items() if key.startswith(LEASE)]
-    if any(map(alive, runs)) or users_of(api, name) or not delete_unchanged(api, claim):
+    if any(map(alive, runs)) or pods_mounting(api, name) or not delete_unchanged(api, claim):
         return False
     for kind in (SNAPSHOTS, GCP_SOURCES):
         try:
@@ -192,7 +192,7 @@ def _reusable(api: Api, request: VolumeRequest, strategy: str) -> Object | None:
             raise StorageError(
                 f"claim {request.name} is being deleted and {request.wait_seconds:.0f} s were not "
                 "enough; end the pods that use it: "
-                f"{', '.join(users_of(api, request.name)) or 'none seen'}"
+                f"{', '.join(pods_mounting(api, request.name)) or 'none seen'}"
             )
     if claim is None:
         return None
@@ -228,7 +228,7 @@ def _wait_for_writers(api: Api, request: VolumeRequest) -> None:
     """
     reported: list[str] = []
     for late in poll(request.wait_seconds, _POLL):
-        users = users_of(api, request.claim, writing=True)
+        users = pods_mounting(api, request.claim, writing=True)
         if not users:
             return
         if users != reported:

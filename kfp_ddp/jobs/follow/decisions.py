@@ -13,7 +13,7 @@ from kfp_ddp.k8s.pods import (
     expired,
     has_crashed,
     has_failed,
-    waits,
+    is_pending,
     was_restarted,
     writes_no_more,
 )
@@ -253,7 +253,7 @@ def waiting(snapshot: Snapshot, enough_pods: int) -> tuple[float, str]:
     if not own:
         had_some = pods.present or pods.lost or pods.ended or snapshot.state.phase != "created"
         return (0, "") if had_some else (started(snapshot.job), "")
-    late = [pod for pod in own if waits(pod)]
+    late = [pod for pod in own if is_pending(pod)]
     if not late or (enough_pods and len(own) - len(late) >= enough_pods):
         return 0, ""
     first = min(late, key=created)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kfp_ddp.jobs.kinds import pod_role, pod_title
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import containers, has_ended
+from kfp_ddp.k8s.objects import container_statuses, has_ended
 from kfp_ddp.k8s.pods import ended_at, has_failed, has_started
 from kfp_ddp.k8s.resource import PODS
 
@@ -295,7 +295,7 @@ class PodLog(threading.Thread):
     def _status(self) -> tuple[int, bool]:
         """Return the number of restarts, and whether the container has ended for good."""
         over = has_ended(self.latest)
-        for container in containers(self.latest):
+        for container in container_statuses(self.latest):
             if container["name"] == self.container:
                 ended = "terminated" in (container.get("state") or {})
                 never = self.latest["spec"].get("restartPolicy") == "Never"

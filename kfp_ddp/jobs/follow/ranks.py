@@ -17,7 +17,7 @@ from kfp_ddp.jobs.follow.decisions import Snapshot, Verdict
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import Object
-from kfp_ddp.k8s.pods import waits
+from kfp_ddp.k8s.pods import is_pending
 
 LONGEST_BYTES = 4096
 ROUND_SECONDS, PART_SECONDS = 5.0, 0.5
@@ -158,7 +158,7 @@ class StallWatch:
         if (
             uids != self.uids
             or snapshot.state.phase != "running"
-            or any(map(waits, snapshot.pods.own))
+            or any(map(is_pending, snapshot.pods.own))
         ):
             self.uids, self.since = uids, snapshot.clock
         if not limit or not self._read(snapshot.clock):

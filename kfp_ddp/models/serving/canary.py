@@ -13,7 +13,7 @@ from kfp_ddp.k8s.api import Object
 from kfp_ddp.models.bundle import REQUEST, RESPONSE, Bundle
 from kfp_ddp.models.interface import Sample, read_sample
 from kfp_ddp.models.serving.rollout import CANARY, has_canary
-from kfp_ddp.models.serving.wait import component
+from kfp_ddp.models.serving.wait import predictor_status
 
 # Of the largest logit: half precision, the default of some runtimes, differs by 0.2 %.
 TOLERANCE = 0.01
@@ -63,7 +63,7 @@ def address(service: Object, spec: str = "") -> str:
     JobError if the status has none.
     """
     name = service["metadata"]["name"]
-    status, predictor = service.get("status") or {}, component(service)
+    status, predictor = service.get("status") or {}, predictor_status(service)
     own = str((predictor.get("address") or {}).get("url") or "")
     tagged = any(part.get("tag") == "latest" for part in predictor.get("traffic") or ())
     if spec and tagged and own:

@@ -26,7 +26,7 @@ from kfp_ddp.models.serving.rollout import (
     previous_of,
     stable_of,
 )
-from kfp_ddp.models.serving.wait import Watched
+from kfp_ddp.models.serving.wait import ServiceWatch
 from kfp_ddp.storage.kinds import open_store
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ class Rollout:
     def __init__(self, api: Api, settings: Deployment, desired: Object, sample: Sample) -> None:
         self.settings, self.sample = settings, sample
         self.service = Service(api, settings.service)
-        self.desired = desired = self.service.drained(desired)
+        self.desired = desired = self.service.with_pre_stop(desired)
         self._continue(self.service.begin(desired, settings.canary_percent))
-        self.watched = Watched(api, self.service)
+        self.watched = ServiceWatch(api, self.service)
 
     def _continue(self, service: Object) -> None:
         """Take the state of the rollout from the service."""
@@ -144,7 +144,7 @@ class Rollout:
             if not self.is_unfinished:
                 raise
             try:
-                result = self.service.take_back(self.spec)
+                result = self.service.roll_back(self.spec)
             except KfpDdpError as failed:
                 result = str(failed)
             kind = RunCancelledError if isinstance(error, RunCancelledError) else JobError

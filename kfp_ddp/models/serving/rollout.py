@@ -15,7 +15,7 @@ from typing import Any
 from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import from_json
-from kfp_ddp.k8s.api import DELETE, Api, ApiError, Object, serves
+from kfp_ddp.k8s.api import IN_BACKGROUND, Api, ApiError, Object, serves
 from kfp_ddp.k8s.resource import Resource
 from kfp_ddp.models.serving.inference_service import API_VERSION, DRAIN_SECONDS, KIND
 
@@ -189,7 +189,7 @@ class Service:
             )
         return service
 
-    def drained(self, desired: Object) -> Object:
+    def with_pre_stop(self, desired: Object) -> Object:
         """Return the predictor with a wait of its pods before they stop, so no request is lost.
 
         Our server waits itself. Knative does the same, and refuses this.
@@ -257,7 +257,7 @@ class Service:
         """Give a predictor all requests."""
         return self._end(label(predictor, SPEC), with_all_requests(predictor), previous)
 
-    def take_back(self, spec: str) -> str:
+    def roll_back(self, spec: str) -> str:
         """Take all requests from the predictor with this label; return the result as text."""
         existing = self.find()
         if existing is None:
@@ -274,7 +274,7 @@ class Service:
                 raise self.taken_over(existing)
             seen = {"preconditions": {"uid": existing["metadata"]["uid"]}}
             try:
-                self.api.delete(SERVICES, self.name, {**DELETE, **seen})
+                self.api.delete(SERVICES, self.name, {**IN_BACKGROUND, **seen})
             except ApiError as error:
                 if error.status != 409:
                     raise _refused(error) from error
@@ -362,13 +362,13 @@ def versions_in_service(api: Api) -> set[str]:
     return {version for one in predictors if (version := label(one, VERSION))}
 
 
-def take_back_of(api: Api, run_id: str) -> list[str]:
+def roll_back_run(api: Api, run_id: str) -> list[str]:
     """Roll back what a run has not finished, as after a cancel; return a line for each."""
     lines = []
     for service in _managed(api, {403, 404}):
         new = canary_of(service) or (stable_of(service) if is_unfinished(service) else {})
         if deployed_by(new) == run_id:
-            lines.append(Service(api, service["metadata"]["name"]).take_back(label(new, SPEC)))
+            lines.append(Service(api, service["metadata"]["name"]).roll_back(label(new, SPEC)))
     return lines
 
 

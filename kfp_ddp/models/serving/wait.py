@@ -12,7 +12,7 @@ from kfp_ddp.jobs.ending import terminated
 from kfp_ddp.jobs.failure import error_in_log
 from kfp_ddp.jobs.identity import find_owner
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import condition, conditions, every_container, has_ended
+from kfp_ddp.k8s.objects import all_container_statuses, condition, conditions, has_ended
 from kfp_ddp.k8s.objects import label as pod_label
 from kfp_ddp.k8s.pods import FINAL_AFTER, Reason, Wait, container_reason, track, waiting_reason
 from kfp_ddp.k8s.resource import EVENTS, PODS, WORKFLOWS
@@ -42,7 +42,7 @@ _LOG_LINES = "50"
 
 def pods_of_spec(pods: Iterable[Object], spec: str) -> list[Object]:
     """Return the pods of the predictor with this label that are not being deleted."""
-    return [pod for pod in pods if pod_label(pod, SPEC) == spec and not _leaving(pod)]
+    return [pod for pod in pods if pod_label(pod, SPEC) == spec and not _is_terminating(pod)]
 
 
 def ready(service: Object, pods: Iterable[Object], spec: str, percent: int) -> bool:
@@ -58,15 +58,15 @@ def ready(service: Object, pods: Iterable[Object], spec: str, percent: int) -> b
         return answers
     if not condition(service, "Ready") or not answers:
         return False
-    predictor = component(service)
+    predictor = predictor_status(service)
     if not (traffic := predictor.get("traffic")):
-        return all(pod_label(pod, SPEC) == spec or _leaving(pod) for pod in pods)
+        return all(pod_label(pod, SPEC) == spec or _is_terminating(pod) for pod in pods)
     newest = predictor.get("latestCreatedRevision")
     shares = [int(part.get("percent") or 0) for part in traffic if part.get("latestRevision")]
     return newest == predictor.get("latestReadyRevision") and max(shares, default=0) == percent
 
 
-def component(service: Object) -> Object:
+def predictor_status(service: Object) -> Object:
     """Return the predictor's part of the service's status."""
     components = (service.get("status") or {}).get("components") or {}
     predictor: Object = components.get("predictor") or {}
@@ -76,7 +76,7 @@ def component(service: Object) -> Object:
 def crashed(pods: Iterable[Object]) -> tuple[str, str, int] | None:
     """Return pod, name and exit code of the first container that exited too often."""
     for pod in pods:
-        for status in every_container(pod):
+        for status in all_container_statuses(pod):
             ended = (status.get("lastState") or {}).get("terminated") or {}
             if int(status.get("restartCount") or 0) >= CRASHES and ended:
                 return pod["metadata"]["name"], status["name"], int(ended.get("exitCode") or 0)
@@ -117,11 +117,11 @@ def waits_for(service: Object, pods: Iterable[Object]) -> str:
     return (one_line("; ".join(missing)) or "its pods") if pods else "KServe to make its pods"
 
 
-def _leaving(pod: Object) -> bool:
+def _is_terminating(pod: Object) -> bool:
     return has_ended(pod) or "deletionTimestamp" in pod["metadata"]
 
 
-class Watched:
+class ServiceWatch:
     """Watches of a service, its pods and the run's Workflow."""
 
     def __init__(self, api: Api, service: Service) -> None:

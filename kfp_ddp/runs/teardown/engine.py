@@ -24,7 +24,7 @@ from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import annotation, phase
 from kfp_ddp.k8s.pods import failure_reason, terminations
 from kfp_ddp.k8s.resource import PODS, WORKFLOWS
-from kfp_ddp.models.serving.rollout import take_back_of
+from kfp_ddp.models.serving.rollout import roll_back_run
 from kfp_ddp.runs.notify import Notification, Outcome, send
 from kfp_ddp.runs.record import TaskRecord, files_of_records, read_run
 from kfp_ddp.runs.workspace import fetch, is_plain
@@ -60,7 +60,7 @@ def _ended(run_id: str, backend: str, job: Mapping[str, Any], work: str, keep: i
         ended += _jobs(run_id)
     elif os.environ.get("KFP_POD_NAME"):  # a run without jobs may deploy a model, too
         with contextlib.suppress(InputError):  # its pod may have no token
-            ended += take_back_of(Api.connect(), run_id)
+            ended += roll_back_run(Api.connect(), run_id)
     # Other invalid settings of the job are errors of the step train.
     settings = {"keep_runs": keep, **job}
     supervision = {name: settings[name] for name in Supervision.model_fields if name in settings}
@@ -110,7 +110,7 @@ def _jobs(run_id: str) -> list[str]:
     except InputError as error:
         return [f"no jobs were looked for: {error}"]
     ended = [line for kind in KINDS.values() for line in delete_jobs(api, kind, run_id)]
-    return ended + take_back_of(api, run_id)
+    return ended + roll_back_run(api, run_id)
 
 
 def delete_jobs(api: Api, kind: Kind, run_id: str) -> list[str]:
