@@ -1,26 +1,22 @@
 """Run a pipeline of kfp-ddp from a Python program, and wait for what it comes to.
 
-    python client.py http://localhost:8888 gs://bucket/photographs
+    kfp-ddp compile --registry registry.example.com/ml --output build/compiled
+    python client.py http://localhost:8888 gs://bucket/photographs build/compiled/train_resnet.yaml
 
 Everything here is KFP's own client; `kfp-ddp run --wait` does the same, and checks the settings
 before they are sent.
 """
 
 import sys
-from pathlib import Path
 
 import kfp
 
-import kfp_ddp
 
-COMPILED = Path(kfp_ddp.__file__).parent / "compiled"
-
-
-def main(host: str, source: str) -> int:
+def main(host: str, source: str, package: str) -> int:
     """Start a run, wait for its end, and tell its state; 0 where it succeeded."""
     client = kfp.Client(host=host)
     started = client.create_run_from_pipeline_package(
-        str(COMPILED / "train_resnet.yaml"),
+        package,
         arguments={
             "source": source,
             "model": "resnet18",

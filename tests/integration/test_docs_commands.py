@@ -114,9 +114,12 @@ def test_own_network_is_trained_and_loaded(photographs: Path, tmp_path: Path) ->
 def test_program_starts_a_run_and_waits_for_it(
     kfp_server: "KfpServer", tmp_path: Path, state: str, code: int
 ) -> None:
+    package = ROOT / "compiled" / "train_resnet.yaml"
     program = [sys.executable, str(EXAMPLES / "client.py"), kfp_server.url, "gs://bucket/x"]
     home = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=home) as client:
+    with subprocess.Popen(
+        [*program, package], stdout=subprocess.PIPE, text=True, env=home
+    ) as client:
         assert client.stdout is not None
         for line in client.stdout:
             if line.startswith("run "):
