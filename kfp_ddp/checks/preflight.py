@@ -32,6 +32,7 @@ from kfp_ddp.models.release import Deployment, Registering, Signing, part_of
 from kfp_ddp.models.signature import key_of
 from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
+from kfp_ddp.storage.store import Store
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.layout import LayoutRule
 
@@ -138,15 +139,18 @@ def check_work(run: Run) -> None:
 def check_champion(run: Run) -> None:
     """Check that the champion exists, if it can be seen from this step."""
     champion, own = run.champion, run.parameters.exports
-    # A folder is on a PVC, which on a cluster is not mounted here.
-    mounted = all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
-    visible = champion and (mounted or open_store(champion).remote)
+    visible = champion and _can_see(open_store(champion))
     if visible and champions.find(champion) is None and champion != own:
         exported = f"; this run exports to {own}" if own else ""
         raise InputError(
             f"champion={champion} is not found{exported}: correct it, or give last for the model "
             "that was exported last to destination, which may still be missing"
         )
+
+
+def _can_see(store: Store) -> bool:
+    """Return whether this step has a store: a folder is on a PVC, which no pod has mounted here."""
+    return store.remote or all(Path(folder).is_dir() for folder in (data_dir(), work_dir()))
 
 
 def check_release(release: Mapping[str, Any], destination: str) -> None:
@@ -164,9 +168,9 @@ def check_release(release: Mapping[str, Any], destination: str) -> None:
 
 
 def check_publishing(run: Run) -> None:
-    """Check that a remote destination can be written, the release, and the service."""
+    """Check that a destination can be written, the release, and the service; creates a folder."""
     destination = run.parameters.destination
-    if destination and (store := open_store(destination)).remote:
+    if destination and _can_see(store := open_store(destination)):
         store.prepare()
     check_release(run.release, destination)
     check_service(run.release, destination)
@@ -228,7 +232,7 @@ def check_evaluation(run: Run) -> list[str]:
 
 
 CHECKS: tuple[Callable[[Run], list[str] | None], ...] = (
-    *(check_source, check_work, check_champion, check_publishing),
+    *(check_source, check_work, check_publishing, check_champion),
     *(check_backend, check_evaluation),
 )
 """In the order of the steps; each may return warnings, or raises InputError."""

@@ -78,6 +78,8 @@ def execute(
         link_latest(run)
         stack.callback(shutil.rmtree, output / CACHE, ignore_errors=True)
         shutil.rmtree(output / "artifacts", ignore_errors=True)
+        for mounted in folders.values():  # preflight sees by them that folders are here
+            Path(mounted).mkdir(parents=True, exist_ok=True)
         (output / LOG).write_text("")
         run = dataclasses.replace(run, steps=(), state="", start=time.time(), end=0.0)
         run.write()

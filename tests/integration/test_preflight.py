@@ -200,6 +200,8 @@ def test_champion_folder_is_checked_where_pvcs_are_mounted(
     for variable in ("KFP_DDP_DATA_DIR", "KFP_DDP_WORK_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
     assert check(summary, champion=str(tmp_path / "resnet"), destination=str(tmp_path))
+    new = str(tmp_path / "new" / "models")
+    assert check(summary, champion="last", destination=new).champion == f"{new}/resnet"
     with pytest.raises(SystemExit, match="is not found: correct it, or give last"):
         check(summary, champion=str(tmp_path / "resnet"))
     with pytest.raises(SystemExit, match=f"{tmp_path}/misspelt does not exist: correct"):

@@ -33,13 +33,17 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(photos: Path) -> "subprocess.CompletedProcess[str]":
-    """The command, given a folder relative to where it was called, on one rank."""
+    """The command, given a folder relative to where it was called, on one rank.
+
+    It may export the first model, to a folder that does not exist yet.
+    """
     program = [sys.executable, "-m", "kfp_ddp", "run", photos.name, "--local"]
     options = ["--ranks", "1", "--output", "result", "--json"]
     (photos.parent / "result").mkdir()
     for name in ("pipeline.log", "labels_to_check.csv", "labels_to_check-1.csv"):
         (photos.parent / "result" / name).write_text(f"{name} of an earlier run")
-    settings = [word for one in SMALL for word in ("--set", one)]
+    exports = (f"destination={photos.parent / 'models'}", "champion=last")
+    settings = [word for one in (*SMALL, *exports) for word in ("--set", one)]
     return subprocess.run(
         [*program, *options, *settings], cwd=photos.parent, capture_output=True, text=True
     )
