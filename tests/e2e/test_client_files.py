@@ -78,7 +78,7 @@ def test_pod_of_a_download_is_deleted_after_sigterm(grounds: Grounds) -> None:
 def test_download_from_a_missing_pvc_fails_immediately(grounds: Grounds) -> None:
     began = time.monotonic()
     with (
-        pytest.raises(KfpDdpError, match='"nowhere" not found'),
+        pytest.raises(KfpDdpError, match="claim nowhere does not exist"),
         open_claim(Api.connect(grounds.namespace), "nowhere", IMAGE),
     ):
         pass
@@ -119,5 +119,4 @@ def test_download_without_the_right_to_create_pods(grounds: Grounds) -> None:
         open_claim(Api(nobody, grounds.namespace), WORK, IMAGE),
     ):
         pass
-    assert "cannot be read in namespace" in str(caught.value)
-    assert "is forbidden" in str(caught.value)
+    assert f"no right to list pods in namespace {grounds.namespace}" in str(caught.value)

@@ -345,6 +345,6 @@ def test_invalid_input_fails_with_one_line_error(controller: Kserve, models_url:
     grounds = controller.grounds
     api = Api(grounds.api, grounds.namespace)
     wrong = {"containers": [{"name": "kserve-container", "imagine": "x"}]}
-    with pytest.raises(InputError, match=r"the cluster refused InferenceService shop: .*imagine"):
+    with pytest.raises(InputError, match=r"cannot patch inferenceservices shop .*imagine"):
         Service(api, "shop").begin(wrong, 10)
     assert controller.service("shop") is None
