@@ -208,9 +208,9 @@ def _run_on_kfp(
         pipeline = read(file) if file else submission.built_in(name, images)
         if pipeline is None:
             pipeline, version = submission.uploaded(finder.client, options["pipeline"])
-        submission.check_images(pipeline, registry_set())
         words, boxes = inputs(pipeline, options, source)
         arguments = submission.arguments(pipeline, options["file"], words, boxes)
+        submission.check_images(pipeline, registry_set())  # last: `--local` needs none
         submission.check_secrets({one: options[one] for one in ("name", *RUN_SETTINGS)})
         name = options["name"] or submission.default_name(pipeline, arguments)
         settings = {setting: options[setting] for setting in RUN_SETTINGS}

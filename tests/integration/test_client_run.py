@@ -130,6 +130,13 @@ def test_invalid_input(kfp_server: KfpServer, words: list[str], line: str) -> No
     assert [request for request in kfp_server.requests if request.method == "POST"] == []
 
 
+def test_without_a_registry_a_folder_is_told_to_train_here(tmp_path: Path) -> None:
+    (tmp_path / ".config" / "kfp-ddp" / "config.yaml").unlink()
+    Path("photos").mkdir()
+    assert "or train here with --local" in refused("run", "photos")
+    assert "launcher:0.1.0 is published nowhere" in refused("run", FLOWERS)
+
+
 @pytest.mark.parametrize(
     "words",
     [
