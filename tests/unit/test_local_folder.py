@@ -220,6 +220,10 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
     left = survey(str(photos), {"sync": sync})
     assert not left.broken
     assert "13 of 50 images left out by exclude" in left.photographs.notes
+    for name in ("up", "also_up"):  # each visit of either finds both again
+        (photos / "a" / name).symlink_to("..")
+    followed = survey(str(photos), {"sync": {"symlinks": "follow"}}).photographs
+    assert followed.train + followed.val == 18 + 20 + 9 + 1  # with a/link.jpg
 
 
 def test_notes_count_what_can_be_read(photos: Path) -> None:
