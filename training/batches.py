@@ -36,6 +36,12 @@ def divide(
     return batch, micro or batch // ranks
 
 
+def check_single(config: TrainConfig, ranks: int) -> None:
+    """Raise InputError for several ranks of a strategy for one."""
+    if config.strategy == "single" and ranks > 1:
+        raise InputError(f"strategy=single but {ranks} ranks: launch one, or use strategy=ddp")
+
+
 def check_one_each(images: int, ranks: int) -> None:
     """Raise InputError unless there is an image for each rank."""
     if images < ranks:

@@ -114,8 +114,7 @@ def resolve(
 ) -> TrainConfig:
     """Fill in automatic values for this number of training images; raise InputError."""
     ranks = world.size
-    if config.strategy == "single" and ranks > 1:
-        raise InputError(f"strategy=single but {ranks} ranks: launch one, or use strategy=ddp")
+    batches.check_single(config, ranks)
     if saving.continues(config, launches):
         config = config.model_copy(update={"resume": "auto"})
     before = saving.earlier_config(config)

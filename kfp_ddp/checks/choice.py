@@ -207,7 +207,8 @@ def choose(
     """
     requested = {name: value for name, value in requested.items() if UNSET.get(name) != value}
     processes = ranks or requested.get("job", {}).get("nproc_per_node")
-    ranks = processes or _ranks(machine, photographs.train)
+    single = requested.get("training", {}).get("strategy") == "single"
+    ranks = processes or (1 if single else _ranks(machine, photographs.train))
     always: dict[str, Any] = {}
     if not machine.pods:
         always["job"] = {"nproc_per_node": ranks}

@@ -29,7 +29,7 @@ from kfp_ddp.models.release import MODELS as PARTS
 from kfp_ddp.models.release import check_model_name, part_of
 from kfp_ddp.runs.notify import Notification
 from kfp_ddp.storage.kinds import check_address
-from kfp_ddp.training.batches import check_divides
+from kfp_ddp.training.batches import check_divides, check_single
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.recipes import configured
 
@@ -70,12 +70,15 @@ class Run:
         return {path: name for path, name in ((data_dir(), data), (work_dir(), work)) if name}
 
     def check_batch(self) -> None:
-        """Raise InputError if a requested batch cannot be divided among a known number of ranks."""
+        """Raise InputError if strategy or requested batch do not suit a known number of ranks."""
         config, spec = self.config, self.spec
-        known = self.parameters.backend != "local" or spec.nproc_per_node
-        if known and config.is_set("batch_size") and not config.batch_size_per_rank:
+        if self.parameters.backend == "local" and not spec.nproc_per_node:
+            return
+        ranks = spec.pods() * spec.processes()
+        if not config.script:
+            check_single(config, ranks)
+        if config.is_set("batch_size") and not config.batch_size_per_rank:
             uneven = bool(spec.elastic) and config.strategy != "fsdp"
-            ranks = spec.pods() * spec.processes()
             check_divides(config.batch_size, config.micro_batch_size, ranks, uneven)
 
 

@@ -23,6 +23,7 @@ from kfp_ddp.local.screen import say
 from kfp_ddp.models.initial_weights import find, is_path, obtain
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
+from kfp_ddp.training.batches import divide
 
 _FIXED = {
     "source": "is the argument SOURCE",
@@ -77,7 +78,9 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     choice, start = choose_weights(photographs, computer, requested, ranks, get)
     name = named_after(source)
     everything = {"model_name": name, **choice.arguments, "source": source, "backend": "local"}
-    check_arguments(form.pipeline, form.completed(everything))
+    checked = check_arguments(form.pipeline, form.completed(everything))
+    if checked and not checked.config.script:
+        divide(checked.config, photographs.train, choice.ranks, uneven=False, before=None)
     options = everything.get("sync", {})
     exclude = [*options.get("exclude", ()), *surveyed.excluded]
     everything["sync"] = {**options, "exclude": exclude}

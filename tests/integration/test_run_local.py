@@ -136,6 +136,11 @@ def test_torch_predicts_the_same_without_onnx_runtime(
         (("{photos}", "--set", "backend=local"), "backend cannot be set: it is local with --local"),
         (("{photos}", "--output", "{photos}/out"), "contain each other"),
         (("{photos}", "--ranks", "2", "--set", "nproc_per_node=2"), "are one setting"),
+        (("{photos}", "--ranks", "2", "--set", "strategy=single"), "single but 2 ranks: launch"),
+        (
+            ("{photos}", "--set", "recipe=cifar"),
+            "128 but only 60 training images; lower",
+        ),
         (("{photos}", "-f", "nowhere.yaml"), "nowhere.yaml cannot be read"),
         (("{photos}", "--set", "pretrained=imagenet"), "there is no file imagenet: give"),
         (

@@ -112,6 +112,7 @@ def test_memory_images_and_an_apple_gpu_limit_the_ranks() -> None:
     few, apple = choose(photographs(24), NEW, {}), choose(photographs(500), APPLE, {})
     assert (few.ranks, few.arguments["training"]["batch_size"]) == (1, 8)
     assert (apple.ranks, apple.arguments["training"]["strategy"]) == (1, "single")
+    assert choose(photographs(500), NEW, {"training": {"strategy": "single"}}).ranks == 1
 
 
 @pytest.mark.parametrize(
