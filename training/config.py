@@ -248,7 +248,7 @@ class TrainConfig(Settings):
         if self.script:
             model_file.check_script(self.script, self.script_args)
         elif self.script_args:
-            raise ValueError("script_args is set, but no script takes them")
+            raise ValueError("script_args is set, but no script takes them: set script, too")
         if model_file.is_file(self.model):
             if self.script and not self.model_code:
                 self._fill(model_code=self.script)  # not sent twice

@@ -95,8 +95,8 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     if folder and broken and training.get("on_bad_image") == "fail":
         first = next(f"{shown(folder / name)} ({why})" for name, why in broken.items())
         raise InputError(
-            f"{len(broken):,} images cannot be read, {first} first: replace or remove them, or "
-            "leave them out with --set on_bad_image=skip"
+            f"{plural(len(broken), 'image')} cannot be read, {first} first: replace or "
+            "remove them, or leave them out with --set on_bad_image=skip"
         )
     if broken and not pictures:
         raise InputError(f"none of the images can be read: {next(iter(broken.values()))}")
@@ -136,8 +136,8 @@ def _without(broken: Mapping[str, str], names: Iterable[str], val_fraction: floa
         return lay_out([*readable, *folders], val_fraction=val_fraction)
     except InputError as error:
         raise InputError(
-            f"{len(broken):,} images cannot be read, {next(iter(broken))} first; without them "
-            f"{error}"
+            f"{plural(len(broken), 'image')} cannot be read, {next(iter(broken))} first; "
+            f"without them {error}"
         ) from None
 
 

@@ -215,6 +215,9 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
         survey(str(photos), {"training": {"on_bad_image": "fail"}})
     assert "a/4.jpg: it is empty" in "\n".join(surveyed.left_out)
     assert {"*.svg", "/a/3.jpg", "/b/pipe.png"} < {*surveyed.excluded}
+    only_one = {"training": {"on_bad_image": "fail"}, "sync": {"exclude": ["3.jpg", "pipe.png"]}}
+    with pytest.raises(InputError, match=r"^1 image cannot be read"):
+        survey(str(photos), only_one)
     (photos / "a/link.jpg").symlink_to(photos / "a/1.jpg")
     sync = {"exclude": ["/b/1?.jpg", *surveyed.excluded], "symlinks": "skip"}
     left = survey(str(photos), {"sync": sync})
