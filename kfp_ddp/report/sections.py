@@ -115,8 +115,9 @@ def headline(material: Material) -> list[Card]:
     if result.classes:
         largest = max(result.classes, key=lambda one: one.samples)
         name, share = shorten(largest.name, 24), largest.samples / result.samples
-        gain = f"{points(result.accuracy - share)} points above it"
-        cards.append(Card(f"majority-class baseline: {name}", f"{share:.2%}", gain))
+        gain = result.accuracy - share
+        detail = f"{abs(gain) * 100:.2f} points {'above' if gain >= 0 else 'below'} it"
+        cards.append(Card(f"majority-class baseline: {name}", f"{share:.2%}", detail))
     cards += others
     seconds, _ = training_time(material.events)
     if seconds:

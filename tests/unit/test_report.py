@@ -99,7 +99,7 @@ def test_the_head_has_origin_baseline_and_gain_over_the_champion(tmp_path: Path)
     for words in (
         "run r-17/train", "evaluated 2026-11-22 13:17 UTC", "version dddddddddddd, 900 train + 100",
         "in 70 s on 2 ranks (NVIDIA H100)", "92 of 100 samples of val are predicted correctly",
-        "50.00% majority-class baseline: cat +42.00 points above it",
+        "50.00% majority-class baseline: cat 42.00 points above it",
         "+3.00 points to champion 8678a2311e54 95 % interval −1.00 to +7.00",
         "6 samples are correct only with this model, 3 only with the champion", "p = 0.12",
         "Classes that improved class samples won / lost recall, points cat 50 6 / 1 +10.00",
@@ -111,6 +111,8 @@ def test_the_head_has_origin_baseline_and_gain_over_the_champion(tmp_path: Path)
     verdict = {"blessed": True, "reason": "", "compared": judged.model_dump()}
     (folder / "verdict.json").write_text(json.dumps(verdict))
     assert "+5.00 points to champion later" in text(report.html(folder))
+    worse = reports.make(tmp_path / "worse", TWO, [[20, 30], [30, 20]])
+    assert "baseline: cat 10.00 points below it" in text(report.html(worse))
 
 
 def test_confusions_are_ranked_by_count_and_then_by_share(tmp_path: Path) -> None:
