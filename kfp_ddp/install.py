@@ -249,7 +249,7 @@ def _describe(existing: Object) -> str:
 def resource_of(document: Object) -> Resource:
     """Return the resource of an object of deploy/."""
     namespaced = "namespace" in document["metadata"]
-    return Resource(document["apiVersion"], f"{document['kind'].lower()}s", namespaced)
+    return Resource(document["apiVersion"], f"{document['kind'].lower()}s", namespaced, role="")
 
 
 def lacks_limits(api: Api) -> bool:
@@ -275,13 +275,15 @@ def replace(api: Api, job: Object, seconds: float = 60) -> list[Done]:
 def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
     """Wait for a job; yield the reason why it waits whenever that changes.
 
-    JobError: it fails or takes longer, or its image cannot be pulled twice.
+    JobError: it fails, takes longer or is not there, or its image cannot be pulled twice.
     """
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     end, last, pulls = time.monotonic() + seconds, "", 0
     describe = f"kubectl describe -n {namespace} job/{name} shows why"
     while time.monotonic() < end:
-        now = api.get(resource_of(job), name, retry=True) or {}
+        now = api.get(resource_of(job), name, retry=True)
+        if now is None:
+            raise JobError(f"{name} does not exist, so volumes may not be writable; install again")
         if condition(now, "Complete"):
             return
         if condition(now, "Failed"):

@@ -85,7 +85,7 @@ def forwarded_port(namespace: str, context: str = "") -> Iterator[str]:
         ) from None
     title = f"service {SERVICE} of namespace {namespace}"
     try:
-        service = api.get(Resource("v1", "services"), SERVICE)
+        service = api.get(Resource("v1", "services", role=""), SERVICE)
         if service is None:
             raise InputError(f"{title} not found: give --kfp-namespace, or the --host of KFP")
         spec = service["spec"]

@@ -72,7 +72,8 @@ def explanation(
 def no_right(verb: str, resource: Resource, namespace: str, user: str = "") -> str:
     """Return the message for an account that lacks a right."""
     is_person = user and not user.startswith("system:serviceaccount:")
-    remedy = "ask an administrator for it" if is_person else f"apply {resource.role} there"
+    role = "" if is_person else resource.role
+    remedy = f"apply {role} there" if role else "ask an administrator for it"
     whose = f" as {user}" if user else ""
     return f"no right to {verb} {resource.plural} {resource.place(namespace)}{whose}; {remedy}"
 

@@ -11,7 +11,7 @@ class Resource(NamedTuple):
     namespaced: bool = True
     """Whether to ask for the objects of one namespace."""
     role: str = "deploy/rbac"
-    """The folder with the role that grants the rights to it."""
+    """The folder with the role that grants the rights to it; '' for none."""
 
     @property
     def group(self) -> str:

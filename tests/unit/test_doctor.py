@@ -18,8 +18,8 @@ from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import kserve, operators
 from kfp_ddp.jobs.check_job import GANGS
 from kfp_ddp.jobs.kinds import KINDS
-from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.k8s.resource import STORAGE_CLASSES
+from kfp_ddp.k8s.api import Api, ApiError, Object, explanation
+from kfp_ddp.k8s.resource import PODS, STORAGE_CLASSES, Resource
 from kfp_ddp.models.serving.rollout import OURS
 from tests.cluster import FakeApi
 
@@ -174,6 +174,22 @@ def test_kserve(objects: dict[str, Object], state: str, message: str, remedy: st
     (finding,) = kserve(cluster(api, service="shop"))
     assert (finding.state, finding.remedy.startswith(remedy)) == (state, True)
     assert message in finding.message
+
+
+@pytest.mark.parametrize(
+    ("resource", "account", "remedy"),
+    [
+        (PODS, "system:serviceaccount:space:default", "apply deploy/rbac there"),
+        (STORAGE_CLASSES, "system:serviceaccount:space:default", "apply deploy/storage there"),
+        (PODS, "jane", "ask an administrator for it"),
+        (Resource("v1", "services", role=""), "system:serviceaccount:a:b", "ask an administrator"),
+    ],
+)
+def test_remedy_of_a_missing_right(resource: Resource, account: str, remedy: str) -> None:
+    message = f'x is forbidden: User "{account}" cannot list resource'
+    line = explanation(ApiError(403, "Forbidden", message), "list", resource, "space")
+    assert f"no right to list {resource.plural} " in line
+    assert f"as {account}; {remedy}" in line
 
 
 def test_checked_rights_are_those_of_deploy() -> None:

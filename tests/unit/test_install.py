@@ -130,6 +130,9 @@ def test_second_install_replaces_an_incomplete_job(monkeypatch: pytest.MonkeyPat
     assert [item.state for item in replace(api, job)] == ["made"]
     assert list(wait(api, job)) == []
     assert unfinished_owner(api) == ""
+    del api.objects[JOB]  # as where its creation was refused
+    with pytest.raises(JobError, match="does not exist"):
+        list(wait(api, job, seconds=10**9))
 
 
 def test_job_for_volumes_has_the_image_of_the_launcher() -> None:
