@@ -120,7 +120,7 @@ def read_local_run(folder: Path) -> LocalRun | None:
         steps = tuple(LocalStep(**step) for step in fields.pop("steps", ()))
         run = LocalRun(**{**fields, "folder": folder, "steps": steps})
         return dataclasses.replace(run, state=run.state or ("SUCCEEDED" if run.complete else ""))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 

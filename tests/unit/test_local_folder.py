@@ -98,8 +98,11 @@ def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     earlier = {"identity": "a", "arguments": {}, "complete": True}  # of a version without steps
     (stopped / "run.json").write_text(json.dumps(earlier))
     assert (local_run(stopped).state, local_run(stopped).steps) == ("SUCCEEDED", ())
-    with pytest.raises(InputError, match="contains no run"):
-        local_run(tmp_path)
+    (stopped / "run.json").write_text("null")  # of another program
+    assert unfinished(stopped, "a") is None
+    for other in (stopped, tmp_path):
+        with pytest.raises(InputError, match="contains no run"):
+            local_run(other)
 
 
 def write(output: Path, step: str, /, **values: Any) -> None:

@@ -214,6 +214,7 @@ def test_the_folder_has_the_last_state(tmp_path: Path) -> None:
     (tmp_path / "run-1/train/evaluation/verdict.json").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "run-1/train/exported.json")
     write(tmp_path / "elsewhere", json.dumps(VERDICT | {"reason": "planted"}))
+    note(tmp_path, f"train/logs/failure-{'x' * 240}.json", {})  # its copy cannot be written
     assert state(tmp_path) == ("blessed", "accuracy 0.9918 >= 0.97")
 
     # The most advanced of several trainings counts.

@@ -251,7 +251,7 @@ def _records(run: str) -> list[TaskRecord]:
     names = [name for name, size in where.list("") if size <= LARGEST and is_plain(name)]
     with tempfile.TemporaryDirectory() as scratch:
         for name in files_of_records(names):
-            with contextlib.suppress(KfpDdpError):
+            with contextlib.suppress(KfpDdpError, OSError):
                 fetch(where, [name], Path(scratch))
         return read_run(Path(scratch))
 
