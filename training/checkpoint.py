@@ -147,12 +147,12 @@ def _read(path: Path, what: Callable[[], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
-def load_model(path: Path) -> tuple[nn.Module, ModelInfo]:
+def load_model(path: Path | str) -> tuple[nn.Module, ModelInfo]:
     """Load a model: float32, CPU, in eval mode, with averaged weights if saved; raise as `verify`.
 
     Its input is normalised (`model.normalise`), its output is logits.
     """
-    checkpoint = verify(path)
+    checkpoint = verify(Path(path))
     manifest, state = checkpoint.fields, checkpoint.state()
     try:
         info = ModelInfo(

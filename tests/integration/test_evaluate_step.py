@@ -48,7 +48,7 @@ def predictions(run_dir: Path) -> list[dict[str, str]]:
 def test_the_step_fills_every_artifact(trained: Trained, tmp_path: Path) -> None:
     folder, record, filled = run_step(tmp_path, *trained, batch_size=7)
     assert folder == trained.run_dir / "evaluation"
-    model, info = load_model(trained.checkpoint)
+    model, info = load_model(str(trained.checkpoint))
     index = scan(trained.dataset / "val", info.classes)
     images, targets, _ = next(evaluation_batches(index, info.image_size, len(index)))
     with torch.inference_mode():
