@@ -11,7 +11,7 @@ from kfp_ddp.jobs.identity import ATTEMPT, RUN, SPEC, TASK, Identity, Owner, met
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.base import Runtime
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.k8s.api import TRANSIENT, Api, ApiError, Object
+from kfp_ddp.k8s.api import TRANSIENT, Api, ApiError, Object, serves
 from kfp_ddp.k8s.objects import annotation, label
 from kfp_ddp.k8s.resource import CONFIG_MAPS
 
@@ -155,8 +155,10 @@ class Jobs:
             )
 
     def _refused(self, error: ApiError) -> InputError:
-        install = f"; install {self.kind.operator}, or use another kind of job"
-        return InputError(f"{error}{install if error.status == 404 else ''}")
+        install = ""
+        if error.status == 404 and not serves(self.api, self.kind.resource):
+            install = f"; install {self.kind.operator}, or use another kind of job"
+        return InputError(f"{error}{install}")
 
     def mark(self, attempt: int, mark: str) -> None:
         """Mark a failed job for later launchers as REPORTED or PREEMPTED."""

@@ -58,6 +58,8 @@ def explanation(
 ) -> str:
     """Return in one line which request failed, why, and what to do."""
     message = one_line(error.message)
+    if error.status == 404 and message.startswith(f'namespaces "{namespace}"'):
+        return f"namespace {namespace} does not exist; create it, or name another"
     if error.status == 404 and not name:
         return f"this cluster has no {resource.plural} ({resource.group_version})"
     user = re.search('User "([^"]+)" cannot ', message)

@@ -21,6 +21,7 @@ from kfp_ddp.k8s.api import ApiError, Object
 from tests.cluster import MADE, FakeApi, nowhere
 
 MAPS = "/api/v1/namespaces/space/configmaps"
+SERVED: dict[str, Object] = {"/apis/kubeflow.org/v1": {"resources": [{"name": "pytorchjobs"}]}}
 
 
 def jobs_of(store: FakeApi, task: str = "train", task_id: str = "7", **program: Any) -> Jobs:
@@ -193,3 +194,20 @@ def test_a_conflict_that_is_no_job_is_tried_again_and_reported(
     with pytest.raises(JobError, match="the quota q has been modified"):
         jobs.ensure(0)
     assert pauses == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("served", "answer", "line"),
+    [
+        ({}, "404 page not found", r"^this cluster has no pytorchjobs .*; install Kubeflow"),
+        (SERVED, 'namespaces "space" not found', "^namespace space does not exist; [^;]*$"),
+    ],
+)
+def test_a_missing_kind_of_job_and_a_missing_namespace(
+    served: dict[str, Object], answer: str, line: str
+) -> None:
+    jobs = jobs_of(FakeApi(served))
+    missing = ApiError(404, "Not Found", answer)
+    jobs.api.objects[jobs.kind.resource.path("space")] = missing  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=line):
+        jobs.ensure(0)
