@@ -46,10 +46,11 @@ def pack_text(text: str, what: str, largest: int = MOST_BYTES) -> str:
 def fitting(line: str, what: str, largest: int = MOST_BYTES) -> str:
     """Return a packed line; InputError if it has more than `largest` bytes."""
     if len(line) > largest:
+        # A training takes no folder.
+        folder = ", or use as_folder(..., upload=...) with a bucket or a PVC"
         raise InputError(
             f"{what} is packed into {len(line):,} bytes, and at most {largest:,} fit into a "
-            "pipeline: put what it uses into the image, or use as_folder(..., upload=...) with a "
-            "bucket or a PVC"
+            f"pipeline: put what it uses into the image{folder if largest == MOST_BYTES else ''}"
         )
     return line
 
