@@ -165,7 +165,7 @@ def test_file_of_the_command_line_is_packed_without_its_folder(tmp_path: Path) -
         with pytest.raises(InputError, match=line):
             parse([*flags, model])
     file.write_text("#" * 70_000)
-    with pytest.raises(InputError, match="into 93,362 bytes, and at most 87,410 .* the image$"):
+    with pytest.raises(InputError, match=r"into 93,362 bytes, and at most 87,410 .* the image$"):
         parse([*flags, f"{file}:build"])
     with pytest.raises(InputError, match=r"function of a file: write mine\.py:build"):
         TrainConfig.create(data="/d", output_dir="/o", model="mine.py")
