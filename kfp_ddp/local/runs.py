@@ -66,11 +66,20 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     _check(arguments, ranks, source, output or folder.RUNS.resolve())
     identity = folder.identity_of(source=source, arguments=arguments, ranks=ranks)
     run = folder.unfinished(output, identity)
-    if run is not None and not (command.fresh or command.check) and _is_resumable(run):
-        return run.folder, engine.run(run, started)
+    interrupted = None if command.fresh or command.check else run
     replace = command.replace or (command.fresh and run is not None)
     arguments["training"] = {"on_bad_image": "skip", **arguments.get("training", {})}
     surveyed, computer = survey.survey(source, arguments), this_machine()
+    options = arguments.get("sync", {})
+    exclude = [*options.get("exclude", ()), *surveyed.excluded]
+    if interrupted and (at := interrupted.progress()):
+        where = shown(interrupted.folder)
+        if _is_unchanged(interrupted, exclude):
+            say(f"resuming at {at} in {where}; --fresh starts over")
+            click.echo()
+            return interrupted.folder, engine.run(interrupted, started)
+        say(f"the images have changed since the run in {where} stopped at {at}")
+        interrupted = None
     photographs = surveyed.photographs
     pretrained = arguments.get("pretrained", "auto")
     requested = _with_network(arguments, pretrained) if is_path(pretrained) else arguments
@@ -81,14 +90,15 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     checked = check_arguments(form.pipeline, form.completed(everything))
     if checked and not checked.config.script:
         divide(checked.config, photographs.train, choice.ranks, uneven=False, before=None)
-    options = everything.get("sync", {})
-    exclude = [*options.get("exclude", ()), *surveyed.excluded]
-    everything["sync"] = {**options, "exclude": exclude}
+    everything["sync"] = {**everything.get("sync", {}), "exclude": exclude}
     environment = {
         "OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks)),
         NOTES_VARIABLE: "\n".join((*photographs.notes, ";".join(surveyed.left_out))),
     }
-    if not command.check:
+    if interrupted:  # without a checkpoint, so images may have changed
+        say(f"resuming at the start in {shown(interrupted.folder)}; --fresh starts over")
+        run = dataclasses.replace(interrupted, arguments=everything, environment=environment)
+    elif not command.check:
         new = folder.LocalRun(identity, everything, environment)
         run = folder.begin(new, output, name, replace)
     say(f"{photographs}; {computer}: {_title(choice)}")
@@ -143,18 +153,12 @@ def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:
     return {**arguments, "model": network}
 
 
-def _is_resumable(run: folder.LocalRun) -> bool:
-    """Return whether the source still is what an interrupted run was trained on, and say so."""
-    arguments, at = run.arguments, run.progress()
-    if at:
-        options = options_of("", {**arguments.get("sync", {}), "dry_run": True})
-        digest = sync(arguments["source"], run.data, options).digest
-        if not digest.startswith(run.version()):
-            say(f"the images have changed since the run in {shown(run.folder)} stopped at {at}")
-            return False
-    say(f"resuming at {at or 'the start'} in {shown(run.folder)}; --fresh starts over")
-    click.echo()
-    return True
+def _is_unchanged(run: folder.LocalRun, exclude: list[str]) -> bool:
+    """Return whether the source, without what is excluded now, is what a run was trained on."""
+    arguments = run.arguments
+    options = {**arguments.get("sync", {}), "exclude": exclude, "dry_run": True}
+    digest = sync(arguments["source"], run.data, options_of("", options)).digest
+    return digest.startswith(run.version())
 
 
 def _title(choice: Choice) -> str:

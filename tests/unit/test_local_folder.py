@@ -232,6 +232,22 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
     assert followed.train + followed.val == 18 + 20 + 9 + 1  # with a/link.jpg
 
 
+def test_interrupted_run_takes_an_image_that_was_repaired(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[LocalRun]()
+    monkeypatch.setattr(engine, "run", lambda run, *_, **known: begun.append(run))
+    command = runs.Command(str(photos), photos.with_name("out"), ["pretrained=false"])
+    runs.train(command)
+    shutil.copyfile(photos / "a" / "1.jpg", photos / "a" / "3.jpg")
+    runs.train(command)
+    first, second = begun
+    assert (first.folder, first.seed) == (second.folder, second.seed)
+    left_out = [set(run.arguments["sync"]["exclude"]) for run in begun]
+    assert left_out[0] - left_out[1] == {"/a/3.jpg"}
+    assert "3.jpg" not in "".join(second.environment.values())
+
+
 def test_notes_count_what_can_be_read(photos: Path) -> None:
     for part, count in (("train", 12), ("val", 2)):
         for label in "xy":
