@@ -12,6 +12,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.models.evaluation import Slice, reason, slice_of
 from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.training import shards
 
 if TYPE_CHECKING:
     from kfp_ddp.training.splits import Index
@@ -83,10 +84,16 @@ def read(where: str, dataset: Path, index: "Index") -> Tags:
 
 def _text(where: str, dataset: Path) -> str:
     base, slash, name = where.rpartition("/")
+    packed = None
     if not is_remote(where) and not where.startswith("/"):
         base, slash, name = str(dataset), "", where
+        packed = shards.members(dataset)
     try:
-        content = open_store(base or slash).read(name, LARGEST)
+        if packed is not None and name in packed.names:
+            place = packed.slices.where(packed.names.index(name), f"{dataset}/{name}")
+            content: bytes | None = shards.content(place, LARGEST)
+        else:
+            content = open_store(base or slash).read(name, LARGEST)
     except (OSError, ValueError) as error:
         raise InputError(f"tags is {where}, which cannot be read: {reason(error)}") from None
     if content is None:

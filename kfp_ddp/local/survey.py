@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +89,10 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     if images > chosen:
         what = " and ".join(name for name in ("include", "exclude") if sync.get(name))
         notes.append(f"{images - chosen:,} of {images:,} images left out by {what}")
-    if not table and (tables := tables_in(group_by_folder(names))):
-        notes.append(f"{tables[0]} is not used: if it has the classes, --set labels={tables[0]}")
+    tags = arguments.get("gate", {}).get("tags", "")
+    if not table and (others := set(tables_in(group_by_folder(names))) - {tags}):
+        name = min(others)
+        notes.append(f"{name} is not used: if it has the classes, --set labels={name}")
     pictures, broken = _open_all(folder, layout) if folder else ([], {})
     if folder and broken and training.get("on_bad_image") == "fail":
         first = next(f"{shown(folder / name)} ({why})" for name, why in broken.items())
@@ -103,7 +105,7 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     excluded: list[str] = []
     reads_any = folder is None or training.get("script")
     if not reads_any and not sync.get("include"):
-        excluded += _other_files(names, table)
+        excluded += _other_files(names, {table, tags}.intersection(names))
     if broken and not reads_any and not labels and len(broken) <= MOST_ROWS:
         excluded += map(glob_of, broken)
         layout = _without(broken, names, fraction)
@@ -121,9 +123,10 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     return Survey(photographs, tuple(_table(layout, columns)), paths, tuple(excluded))
 
 
-def _other_files(names: Iterable[str], table: str) -> list[str]:
-    """Return globs of the files that are neither images nor the table of labels."""
-    suffixes = {os.path.splitext(name)[1] for name in names} - {"", Path(table).suffix}
+def _other_files(names: Iterable[str], tables: Collection[str]) -> list[str]:
+    """Return globs of the files that are neither images nor one of the tables."""
+    kept = {"", *(Path(table).suffix for table in tables)}
+    suffixes = {os.path.splitext(name)[1] for name in names} - kept
     plain = (one for one in suffixes if not is_image(f"x{one}") and not set(one) & set("*?"))
     return sorted(f"*{one}" for one in plain)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,15 @@ def test_a_table_outside_of_the_dataset(tmp_path: Path) -> None:
     for where in (str(table), f"file://{table}"):
         tags = slices.read(where, tmp_path / "data", index_of(tmp_path / "data"))
         assert tags.names == ("light",)
+
+
+def test_a_table_in_an_archive_of_the_dataset(tmp_path: Path) -> None:
+    table = write(tmp_path / "tags.csv", "path,light\ncat/1.png,day\n")
+    (tmp_path / "data").mkdir()
+    with tarfile.open(tmp_path / "data" / "0.tar", "w") as archive:
+        archive.add(table, table.name)
+    tags = slices.read("tags.csv", tmp_path / "data", index_of(tmp_path / "data"))
+    assert tags.names == ("light",)
 
 
 @pytest.mark.parametrize(
