@@ -172,7 +172,7 @@ def _names(folder: Path, sync: Mapping[str, Any]) -> Iterator[str]:
         if not below.parts and LOST_AND_FOUND in folders:
             folders.remove(LOST_AND_FOUND)
         if links == "follow":  # a link to a folder above has no end; the sync refuses it
-            above = {os.path.realpath(path) for path in (at, *Path(at).parents)}
+            above = {os.path.realpath(path) for path in (Path(at), *Path(at).parents)}
             folders[:] = [name for name in folders if os.path.realpath(Path(at, name)) not in above]
         for name in files:
             if links != "skip" or not Path(at, name).is_symlink():
