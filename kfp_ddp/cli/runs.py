@@ -7,7 +7,7 @@ import click
 
 from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, show, text_option
 from kfp_ddp.client.connection import open_client
-from kfp_ddp.client.runs import RETRYABLE, find_run
+from kfp_ddp.client.runs import RETRYABLE
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
@@ -109,8 +109,8 @@ def cancel(connection: Connection, run: str, wait: bool, as_json: bool) -> None:
     from kfp_ddp.client.steps import OVER
 
     with RunFinder(connection) as finder:
+        current = finder.find_on_server(run)
         client = finder.client
-        current = find_run(client, run)
         if current.state in OVER:
             raise InputError(f"{current.display_name} is already over ({current.state})")
         client.terminate_run(current.run_id)
@@ -142,8 +142,8 @@ def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None
     from kfp_ddp.client.run_info import RunFinder, info_of
 
     with RunFinder(connection) as finder:
+        current = finder.find_on_server(run)
         client = finder.client
-        current = find_run(client, run)
         if current.state not in RETRYABLE:
             raise InputError(
                 f"{current.display_name} is {current.state}: only a run that failed or was "

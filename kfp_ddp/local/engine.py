@@ -140,9 +140,11 @@ def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[st
                 state = "SUCCEEDED" if good else "FAILED"
                 if (step := steps.get(ended[1])) is not None:
                     record(dataclasses.replace(step, state=state, end=time.time()))
-                phase.detail = detail(output, phase.name) if good else "failed"
-                phase.end(good)
-                warnings = results.outputs(output, phase.name).get("warnings", "")
+                values = results.outputs(output, phase.name)
+                failure = values.get("failure") if good else "failed"  # of a trial, or of the step
+                phase.detail = str(failure) if failure else detail(output, phase.name)
+                phase.end(not failure)
+                warnings = values.get("warnings", "")
                 for note in str(warnings).splitlines():
                     if good and note not in known:
                         say(f"note: {note}")

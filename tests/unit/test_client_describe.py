@@ -245,6 +245,8 @@ def test_invalid_input_is_an_error_of_one_line(tmp_path: Path) -> None:
     }
     for words, message in messages.items():
         assert message in str(call("compare", *words).exception)
+    for command in ("cancel", "retry"):
+        assert "is not a run of KFP: Ctrl-C" in str(call(command, str(early)).exception)
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,8 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
     assert "a/4.jpg: it is empty" in "\n".join(surveyed.left_out)
     assert {"*.csv", "*.svg", "/a/3.jpg", "/b/pipe.png"} < {*surveyed.excluded}
     assert "*.csv" not in survey(str(photos), {"gate": {"tags": "labels.csv"}}).excluded
+    with pytest.raises(InputError, match=r"tags is label\.csv, but .* has no such file"):
+        survey(str(photos), {"gate": {"tags": "label.csv"}})
     only_one = {"training": {"on_bad_image": "fail"}, "sync": {"exclude": ["3.jpg", "pipe.png"]}}
     with pytest.raises(InputError, match=r"^1 image cannot be read"):
         survey(str(photos), only_one)
