@@ -198,7 +198,7 @@ def last_steps(
         accuracy=evaluated.outputs["accuracy"],
         evaluation=evaluated.outputs["evaluation"],
         bundle=exported.outputs["Output"],
-        rules={"min_improvement": -1.0},
+        rules={"min_accuracy": 0.0, "min_improvement": -1.0},
         champion=f"/work/{EXPORTS}",
     )
     met = wait_for_all(
