@@ -83,18 +83,15 @@ def predict(
         width = min(width, shutil.get_terminal_size().columns // 2)
     folders = _folder_names(model.classes)
     answers: list[dict[str, Any]] = []
-    written = table or into or explain or Path()
-    if table is not None:
-        with writing(written):
+    with writing(table or into or explain or Path()):
+        if table is not None:
             table.open("a").close()  # before a long computation
-    for start in range(0, len(paths), BATCH):
-        batch = paths[start : start + BATCH]
-        answers += _answers(model, batch, top)
-        if not as_json:  # outside of `writing`: the reader of a pipe may have ended
-            for answer in answers[start:]:
-                _print_classes(answer, width)
-        with writing(written):
+        for start in range(0, len(paths), BATCH):
+            batch = paths[start : start + BATCH]
+            answers += _answers(model, batch, top)
             for path, answer in zip(batch, answers[start:], strict=True):
+                if not as_json:
+                    _print_classes(answer, width)
                 if "error" in answer:
                     continue
                 name = answer["classes"][0]["class"]
@@ -102,8 +99,7 @@ def predict(
                     shutil.copy2(path, _new_file(into / folders[name], path.name))
                 if explain is not None:
                     _explain(model, path, name, _new_file(explain, f"{path.stem}.png"))
-    if table is not None:
-        with writing(written):
+        if table is not None:
             _write_table(table, answers, min(top, len(model.classes)))
     if as_json:
         echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})

@@ -86,5 +86,7 @@ def writing(path: str | os.PathLike[str], advice: str = MAKE_ROOM) -> Iterator[N
     """Raise StorageError with `advice` for an OSError of the block, which writes to `path`."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader of what is printed has ended: no fault of `path`
     except OSError as error:
         raise StorageError(full(error, path, advice)) from None
