@@ -180,9 +180,8 @@ def verdict(snapshot: Snapshot, limits: Limits) -> Verdict | None:
     for reason in (restarted_in_place(snapshot), split_by_a_replacement(snapshot, limits)):
         if reason:
             return Verdict(State("failed", reason), given_up=True)
-    crashed = tuple(
-        filter(has_crashed, snapshot.pods.ended)
-    )  # each failure once: they were removed
+    # Each failure once: they were removed.
+    crashed = tuple(filter(has_crashed, snapshot.pods.ended))
     if 0 < limits.crashes <= len(crashed):
         failed = State("failed", f"its pods crashed {len(crashed)} times")
         return Verdict(failed, given_up=True, reasons=crashed)
