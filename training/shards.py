@@ -66,6 +66,11 @@ class Members(NamedTuple):
     names: tuple[str, ...]
     slices: Slices
 
+    def read(self, name: str, most: int) -> bytes:
+        """Return the bytes of a file as `content` does; raise ValueError for an unknown name."""
+        position = self.names.index(name)
+        return content(self.slices.where(position, f"{self.slices.root}/{name}"), most)
+
 
 def members(root: Path) -> Members | None:
     """List the files in the archives of a folder, by its manifest or, without subfolders, by *.tar.

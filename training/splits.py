@@ -137,8 +137,7 @@ def read_table(data: Path, name: str, packed: shards.Members | None) -> bytes:
     try:
         if packed is None:
             return read_below(data, name, LARGEST)
-        at = packed.names.index(name)
-        return shards.content(packed.slices.where(at, f"{data}/{name}"), LARGEST)
+        return packed.read(name, LARGEST)
     except InputError:
         raise
     except (OSError, ValueError) as error:

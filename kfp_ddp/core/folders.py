@@ -48,6 +48,11 @@ def is_remote(folder: str) -> bool:
     return "://" in folder
 
 
+def is_relative(path: str) -> bool:
+    """Return whether a path is below another folder, such as that of the dataset."""
+    return not is_remote(path) and not path.startswith("/")
+
+
 def is_per_node(dataset: str) -> bool:
     """Return whether each node syncs this dataset itself; False for a folder."""
     return dataset.startswith(PER_NODE)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.folders import is_relative
 from kfp_ddp.models.evaluation import Slice, reason, slice_of
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training import shards
@@ -85,13 +85,12 @@ def read(where: str, dataset: Path, index: "Index") -> Tags:
 def _text(where: str, dataset: Path) -> str:
     base, slash, name = where.rpartition("/")
     packed = None
-    if not is_remote(where) and not where.startswith("/"):
+    if is_relative(where):
         base, slash, name = str(dataset), "", where
         packed = shards.members(dataset)
     try:
         if packed is not None and name in packed.names:
-            place = packed.slices.where(packed.names.index(name), f"{dataset}/{name}")
-            content: bytes | None = shards.content(place, LARGEST)
+            content: bytes | None = packed.read(name, LARGEST)
         else:
             content = open_store(base or slash).read(name, LARGEST)
     except (OSError, ValueError) as error:

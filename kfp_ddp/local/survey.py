@@ -10,7 +10,7 @@ from typing import Any
 
 from kfp_ddp.checks.choice import SMALLEST, Photographs, statistics_of
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.folders import is_relative
 from kfp_ddp.core.text import plural, printable
 from kfp_ddp.datasets.images import uneven
 from kfp_ddp.datasets.options import MOST_ROWS, glob_of
@@ -91,7 +91,7 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
         what = " and ".join(name for name in ("include", "exclude") if sync.get(name))
         notes.append(f"{images - chosen:,} of {images:,} images left out by {what}")
     tags = arguments.get("gate", {}).get("tags", "")
-    if tags and not is_remote(tags) and not tags.startswith("/") and tags not in names:
+    if tags and is_relative(tags) and tags not in names:
         raise InputError(f"tags is {tags}, but {source} has no such file: correct it")
     if not table and (others := set(tables_in(group_by_folder(names))) - {tags}):
         name = min(others)
