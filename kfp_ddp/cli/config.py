@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, added, echo, echo_json, field_option, writing
+from kfp_ddp.cli.options import AS_JSON, added, echo, echo_json, field_option
 from kfp_ddp.core import config
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, writing
 
 FIRST = {
     "host": "https://kubeflow.example.com/pipeline",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kfp_ddp.core import config, errors
+from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
@@ -30,7 +30,6 @@ CONNECTION_OPTIONS = tuple(
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 text_option = functools.partial(click.option, default="", show_default=False)
-writing = functools.partial(errors.writing, advice="make room, or give a path in a writable folder")
 SET = click.option(
     *("--set", "words"),
     multiple=True,

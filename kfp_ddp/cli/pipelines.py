@@ -14,11 +14,10 @@ from kfp_ddp.cli.options import (
     registry_set,
     show,
     text_option,
-    writing,
 )
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 
 COMPILED = Path("compiled")
 

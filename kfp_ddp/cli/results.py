@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, require, writing
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, require
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
 from kfp_ddp.core.text import printable
 

@@ -26,9 +26,8 @@ from kfp_ddp.cli.options import (
     echo_json,
     require,
     text_option,
-    writing,
 )
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.text import plural, printable
 from kfp_ddp.models.serving.inference_service import RUNTIMES
 

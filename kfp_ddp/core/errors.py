@@ -72,21 +72,37 @@ class PeerLostError(KfpDdpError):
     retryable = True
 
 
-MAKE_ROOM = "make room or repair the volume and start again to resume"
+MAKE_ROOM = "make room or repair the volume and start again"
+_NO_RIGHT = "make it writable for this user, or name another path"
+_REMEDIES = {
+    errno.ENOENT: "create that folder first, or name another path",
+    errno.ENOTDIR: "a file is in place of a folder: name another path",
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
+    errno.EROFS: _NO_RIGHT,
+}
+"""What the user can correct, by the number of an OSError."""
 
 
-def full(error: OSError, path: str | os.PathLike[str], advice: str = MAKE_ROOM) -> str:
+def full(
+    error: OSError, path: str | os.PathLike[str], advice: str = f"{MAKE_ROOM} to resume"
+) -> str:
     """Return the message for a file or folder that cannot be written, such as on a full volume."""
     where = error.filename if os.path.isabs(str(error.filename)) else path
     return f"cannot write to {where}: {error.strerror or error}; {advice}"
 
 
 @contextlib.contextmanager
-def writing(path: str | os.PathLike[str], advice: str = MAKE_ROOM) -> Iterator[None]:
-    """Raise StorageError with `advice` for an OSError of the block, which writes to `path`."""
+def writing(path: str | os.PathLike[str], advice: str = "") -> Iterator[None]:
+    """Raise StorageError with `advice` for an OSError of the block, which writes to `path`.
+
+    Without `advice` it is InputError if the path is at fault.
+    """
     try:
         yield
     except BrokenPipeError:
         raise  # the reader of what is printed has ended: no fault of `path`
     except OSError as error:
-        raise StorageError(full(error, path, advice)) from None
+        remedy = "" if advice else _REMEDIES.get(error.errno or 0, "")
+        kind = InputError if remedy else StorageError
+        raise kind(full(error, path, advice or remedy or MAKE_ROOM)) from None
