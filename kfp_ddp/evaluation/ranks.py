@@ -72,7 +72,7 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
         raise InputError(
             f"there is no checkpoint {checkpoint}: give the step folder that train returned"
         )
-    champion = champions.find(request.champion) if request.champion else None
+    champion = champions.find(request.champion, True) if request.champion else None
     run_dir, target = Path(request.run_dir), request.target
     if world is None or world.first:
         results.prepare(target, run_dir)

@@ -69,7 +69,7 @@ def run(
             "are exported to"
         )
     check_model_name(model_name)
-    open_store(destination).prepare()  # creates a folder, so the champion may be missing
+    open_store(destination).prepare()  # which fails before the training, not after it
     where = open_store(f"{destination.rstrip('/')}/{model_name}")
     attempt = fingerprint(digest, training, gate, str(job.get("image", "")))
     earlier = unchanged(where, attempt)

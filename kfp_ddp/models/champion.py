@@ -85,11 +85,13 @@ class Change(Stored):
     """UTC, as 2027-01-31T03:04:05Z."""
 
 
-def find(champion: str) -> Champion | None:
+def find(champion: str, may_be_first: bool = False) -> Champion | None:
     """Return the champion at a path or URI; None while there is none yet.
 
     It is a folder of a model's exports (CHAMPION in it names the version), a bundle, an evaluation
     or its folder. Raise InputError if the location is missing, or a file is not an evaluation.
+    With `may_be_first` a folder may be missing on a volume, as a prefix in a bucket: its first
+    export creates it.
     """
     pointer, names = "", _FILES
     if champion.endswith(".json"):
@@ -108,12 +110,18 @@ def find(champion: str) -> Champion | None:
             return Champion(bundle, record)
     if bundle.manifest is not None:
         raise bundle.damaged(f"{names[-1]} is missing")
-    if required is not None and not required.is_dir():
+    if required is not None and not (required.is_dir() or (may_be_first and _on_volume(required))):
         raise InputError(
             f"champion is {champion}, but the folder {required} does not exist: correct the path, "
             "or create that folder if no model was exported yet"
         )
     return None
+
+
+def _on_volume(missing: Path) -> bool:
+    """Return whether a folder is missing on a mounted volume, not where one should be mounted."""
+    above = next(folder for folder in missing.resolve().parents if folder.is_dir())
+    return above.stat().st_dev != Path("/").stat().st_dev
 
 
 def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:

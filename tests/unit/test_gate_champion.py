@@ -1,6 +1,5 @@
 """Comparison of a model with the champion, and when the two are comparable."""
 
-import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -48,9 +47,12 @@ def test_a_champion_is_an_evaluation_a_bundle_or_of_a_folder(tmp_path: Path) -> 
     (models / CHAMPION).write_text("bbbbbbbbbbbb\n")
     with pytest.raises(KfpDdpError, match=f"{CHAMPION} names {models}/bbbbbbbbbbbb"):
         judgement(path, models)
-    for missing in (tmp_path / "gone/bundle", tmp_path / "gone/evaluation.json"):
-        with pytest.raises(InputError, match=re.escape(f"champion is {missing}")):
-            judgement(path, missing)
+    on_volume = "/dev/gone/models/resnet"  # /dev is mounted everywhere
+    assert checks(path, on_volume)["champion_must_exist"].holds
+    record = f"{tmp_path}/gone/evaluation.json"
+    for missing, must_exist in (("/gone/resnet", False), (on_volume, True), (record, False)):
+        with pytest.raises(InputError, match=f"champion is {missing}"):
+            judgement(path, missing, champion_must_exist=must_exist)
 
 
 def test_a_tie_passes_and_a_worse_model_only_with_a_negative_bound(tmp_path: Path) -> None:

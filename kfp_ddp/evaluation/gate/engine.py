@@ -96,7 +96,7 @@ def judge(
         checks += bundles.bundle_checks(rules, opened)
     if not champion or record is None:
         return Judgement(checks, opened)
-    current = find(champion)
+    current = find(champion, may_be_first=not rules.champion_must_exist)
     if current is None:
         words = f"there is no champion at {champion} yet"
         checks.append(Check("champion_must_exist", not rules.champion_must_exist, words))
