@@ -53,39 +53,44 @@ class Form:
         }
         self._models = MODELS if ours else ()
 
-    def read(self, file: Path | None, words: Iterable[str]) -> dict[str, Any]:
+    def read(
+        self, file: Path | None, words: Iterable[str], old: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Return arguments of a YAML file, overridden by `key=value` words; raise InputError.
 
         A key is a parameter of the pipeline, or a setting of one of its mappings: epochs, or
-        training.cache_gb, or cache_gb if only one mapping has it.
+        training.cache_gb, or cache_gb if only one mapping has it. Such a setting is added to the
+        mapping of the arguments `old`, or to the default. A mapping replaces it, as in KFP's API.
         """
         settings = _read_file(file) if file else []
-        arguments = self.check([*settings, *(self._parse_word(word) for word in words)])
-        return _with_file_contents(arguments) if "training" in self.subjects else arguments
+        settings += map(self._parse_word, words)
+        arguments = self.check(settings)
+        if "training" in self.subjects:
+            arguments = _with_file_contents(arguments)
+        replaced = {name for name, value in settings if isinstance(value, dict)}
+        for name in self.subjects.keys() & arguments.keys() - replaced:
+            default = self.parameters[name].get("defaultValue", {})
+            arguments[name] = {**(old or {}).get(name, default), **arguments[name]}
+        return arguments
 
     def check(self, settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         """Return validated arguments by name, the last value of each; raise InputError."""
         arguments: dict[str, Any] = {}
         for name, value in settings:
             if name in self.subjects and isinstance(value, dict):
+                arguments.setdefault(name, {})
                 for inner, one in value.items():
                     self._set(arguments, self._resolve(f"{name}.{inner}"), one)
             else:
                 self._set(arguments, self._resolve(name), value)
         return arguments
 
-    def completed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments with the default settings of their mappings; raise InputError."""
+    def check_complete(self, arguments: Mapping[str, Any]) -> None:
+        """Raise InputError for a missing argument."""
         for name, spec in self.parameters.items():
             if name not in arguments and "defaultValue" not in spec and not spec.get("isOptional"):
                 what = re.split(r"[.;:](?= |$)", spec.get("description", ""))[0]
                 raise InputError(f"{name} is missing: give --set {name}=…{what and f' ({what})'}")
-        return {
-            name: {**self.parameters[name].get("defaultValue", {}), **value}
-            if name in self.subjects
-            else value
-            for name, value in arguments.items()
-        }
 
     def _is(self, name: str, kind: str) -> bool:
         return bool(self.parameters.get(name, {}).get("parameterType") == kind)

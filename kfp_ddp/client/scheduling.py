@@ -213,13 +213,11 @@ def changed(
         if name not in old:
             raise InputError(f"--unset {name}: the schedule does not set it{hint(name, [*old])}")
     form = Form(pipeline)
-    new = form.read(file, words)
-    submission.check_secrets(new)
     unchanged = {name: value for name, value in old.items() if name not in unset}
-    for name in form.subjects:
-        if name in new and name in unchanged:
-            new[name] = {**unchanged[name], **new[name]}
-    arguments = form.completed(form.check({**unchanged, **new}.items()))
+    new = form.read(file, words, unchanged)
+    submission.check_secrets(new)
+    arguments = form.check({**unchanged, **new}.items())
+    form.check_complete(arguments)
     submission.check(pipeline, arguments)
     return arguments
 

@@ -144,7 +144,8 @@ def arguments(
     settings = form.read(file, words)
     check_secrets({**boxes, **settings})
     defaults = {name: value for name, value in boxes.items() if name not in settings}
-    settings = form.completed({**form.check(defaults.items()), **settings})
+    settings = {**form.check(defaults.items()), **settings}
+    form.check_complete(settings)
     check(pipeline, settings)
     return settings
 

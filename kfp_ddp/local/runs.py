@@ -87,7 +87,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     choice, start = choose_weights(photographs, computer, requested, ranks, get)
     name = named_after(source)
     everything = {"model_name": name, **choice.arguments, "source": source, "backend": "local"}
-    checked = check_arguments(form.pipeline, form.completed(everything))
+    checked = check_arguments(form.pipeline, everything)
     if checked and not checked.config.script:
         divide(checked.config, photographs.train, choice.ranks, uneven=False, before=None)
     everything["sync"] = {**everything.get("sync", {}), "exclude": exclude}
@@ -192,7 +192,8 @@ def run(compiled: Path, command: Command) -> tuple[Path, dict[str, Any]]:
         fixed["source"] = survey.resolve_source(command.source)
     if twice := [name for name in fixed if name in requested]:
         raise InputError(f"{twice[0]} cannot be set: with --local it is {fixed[twice[0]]}")
-    arguments = form.completed({**requested, **fixed})
+    arguments = {**requested, **fixed}
+    form.check_complete(arguments)
     check_arguments(pipeline, arguments)
     text, output = compiled.read_text(encoding="utf-8"), command.output and command.output.resolve()
     identity = folder.identity_of(pipeline=text, arguments=arguments)

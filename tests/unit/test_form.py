@@ -168,16 +168,23 @@ def test_invalid_word_for_any_pipeline_is_an_error(word: str, line: str) -> None
         _own().read(None, [word])
 
 
-def test_defaults_of_a_mapping_are_added_to_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("word", "old", "gate"),
+    [
+        ("min_improvement=0.01", {}, {"min_accuracy": 0.7, "min_improvement": 0.01}),
+        ("min_improvement=0.01", {"gate": {}}, {"min_improvement": 0.01}),
+        ("gate={min_improvement: 0.01}", {}, {"min_improvement": 0.01}),
+        ("gate={}", {"gate": {"min_accuracy": 0.8}}, {}),
+    ],
+)
+def test_a_setting_is_added_to_a_default_that_a_mapping_replaces(
+    word: str, old: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     form = form_of("train_resnet")
     monkeypatch.setitem(form.parameters["gate"], "defaultValue", {"min_accuracy": 0.7})
-    given = form.read(None, ["source=gs://b/x", "min_improvement=0.01"])
-    assert form.completed(given) == {
-        "source": "gs://b/x",
-        "gate": {"min_accuracy": 0.7, "min_improvement": 0.01},
-    }
+    assert form.read(None, [word], old) == {"gate": gate}
     with pytest.raises(InputError, match=r"^source is missing: give --set source=…"):
-        form.completed({})
+        form.check_complete({})
 
 
 @pytest.mark.parametrize(
