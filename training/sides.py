@@ -325,5 +325,6 @@ def _resolved(
     if missing:
         raise InputError(
             f"labels {labels.name} names {len(missing):,} files that the dataset does not "
-            f"have as images, {missing[0]} first: add them, or remove their rows"
+            f"have as images, {missing[0]} first: add them, or remove their rows; exclude "
+            "cannot leave out an image that has a row"
         )
