@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.checks.form import SUBJECTS
+from kfp_ddp.core.text import plural
 from kfp_ddp.training.config import SMALL_RESNETS
 
 MINUTES, JOB_MINUTES = 15.0, 120.0
@@ -31,6 +32,10 @@ SIBLINGS = "cpu[0-9]*/topology/core_cpus_list"
 """Files of Linux with the hardware threads of one core, which each of them has."""
 SHARE = 0.85
 """Fraction of its speed that a core has when all cores are used."""
+STEPS = 8
+"""Steps of an epoch at least, so few images make a small batch."""
+FEW = 8
+"""Images in a step of a GPU below which it mostly waits."""
 LARGE = 20_000
 """Images from which on a GPU trains a ResNet-50 from random weights."""
 
@@ -192,6 +197,8 @@ class Choice:
     """Estimated duration of the training; 0 if unknown."""
     why: str = ""
     """The reasons for the choice, in one line; '' if nothing was chosen."""
+    warning: str = ""
+    """Why the images do not suit the hardware, and what to do; '' if they do."""
 
 
 def choose(
@@ -221,7 +228,8 @@ def choose(
     always["recipe"] = "finetune" if weights else "none"
     sized = _Sized(photographs, machine, requested, ranks, weights)
     everything = merged(merged(always, sized.arguments()), requested)
-    return Choice(everything, ranks, sized.seconds(sized.epochs) / 60, sized.why())
+    minutes = sized.seconds(sized.epochs) / 60
+    return Choice(everything, ranks, minutes, sized.why(), sized.warning())
 
 
 class _Sized:
@@ -248,10 +256,11 @@ class _Sized:
         self.sharded = training.get("strategy") == "fsdp"  # has no average of the weights
         self.size = size or self._size(tiny)
         most = BATCH[machine.device] * max(1, machine.gpus)
-        batch = max(min(most, self.images // 8), min(4 if weights else 8, self.images // 2))
+        batch = max(min(most, self.images // STEPS), min(4 if weights else 8, self.images // 2))
         unit, per_rank = ranks * (training.get("micro_batch_size") or 1), "batch_size_per_rank"
         requested_batch = training.get(per_rank, 0) * ranks or training.get("batch_size")
         self.batch = requested_batch or max(1, batch // unit) * unit
+        self.each = 0 if requested_batch else self.batch // ranks
         epochs = math.ceil(plan.images_seen / self.images)
         self.wanted = wanted = min(max(epochs, plan.min_epochs), plan.max_epochs)
         least, budget = min(plan.floor_epochs, wanted), machine.minutes * 60
@@ -315,6 +324,16 @@ class _Sized:
             cut = f"{self.epochs} of {self.wanted}" if self.epochs < self.wanted else self.epochs
             parts.append(f"{cut} epochs fit {minutes:.0f} min")
         return "; ".join(parts)
+
+    def warning(self) -> str:
+        """Return `Choice.warning`: the chosen batch may be too small for the GPUs."""
+        gpus, fits = self.machine.gpus, max(1, self.images // STEPS // FEW)
+        if not 0 < self.each < FEW or gpus <= fits:
+            return ""
+        return (
+            f"{self.images:,} images to train on give each of {gpus} GPUs {self.each} in a step, "
+            f"so they mostly wait: lower nodes or gpus_per_node to {plural(fits, 'GPU')} in all"
+        )
 
 
 def _ranks(machine: Machine, images: int) -> int:

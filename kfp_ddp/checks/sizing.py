@@ -74,7 +74,10 @@ def sized(run: Run) -> tuple[Run, list[str]]:
         inputs["training"] = {n: v for n, v in inputs["training"].items() if n not in chosen}
     seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)
     lines = [f"chosen for {seen} and {machine}: {choice.why}"]
-    return parse(inputs), lines if start or not start.origin else [*lines, start.origin]
+    lines += [start.origin] if start.origin and not start else []
+    if choice.warning and photographs is not UNSEEN:
+        lines.append(f"warning: {choice.warning}")
+    return parse(inputs), lines
 
 
 def _rates(training: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,10 @@ def test_recipe_auto_fits_images_and_hardware(
     assert "40 images in 2 classes" in Path(summary.path).read_text()
     job = {"recipe": "auto", "backend": "pytorchjob", "nodes": 2, "gpus_per_node": 4}
     inputs = {**INPUTS, "source": source, **job, "training": {"label_smoothing": 0.2}}
-    run, _ = sized(parse(inputs))
+    run, lines = sized(parse(inputs))
+    assert any(line.startswith("warning: 36 images") for line in lines)
+    for enough in ({"nodes": 1, "gpus_per_node": 1}, {"batch_size": 16}, {"source": "/missing"}):
+        assert not any("warning: " in line for line in sized(parse({**inputs, **enough}))[1])
     assert (run.config.image_size, run.config.label_smoothing, run.spec.gpus()) == (64, 0.2, 4)
     assert run.config.batch_size % 8 == 0
     unseen, _ = sized(parse({**inputs, "source": "/missing"}))
