@@ -136,10 +136,10 @@ def check_work(run: Run) -> None:
         store.prepare()
 
 
-def check_champion(run: Run) -> None:
-    """Check that the champion exists, if it can be seen from this step."""
+def check_champion(run: Run, here: bool = False) -> None:
+    """Check that the champion exists, if it can be seen from this step; `here`: on this machine."""
     champion, own = run.champion, run.parameters.exports
-    visible = champion and _can_see(open_store(champion))
+    visible = champion and (here or _can_see(open_store(champion)))
     if visible and champions.find(champion) is None and champion != own:
         exported = f"; this run exports to {own}" if own else ""
         raise InputError(

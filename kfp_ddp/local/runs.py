@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from kfp_ddp.checks.choice import Choice, this_machine
+from kfp_ddp.checks.settings import Run
 from kfp_ddp.checks.sizing import choose_weights
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import plural
@@ -30,6 +31,7 @@ _FIXED = {
     "backend": "is local with --local",
     "nodes": "is 1 with --local",
     "gpus_per_node": "is what this machine has with --local",
+    "evaluate_backend": "is local with --local",
 }
 
 
@@ -91,6 +93,8 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     if checked and not checked.config.script:
         divide(checked.config, photographs.train, choice.ranks, uneven=False, before=None)
     everything["sync"] = {**everything.get("sync", {}), "exclude": exclude}
+    if checked and command.check:
+        _check_as_steps(checked, (output or folder.RUNS.resolve()) / folder.DATA, exclude)
     environment = {
         "OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks)),
         NOTES_VARIABLE: "\n".join((*photographs.notes, ";".join(surveyed.left_out))),
@@ -118,7 +122,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
 
 def _check(arguments: dict[str, Any], ranks: int, source: str, target: Path) -> None:
     for name, why in _FIXED.items():
-        if name in arguments:
+        if name in arguments or name in arguments.get("job", {}):
             raise InputError(f"{name} cannot be set: it {why}")
     if ranks and "nproc_per_node" in arguments.get("job", {}):
         raise InputError("nproc_per_node and --ranks are one setting: give one of them")
@@ -128,6 +132,20 @@ def _check(arguments: dict[str, Any], ranks: int, source: str, target: Path) -> 
             f"--output {target} and the photographs in {images} contain each other; "
             "give another output folder"
         )
+
+
+def _check_as_steps(run: Run, data: Path, exclude: list[str]) -> None:
+    """Raise the KfpDdpError of the run's preflight or sync, which read what these read."""
+    from kfp_ddp.checks import preflight  # the run has a process for it
+
+    for check in preflight.CHECKS:
+        check(run)
+    if run.champion != run.parameters.exports:
+        preflight.check_champion(run, here=True)
+    options = {**run.sync, "exclude": exclude, "dry_run": True}
+    result = sync(run.parameters.source, data, options_of(run.dataset.dataset, options))
+    if result.refusal:
+        raise InputError(result.refusal)
 
 
 def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:

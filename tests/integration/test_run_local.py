@@ -168,6 +168,13 @@ def test_check_shows_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     check = json.loads(call(*words).stdout)
     assert (check["train"] + check["val"], check["broken"]) == (36, {})
     assert check["settings"]["training"]["on_bad_image"] == "skip"
+    for word in (
+        "max_object_mb=0.001",
+        "champion=gone/x",
+        "sign_key=none",
+        "evaluate_backend=pytorchjob",
+    ):
+        refused(*words, "--set", word)
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
