@@ -260,10 +260,9 @@ class S3Objects(SdkSource):
         """Return our SHA-256, else the server's checksum, else the ETag where it is an MD5."""
         if ours := sha256_checksum(answer.field(b"x-amz-meta-sha256")):
             return ours
-        kinds = _checksums() if answer.has_fields(b"x-amz-checksum-") else {}
-        for name, new_state in kinds.items():
-            value = answer.field(b"x-amz-checksum-" + name)
-            if value and b"-" not in value:  # not one of the checksums of parts
+        for name in answer.suffixes(b"x-amz-checksum-"):
+            new_state, value = _checksums().get(name), answer.field(b"x-amz-checksum-" + name)
+            if new_state and value and b"-" not in value:  # not one of the checksums of parts
                 return Checksum(name.decode().upper(), new_state(), base64_digest(value))
         tag = answer.field(b"etag").strip(b'"')
         kms = b"kms" in answer.field(b"x-amz-server-side-encryption")
@@ -326,7 +325,7 @@ class _Template:
 
 @functools.cache
 def _checksums() -> dict[bytes, Any]:
-    """Return the kinds of checksums; CRC-64/NVME only with botocore's extra crt."""
+    """Return the kinds of checksums; CRC-64/NVME, S3's own default, only with awscrt."""
     from botocore import httpchecksum
 
     kinds = {

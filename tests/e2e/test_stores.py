@@ -147,6 +147,22 @@ def test_an_s3_file_without_a_digest_is_unknown(s3: Any, s3_folder: Path, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_s3_upload_in_parts_is_verified(s3: Any, s3_folder: Path, tmp_path: Path) -> None:
+    """Its ETag is no digest, but S3 keeps a CRC-64/NVME of each new object."""
+    where = {"Bucket": "bucket", "Key": "ds/x"}
+    upload = {**where, "UploadId": s3.create_multipart_upload(**where)["UploadId"]}
+    parts = [
+        {"ETag": s3.upload_part(**upload, PartNumber=n, Body=part)["ETag"], "PartNumber": n}
+        for n, part in enumerate([b"x" * (5 << 20), b"end"], 1)
+    ]
+    s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    sync("s3://bucket/ds", tmp_path / "right", QUICK)
+    with (s3_folder / "bucket" / "ds" / "x").open("r+b") as stored:
+        stored.write(b"y")
+    with pytest.raises(StorageError, match="CRC64NVME"):
+        sync("s3://bucket/ds", tmp_path / "wrong", QUICK)
+
+
 def test_public_s3_needs_no_login(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     s3.put_object(Bucket="bucket", Key="ds/x", Body=b"x")
     everybody = {

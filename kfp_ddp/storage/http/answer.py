@@ -126,9 +126,9 @@ class Response:
             raise HttpError(f"two headers {name.decode()}")
         return self._head[start:end].strip()
 
-    def has_fields(self, prefix: bytes) -> bool:
-        """Return whether there is a header whose name in lower case begins with `prefix`."""
-        return b"\n" + prefix in self._lower
+    def suffixes(self, prefix: bytes) -> list[bytes]:
+        """Return what follows `prefix` in the lower-case names of headers."""
+        return [rest.partition(b":")[0] for rest in self._lower.split(b"\n" + prefix)[1:]]
 
     def _read_head(self, data: bytes) -> bytes:
         """Parse the head if it is complete; return the bytes after it."""
