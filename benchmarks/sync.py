@@ -62,7 +62,7 @@ class Server:
     certificate: Path
 
     def environment(self, endpoint: str) -> dict[str, str]:
-        """What every client needs to find the bucket."""
+        """Return the environment variables by which clients find the bucket."""
         certificate = str(self.certificate)
         # An installed package has its bytecode, whatever this shell says.
         shell = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -97,7 +97,7 @@ def run() -> dict[str, float]:
 
 
 def build(folder: Path) -> Path | None:
-    """The server's program: KFP_DDP_BENCH_SERVER, or built with Go; None with a word why."""
+    """Return KFP_DDP_BENCH_SERVER, or the server built with Go; print why and return None."""
     if given := os.environ.get("KFP_DDP_BENCH_SERVER"):
         return Path(given)
     if not shutil.which("go"):
@@ -111,7 +111,7 @@ def build(folder: Path) -> Path | None:
 
 @contextlib.contextmanager
 def serve(program: Path, folder: Path, **flags: object) -> Iterator[Server]:
-    """Run the server with these flags."""
+    """Run the server with these flags; yield its addresses."""
     certificate = folder / "cert.pem"
     sizes = {"small": 1, "large": 1, "many": 1, "million": 1} | flags
     arguments = [f"-{name}={value}" for name, value in sizes.items()]
@@ -188,7 +188,7 @@ def compare(
     environment: dict[str, str],
     fresh: bool = True,
 ) -> dict[str, Cost]:
-    """Run the clients in turn for some rounds; medians. `fresh`: into an empty folder each."""
+    """Return the median costs of the clients, run in turn; `fresh`: into empty folders."""
     costs: dict[str, list[Cost]] = {name: [] for name in clients}
     for _ in range(ROUNDS):
         for name, command in clients.items():
@@ -202,9 +202,9 @@ def compare(
             shutil.rmtree(folder / name.replace(" ", "-"), ignore_errors=True)
     print(f"\n{title}")
     medians = {}
-    for name, found in costs.items():
+    for name, rounds in costs.items():
         medians[name] = Cost(
-            *(statistics.median(getattr(c, part) for c in found) for part in Cost.__match_args__)
+            *(statistics.median(getattr(c, part) for c in rounds) for part in Cost.__match_args__)
         )
         median = medians[name]
         print(f"  {name:28} {median.wall:8.2f} s  cpu {median.cpu:7.2f} s  {median.memory:6.0f} MB")
@@ -247,13 +247,13 @@ def _small(program: Path, folder: Path) -> dict[str, float]:
             for count in ("64", "128"):
                 clients[f"rclone {count}"] = partial(_rclone_small, server.secure, count)
         title = "2,000 x 20 KB, TLS, 30 ms"
-        found = compare(title, folder, clients, server.environment(server.secure))
-    mine = found["kfp-ddp sync"].wall
-    figures = {"small_vs_transfer_manager": found["transfer manager"].wall / mine}
-    if "rclone" in found:
-        figures["small_vs_rclone_default"] = found["rclone"].wall / mine
-        best = min(found["rclone 64"].wall, found["rclone 128"].wall)
-        figures["small_vs_rclone_tuned"] = best / min(mine, found["kfp-ddp sync 128"].wall)
+        costs = compare(title, folder, clients, server.environment(server.secure))
+    mine = costs["kfp-ddp sync"].wall
+    figures = {"small_vs_transfer_manager": costs["transfer manager"].wall / mine}
+    if "rclone" in costs:
+        figures["small_vs_rclone_default"] = costs["rclone"].wall / mine
+        best = min(costs["rclone 64"].wall, costs["rclone 128"].wall)
+        figures["small_vs_rclone_tuned"] = best / min(mine, costs["kfp-ddp sync 128"].wall)
     return figures
 
 
@@ -266,11 +266,11 @@ def _processor(program: Path, folder: Path) -> dict[str, float]:
         if _peers("rclone"):
             clients["rclone 16"] = partial(_rclone_small, server.plain, "16")
         title = f"{files:,} x 20 KB, plain, 0 ms"
-        found = compare(title, folder, clients, server.environment(server.plain))
-    mine = found["kfp-ddp sync"].cpu
+        costs = compare(title, folder, clients, server.environment(server.plain))
+    mine = costs["kfp-ddp sync"].cpu
     figures = {"cpu_us_per_small_file": mine / files * 1e6}
-    if "rclone 16" in found:
-        figures["small_cpu_vs_rclone"] = found["rclone 16"].cpu / mine
+    if "rclone 16" in costs:
+        figures["small_cpu_vs_rclone"] = costs["rclone 16"].cpu / mine
     return figures
 
 
@@ -294,11 +294,11 @@ def _s3(folder: Path) -> dict[str, float]:
             "rclone 16": lambda target: [*copy, str(target), "--transfers=16", "--checkers=16"],
             "rclone 64": lambda target: [*copy, str(target), "--transfers=64", "--checkers=64"],
         }
-        found = compare(f"{files:,} x 20 KB, S3", folder, clients, environment)
-    mine = found["kfp-ddp sync"]
+        costs = compare(f"{files:,} x 20 KB, S3", folder, clients, environment)
+    mine = costs["kfp-ddp sync"]
     return {
-        "s3_small_vs_rclone_tuned": min(found[f"rclone {n}"].wall for n in (16, 64)) / mine.wall,
-        "s3_small_vs_s5cmd": found["s5cmd"].wall / mine.wall,
+        "s3_small_vs_rclone_tuned": min(costs[f"rclone {n}"].wall for n in (16, 64)) / mine.wall,
+        "s3_small_vs_s5cmd": costs["s5cmd"].wall / mine.wall,
         "s3_cpu_us_per_small_file": mine.cpu / files * 1e6,
     }
 
@@ -314,8 +314,8 @@ def _big(program: Path, folder: Path) -> dict[str, float]:
                 "rclone": partial(_rclone_large, endpoint),
             }
             title = f"20 x 50 MB, {endpoint.partition(':')[0]}"
-            found = compare(title, folder, clients, server.environment(endpoint))
-            figures[f"{name}_vs_rclone"] = found["rclone"].wall / found["kfp-ddp sync"].wall
+            costs = compare(title, folder, clients, server.environment(endpoint))
+            figures[f"{name}_vs_rclone"] = costs["rclone"].wall / costs["kfp-ddp sync"].wall
     return figures
 
 
@@ -333,10 +333,10 @@ def _unchanged(program: Path, folder: Path) -> dict[str, float]:
         for name, command in clients.items():  # the sync after which nothing changes
             measure(command(folder / name.replace(" ", "-")), environment)
         title = "50,000 objects, unchanged"
-        found = compare(title, folder, clients, environment, fresh=False)
+        costs = compare(title, folder, clients, environment, fresh=False)
         for name in clients:
             shutil.rmtree(folder / name.replace(" ", "-"))
-    return {"unchanged_vs_rclone": found["rclone"].wall / found["kfp-ddp sync"].wall}
+    return {"unchanged_vs_rclone": costs["rclone"].wall / costs["kfp-ddp sync"].wall}
 
 
 def _million(program: Path, folder: Path) -> dict[str, float]:
