@@ -94,15 +94,14 @@ def full(
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str], advice: str = "") -> Iterator[None]:
-    """Raise StorageError with `advice` for an OSError of the block, which writes to `path`.
+    """Raise StorageError for an OSError of the block, which writes to `path`.
 
-    Without `advice` it is InputError if the path is at fault.
+    Without `advice` the message has the remedy for the error.
     """
     try:
         yield
     except BrokenPipeError:
         raise  # the reader of what is printed has ended: no fault of `path`
     except OSError as error:
-        remedy = "" if advice else _REMEDIES.get(error.errno or 0, "")
-        kind = InputError if remedy else StorageError
-        raise kind(full(error, path, advice or remedy or MAKE_ROOM)) from None
+        remedy = _REMEDIES.get(error.errno or 0, MAKE_ROOM)
+        raise StorageError(full(error, path, advice or remedy)) from None

@@ -21,7 +21,7 @@ from kfp_ddp.cli import app
 from kfp_ddp.cli.serve import _folder_names
 from kfp_ddp.client.run_files import StoredFiles
 from kfp_ddp.client.tensorboard import LogDir, fetch_metrics
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.predict import load
 from tests import photographs
 from tests.commands import refused
@@ -80,7 +80,7 @@ def test_links_and_formulas(sealed: Path, tmp_path: Path, monkeypatch: pytest.Mo
     words = ["predict", str(sealed), "=1+1.jpg", "--into", "sorted", "--csv"]
     assert CliRunner().invoke(app, [*words, "table.csv"]).exit_code == 0
     assert Path("table.csv").read_text().splitlines()[1].startswith("'=1+1.jpg,")
-    assert isinstance(CliRunner().invoke(app, [*words, "none/table"]).exception, InputError)
+    assert isinstance(CliRunner().invoke(app, [*words, "none/table"]).exception, StorageError)
     assert not Path("outside").exists()
     assert len(list(Path("sorted").rglob("=1+1-2.jpg"))) == 1
 
