@@ -100,6 +100,11 @@ class OfBuckets:
         assert list(where.list("")) == []
         assert where.remote
 
+    def test_the_object_of_a_killed_trial_is_deleted(self, where: Store) -> None:
+        where.write(".probe", b"")
+        where.prepare()
+        assert list(where.list("")) == []
+
     def test_a_bucket_that_is_not_there_is_one_line(self, where: Store, tmp_path: Path) -> None:
         scheme = where.uri.partition("://")[0]
         absent = open_store(f"{scheme}://absent-bucket/x")

@@ -146,25 +146,34 @@ class Bucket(Store):
         self._idle = defaultdict[asyncio.AbstractEventLoop, list[Reader]](list)
 
     def prepare(self) -> None:
-        """Create an object of a new name and delete it; where conditions may be ignored, twice."""
-        probe = f".probe-{os.urandom(8).hex()}"
+        """Create an object and delete it; where conditions may be ignored, create it twice.
 
-        def create() -> bool:
+        Its name is fixed, so that programs that were killed leave one object, which the next one
+        deletes. Where another program deletes it between two writes, a new name decides.
+        """
+        for name in (".probe", f".probe-{os.urandom(8).hex()}"):
+            self._create(name)
+            ignored = self.may_ignore_conditions and self._create(name)
+            with contextlib.suppress(KfpDdpError):  # the right to delete is not needed
+                self.delete(name)
+            if not ignored:
+                return
+        raise InputError(
+            f"{self.root} overwrites an object despite If-None-Match: *, so two runs could "
+            "lose each other's champion: use a store that supports conditional writes"
+        )
+
+    def _create(self, name: str) -> bool:
+        """Create an empty object; return False if it exists."""
+
+        def request() -> bool:
             try:
-                self._store(probe, io.BytesIO(), 0, self._digest(io.BytesIO()), "")
+                self._store(name, io.BytesIO(), 0, self._digest(io.BytesIO()), "")
             except ConflictError:
                 return False
             return True
 
-        self._call("write", create)
-        created_twice = self.may_ignore_conditions and self._call("write", create)
-        with contextlib.suppress(KfpDdpError):  # the right to delete is not needed
-            self.delete(probe)
-        if created_twice:
-            raise InputError(
-                f"{self.root} overwrites an object despite If-None-Match: *, so two runs could "
-                "lose each other's champion: use a store that supports conditional writes"
-            )
+        return self._call("write", request)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Request a page when the page before has been consumed; see `Store.list`."""
