@@ -54,11 +54,12 @@ def _policy(grounds: Grounds, condition: str, patch: str, probe: dict[str, Any])
         ("MutatingAdmissionPolicy", "mutatingadmissionpolicies", spec),
         ("MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", {"policyName": name}),
     )
-    custom, unpatched = grounds.custom, _dry_run(grounds, probe)
+    containers = probe["spec"].get("initContainers", [])
+    unpatched = None, [container["image"] for container in containers]
+    # The API server goes on patching for about a second by the policy of the test before.
+    until(lambda: _dry_run(grounds, probe) == unpatched, "the end of the earlier policy", 60)
+    custom = grounds.custom
     with contextlib.ExitStack() as stack:
-        # The API server goes on patching for about a second, which the next test must not see.
-        ended = partial(until, lambda: _dry_run(grounds, probe) == unpatched, "the policy's end")
-        stack.callback(ended)
         for kind, plural, content in objects:
             body = {"apiVersion": "/".join(GROUP), "kind": kind, "metadata": {"name": name}}
             custom.create_cluster_custom_object(*GROUP, plural, {**body, "spec": content})
