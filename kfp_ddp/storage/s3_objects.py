@@ -261,8 +261,10 @@ class S3Objects(SdkSource):
         if ours := sha256_checksum(answer.field(b"x-amz-meta-sha256")):
             return ours
         for name in answer.suffixes(b"x-amz-checksum-"):
-            new_state, value = _checksums().get(name), answer.field(b"x-amz-checksum-" + name)
-            if new_state and value and b"-" not in value:  # not one of the checksums of parts
+            if (new_state := _checksums().get(name)) is None:
+                continue  # such as the header with the type
+            value = answer.field(b"x-amz-checksum-" + name)
+            if value and b"-" not in value:  # not one of the checksums of parts
                 return Checksum(name.decode().upper(), new_state(), base64_digest(value))
         tag = answer.field(b"etag").strip(b'"')
         kms = b"kms" in answer.field(b"x-amz-server-side-encryption")
