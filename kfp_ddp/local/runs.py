@@ -14,6 +14,7 @@ from kfp_ddp.checks.choice import Choice, this_machine
 from kfp_ddp.checks.settings import Run
 from kfp_ddp.checks.sizing import choose_weights
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.text import plural
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.datasets.sync import sync
@@ -140,7 +141,7 @@ def _check_as_steps(run: Run, data: Path, exclude: list[str]) -> None:
 
     for check in preflight.CHECKS:
         check(run)
-    if run.champion != run.parameters.exports:
+    if run.champion != run.parameters.exports and not is_remote(run.champion):
         preflight.check_champion(run, here=True)
     options = {**run.sync, "exclude": exclude, "dry_run": True}
     result = sync(run.parameters.source, data, options_of(run.dataset.dataset, options))
