@@ -94,8 +94,8 @@ def _packed(home: Path) -> Path:
 def _dealt(data: Path) -> tuple[Any, Any, Any]:
     """The run's configuration, its training images and what deals them."""
     from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.sampler import ResumableSampler, windows_of
-    from kfp_ddp.training.splits import splits_of
+    from kfp_ddp.training.data.sampler import ResumableSampler, windows_of
+    from kfp_ddp.training.data.splits import splits_of
 
     third = sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) / 3 / 2**20
     config = TrainConfig.create(
@@ -112,7 +112,7 @@ def _dealt(data: Path) -> tuple[Any, Any, Any]:
 
 def _ours(data: Path) -> Callable[[], object]:
     """One epoch of our loaders, to batches of uint8."""
-    from kfp_ddp.training.data import Images, loader
+    from kfp_ddp.training.data.loader import Images, loader
 
     config, index, sampler = _dealt(data)
 
@@ -127,8 +127,8 @@ def _ours(data: Path) -> Callable[[], object]:
 
 def _read(data: Path) -> Callable[[], object]:
     """The bytes of an epoch's images, in its order."""
-    from kfp_ddp.training import shards
-    from kfp_ddp.training.shards import ReadAhead
+    from kfp_ddp.training.data import shards
+    from kfp_ddp.training.data.shards import ReadAhead
 
     _, index, sampler = _dealt(data)
 
@@ -169,7 +169,7 @@ def _opened(path: str) -> Any:
     """As torchvision's own loader, with the delay where it is measured."""
     from PIL import Image
 
-    from kfp_ddp.training import shards
+    from kfp_ddp.training.data import shards
 
     content = shards.content(shards.Where(path), 1 << 30)
     return Image.open(io.BytesIO(content)).convert("RGB")
@@ -229,7 +229,7 @@ def _delayed(call: Callable[[], object]) -> Callable[[], object]:
 @contextlib.contextmanager
 def _slow_requests() -> Iterator[None]:
     """Let what the page cache does not hold be had after a pause only."""
-    from kfp_ddp.training import images, shards
+    from kfp_ddp.training.data import image_files, shards
 
     pread, content = shards.pread, shards.content
 
@@ -246,7 +246,7 @@ def _slow_requests() -> Iterator[None]:
     with (
         mock.patch.object(shards, "pread", slow_pread),
         mock.patch.object(shards, "content", slow_content),
-        mock.patch.object(images, "content", slow_content),
+        mock.patch.object(image_files, "content", slow_content),
     ):
         yield
 

@@ -112,9 +112,9 @@ def _ours(root: Path) -> Callable[[], object]:
     import torch
 
     from kfp_ddp.evaluation.predict import merged, predict_share
+    from kfp_ddp.training.data.splits import scan
     from kfp_ddp.training.distributed import alone
-    from kfp_ddp.training.model import build
-    from kfp_ddp.training.splits import scan
+    from kfp_ddp.training.model.networks import build
 
     torch.set_num_threads(1)
     model, info, index = build("resnet50", 2).eval(), _info(2), scan(root)
@@ -149,8 +149,8 @@ def _reference(root: Path) -> Callable[[], object]:
 
 
 def _info(classes: int) -> Any:
-    from kfp_ddp.training.checkpoint import ModelInfo
-    from kfp_ddp.training.model import MEAN, STD
+    from kfp_ddp.training.model.networks import MEAN, STD
+    from kfp_ddp.training.state.checkpoint import ModelInfo
 
     return ModelInfo(
         model="resnet50",
@@ -168,7 +168,7 @@ def _onnx(sizes: tuple[int, ...]) -> dict[str, float]:
 
     from kfp_ddp.export.formats import Servable, eager, onnx_predict, trace, write_onnx
     from kfp_ddp.models.bundle import ONNX
-    from kfp_ddp.training.model import build
+    from kfp_ddp.training.model.networks import build
 
     model = build("resnet50", CLASSES)
     for module in model.modules():

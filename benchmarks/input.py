@@ -85,12 +85,12 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
     """One epoch of our loader in this process, to normalised float32."""
     import torch
 
-    from kfp_ddp.training.cache import Cache
     from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.data import Images, loader, to_device
+    from kfp_ddp.training.data.cache import Cache
+    from kfp_ddp.training.data.loader import Images, loader, to_device
+    from kfp_ddp.training.data.sampler import ResumableSampler
+    from kfp_ddp.training.data.splits import scan
     from kfp_ddp.training.distributed import keep_freed
-    from kfp_ddp.training.sampler import ResumableSampler
-    from kfp_ddp.training.splits import scan
 
     torch.set_num_threads(1)
     keep_freed()

@@ -57,10 +57,10 @@ def run() -> dict[str, float]:
 def trainer_on(root: Path, name: str, size: int, **fields: Any) -> Any:
     """A trainer on `root`, alone or in the process group of this process, and its cache."""
     from kfp_ddp.training import distributed
-    from kfp_ddp.training.cache import Cache
     from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.data import Split
-    from kfp_ddp.training.splits import scan
+    from kfp_ddp.training.data.cache import Cache
+    from kfp_ddp.training.data.loader import Split
+    from kfp_ddp.training.data.splits import scan
     from kfp_ddp.training.trainer import Trainer
 
     settings: dict[str, Any] = {"data": str(root), "model": name, "image_size": size, "workers": 0}
@@ -106,7 +106,7 @@ def _overhead_rank(rank: int, root: str, port: int, results: Any) -> None:
     import torch.nn.functional as F  # noqa: N812
     from torch.nn.parallel import DistributedDataParallel
 
-    from kfp_ddp.training import convolutions
+    from kfp_ddp.training.model import convolutions
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -146,9 +146,9 @@ def _overhead_rank(rank: int, root: str, port: int, results: Any) -> None:
 def _fresh(trainer: Any) -> Any:
     import torch
 
-    from kfp_ddp.training import model
+    from kfp_ddp.training.model import networks
 
-    network = model.build(trainer.config.model, len(trainer.split.index.classes))
+    network = networks.build(trainer.config.model, len(trainer.split.index.classes))
     return network.to(memory_format=torch.channels_last)
 
 
@@ -247,8 +247,8 @@ def _reference(root: Path, name: str, size: int, steps: int, batch: int) -> Call
 def _checkpoint_stall(folder: Path) -> float:
     import torch
 
-    from kfp_ddp.training.checkpoint import Writer
-    from kfp_ddp.training.model import build
+    from kfp_ddp.training.model.networks import build
+    from kfp_ddp.training.state.checkpoint import Writer
 
     network = build("resnet50", 1000)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, fused=True)

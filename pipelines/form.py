@@ -16,7 +16,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint, rename
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
-from kfp_ddp.models.initial_weights import is_path
+from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines.document import Document, defaults_of
 from kfp_ddp.pipelines.document import read as read_document
 from kfp_ddp.training import model_file

@@ -14,7 +14,7 @@ from kfp_ddp.evaluation.results import samples_digest
 from kfp_ddp.export.engine import make
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, wilson
 from kfp_ddp.models.release import Variants
-from kfp_ddp.training import checkpoint as checkpoints
+from kfp_ddp.training.state import checkpoint as checkpoints
 
 State = dict[str, torch.Tensor]
 

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.training import model_file
-from kfp_ddp.training.torchvision_weights import TORCHVISION
+from kfp_ddp.training.model.torchvision_weights import TORCHVISION
 
 SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
 MODELS = (*SMALL_RESNETS, *TORCHVISION)

@@ -29,7 +29,7 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.flags import parse
-from kfp_ddp.training.time_spent import cpus_of_a_rank
+from kfp_ddp.training.report.time_spent import cpus_of_a_rank
 from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Parent
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -93,7 +93,7 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
     ranks = most * int(args.nproc_per_node)
     if config.is_set("batch_size") and not config.batch_size_per_rank:
         batches.check_divides(config.batch_size, config.micro_batch_size, ranks)
-    from kfp_ddp.training import splits
+    from kfp_ddp.training.data import splits
 
     data, plenty = Path(config.data), 100 * ranks
     if splits.count_images(data, most=plenty) < plenty:

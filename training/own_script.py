@@ -15,12 +15,13 @@ from kfp_ddp.core.failure import Failure, write_record
 from kfp_ddp.core.packed import unpack
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.core.version import pinned
-from kfp_ddp.training import checkpoint, initial_weights, model, saving
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.manifest import step_dir
-from kfp_ddp.training.metrics import Metrics
+from kfp_ddp.training.data.splits import Splits, splits_of
+from kfp_ddp.training.model import networks
 from kfp_ddp.training.prepare import check_network
-from kfp_ddp.training.splits import Splits, splits_of
+from kfp_ddp.training.report.metrics import Metrics
+from kfp_ddp.training.state import checkpoint, initial_weights, saving
+from kfp_ddp.training.state.manifest import step_dir
 from kfp_ddp.training.watch import LAUNCH, Heartbeat, end_for_good
 
 WEIGHTS = ("model.safetensors", "model.pt")
@@ -84,7 +85,12 @@ def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
         for split, index in (("train", splits.train), ("val", splits.val)):
             for path, target in zip(index.paths, index.targets, strict=True):
                 rows.writerow((path, classes[target], target, split))
-    settings = {**config.model_dump(), "classes": classes, "mean": model.MEAN, "std": model.STD}
+    settings = {
+        **config.model_dump(),
+        "classes": classes,
+        "mean": networks.MEAN,
+        "std": networks.STD,
+    }
     (inputs / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
     (inputs / "script.py").write_bytes(unpack(config.script, "script"))
     os.environ.update(
@@ -115,9 +121,9 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
             f"{' or '.join(WEIGHTS)} in ${OUTPUT}"
         )
     classes = splits.train.classes
-    network = model.build_for(config, len(classes))
+    network = networks.build_for(config, len(classes))
     tensors, advice = initial_weights.read(weights).tensors, "set model to the script's network"
-    model.fill(network, tensors, str(weights), config.model, advice)
+    networks.fill(network, tensors, str(weights), config.model, advice)
     result = _result(folder.path / RESULT)
     step, figures = int(result.pop("step", config.epochs)), result
     manifest = checkpoint.manifest_of(

@@ -15,15 +15,18 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.run_folder import try_to_write
 from kfp_ddp.core.version import pinned
-from kfp_ddp.training import batches, model, own_model, saving, shards
-from kfp_ddp.training.cache import Cache, folder_for
+from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Split
+from kfp_ddp.training.data import shards
+from kfp_ddp.training.data.cache import Cache, folder_for
+from kfp_ddp.training.data.image_files import Findings, examine
+from kfp_ddp.training.data.loader import Split
+from kfp_ddp.training.data.splits import Index, splits_of
+from kfp_ddp.training.data.transforms import size_of_epoch
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.images import Findings, examine
-from kfp_ddp.training.initial_weights import initialise, network_of
-from kfp_ddp.training.splits import Index, splits_of
-from kfp_ddp.training.transforms import size_of_epoch
+from kfp_ddp.training.model import networks, own_model
+from kfp_ddp.training.state import saving
+from kfp_ddp.training.state.initial_weights import initialise, network_of
 from kfp_ddp.training.watch import ELASTIC, LAUNCH
 
 _TOGETHER = 1000
@@ -209,7 +212,7 @@ def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
 
 def check_network(config: TrainConfig, classes: tuple[str, ...]) -> None:
     """Build the network, load its weights, and compute at each image size; raise InputError."""
-    network = model.build_for(config, len(classes))
+    network = networks.build_for(config, len(classes))
     if config.starts_from_weights:
         initialise(network, config, classes, log=False)
     training = {size_of_epoch(config, 0), size_of_epoch(config, config.epochs)}
@@ -239,7 +242,7 @@ def _logits(network: nn.Module, config: TrainConfig, classes: int, size: int) ->
         if config.model_code:
             what = own_model.describe_error(name, error)
             raise InputError(f"model={name} on images of {size} px {what}") from error
-        raise model.size_error(name, size, error) from error
+        raise networks.size_error(name, size, error) from error
     shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if shape != [2, classes] or not output.is_floating_point():
         raise InputError(

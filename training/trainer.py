@@ -11,20 +11,27 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training import own_model
-from kfp_ddp.training.cache import decoded_bytes
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import DeviceBatch, Images, Split, evaluation_keys, loader, to_device
+from kfp_ddp.training.data.cache import decoded_bytes
+from kfp_ddp.training.data.loader import (
+    DeviceBatch,
+    Images,
+    Split,
+    evaluation_keys,
+    loader,
+    to_device,
+)
+from kfp_ddp.training.data.sampler import ResumableSampler, classes_of, windows_of
+from kfp_ddp.training.data.splits import Index
+from kfp_ddp.training.data.transforms import mixed
 from kfp_ddp.training.distributed import Stop, World, no_garbage_collection
-from kfp_ddp.training.learner import Learner, learning_rate
-from kfp_ddp.training.meter import before_exchange
-from kfp_ddp.training.model import logits
-from kfp_ddp.training.report import Report
-from kfp_ddp.training.sampler import ResumableSampler, classes_of, windows_of
-from kfp_ddp.training.saving import Saving
-from kfp_ddp.training.splits import Index
-from kfp_ddp.training.traces import Traces
-from kfp_ddp.training.transforms import mixed
+from kfp_ddp.training.model import own_model
+from kfp_ddp.training.model.networks import logits
+from kfp_ddp.training.report.meter import before_exchange
+from kfp_ddp.training.report.run_report import Report
+from kfp_ddp.training.report.traces import Traces
+from kfp_ddp.training.state.learner import Learner, learning_rate
+from kfp_ddp.training.state.saving import Saving
 from kfp_ddp.training.watch import Progress
 
 

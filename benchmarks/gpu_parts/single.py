@@ -34,7 +34,7 @@ def recording(name: str, size: int, device: str) -> dict[str, float]:
     """
     import torch
 
-    from kfp_ddp.training.model import build
+    from kfp_ddp.training.model.networks import build
 
     torch.backends.cudnn.benchmark = True
     images = torch.randn(SMALL_BATCH, 3, size, size, device=device)

@@ -26,7 +26,7 @@ from kfp_ddp.jobs.task import check_bucket_training
 from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
 from kfp_ddp.k8s.objects import parse_quantity
 from kfp_ddp.models import champion as champions
-from kfp_ddp.models import initial_weights
+from kfp_ddp.models import weights_download
 from kfp_ddp.models.registry import registry_of
 from kfp_ddp.models.release import Deployment, Registering, Signing, part_of
 from kfp_ddp.models.signature import key_of
@@ -34,7 +34,7 @@ from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.layout import LayoutRule
+from kfp_ddp.training.data.layout import LayoutRule
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -55,7 +55,7 @@ def run(inputs: dict[str, Any]) -> Any:
     settings = parse(inputs)
     warnings = [f"warning: {warning}" for check in CHECKS for warning in check(settings) or ()]
     settings, notes = sized(settings)
-    settings = with_weights(settings, initial_weights.find)
+    settings = with_weights(settings, weights_download.find)
     notes += [settings.start.origin] if settings.start.origin else []
     plan = _plan(settings)
     _write_summary(inputs["plan_summary"], title(settings), [*notes, *warnings], plan)
@@ -119,7 +119,7 @@ def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:
 def check_source(run: Run) -> None:
     """Check that the source has a supported kind, and that the initial weights exist."""
     open_source(run.parameters.source)
-    initial_weights.check(run.config.pretrained)
+    weights_download.check(run.config.pretrained)
 
 
 def check_work(run: Run) -> None:

@@ -24,9 +24,9 @@ from kfp_ddp.datasets.volume.request import check_strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, check_backend
-from kfp_ddp.models.initial_weights import RANDOM_START, Start
 from kfp_ddp.models.release import MODELS as PARTS
 from kfp_ddp.models.release import check_model_name, part_of
+from kfp_ddp.models.weights_download import RANDOM_START, Start
 from kfp_ddp.runs.notify import Notification
 from kfp_ddp.storage.kinds import check_address
 from kfp_ddp.training.batches import check_divides, check_single

@@ -23,13 +23,13 @@ from kfp_ddp.datasets.images import sample
 from kfp_ddp.datasets.settings import options_of
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.objects import parse_quantity
-from kfp_ddp.models import initial_weights
-from kfp_ddp.models.initial_weights import RANDOM_START, Start
+from kfp_ddp.models import weights_download
+from kfp_ddp.models.weights_download import RANDOM_START, Start
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.header import frame_of
-from kfp_ddp.training.layout import LayoutRule
+from kfp_ddp.training.data.header import frame_of
+from kfp_ddp.training.data.layout import LayoutRule
+from kfp_ddp.training.model.torchvision_weights import TORCHVISION
 from kfp_ddp.training.recipes import OPTIMIZER_FIELDS
-from kfp_ddp.training.torchvision_weights import TORCHVISION
 
 BOXES = ("model", "epochs", "pretrained")
 """Settings of a training that are parameters of the form."""
@@ -51,7 +51,7 @@ def sized(run: Run) -> tuple[Run, list[str]]:
     local = parameters.backend == "local"
     photographs, machine = _photographs(run), this_machine() if local else _machine(spec)
     ranks = (spec.nproc_per_node or 0) if local else spec.pods() * spec.processes()
-    find = partial(initial_weights.find, own_image="image" in parameters.job)
+    find = partial(weights_download.find, own_image="image" in parameters.job)
     requested = {**run.inputs, "pretrained": config.pretrained}
     choice, start = choose_weights(photographs, machine, requested, ranks, find)
     inputs = {name: choice.arguments.get(name, value) for name, value in requested.items()}
@@ -93,13 +93,13 @@ def choose_weights(
 ) -> tuple[Choice, Start]:
     """Return settings as `choose`, and the weights that the training starts from.
 
-    `find` is `initial_weights.find` or `obtain`. InputError: requested weights cannot be had.
+    `find` is `weights_download.find` or `obtain`. InputError: requested weights cannot be had.
     """
     requested = _normalise_arguments(requested)
     pretrained, recipe = requested.get("pretrained", "auto"), requested.get("recipe", "auto")
     if recipe == "finetune" and pretrained == "auto":
         pretrained = "true"
-    known = initial_weights.network_in(pretrained)
+    known = weights_download.network_in(pretrained)
     unset = requested.get("model", "auto") == "auto"
     if known and unset:
         requested = {**requested, "model": known}

@@ -109,7 +109,7 @@ def predict(
 
 def _pictures(path: Path) -> Iterator[Path]:
     """Yield the file itself, or the images below a folder."""
-    from kfp_ddp.training.sides import SUFFIXES, is_image
+    from kfp_ddp.training.data.sides import SUFFIXES, is_image
 
     if not path.is_dir():
         yield path

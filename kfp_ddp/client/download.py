@@ -17,7 +17,7 @@ from kfp_ddp.models import bundle
 from kfp_ddp.report.training import training_curves, training_page
 from kfp_ddp.runs.record import newest_checkpoint
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.metrics import read_events
+from kfp_ddp.training.report.metrics import read_events
 
 BUNDLE = RunFolder.BUNDLE
 REPORTS = ("config.json", "metrics.jsonl", "evaluation*/*")

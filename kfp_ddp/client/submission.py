@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.client.pipelines import PipelineVersion, content_name, find_pipeline, find_version
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
-from kfp_ddp.models.initial_weights import is_path
+from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.compiled import REGISTRY, ImageOverrides
 from kfp_ddp.pipelines.document import Document, from_api, parsed

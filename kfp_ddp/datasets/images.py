@@ -16,9 +16,10 @@ from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, Listing
 from kfp_ddp.storage.source import Retry, SourceOptions
-from kfp_ddp.training.layout import Layout, LayoutRule, lay_out
-from kfp_ddp.training.sides import LARGEST, SIDES, TRAIN, Labels
-from kfp_ddp.training.splits import splits_of
+from kfp_ddp.training.data.layout import Layout, LayoutRule, lay_out
+from kfp_ddp.training.data.sides import SIDES, TRAIN
+from kfp_ddp.training.data.splits import splits_of
+from kfp_ddp.training.data.tables import LARGEST, Labels
 
 FEW = 10
 """A class with fewer training images gets a warning."""

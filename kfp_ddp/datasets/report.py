@@ -19,7 +19,7 @@ from kfp_ddp.storage.source import Retry, Source
 
 if TYPE_CHECKING:
     from kfp_ddp.datasets.images import DatasetImages
-    from kfp_ddp.training.layout import LayoutRule
+    from kfp_ddp.training.data.layout import LayoutRule
 
 _BAR = 24
 _CLEAR = "\r\033[K"

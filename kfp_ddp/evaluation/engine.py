@@ -25,7 +25,7 @@ from kfp_ddp.models.evaluation import FILE, Evaluation
 from kfp_ddp.report.summary import markdown
 from kfp_ddp.runs.training_folder import followed_folder
 from kfp_ddp.runs.workspace import RunWorkspace, create_run_folder, open_workspace
-from kfp_ddp.training import trackers
+from kfp_ddp.training.report import trackers
 
 if TYPE_CHECKING:
     from kfp import dsl

@@ -17,17 +17,17 @@ from kfp_ddp.evaluation import results, slices
 from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.models import champion as champions
-from kfp_ddp.models import initial_weights, weights
+from kfp_ddp.models import weights, weights_download
 from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG
 from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, PREDICTIONS, Evaluation
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.checkpoint import ModelInfo, load_model
+from kfp_ddp.training.data.sides import TEST, TRAIN
+from kfp_ddp.training.data.splits import Index, sides_of
 from kfp_ddp.training.distributed import World, alone
-from kfp_ddp.training.manifest import MANIFEST, read_manifest
-from kfp_ddp.training.sides import TEST, TRAIN
-from kfp_ddp.training.splits import Index, sides_of
-from kfp_ddp.training.time_spent import cpus_of_a_rank
+from kfp_ddp.training.report.time_spent import cpus_of_a_rank
+from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
+from kfp_ddp.training.state.manifest import MANIFEST, read_manifest
 
 MOST_TRAINED = 10_000
 """Maximum training images to read in addition: less than a short training reads in an epoch."""
@@ -183,7 +183,7 @@ def read_model(checkpoint: Path | str) -> Subject:
     store = open_store(uri)
     if store.has_files() and store.read(MANIFEST, LARGEST_CONFIG) is not None:
         with tempfile.TemporaryDirectory() as folder:
-            return _read_checkpoint(initial_weights.download(uri, Path(folder)), uri)
+            return _read_checkpoint(weights_download.download(uri, Path(folder)), uri)
     champion = champions.find(uri) if store.has_files() else None
     if champion is None or not champion.version:
         raise InputError(

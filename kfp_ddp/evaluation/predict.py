@@ -18,13 +18,13 @@ from torch import Tensor
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.measure import COLUMNS, Tally
 from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
-from kfp_ddp.training import data
-from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import READING, Reading
+from kfp_ddp.training.data import loader
+from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.distributed import World, keep_freed
-from kfp_ddp.training.model import affine, head_of, logits
-from kfp_ddp.training.splits import Index
-from kfp_ddp.training.time_spent import cpus_of_a_rank
+from kfp_ddp.training.model.networks import affine, head_of, logits
+from kfp_ddp.training.report.time_spent import cpus_of_a_rank
+from kfp_ddp.training.state.checkpoint import ModelInfo
 
 EMBEDDED = 64
 FEATURES = EMBEDDED + 3 * 8 * 8
@@ -231,10 +231,11 @@ def batches(
     index: Index, image_size: int, batch_size: int, world: World, reading: Reading
 ) -> Iterator[_Batch]:
     """Yield the batches of this rank in order, decoded by threads that take turns."""
-    mine = list(data.fixed_batches(index, batch_size, world.rank, world.size))
+    mine = list(loader.fixed_batches(index, batch_size, world.rank, world.size))
     readers = max(1, min(int(cpus_of_a_rank(world.local_size)), 32, len(mine)))
     shares = [
-        data.decoded(index, image_size, mine[number::readers], reading) for number in range(readers)
+        loader.decoded(index, image_size, mine[number::readers], reading)
+        for number in range(readers)
     ]
     with ThreadPoolExecutor(readers) as pool:
         waiting = deque((share, pool.submit(next, share, None)) for share in shares)

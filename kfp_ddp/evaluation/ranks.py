@@ -19,7 +19,7 @@ from kfp_ddp.models import champion as champions
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, PREDICTIONS, Compared, Evaluation
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.runs.workspace import RunWorkspace
-from kfp_ddp.training.sides import TEST
+from kfp_ddp.training.data.sides import TEST
 
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.roc import Roc

@@ -14,16 +14,16 @@ from kfp_ddp.report.data import Dataset, Doubtful, Mistake, ReportData
 from kfp_ddp.report.events import downsample
 from kfp_ddp.storage import manifest
 from kfp_ddp.training.config import Reading
-from kfp_ddp.training.layout import Layout, lay_out
-from kfp_ddp.training.metrics import read_events
-from kfp_ddp.training.shards import Where
-from kfp_ddp.training.sides import SIDES, TRAIN
+from kfp_ddp.training.data.layout import Layout, lay_out
+from kfp_ddp.training.data.shards import Where
+from kfp_ddp.training.data.sides import SIDES, TRAIN
+from kfp_ddp.training.report.metrics import read_events
 
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.label_check import Doubt
     from kfp_ddp.evaluation.predict import Predictions
-    from kfp_ddp.training.checkpoint import ModelInfo
-    from kfp_ddp.training.splits import Index
+    from kfp_ddp.training.data.splits import Index
+    from kfp_ddp.training.state.checkpoint import ModelInfo
 
 NOTES_VARIABLE = "KFP_DDP_DATASET_NOTES"
 """Lines about files of the source that a local run does not copy."""
@@ -90,7 +90,7 @@ def _thumbnail(where: Where, reading: Reading) -> tuple[str, bool]:
     """Return the picture as WebP in base64, at most 112 pixels wide and high, and if it is tiny."""
     from PIL import Image
 
-    from kfp_ddp.training.images import read
+    from kfp_ddp.training.data.image_files import read
 
     # The decoder of the training, as another one may reject the image.
     picture = Image.fromarray(read(where, reading).permute(1, 2, 0).numpy())

@@ -17,7 +17,7 @@ from kfp_ddp.storage import manifest
 if TYPE_CHECKING:
     from kfp_ddp.evaluation.predict import Predictions
     from kfp_ddp.evaluation.slices import Tags
-    from kfp_ddp.training.checkpoint import ModelInfo
+    from kfp_ddp.training.state.checkpoint import ModelInfo
 
 ADVICE = "make run_dir writable and free space"
 CONFUSION_CLASSES = 200  # 126 KB of JSON

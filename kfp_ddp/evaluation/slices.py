@@ -12,10 +12,10 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_relative
 from kfp_ddp.models.evaluation import Slice, reason, slice_of
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training import shards
+from kfp_ddp.training.data import shards
 
 if TYPE_CHECKING:
-    from kfp_ddp.training.splits import Index
+    from kfp_ddp.training.data.splits import Index
 
 PATH = "path"
 LARGEST = 256 << 20

@@ -18,8 +18,8 @@ from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import CODE, ONNX, PROGRAM, WEIGHTS
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, OPENVINO, load
 from kfp_ddp.models.programs import MAX_BATCH
-from kfp_ddp.training.checkpoint import ModelInfo, load_model
-from kfp_ddp.training.model import logits, normalise
+from kfp_ddp.training.model.networks import logits, normalise
+from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 
 IN_OPENVINO = f"{ONNX} in OpenVINO"
 INPUT, OUTPUT = "images", "logits"

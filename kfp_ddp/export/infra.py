@@ -25,7 +25,7 @@ from kfp_ddp.export import infra_process
 from kfp_ddp.export.formats import INPUT, OUTPUT, Predict
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import INFRA, ONNX
-from kfp_ddp.training.time_spent import cpus_of_a_rank
+from kfp_ddp.training.report.time_spent import cpus_of_a_rank
 
 SECONDS = 300.0
 """Timeout to load a model and answer."""

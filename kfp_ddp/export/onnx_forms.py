@@ -14,11 +14,11 @@ from torch import Tensor
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.export.formats import INPUT, save_onnx
-from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.data import evaluation_batches
-from kfp_ddp.training.sides import TRAIN
-from kfp_ddp.training.splits import sides_of
-from kfp_ddp.training.transforms import short_side
+from kfp_ddp.training.data.loader import evaluation_batches
+from kfp_ddp.training.data.sides import TRAIN
+from kfp_ddp.training.data.splits import sides_of
+from kfp_ddp.training.data.transforms import short_side
+from kfp_ddp.training.state.checkpoint import ModelInfo
 
 BATCH = 8
 _SQUARE = "square"

@@ -12,10 +12,10 @@ from torch import Tensor
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.export.formats import Predict
 from kfp_ddp.export.infra_process import BATCHES, times
-from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.data import evaluation_batches
-from kfp_ddp.training.splits import sides_of
-from kfp_ddp.training.time_spent import cpus_of_a_rank
+from kfp_ddp.training.data.loader import evaluation_batches
+from kfp_ddp.training.data.splits import sides_of
+from kfp_ddp.training.report.time_spent import cpus_of_a_rank
+from kfp_ddp.training.state.checkpoint import ModelInfo
 
 SAMPLES = 16
 # Of the largest logit. Reordered float32 sums differ by about 1e-6, a wrong graph by 1 or more.

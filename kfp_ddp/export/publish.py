@@ -33,7 +33,7 @@ from kfp_ddp.models.signature import fingerprint, key_of, sign
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training import trackers
+from kfp_ddp.training.report import trackers
 
 if TYPE_CHECKING:
     from kfp import dsl

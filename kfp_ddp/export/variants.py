@@ -19,10 +19,10 @@ from kfp_ddp.models.bundle import ONNX, WEIGHTS
 from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, prediction_rows
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import FILES, MeasuredVariant, VariantsRecord
-from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.data.image_files import read
+from kfp_ddp.training.data.splits import sides_of
 from kfp_ddp.training.distributed import alone
-from kfp_ddp.training.images import read
-from kfp_ddp.training.splits import sides_of
+from kfp_ddp.training.state.checkpoint import ModelInfo
 
 BATCH = 32
 ANY_SIZE = "resize"

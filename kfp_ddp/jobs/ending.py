@@ -26,7 +26,7 @@ from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.resource import PODS, WORKFLOWS, Resource
 from kfp_ddp.k8s.watch_cache import WatchCache
-from kfp_ddp.training.manifest import step_dirs, step_of
+from kfp_ddp.training.state.manifest import step_dirs, step_of
 
 BRIEF_SECONDS = 0.5
 LOOK_SECONDS = 0.1

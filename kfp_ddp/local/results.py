@@ -21,7 +21,7 @@ from kfp_ddp.core.run_folder import LABELS_TO_CHECK
 from kfp_ddp.core.text import bar, plural
 from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress
 from kfp_ddp.local.screen import say
-from kfp_ddp.training.metrics import read_events
+from kfp_ddp.training.report.metrics import read_events
 
 LOG = "pipeline.log"
 STARTED = re.compile(r"Executing task '([^']+)'")

@@ -22,7 +22,7 @@ from kfp_ddp.evaluation.report_data import NOTES_VARIABLE
 from kfp_ddp.local import engine, folder, results, survey
 from kfp_ddp.local.results import shown
 from kfp_ddp.local.screen import say
-from kfp_ddp.models.initial_weights import find, is_path, obtain
+from kfp_ddp.models.weights_download import find, is_path, obtain
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
 from kfp_ddp.training.batches import divide
@@ -162,7 +162,7 @@ def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:
         )
     if path.is_dir() or arguments["training"].get("script"):
         return arguments
-    from kfp_ddp.training.initial_weights import network_of, read  # torch takes seconds
+    from kfp_ddp.training.state.initial_weights import network_of, read  # torch takes seconds
 
     if arguments.get("model", "auto") != "auto":
         read(path)

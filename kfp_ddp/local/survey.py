@@ -19,9 +19,10 @@ from kfp_ddp.storage.folder_source import LOST_AND_FOUND
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.layout import Layout, lay_out
-from kfp_ddp.training.sides import TEST, TRAIN, VAL, Labels, group_by_folder, is_image, tables_in
-from kfp_ddp.training.splits import read_table
+from kfp_ddp.training.data.layout import Layout, lay_out
+from kfp_ddp.training.data.sides import TEST, TRAIN, VAL, group_by_folder, is_image, tables_in
+from kfp_ddp.training.data.splits import read_table
+from kfp_ddp.training.data.tables import Labels
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 """Bytes near the end of a complete file, and of a thumbnail in its header."""
@@ -194,7 +195,7 @@ def _open_all(folder: Path, layout: Layout) -> tuple[list[tuple[str, int, int]],
 
 def _open(path: Path) -> tuple[str, int, int] | str:
     """Return format, width and height of an image, or why it cannot be read."""
-    from kfp_ddp.training import decoder
+    from kfp_ddp.training.data import decoder
 
     try:
         if not path.is_file():

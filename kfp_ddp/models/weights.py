@@ -10,8 +10,8 @@ from torch import nn
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
-from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.state.checkpoint import ModelInfo
 
 
 def write(model: nn.Module, info: ModelInfo, path: Path) -> None:

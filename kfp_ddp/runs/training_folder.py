@@ -14,11 +14,11 @@ from kfp_ddp.core.errors import InputError, KfpDdpError, UnavailableError, writi
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.datasets.access import local_dataset
-from kfp_ddp.models import initial_weights
+from kfp_ddp.models import weights_download
 from kfp_ddp.runs import checkpoints
 from kfp_ddp.runs.workspace import MORE_STORAGE, OUTGOING, RemoteFolder
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.manifest import MANIFEST, step_of
+from kfp_ddp.training.state.manifest import MANIFEST, step_of
 
 EVERY_SECONDS = 10.0
 LAST_SECONDS = 600.0
@@ -204,10 +204,10 @@ def with_local_folders(config: TrainConfig) -> Iterator[TrainConfig]:
 
 def with_local_weights(config: TrainConfig) -> TrainConfig:
     """Return the configuration with local initial weights, downloaded to the run's folder."""
-    if not initial_weights.is_per_node(config.pretrained):
+    if not weights_download.is_per_node(config.pretrained):
         return config
     folder = RunFolder(config.output_dir).initial_weights
-    weights = initial_weights.download(config.pretrained, folder)
+    weights = weights_download.download(config.pretrained, folder)
     return TrainConfig.create(**{**config.explicit(), "pretrained": str(weights)})
 
 

@@ -146,9 +146,9 @@ def prepare(run_dir: str, data: str, seed: int) -> str:
     import torch
     from PIL import Image
 
-    from kfp_ddp.training import checkpoint
     from kfp_ddp.training.config import TrainConfig
-    from kfp_ddp.training.model import build
+    from kfp_ddp.training.model.networks import build
+    from kfp_ddp.training.state import checkpoint
 
     Path("/work/models").mkdir(exist_ok=True)
     for name, colour in (("blue", (9, 9, 200)), ("red", (200, 9, 9))):

@@ -13,7 +13,7 @@ import requests
 import yaml
 
 from kfp_ddp.core.run_folder import MLFLOW
-from kfp_ddp.training.trackers import MlflowRun
+from kfp_ddp.training.report.trackers import MlflowRun
 from tests.serving import free_port
 from tests.stores import mlflow, prometheus, prometheus_program, wandb
 from tests.training_ranks import Ranks, config, dataset, events, output_of

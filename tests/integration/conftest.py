@@ -19,11 +19,11 @@ from kfp_ddp.local import demo as demo_bucket
 from kfp_ddp.models.registry import client
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import evaluation_batches
-from kfp_ddp.training.model import build, normalise
-from kfp_ddp.training.splits import scan
+from kfp_ddp.training.data.loader import evaluation_batches
+from kfp_ddp.training.data.splits import scan
+from kfp_ddp.training.model.networks import build, normalise
+from kfp_ddp.training.state import checkpoint
 from tests.evaluations import Trained
 from tests.gcs_server import Bucket, serve
 from tests.registry_server import server as registry

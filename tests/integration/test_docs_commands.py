@@ -14,9 +14,10 @@ from PIL import Image
 
 from kfp_ddp.cli import app
 from kfp_ddp.local.results import outputs
-from kfp_ddp.training import images, rank, transforms
-from kfp_ddp.training.checkpoint import load_model, newest_valid
+from kfp_ddp.training import rank
+from kfp_ddp.training.data import image_files, transforms
 from kfp_ddp.training.flags import parse
+from kfp_ddp.training.state.checkpoint import load_model, newest_valid
 from tests.commands import call
 from tests.kfp_server.server import KfpServer
 from tests.local_pipeline import pipeline
@@ -150,6 +151,6 @@ def test_own_script_reads_a_photograph_as_the_evaluation_does(
     script = runpy.run_path(str(EXAMPLES / "own_script.py"))
     settings = {"image_size": size, "mean": [0, 0, 0], "std": [1, 1, 1]}
     seen, target = script["Images"]("val", settings)[0]
-    expected = transforms.evaluate(images.read(str(photograph)), size)
+    expected = transforms.evaluate(image_files.read(str(photograph)), size)
     assert (seen * 255 - expected).abs().max() <= 2
     assert target == 1

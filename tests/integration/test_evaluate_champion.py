@@ -20,8 +20,8 @@ from kfp_ddp.models import bundle, weights
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training import checkpoint as checkpoints
-from kfp_ddp.training.model import build
+from kfp_ddp.training.model.networks import build
+from kfp_ddp.training.state import checkpoint as checkpoints
 from tests import gating
 from tests.evaluations import Trained, run_step
 

@@ -18,9 +18,9 @@ from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.pipelines.form import form_of
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.report.summary import markdown
-from kfp_ddp.training import checkpoint
-from kfp_ddp.training.sides import SIDES
-from kfp_ddp.training.splits import splits_of
+from kfp_ddp.training.data.sides import SIDES
+from kfp_ddp.training.data.splits import splits_of
+from kfp_ddp.training.state import checkpoint
 from tests import gating
 from tests.evaluations import Trained, run_step
 

@@ -17,8 +17,8 @@ from kfp_ddp.export.publish import publish
 from kfp_ddp.models import bundle, weights
 from kfp_ddp.storage import store
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.state import checkpoint
 from tests.evaluations import Trained
 from tests.exports import arguments
 from tests.gcs_server import Bucket

@@ -27,7 +27,7 @@ from kfp_ddp.models.bundle import local_bundle
 from kfp_ddp.models.evaluation import Evaluation
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import MeasuredVariant, read
-from kfp_ddp.training.checkpoint import load_model
+from kfp_ddp.training.state.checkpoint import load_model
 from tests.evaluations import Trained
 from tests.exports import arguments
 

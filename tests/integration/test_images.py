@@ -23,7 +23,7 @@ LIBRARIES = {
         *(*STORES, "google_crc32c"),
     ),
     "trainer": (
-        *("kfp_ddp.training.node", "kfp_ddp.training.rank", "kfp_ddp.training.trackers"),
+        *("kfp_ddp.training.node", "kfp_ddp.training.rank", "kfp_ddp.training.report.trackers"),
         *("torch", "torchvision", "torchcodec", "simplejpeg", "onnx", "onnxruntime", "safetensors"),
         *(*STORES, "tensorboard", "prometheus_client"),
     ),

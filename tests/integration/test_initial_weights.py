@@ -14,16 +14,16 @@ from google.cloud import storage
 
 from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.models import bundle, champion, initial_weights, weights
+from kfp_ddp.models import bundle, champion, weights, weights_download
 from kfp_ddp.runs.training_folder import with_local_weights
 from kfp_ddp.storage.http import origin
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.source import Retry
-from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.initial_weights import read
-from kfp_ddp.training.model import build
-from kfp_ddp.training.torchvision_weights import TORCHVISION
+from kfp_ddp.training.model.networks import build
+from kfp_ddp.training.model.torchvision_weights import TORCHVISION
+from kfp_ddp.training.state import checkpoint
+from kfp_ddp.training.state.initial_weights import read
 from tests import tls
 from tests.evaluations import Trained
 from tests.sync_runs import small_disk
@@ -32,7 +32,7 @@ from tests.sync_runs import small_disk
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_RETRY", "_PROBES"):
-        monkeypatch.setattr(initial_weights, name, Retry(2, 0.01))
+        monkeypatch.setattr(weights_download, name, Retry(2, 0.01))
 
 
 def config(pretrained: str, output: Path) -> TrainConfig:
@@ -57,7 +57,7 @@ def test_file_in_a_bucket_is_downloaded_once(emulator: storage.Client, tmp_path:
     blob = emulator.bucket("models").blob("pretrained/theirs.pth")
     blob.upload_from_filename(tmp_path / "theirs.pth")
     address = "gs://models/pretrained/theirs.pth"
-    initial_weights.check(address)
+    weights_download.check(address)
     fetched = local(address, tmp_path / "run")
     assert fetched.parents[1] == RunFolder(tmp_path / "run").initial_weights
     assert agrees(fetched, state)
@@ -69,7 +69,7 @@ def test_file_in_a_bucket_is_downloaded_once(emulator: storage.Client, tmp_path:
     assert local(address, tmp_path / "run") == fetched
     for missing in (address, "gs://models/nothing"):
         with pytest.raises(InputError, match="does not exist: correct the address"):
-            initial_weights.check(missing)
+            weights_download.check(missing)
     with pytest.raises(InputError, match="does not exist: correct the address"):
         local(address, tmp_path / "other")
     with pytest.raises(InputError, match="has neither a bundle nor a checkpoint: give the addr"):
@@ -94,7 +94,7 @@ def test_bundle_champion_and_checkpoint_by_uri(trained: Trained, tmp_path: Path)
         )
     ):
         run_dir = tmp_path / f"with_local_weights-{number}"
-        initial_weights.check(address)
+        weights_download.check(address)
         fetched = local(address, run_dir)
         assert agrees(fetched, network.state_dict()), address
         assert read(fetched).classes == info.classes
@@ -117,7 +117,7 @@ def test_unreachable_address_is_one_line(tmp_path: Path) -> None:
 
 def test_torchvision_weights_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    find, file = initial_weights.find, tmp_path / "torch/hub/checkpoints/r-01234567.pth"
+    find, file = weights_download.find, tmp_path / "torch/hub/checkpoints/r-01234567.pth"
     monkeypatch.setitem(TORCHVISION["resnet18"], "DEFAULT", file.name)
     none = find("auto", "resnet18")
     assert not none
@@ -126,14 +126,14 @@ def test_torchvision_weights_are_found(tmp_path: Path, monkeypatch: pytest.Monke
         find("true", "resnet18")
     # No word of alarm where there are no weights, or where they are not wished for.
     assert (
-        find("auto", "cifar_resnet8") == find("false", "resnet18") == initial_weights.RANDOM_START
+        find("auto", "cifar_resnet8") == find("false", "resnet18") == weights_download.RANDOM_START
     )
     with pytest.raises(InputError, match="has no DEFAULT weights of cifar_resnet8"):
         find("true", "cifar_resnet8")
     monkeypatch.setenv("KFP_DDP_BAKED_WEIGHTS", "resnet50 resnet18")
     assert find("auto", "resnet18")[:2] == ("true", "resnet18")
     assert not find("auto", "resnet18", own_image=True)
-    assert not find("auto", "resnet18", images=initial_weights.MOST_IMAGES)
+    assert not find("auto", "resnet18", images=weights_download.MOST_IMAGES)
     monkeypatch.delenv("KFP_DDP_BAKED_WEIGHTS")
     with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx", tmp_path) as server:
         monkeypatch.setenv("KFP_DDP_WEIGHTS", server)
@@ -163,15 +163,15 @@ def test_torchvision_weights_are_fetched(tmp_path: Path, monkeypatch: pytest.Mon
         head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(content)}\r\n\r\n".encode()
         with answering(head + content, tmp_path) as server:
             monkeypatch.setenv("KFP_DDP_WEIGHTS", server)
-            start = initial_weights.obtain("auto", "squeezenet1_1")
+            start = weights_download.obtain("auto", "squeezenet1_1")
             assert bool(start) == (content == whole)
             if content != whole:
                 assert "damaged" in start.origin
                 with pytest.raises(StorageError, match="arrived damaged"):
-                    initial_weights.obtain("true", "squeezenet1_1")
+                    weights_download.obtain("true", "squeezenet1_1")
     (path,) = (tmp_path / "torch").rglob("*.pth")
     assert str(path) in start.origin
-    assert initial_weights.obtain("auto", "squeezenet1_1") == start  # the server is gone
+    assert weights_download.obtain("auto", "squeezenet1_1") == start  # the server is gone
     assert [one.name for one in path.parent.iterdir()] == [file]
 
 
@@ -187,7 +187,7 @@ def test_torchvision_weights_are_fetched(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_file_name_tells_the_network(address: str, model: str) -> None:
-    assert initial_weights.find(address, "auto")[:2] == (address, model)
+    assert weights_download.find(address, "auto")[:2] == (address, model)
 
 
 @contextmanager
@@ -226,10 +226,10 @@ def test_a_fault_is_tried_again(
         monkeypatch.setenv("KFP_DDP_WEIGHTS", server)
         monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
         if fault != b"HTTP/1.1 200 OK\r\n" + length + b"xy":
-            assert initial_weights.find("auto", "resnet18").pretrained.startswith(server)
+            assert weights_download.find("auto", "resnet18").pretrained.startswith(server)
             answers[:] = [fault, *answers]
         assert local(f"{server}/w.pth", tmp_path / "run").read_bytes() == b"data"
-    for ask in (lambda: initial_weights.find("true", "resnet18"), lambda: local(server, tmp_path)):
+    for ask in (lambda: weights_download.find("true", "resnet18"), lambda: local(server, tmp_path)):
         with pytest.raises(UnavailableError):
             ask()
 
@@ -249,7 +249,7 @@ def test_redirect_to_http_is_not_followed(tmp_path: Path) -> None:
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"]
 )
 def test_too_large_file_fails(head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(initial_weights, "_LARGEST", 1 << 20)
+    monkeypatch.setattr(weights_download, "_LARGEST", 1 << 20)
     raises_error = r"^pretrained=https://\S+/w\.pth has more than 1,048,576 bytes"
     with (
         answering(head + bytes(3_000_000), tmp_path) as server,

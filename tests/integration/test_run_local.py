@@ -13,9 +13,9 @@ from PIL import Image
 
 from kfp_ddp import predict as predict_module
 from kfp_ddp.predict import load
-from kfp_ddp.training import images, transforms
-from kfp_ddp.training.checkpoint import load_model
-from kfp_ddp.training.model import normalise
+from kfp_ddp.training.data import image_files, transforms
+from kfp_ddp.training.model.networks import normalise
+from kfp_ddp.training.state.checkpoint import load_model
 from tests import photographs
 from tests.commands import call, refused
 
@@ -79,7 +79,7 @@ def test_predictions_equal_the_checkpoint(summary: dict[str, Any], photos: Path)
     predicted = load(summary["bundle"])(pictures)
     checkpoint = next((photos.parent / "result").glob("work/*/*/checkpoints/step-*"))
     network, info = load_model(checkpoint)
-    seen = torch.stack([transforms.evaluate(images.read(str(one)), 16) for one in pictures])
+    seen = torch.stack([transforms.evaluate(image_files.read(str(one)), 16) for one in pictures])
     with torch.inference_mode():
         expected = network(normalise(seen)).double().softmax(1)
     assert info.classes == load(summary["bundle"]).classes

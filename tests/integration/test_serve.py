@@ -36,7 +36,7 @@ from kfp_ddp.predict import load, softmax, square
 from kfp_ddp.serve.limits import MAX_JSON
 from kfp_ddp.serve.model import ready
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.training.checkpoint import load_model
+from kfp_ddp.training.state.checkpoint import load_model
 from tests.serving import free_port
 from tests.waiting import until
 

@@ -16,8 +16,9 @@ import pytest
 from torch.distributed.launcher import api
 
 from kfp_ddp.core import failure
-from kfp_ddp.training import checkpoint, node
+from kfp_ddp.training import node
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.watch import LAUNCH, PARENT
 from tests.serving import free_port
 from tests.training_ranks import config, dataset, events, newest

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kfp_ddp.training import checkpoint
 from kfp_ddp.training.recipes import RECIPES, configured
+from kfp_ddp.training.state import checkpoint
 from tests.serving import free_port
 from tests.training_ranks import (
     Ranks,

@@ -8,7 +8,7 @@ import torch
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.export.prove import real_samples
-from kfp_ddp.training import checkpoint
+from kfp_ddp.training.state import checkpoint
 from tests.evaluations import Trained
 from tests.training_ranks import config, dataset, output_of, state_hash, train_until_killed
 

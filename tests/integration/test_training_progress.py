@@ -41,7 +41,7 @@ print(faults() - before)
 DECODE = """
 import resource, sys
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.images import read
+from kfp_ddp.training.data.image_files import read
 import torchcodec.decoders
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

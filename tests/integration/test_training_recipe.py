@@ -13,10 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from kfp_ddp.runs.record import chosen_checkpoint
-from kfp_ddp.training import checkpoint, rank
+from kfp_ddp.training import rank
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.manifest import step_of
-from kfp_ddp.training.saving import Best, behind
+from kfp_ddp.training.state import checkpoint
+from kfp_ddp.training.state.manifest import step_of
+from kfp_ddp.training.state.saving import Best, behind
 from kfp_ddp.training.trainer import Validation
 from tests.training_ranks import config, dataset, events, newest, state_hash, trainer
 

@@ -14,7 +14,7 @@ from kfp_ddp.evaluation.comparison import compare, mcnemar, newcombe
 from kfp_ddp.evaluation.leaderboard import run
 from kfp_ddp.models.evaluation import ClassResult, Evaluation, Prediction, wilson
 from kfp_ddp.runs.train.outputs import _figures
-from kfp_ddp.training.manifest import Manifest
+from kfp_ddp.training.state.manifest import Manifest
 from tests import evaluations
 
 Side = dict[str, Prediction]

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 from kfp_ddp.cli import app
 from kfp_ddp.core.config import FIELDS, config, untrusted
 from kfp_ddp.core.errors import InputError, ServerError
-from kfp_ddp.training.torchvision_weights import cached
+from kfp_ddp.training.model.torchvision_weights import cached
 
 
 @pytest.fixture(autouse=True)

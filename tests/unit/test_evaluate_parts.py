@@ -20,11 +20,11 @@ from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.evaluation.results import split_digest
 from kfp_ddp.jobs.local import Ended
 from kfp_ddp.models.evaluation import wilson
-from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import Reading
+from kfp_ddp.training.data.splits import Index, scan
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.model import MEAN, STD, build
-from kfp_ddp.training.splits import Index, scan
+from kfp_ddp.training.model.networks import MEAN, STD, build
+from kfp_ddp.training.state.checkpoint import ModelInfo
 from tests.files import write
 
 NAMES = ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2, wet.png")

@@ -16,11 +16,11 @@ from kfp_ddp.export import prove
 from kfp_ddp.export.formats import Servable, trace
 from kfp_ddp.export.prove import ParityError, latency, parity, real_samples
 from kfp_ddp.models import weights
-from kfp_ddp.training import model
-from kfp_ddp.training.checkpoint import ModelInfo
-from kfp_ddp.training.data import evaluation_batches
+from kfp_ddp.training.data.loader import evaluation_batches
+from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.distributed import alone
-from kfp_ddp.training.splits import Index
+from kfp_ddp.training.model import networks
+from kfp_ddp.training.state.checkpoint import ModelInfo
 from tests.training_ranks import dataset
 
 LOGITS = torch.tensor([[4.0, 1.0, 0.0], [0.0, 2.0, 8.0], [1.0, 1.00001, -3.0]])
@@ -162,17 +162,17 @@ def test_latency_is_measured_for_each_size_and_runtime(monkeypatch: pytest.Monke
 @pytest.fixture
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return model.build("cifar_resnet8", 3).eval()
+    return networks.build("cifar_resnet8", 3).eval()
 
 
 def flipping(flip: bool) -> ModelInfo:
     classes, config = ("class0", "class1", "class2"), {"test_time_flip": flip}
-    return ModelInfo("cifar_resnet8", classes, 8, model.MEAN, model.STD, 1, config)
+    return ModelInfo("cifar_resnet8", classes, 8, networks.MEAN, networks.STD, 1, config)
 
 
 def test_bundle_averages_an_image_and_its_mirror_image(network: nn.Module, tmp_path: Path) -> None:
     images = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8)
-    pixels = model.normalise(images)
+    pixels = networks.normalise(images)
     expected = (network(pixels) + network(pixels.flip(-1))) / 2
     served = trace(Servable(network, flipping(True)).eval(), 8).module()(images)
     torch.testing.assert_close(served, expected)

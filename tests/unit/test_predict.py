@@ -21,8 +21,8 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.export import contents, formats, onnx_forms
 from kfp_ddp.export.formats import INPUT, OUTPUT
 from kfp_ddp.predict import Model, square
-from kfp_ddp.training import images, transforms
 from kfp_ddp.training.config import Reading
+from kfp_ddp.training.data import image_files, transforms
 from tests import triton
 
 CLASSES = ("daisy", "two\nlines", "Löwen zahn")
@@ -49,7 +49,7 @@ def test_pictures_are_read_as_in_evaluation(name: str, image: Image.Image, tmp_p
     for size, background in ((16, ""), (96, "#ffffff"), (128, "#102030")):
         short, pixels = (
             transforms.short_side(size),
-            images.read(str(tmp_path / name), Reading(background=background)),
+            image_files.read(str(tmp_path / name), Reading(background=background)),
         )
         evaluated = transforms.evaluate(pixels, size).numpy().astype(int)
         own = square(tmp_path / name, short, size, background)

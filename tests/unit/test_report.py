@@ -16,7 +16,7 @@ from kfp_ddp.core import packed
 from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.models.evaluation import ClassChange, Compared, slice_of
-from kfp_ddp.training.time_spent import PHASES
+from kfp_ddp.training.report.time_spent import PHASES
 from tests import reports, run_output
 
 TWO = ["cat", "dog"]

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training import distributed, rank
-from kfp_ddp.training.checkpoint import load_model
+from kfp_ddp.training.state.checkpoint import load_model
 from tests.training_ranks import config, dataset, run
 
 APPLE = torch.device("mps")

@@ -17,15 +17,15 @@ import torch
 
 from kfp_ddp.core.errors import JobError, StorageError
 from kfp_ddp.runs.record import newest_checkpoint
-from kfp_ddp.training import checkpoint, saving
-from kfp_ddp.training.checkpoint import Writer, load_model, newest_valid, steps
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Split
-from kfp_ddp.training.manifest import MANIFEST, STATE, step_dir, step_of
-from kfp_ddp.training.model import MEAN, STD, build
+from kfp_ddp.training.data.loader import Split
+from kfp_ddp.training.data.splits import Index
+from kfp_ddp.training.model.networks import MEAN, STD, build
+from kfp_ddp.training.model.strategies import Ddp
 from kfp_ddp.training.model_file import pack
-from kfp_ddp.training.splits import Index
-from kfp_ddp.training.strategies import Ddp
+from kfp_ddp.training.state import checkpoint, saving
+from kfp_ddp.training.state.checkpoint import Writer, load_model, newest_valid, steps
+from kfp_ddp.training.state.manifest import MANIFEST, STATE, step_dir, step_of
 from tests.files import write
 from tests.training_ranks import newest, run
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.training import transforms
-from kfp_ddp.training.cache import Cache, folder_for
-from kfp_ddp.training.data import Images
-from kfp_ddp.training.images import examine
-from kfp_ddp.training.splits import scan
+from kfp_ddp.training.data import transforms
+from kfp_ddp.training.data.cache import Cache, folder_for
+from kfp_ddp.training.data.image_files import examine
+from kfp_ddp.training.data.loader import Images
+from kfp_ddp.training.data.splits import scan
 from tests.training_ranks import run
 
 

@@ -11,8 +11,8 @@ import torch
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, PeerLostError, StorageError
 from kfp_ddp.core.failure import Failure, cause_in_error_files, read, report
 from kfp_ddp.training import rank, watch
-from kfp_ddp.training.checkpoint import UnreadableError
 from kfp_ddp.training.distributed import World
+from kfp_ddp.training.state.checkpoint import UnreadableError
 
 ARGV = ["--data", "/d", "--output-dir", "/o"]
 CASES = [

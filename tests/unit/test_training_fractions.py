@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
-from kfp_ddp.training import data, decoder, transforms
-from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Images
-from kfp_ddp.training.header import frame_of
-from kfp_ddp.training.images import Need, Needed, decode_part
-from kfp_ddp.training.splits import scan
+from kfp_ddp.training.data import decoder, loader, transforms
+from kfp_ddp.training.data.cache import Cache
+from kfp_ddp.training.data.header import frame_of
+from kfp_ddp.training.data.image_files import Need, Needed, decode_part
+from kfp_ddp.training.data.loader import Images
+from kfp_ddp.training.data.splits import scan
 
 SIZE = 32
 _MIRRORED = (2, 3, 4, 6, 7, 8)
@@ -190,7 +190,7 @@ def test_evaluation_cache_and_strict_images_decode_completely(
     def never(*_: object) -> None:
         raise AssertionError("decoded at a fraction")
 
-    monkeypatch.setattr(data, "read_part", never)
+    monkeypatch.setattr(loader, "read_part", never)
     index = scan(split)
     Images(index, run(split), for_training=False).__getitems__([(0, 0)])
     strict = Images(index, run(split, images="strict"), for_training=True)

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training import decoder
-from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import Reading
-from kfp_ddp.training.data import Images, evaluation_batches
-from kfp_ddp.training.header import plain_pixels
-from kfp_ddp.training.images import examine, read
-from kfp_ddp.training.splits import scan
+from kfp_ddp.training.data import decoder
+from kfp_ddp.training.data.cache import Cache
+from kfp_ddp.training.data.header import plain_pixels
+from kfp_ddp.training.data.image_files import examine, read
+from kfp_ddp.training.data.loader import Images, evaluation_batches
+from kfp_ddp.training.data.splits import scan
 from tests import training_ranks
 
 FORMS = {

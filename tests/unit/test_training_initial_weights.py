@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import weights
-from kfp_ddp.training import checkpoint
-from kfp_ddp.training.checkpoint import ModelInfo
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.initial_weights import initialise, network_of
-from kfp_ddp.training.model import build, build_for
-from kfp_ddp.training.torchvision_weights import TORCHVISION, cached
+from kfp_ddp.training.model.networks import build, build_for
+from kfp_ddp.training.model.torchvision_weights import TORCHVISION, cached
+from kfp_ddp.training.state import checkpoint
+from kfp_ddp.training.state.checkpoint import ModelInfo
+from kfp_ddp.training.state.initial_weights import initialise, network_of
 
 CLASSES = ("a", "b")
 State = dict[str, Tensor]
@@ -268,7 +268,7 @@ def test_uri_is_refused() -> None:
 
 
 def test_positions_of_a_vision_transformer_are_resized() -> None:
-    from kfp_ddp.training.initial_weights import _resized_positions
+    from kfp_ddp.training.state.initial_weights import _resized_positions
 
     positions = {"encoder.pos_embedding": torch.zeros(1, 1 + 2 * 2, 8)}
     resized = _resized_positions(positions, "vit_b_32", 128)

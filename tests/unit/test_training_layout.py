@@ -11,10 +11,10 @@ import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.datasets.versions import leases_of
-from kfp_ddp.training.layout import Layout, Part, lay_out
+from kfp_ddp.training.data.layout import Layout, Part, lay_out
+from kfp_ddp.training.data.splits import count_images, scan, sides_of, splits_of
+from kfp_ddp.training.data.tables import Labels
 from kfp_ddp.training.prepare import _scan
-from kfp_ddp.training.sides import Labels
-from kfp_ddp.training.splits import count_images, scan, sides_of, splits_of
 from tests.training_ranks import run
 
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torchvision.models import get_model
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training import learner, model
-from kfp_ddp.training.convolutions import Conv2d, use_products
-from kfp_ddp.training.splits import Index
+from kfp_ddp.training.data.splits import Index
+from kfp_ddp.training.data.transforms import mixed
+from kfp_ddp.training.model import networks
+from kfp_ddp.training.model.convolutions import Conv2d, use_products
+from kfp_ddp.training.state import learner
 from kfp_ddp.training.trainer import Loss, weights_of
-from kfp_ddp.training.transforms import mixed
 from tests.training_ranks import ALONE, run
 
 
@@ -36,15 +37,15 @@ from tests.training_ranks import ALONE, run
 def test_classifier_is_the_last_layer_with_weights(name: str, head: str) -> None:
     with torch.device("meta"):
         network = get_model(name, num_classes=7)
-    assert model.head_of(network) == head
+    assert networks.head_of(network) == head
     layer = network.get_submodule(head)
     assert 7 in (getattr(layer, "out_features", 0), getattr(layer, "out_channels", 0))
 
 
 def test_network_without_a_classifier_is_refused() -> None:
-    assert model.head_of(model.build("cifar_resnet8", 3)) == "fc"
+    assert networks.head_of(networks.build("cifar_resnet8", 3)) == "fc"
     with pytest.raises(InputError, match=r"^the network has no linear layer or convolution"):
-        model.head_of(nn.Sequential(nn.Flatten(), nn.ReLU()))
+        networks.head_of(nn.Sequential(nn.Flatten(), nn.ReLU()))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_network_without_a_classifier_is_refused() -> None:
 )
 def test_special_networks_give_logits_and_load_their_weights(name: str) -> None:
     size = 224 if name == "maxvit_t" else 80
-    network = model.build(name, 3, image_size=size).eval()
+    network = networks.build(name, 3, image_size=size).eval()
     with torch.no_grad():
         assert network(torch.zeros(2, 3, size, size)).shape == (2, 3)
     network.load_state_dict(dict(network.state_dict()))  # as in a checkpoint
@@ -60,21 +61,21 @@ def test_special_networks_give_logits_and_load_their_weights(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "cifar_resnet14"])
 def test_blur_pool_keeps_the_shape_and_the_weights(name: str) -> None:
-    plain, blurred = model.build(name, 5), model.build(name, 5, blur_pool=True)
+    plain, blurred = networks.build(name, 5), networks.build(name, 5, blur_pool=True)
     assert blurred(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
     shapes = [[tuple(p.shape) for p in network.parameters()] for network in (plain, blurred)]
     assert shapes[0] == shapes[1]
-    assert sum(isinstance(m, model.BlurPool) for m in blurred.modules()) >= 2
+    assert sum(isinstance(m, networks.BlurPool) for m in blurred.modules()) >= 2
 
 
 def test_images_are_normalised_as_by_torchvision() -> None:
     images = torch.randint(256, (2, 3, 5, 7), dtype=torch.uint8)
-    mean, std = torch.tensor(model.MEAN).view(3, 1, 1), torch.tensor(model.STD).view(3, 1, 1)
-    torch.testing.assert_close(model.normalise(images), (images / 255 - mean) / std)
+    mean, std = torch.tensor(networks.MEAN).view(3, 1, 1), torch.tensor(networks.STD).view(3, 1, 1)
+    torch.testing.assert_close(networks.normalise(images), (images / 255 - mean) / std)
 
 
 def test_parameter_groups_have_the_settings_of_the_configuration() -> None:
-    network = model.build("cifar_resnet8", 3)
+    network = networks.build("cifar_resnet8", 3)
     config = run(weight_decay=0.25, momentum=0.5, learning_rate=0.75)
     optimizer = learner.optimizer_of(network, config)
     decayed, plain = optimizer.param_groups

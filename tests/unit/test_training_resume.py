@@ -10,16 +10,17 @@ import torch
 
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.training import checkpoint, model_file, saving
+from kfp_ddp.training import model_file
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import Split
+from kfp_ddp.training.data.loader import Split
+from kfp_ddp.training.data.shards import Slices
+from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.manifest import DIGEST
-from kfp_ddp.training.model import build
+from kfp_ddp.training.model.networks import build
+from kfp_ddp.training.model.strategies import Ddp, Fsdp
 from kfp_ddp.training.prepare import resolve
-from kfp_ddp.training.shards import Slices
-from kfp_ddp.training.splits import Index
-from kfp_ddp.training.strategies import Ddp, Fsdp
+from kfp_ddp.training.state import checkpoint, saving
+from kfp_ddp.training.state.manifest import DIGEST
 from tests.training_ranks import run
 
 CLASSES = ("a", "b")

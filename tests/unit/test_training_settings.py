@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.runs.train import engine
 from kfp_ddp.runs.train.engine import node_command, with_timeout
-from kfp_ddp.training import checkpoint, distributed, learner
+from kfp_ddp.training import distributed
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.flags import parse
 from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.recipes import RECIPES, RecipeName, configured
 from kfp_ddp.training.recipes import main as recipes_main
+from kfp_ddp.training.state import checkpoint, learner
 from tests.training_ranks import run
 
 REQUIRED = {"data": "/d", "output_dir": "/o"}

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from kfp_ddp.training import meter
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.meter import GpuTimeline, Timeline, before_exchange, peak_of
-from kfp_ddp.training.time_spent import PHASES, Environment, Pace, TimeSpent, advice
+from kfp_ddp.training.report import meter
+from kfp_ddp.training.report.meter import GpuTimeline, Timeline, before_exchange, peak_of
+from kfp_ddp.training.report.time_spent import PHASES, Environment, Pace, TimeSpent, advice
 
 
 def row(**seconds: float) -> list[float]:

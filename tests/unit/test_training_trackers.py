@@ -11,9 +11,15 @@ import pytest
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import MLFLOW, RunFolder
-from kfp_ddp.training import trackers
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.trackers import BackgroundSink, Event, MlflowRun, Tracker, TrainJobStatus
+from kfp_ddp.training.report import trackers
+from kfp_ddp.training.report.trackers import (
+    BackgroundSink,
+    Event,
+    MlflowRun,
+    Tracker,
+    TrainJobStatus,
+)
 from tests import training_ranks
 from tests.serving import Recorder, free_port, serving
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import weights
-from kfp_ddp.training.checkpoint import ModelInfo
+from kfp_ddp.training.state.checkpoint import ModelInfo
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.step import write_artifact
 from kfp_ddp.report import training_page
 from kfp_ddp.runs.record import chosen_checkpoint
-from kfp_ddp.training.manifest import Manifest
-from kfp_ddp.training.metrics import read_events
+from kfp_ddp.training.report.metrics import read_events
+from kfp_ddp.training.state.manifest import Manifest
 
 
 def write_outputs(

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training import decoder
 from kfp_ddp.training.config import READING, Reading, TrainConfig
-from kfp_ddp.training.header import Frame, frame_of, plain_pixels
-from kfp_ddp.training.shards import Where, content
+from kfp_ddp.training.data import decoder
+from kfp_ddp.training.data.header import Frame, frame_of, plain_pixels
+from kfp_ddp.training.data.shards import Where, content
 
 
 class Need(NamedTuple):

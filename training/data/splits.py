@@ -10,21 +10,20 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import read_below
-from kfp_ddp.training import shards
-from kfp_ddp.training.layout import Part, lay_out, number
-from kfp_ddp.training.shards import Slices, Where
-from kfp_ddp.training.sides import (
-    LARGEST,
+from kfp_ddp.training.data import shards
+from kfp_ddp.training.data.layout import Part, lay_out, number
+from kfp_ddp.training.data.shards import Slices, Where
+from kfp_ddp.training.data.sides import (
     SIDES,
     SUFFIXES,
     TEST,
     TRAIN,
     VAL,
-    Labels,
     is_hidden,
     is_image,
     side_of,
 )
+from kfp_ddp.training.data.tables import LARGEST, Labels
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from kfp_ddp.storage.http.origin import Origin, Request, target_of
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.source import Retry, Transient, is_temporary
 from kfp_ddp.training.config import MODELS, RANDOM
-from kfp_ddp.training.manifest import MANIFEST, STATE
-from kfp_ddp.training.torchvision_weights import (
+from kfp_ddp.training.model.torchvision_weights import (
     DEFAULT,
     PREFIX,
     PUBLISHED,
@@ -32,6 +31,7 @@ from kfp_ddp.training.torchvision_weights import (
     file_of,
     is_intact,
 )
+from kfp_ddp.training.state.manifest import MANIFEST, STATE
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 MOST_IMAGES = 50_000

@@ -12,8 +12,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
-from kfp_ddp.training import own_model
 from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig
+from kfp_ddp.training.model import own_model
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)

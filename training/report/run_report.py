@@ -13,9 +13,9 @@ from torch import Tensor
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.meter import Meter
-from kfp_ddp.training.metrics import Metrics
-from kfp_ddp.training.time_spent import (
+from kfp_ddp.training.report.meter import Meter
+from kfp_ddp.training.report.metrics import Metrics
+from kfp_ddp.training.report.time_spent import (
     OWN,
     PHASES,
     REPORTED,
@@ -26,7 +26,7 @@ from kfp_ddp.training.time_spent import (
     cpus_of_a_rank,
     room_for_a_cache,
 )
-from kfp_ddp.training.trackers import sinks
+from kfp_ddp.training.report.trackers import sinks
 from kfp_ddp.training.watch import NODE
 
 _FILES = 100

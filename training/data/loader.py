@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training import transforms
-from kfp_ddp.training.cache import Cache
 from kfp_ddp.training.config import READING, Reading, TrainConfig
-from kfp_ddp.training.images import Decoded, read, read_part
-from kfp_ddp.training.model import affine
-from kfp_ddp.training.sampler import Key, Keys
-from kfp_ddp.training.shards import ReadAhead, pieces, sort_by_offset
-from kfp_ddp.training.splits import Index
+from kfp_ddp.training.data import transforms
+from kfp_ddp.training.data.cache import Cache
+from kfp_ddp.training.data.image_files import Decoded, read, read_part
+from kfp_ddp.training.data.sampler import Key, Keys
+from kfp_ddp.training.data.shards import ReadAhead, pieces, sort_by_offset
+from kfp_ddp.training.data.splits import Index
+from kfp_ddp.training.model.networks import affine
 
 
 class Batch(NamedTuple):

@@ -19,9 +19,9 @@ from kfp_ddp.core.digest import sha256, sha256_of_json
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.core.files import durable, fsync
 from kfp_ddp.core.text import one_line
-from kfp_ddp.training import model as models
 from kfp_ddp.training.config import Reading, TrainConfig
-from kfp_ddp.training.manifest import (
+from kfp_ddp.training.model import networks
+from kfp_ddp.training.state.manifest import (
     DIGEST,
     MANIFEST,
     STATE,
@@ -31,7 +31,7 @@ from kfp_ddp.training.manifest import (
     step_dirs,
     step_of,
 )
-from kfp_ddp.training.torch_file import load
+from kfp_ddp.training.state.torch_file import load
 
 _PAUSES_S = (0.5, 2.0)
 _DAMAGE = (
@@ -93,7 +93,7 @@ class ModelInfo:
 
     def network(self) -> nn.Module:
         """Build the network without its weights; runs the file of a user's own network."""
-        return models.build(
+        return networks.build(
             self.model, len(self.classes), self.blur_pool, self.image_size, self.model_code
         )
 
@@ -168,7 +168,7 @@ def load_model(path: Path | str) -> tuple[nn.Module, ModelInfo]:
     except _DAMAGE as error:
         raise InputError(f"{path} is not a complete checkpoint: {one_line(error)}") from None
     network = info.network()
-    models.fill(network, weights, str(path), info.model)
+    networks.fill(network, weights, str(path), info.model)
     return network.float().eval(), info
 
 
@@ -260,7 +260,7 @@ class Writer:
         try:
             self._fill_later()
             for part in ("model", "ema"):
-                if name := models.not_finite(state.get(part) or {}):  # no run could resume
+                if name := networks.not_finite(state.get(part) or {}):  # no run could resume
                     raise JobError(
                         f"after step {step} {name} is NaN or infinite, so it was not saved: "
                         "lower learning_rate or lengthen warmup_epochs and start again to resume "
@@ -347,6 +347,6 @@ def manifest_of(config: TrainConfig, classes: tuple[str, ...], **more: Any) -> d
         "classes": list(classes),
         "model": config.model,
         "image_size": config.image_size,
-        "mean": list(models.MEAN),
-        "std": list(models.STD),
+        "mean": list(networks.MEAN),
+        "std": list(networks.STD),
     }

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from kfp_ddp.training import model, own_model
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.convolutions import use_products
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.initial_weights import initialise
-from kfp_ddp.training.strategies import spread
+from kfp_ddp.training.model import networks, own_model
+from kfp_ddp.training.model.convolutions import use_products
+from kfp_ddp.training.model.strategies import spread
+from kfp_ddp.training.state.initial_weights import initialise
 
 
 def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
@@ -59,7 +59,7 @@ def has_separate_body(freeze_epochs: int, body_lr_factor: float) -> bool:
 
 def body_weights(network: nn.Module) -> list[nn.Parameter]:
     """Return the weights below the classifier."""
-    head = f"{model.head_of(network)}."
+    head = f"{networks.head_of(network)}."
     return [p for name, p in network.named_parameters() if not name.startswith(head)]
 
 
@@ -110,7 +110,7 @@ class Learner:
         self.config, self.world = config, world
         torch.manual_seed(config.seed)
         sharded = config.strategy == "fsdp" and world.size > 1
-        network = model.build_for(config, len(classes))
+        network = networks.build_for(config, len(classes))
         if config.starts_from_weights:
             initialise(network, config, classes, log=world.first)
         if world.device.type == "cpu" and not config.compile:

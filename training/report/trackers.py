@@ -20,7 +20,7 @@ from kfp_ddp.core.run_folder import MLFLOW, WANDB, RunFolder
 from kfp_ddp.core.settings import mapping_in, mapping_of
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.metrics import Sink
+from kfp_ddp.training.report.metrics import Sink
 
 TRAINJOB = "trainjob.json"
 """In a training's folder: how much of its metrics the status of the TrainJob has."""

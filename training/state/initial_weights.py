@@ -12,12 +12,9 @@ from torch import Tensor, nn
 from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training import checkpoint
 from kfp_ddp.training.config import MODELS, TrainConfig
-from kfp_ddp.training.manifest import MANIFEST, STATE
-from kfp_ddp.training.model import WRAPPERS, build, head_of, not_finite
-from kfp_ddp.training.torch_file import load, no_weights
-from kfp_ddp.training.torchvision_weights import (
+from kfp_ddp.training.model.networks import WRAPPERS, build, head_of, not_finite
+from kfp_ddp.training.model.torchvision_weights import (
     DEFAULT,
     PREFIX,
     PUBLISHED,
@@ -25,6 +22,9 @@ from kfp_ddp.training.torchvision_weights import (
     file_of,
     is_intact,
 )
+from kfp_ddp.training.state import checkpoint
+from kfp_ddp.training.state.manifest import MANIFEST, STATE
+from kfp_ddp.training.state.torch_file import load, no_weights
 
 BUNDLED = "model.safetensors"
 _LISTED = "MANIFEST.sha256"

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.training.sides import (
+from kfp_ddp.training.data.sides import (
     SIDES,
     SUFFIXES,
     TEST,
     TRAIN,
     VAL,
     Assignment,
-    Labels,
     Side,
     assign_by_folders,
-    assign_by_labels,
     group_by_folder,
     is_ignored,
     is_image,
@@ -27,6 +25,7 @@ from kfp_ddp.training.sides import (
     tables_in,
     use_a_table,
 )
+from kfp_ddp.training.data.tables import Labels, assign_by_labels
 
 _SHOWN = 5
 _FEWEST, _TENTH = 2, 10

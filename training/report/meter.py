@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kfp_ddp.training import model
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
-from kfp_ddp.training.time_spent import PHASES, REPORTED, Phase
+from kfp_ddp.training.model import networks
+from kfp_ddp.training.report.time_spent import PHASES, REPORTED, Phase
 
 
 class Timeline:
@@ -157,7 +157,7 @@ def training_flops(config: TrainConfig, num_classes: int) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     size = config.train_image_size or config.image_size
-    network = model.build_for(config, num_classes).to("meta")
+    network = networks.build_for(config, num_classes).to("meta")
     image = torch.empty(2, 3, size, size, device="meta")
     try:
         with FlopCounterMode(display=False) as counter:

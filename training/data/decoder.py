@@ -14,7 +14,7 @@ from PIL import Image
 
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import READING, Reading
-from kfp_ddp.training.header import ORIENTATION, frame_of, orientation_of
+from kfp_ddp.training.data.header import ORIENTATION, frame_of, orientation_of
 
 _MAGIC = re.compile(
     rb"(?P<Jpeg>\xff\xd8\xff)|(?P<Png>\x89PNG\r\n\x1a\n)|(?P<Gif>GIF8[79]a)|(?P<Bmp>BM)"

@@ -1,0 +1,1 @@
+"""The images of a dataset: names, classes and splits, decoding, and batches."""

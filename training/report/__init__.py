@@ -1,0 +1,1 @@
+"""Metrics, trackers and traces of a run, and where its time went."""
