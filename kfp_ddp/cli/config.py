@@ -34,7 +34,8 @@ def command() -> None:
     A setting is a flag of the commands that use it (--kfp-namespace; help does not list all of
     them), an environment variable (KFP_DDP_KFP_NAMESPACE), or a line of ./kfp-ddp.yaml or
     ~/.config/kfp-ddp/config.yaml (kfp_namespace: kubeflow). The first of these is used. The file
-    of the folder may set a host, a cluster or a login only if your own settings do.
+    of the folder may set other than experiment, namespace, time_zone, timeout and ui only as your
+    own settings do, or after `kfp-ddp config trust`.
 
     The first configured login is used: a token, a cookie, a Dex user, Identity-Aware Proxy, the
     token of the current pod. Secrets are read from files, or from KFP_DDP_TOKEN, KFP_DDP_COOKIE
@@ -63,8 +64,7 @@ def init(**values: str) -> None:
     with writing(file):
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     echo(f"wrote {config.HERE}")
-    if reason := config.untrusted("host"):
-        echo(f"! {reason}", err=True)
+    config.trust()
 
 
 @command.command("show")
@@ -84,6 +84,17 @@ def show(origin: bool, as_json: bool) -> None:
     for name, value in values.items():
         text = f"{value:{most}}  ({settings[name].origin})" if origin else value
         echo(f"{name:{width}}  {text}".rstrip())
+
+
+@command.command("trust")
+def trust() -> None:
+    """Let kfp-ddp.yaml of this folder choose hosts, images, accounts and destinations.
+
+    This holds for the file as it is now: after a change, check it and run this again.
+    """
+    for name, value in config.trust().items():
+        echo(f"{name}: {value}")
+    echo(f"{config.HERE} of this folder may set these until it changes")
 
 
 @click.command("settings")

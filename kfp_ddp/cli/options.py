@@ -79,20 +79,23 @@ def connected(command: Command) -> Command:
     def wrapper(**options: Any) -> Any:
         flags = {name: options.pop(name) for name in CONNECTION_OPTIONS}
         values = config.resolved(flags)
-        if values["host"].origin == config.HERE:
-            echo(f"the host is that of {config.HERE}: {values['host'].value}", err=True)
+        theirs = [
+            f"{name}: {item.value}"
+            for name, item in values.items()
+            if item.origin == config.HERE and not (name in options and is_on_command_line(name))
+        ]
+        if theirs:
+            echo(f"{config.HERE} of this folder sets {', '.join(theirs)}", err=True)
         chosen = {name: values[name].value for name in CONNECTION_OPTIONS}
-        connection = Connection(**chosen, untrusted=config.untrusted("host", flags))
-        return command(connection=connection, **options)
+        reason = config.untrusted(CONNECTION_OPTIONS, flags)
+        return command(connection=Connection(**chosen, untrusted=reason), **options)
 
     options = (_option(n, default=None, hidden=n not in SHOWN) for n in CONNECTION_OPTIONS)
     return added(*options)(wrapper)  # type: ignore[return-value]
 
 
 def _configured(name: str) -> Any:
-    if name in config.GUARDED and (reason := config.untrusted(name)):
-        raise InputError(reason)
-    return config.resolved()[name].value
+    return config.chosen(name)[name]
 
 
 def _option(name: str, **more: Any) -> Callable[[Any], Any]:

@@ -23,7 +23,7 @@ from kfp_ddp.cli.options import (
 )
 from kfp_ddp.client import cron, schedules
 from kfp_ddp.client.connection import open_client
-from kfp_ddp.core.config import Connection, config
+from kfp_ddp.core.config import Connection, chosen
 from kfp_ddp.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def _switch(connection: Connection, word: str, method: str, as_json: bool) -> No
         schedule = schedules.find(client, word)
         getattr(client, method)(schedule.recurring_run_id)
         schedule = client.get_recurring_run(schedule.recurring_run_id)
-        _print(client, schedule, config().time_zone, as_json)
+        _print(client, schedule, str(chosen("time_zone")["time_zone"]), as_json)
 
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:

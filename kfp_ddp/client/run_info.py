@@ -16,7 +16,8 @@ from kfp_ddp.client.pipelines import graph_of
 from kfp_ddp.client.pods import list_nodes
 from kfp_ddp.client.run_files import USER, RunFiles, StoredFiles, open_claim
 from kfp_ddp.client.steps import Step, every_step, steps_of
-from kfp_ddp.core.config import Connection, config
+from kfp_ddp.core import config
+from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.k8s.api import Api, Object
@@ -167,7 +168,7 @@ class RunFinder(contextlib.ExitStack):
             files=lambda: self._files(run, values, spec),
             values=values,
             pipeline=str(graph_of(spec).get("pipelineInfo", {}).get("name", "")),
-            root=str(root or config().pipeline_root).rstrip("/"),
+            root=str(root or config.chosen("pipeline_root")["pipeline_root"]).rstrip("/"),
         )
 
     def _files(
@@ -246,9 +247,10 @@ def _image(spec: Mapping[str, Any] | None) -> str:
     executors = graph_of(spec).get("deploymentSpec", {}).get("executors", {})
     images = [str(one.get("container", {}).get("image", "")) for one in executors.values()]
     launchers = sorted(image for image in images if "launcher" in image.rpartition("/")[2])
-    settings = config()
-    own = settings.launcher_image or f"{settings.registry}/launcher:{__version__}"
-    return launchers[0] if launchers else own
+    if launchers:
+        return launchers[0]
+    own = config.chosen("launcher_image", "registry")
+    return own["launcher_image"] or f"{own['registry']}/launcher:{__version__}"
 
 
 def read_trainings(files: RunFiles, folder: Path) -> tuple[TaskRecord, ...]:

@@ -3,14 +3,15 @@
 Not a pydantic model: its import would take most of the time of `--help`.
 """
 
+import hashlib
 import os
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.text import one_line
 
 T = TypeVar("T")
@@ -18,15 +19,10 @@ PREFIX = "KFP_DDP_"
 HERE = "kfp-ddp.yaml"
 _LARGEST = 1 << 20
 """Bytes of a file of settings."""
-GUARDED = {
-    "host": (
-        *("host", "ca_file", "token_file", "cookie_file"),
-        *("username", "password_file", "iap_client_id"),
-        *("kfp_namespace", "context", "port_forward"),
-    ),
-    "model_registry": ("model_registry",),
-}
-"""Addresses that get a secret, with the settings that choose the address or the secret."""
+FREE = ("experiment", "namespace", "time_zone", "timeout", "ui")
+"""What the file of any folder may set: it sends nothing elsewhere, and runs nothing else."""
+_TRUSTED = "trusted"
+"""Beside the user's own settings: digest and path of each file of a folder that the user trusts."""
 
 
 def setting(default: T, description: str, **more: str | float) -> T:
@@ -131,24 +127,58 @@ def resolved(flags: Mapping[str, Any] | None = None) -> dict[str, Set]:
     return own | folder
 
 
-def untrusted(address: str, flags: Mapping[str, Any] | None = None) -> str:
-    """Return why nothing may be sent to the address of a setting; '' if the user chose it.
+def chosen(*names: str, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the values of settings; raise InputError if an untrusted folder has set one."""
+    if reason := untrusted(names, flags):
+        raise InputError(reason)
+    values = resolved(flags)
+    return {name: values[name].value for name in names}
 
-    The current folder may be a stranger's: its file chooses who gets a secret, or which secret,
-    only if the user's own settings name the same address, or have the same values.
+
+def untrusted(names: Iterable[str], flags: Mapping[str, Any] | None = None) -> str:
+    """Return why these settings may not be used; '' if the user chose their values.
+
+    The current folder may be a stranger's. Its file may set those of `FREE`, and others only to the
+    values of the user's own settings, unless the user trusts this file as it is now.
     """
     own, folder = _layers(flags)
-    values = {name: item.value for name, item in (own | folder).items()}
-    names = [name for name in GUARDED[address] if values[name] != own[name].value]
-    used = values[address] and not (address == "host" and values["port_forward"])
-    if not names or (used and values[address].rstrip("/") == own[address].value.rstrip("/")):
+    guarded = [name for name in names if name in folder.keys() - {*FREE}]
+    theirs = [name for name in guarded if folder[name].value != own[name].value]
+    if not theirs or _identity() in _trusted():
         return ""
-    lines = ", ".join(f"{name}: {values[name]}" for name in ([address] if used else names))
+    values = ", ".join(f"{name}: {one_line(str(folder[name].value))}" for name in theirs)
     return (
-        f"{HERE} of this folder sets {', '.join(names)}, which decides where your login is sent, "
-        f"and your own settings do not name this {address}: if you trust the folder, write {lines} "
-        f"into {files()[1]}, or give it as an option"
+        f"{HERE} of this folder sets {values}, and your own settings do not: check the file and "
+        f"allow it by kfp-ddp config trust, or set {' and '.join(theirs)} by an option, the "
+        f"environment or {files()[1]}"
     )
+
+
+def trust() -> dict[str, Any]:
+    """Trust the file of the current folder as it is now, and return its settings."""
+    from kfp_ddp.core.files import atomic_write
+
+    settings, identity = dict(_read_file(Path(HERE))), _identity()
+    if not identity:
+        raise InputError(f"there is no {HERE} in this folder: kfp-ddp init writes one")
+    others = {line for line in _trusted() if line.partition(" ")[2] != identity.partition(" ")[2]}
+    file = files()[1].with_name(_TRUSTED)
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as stream:
+            stream.write("".join(f"{line}\n" for line in sorted({*others, identity})).encode())
+    return settings
+
+
+def _identity() -> str:
+    """Return digest and path of the file of the current folder; '' without one."""
+    path = Path(HERE).resolve()
+    return f"{hashlib.sha256(_content(path)).hexdigest()} {path}" if path.exists() else ""
+
+
+def _trusted() -> set[str]:
+    path = files()[1].with_name(_TRUSTED)
+    return set(_content(path).decode(errors="replace").splitlines()) if path.exists() else set()
 
 
 def _layers(flags: Mapping[str, Any] | None) -> tuple[dict[str, Set], dict[str, Set]]:
@@ -160,11 +190,6 @@ def _layers(flags: Mapping[str, Any] | None) -> tuple[dict[str, Set], dict[str, 
     more |= {name: Set(value, "flag") for name, value in (flags or {}).items() if value is not None}
     folder = {name: Set(value, HERE) for name, value in _read_file(here) if name not in more}
     return own | more, folder
-
-
-def config(flags: Mapping[str, Any] | None = None) -> Config:
-    """Return the settings; see `resolved`."""
-    return Config(**{name: item.value for name, item in resolved(flags).items()})
 
 
 def _read_environment() -> dict[str, Set]:
@@ -182,14 +207,10 @@ def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
         return
     import yaml  # only where there is a file
 
-    from kfp_ddp.core.files import read_below  # not on Windows
-
     try:
-        text = read_below(path.resolve().parent, path.resolve().name, _LARGEST).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise InputError(f"cannot read {path}: {reason}") from None
-
+        text = _content(path).decode()
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read {path}: it is not text") from None
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -202,6 +223,15 @@ def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
 
             raise InputError(f"{path}: there is no setting {name!r}{hint(str(name), [*FIELDS])}")
         yield name, _typed(name, value, str(path))
+
+
+def _content(path: Path) -> bytes:
+    from kfp_ddp.core.files import read_below  # not on Windows
+
+    try:
+        return read_below(path.resolve().parent, path.resolve().name, _LARGEST)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _typed(name: str, value: Any, origin: str) -> Any:

@@ -51,6 +51,7 @@ def test_a_source_is_trained_on_with_what_was_set(kfp_server: KfpServer) -> None
 
 def test_options_override_the_file_and_that_the_configuration() -> None:
     Path("kfp-ddp.yaml").write_text("destination: gs://once/models\n")
+    call("config", "trust")
     Path("file.yaml").write_text(
         "source: gs://file/x\ngpus_per_node: 8\ndestination: gs://file/models\n"
     )
@@ -68,6 +69,7 @@ def test_options_override_the_file_and_that_the_configuration() -> None:
 
 def test_images_come_from_the_configured_registry(kfp_server: KfpServer) -> None:
     Path("kfp-ddp.yaml").write_text("registry: registry.example.com/ml\nexperiment: flowers\n")
+    call("config", "trust")
     first = call("run", FLOWERS)
     text = json.dumps(_sent(kfp_server))
     assert "registry.example.com/ml/launcher:" in text

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kfp_ddp.cli import app
-from kfp_ddp.core.config import FIELDS, config, untrusted
-from kfp_ddp.core.errors import InputError, ServerError
+from kfp_ddp.core.config import FIELDS, FREE, chosen, resolved, untrusted
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.model.torchvision_weights import cached
 
 
@@ -31,10 +31,9 @@ def show(*words: str) -> Result:
 
 def test_init_writes_settings_once(files: dict[str, Path]) -> None:
     words = ["init", "--host", "https://kfp.example.com", "--registry", "registry.example.com/ml"]
-    done = CliRunner().invoke(app, words)
-    assert "your own settings do not name this host" in done.stderr
-    assert config().registry == "registry.example.com/ml"
-    assert config().destination == ""
+    CliRunner().invoke(app, words)  # trusts what it writes
+    expected = {"registry": "registry.example.com/ml", "destination": ""}
+    assert chosen("registry", "destination") == expected
     text = files["here"].read_text()
     assert isinstance(CliRunner().invoke(app, words).exception, InputError)
     assert files["here"].read_text() == text
@@ -47,24 +46,26 @@ def test_a_flag_goes_before_a_variable_before_a_file_before_a_default(
     files["here"].write_text("host: http://here\nexperiment: here\nnamespace: here\n")
     monkeypatch.setenv("KFP_DDP_HOST", "http://variable")
     monkeypatch.setenv("KFP_DDP_EXPERIMENT", "variable")
-    found = config({"host": "http://flag", "experiment": None})
-    assert (found.host, found.experiment) == ("http://flag", "variable")
-    assert (found.namespace, found.ui, found.kfp_namespace) == ("here", "home", "kubeflow")
+    values = {
+        n: one.value for n, one in resolved({"host": "http://flag", "experiment": None}).items()
+    }
+    expected = {"host": "http://flag", "experiment": "variable", "namespace": "here", "ui": "home"}
+    assert values.items() >= {**expected, "kfp_namespace": "kubeflow"}.items()
 
 
 def test_a_user_without_a_home_has_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "TORCH_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)  # of a pod: no user has this number
-    assert config().registry == FIELDS["registry"].default
+    assert resolved()["registry"].value == FIELDS["registry"].default
     assert not cached("weights.pth").is_file()
 
 
 def test_the_variables_of_kfp_itself_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KF_PIPELINES_ENDPOINT", "http://kfp")
-    assert config().host == "http://kfp"
+    assert resolved()["host"].value == "http://kfp"
     monkeypatch.setenv("KFP_DDP_HOST", "http://ours")
-    assert config().host == "http://ours"
+    assert resolved()["host"].value == "http://ours"
 
 
 def test_show_names_the_origins(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,66 +82,45 @@ def test_show_names_the_origins(files: dict[str, Path], monkeypatch: pytest.Monk
     }
 
 
-@pytest.mark.parametrize(
-    ("own", "trusted"),
-    [
-        ({}, False),
-        ({"home": "host: http://other\n"}, False),
-        ({"home": "host: http://127.0.0.1:1/\n"}, True),
-        ({"variable": "http://127.0.0.1:1"}, True),
-        ({"flag": "http://127.0.0.1:1"}, True),
-    ],
-)
-@pytest.mark.parametrize("line", ["host: http://127.0.0.1:1", "token_file: secret", "context: x"])
-def test_the_file_of_a_folder_chooses_no_host_or_login_that_the_user_does_not_name(
-    files: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    own: dict[str, str],
-    trusted: bool,
-    line: str,
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_the_file_of_a_folder_chooses_only_what_sends_nothing_elsewhere(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    files["here"].write_text(f"{line}\n")
-    Path("secret").write_text("a line of a file of the user")
-    files["home"].write_text(own.get("home", ""))
-    if "variable" in own:
-        monkeypatch.setenv("KFP_DDP_HOST", own["variable"])
-    flags = ["--host", own["flag"]] if "flag" in own else []
-    error = CliRunner().invoke(app, ["runs", *flags]).exception
-    if trusted:
-        assert isinstance(error, ServerError)  # the server does not answer
-    elif line.startswith("host") or not own:
+    value = {"port_forward": "true", "timeout": "7.0"}.get(name, "theirs")
+    files["here"].write_text(f"{name}: {value}\n")
+    assert bool(untrusted([name])) == (name not in FREE)
+    assert bool(untrusted(FIELDS)) == (name not in FREE)
+    assert not untrusted(FIELDS.keys() - {name})
+    files["home"].write_text(f"{name}: {value}\n")
+    assert not untrusted([name]), "the user's own settings have this value"
+    files["home"].write_text("")
+    monkeypatch.setenv(f"KFP_DDP_{name.upper()}", "false" if name == "port_forward" else "9")
+    assert not untrusted([name]), "the file has no effect"
+
+
+def test_a_folder_is_trusted_until_its_file_changes(files: dict[str, Path], tmp_path: Path) -> None:
+    files["here"].write_text(f"model_registry: http://x\ndestination: {tmp_path}\nhost: http://x\n")
+    call = ["rollback", "flowers"]
+
+    def refusal() -> str:
+        error = CliRunner().invoke(app, call).exception
         assert isinstance(error, InputError)
-        assert "kfp-ddp.yaml of this folder sets" in str(error)
-    here = CliRunner().invoke(app, ["describe", ".", *flags]).exception  # sends nothing
+        return str(error)
+
+    assert "kfp-ddp config trust" in refusal()
+    assert "kfp-ddp config trust" in str(CliRunner().invoke(app, ["runs"]).exception)
+    here = CliRunner().invoke(app, ["describe", "."]).exception  # sends nothing
     assert "contains no run" in str(here)
-
-
-@pytest.mark.parametrize(
-    ("here", "home", "named"),
-    [
-        ("port_forward: true\nkfp_namespace: x", "host: http://own", "kfp_namespace, port_forward"),
-        ("kfp_namespace: x", "port_forward: true\nhost: http://own", "kfp_namespace"),
-        ("kfp_namespace: x", "", "kfp_namespace"),
-        ("kfp_namespace: x", "host: http://own", ""),
-        ("port_forward: true\ncontext: x", "port_forward: true\ncontext: x", ""),
-        ("kfp_namespace: kubeflow", "", ""),
-    ],
-)
-def test_the_file_of_a_folder_chooses_no_cluster(
-    files: dict[str, Path], here: str, home: str, named: str
-) -> None:
-    files["here"].write_text(here)
-    files["home"].write_text(home)
-    message = untrusted("host")
-    assert (f"sets {named}, which" in message) if named else not message
-
-
-def test_the_file_of_a_folder_chooses_no_registry(files: dict[str, Path], tmp_path: Path) -> None:
-    files["here"].write_text(f"model_registry: http://x\ndestination: {tmp_path}\n")
-    error = CliRunner().invoke(app, ["rollback", "flowers"]).exception
-    assert "your own settings do not name this model_registry" in str(error)
-    files["home"].write_text("model_registry: http://x\n")
-    assert "there is no model" in str(CliRunner().invoke(app, ["rollback", "flowers"]).exception)
+    assert CliRunner().invoke(app, ["config", "trust"]).exit_code == 0
+    assert "there is no model" in refusal()
+    files["here"].write_text(f"model_registry: http://y\ndestination: {tmp_path}\n")
+    assert "kfp-ddp config trust" in refusal()
+    CliRunner().invoke(app, ["config", "trust"])
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "kfp-ddp.yaml").write_text(files["here"].read_text())
+    os.chdir(other)
+    assert "kfp-ddp config trust" in refusal(), "another folder with an equal file"
 
 
 def test_show_prints_no_secret_and_names_a_wrong_variable(monkeypatch: pytest.MonkeyPatch) -> None:
