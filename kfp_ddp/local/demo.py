@@ -17,12 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.local import engine
-from kfp_ddp.local.folder import LocalRun, begin, identity_of, unfinished
+from kfp_ddp.local.folder import LocalRun, begin, identity_of, read_local_run, unfinished
 from kfp_ddp.local.screen import Phase
 
 BUCKET, MODELS = "digits", "models"
 VALIDATION_EVERY = 5
+DEMO = "demo "
+"""Start of the identity of a demo's run."""
 DIGITS: dict[str, Any] = {
     "source": f"gs://{BUCKET}",
     "recipe": "digits",
@@ -108,7 +111,10 @@ def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any
     """
     started = time.monotonic()
     settings = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
-    new = LocalRun(identity_of(demo=settings), settings)
+    new = LocalRun(f"{DEMO}{identity_of(demo=settings)}", settings)
+    earlier = read_local_run(output)
+    if earlier is not None and not earlier.identity.startswith(DEMO):
+        raise InputError(f"{output} holds a run that is no demo: name another folder with --output")
     run = unfinished(output, new.identity) or begin(new, output, "", replace=True)
     storage = empty()
     phase = Phase("bucket")

@@ -17,7 +17,6 @@ from typing import Any
 from kfp_ddp.core.errors import InputError, StorageError, writing
 from kfp_ddp.core.files import atomic_write, lock
 from kfp_ddp.jobs.local import start_time
-from kfp_ddp.local.results import LOG
 from kfp_ddp.runs.record import TaskRecord, read_task
 
 RUNS = Path("run-output")
@@ -25,6 +24,10 @@ RUNS = Path("run-output")
 DATA, LATEST = "data", "latest"
 """In that folder: the dataset versions that its runs share, and a link to the newest run."""
 RECORD, LOCK = "run.json", ".lock"
+_FORMAT = "kfp-ddp local run 1"
+"""In each record; a file of this name without it is of another program."""
+DELETED = ("work", "artifacts", "cache", "bundle")
+"""Folders of a run that it deletes, or the next one in its folder."""
 ENDING_SECONDS = 60.0
 """How long processes of a killed command may take to end."""
 
@@ -62,6 +65,8 @@ class LocalRun:
     """SUCCEEDED or FAILED; '' without an end of the pipeline."""
     start: float = 0.0
     end: float = 0.0
+    deletes: tuple[str, ...] = DELETED
+    """Names of what belongs to the run in its folder, and to nobody else."""
     folder: Path = Path()
     data: Path = Path()
     """Folder of the dataset versions."""
@@ -71,7 +76,7 @@ class LocalRun:
         fields = dataclasses.asdict(self)
         with atomic_write(self.folder / RECORD) as file:
             os.fchmod(file.fileno(), 0o600)
-            file.write(json.dumps({**fields, "folder": "", "data": ""}).encode())
+            file.write(json.dumps({"format": _FORMAT, **fields, "folder": "", "data": ""}).encode())
 
     def trainings(self) -> list[TaskRecord]:
         """Return the trainings that have a checkpoint."""
@@ -117,10 +122,13 @@ def read_local_run(folder: Path) -> LocalRun | None:
     """Return the run that a folder records; None for any other folder."""
     try:
         fields = json.loads((folder / RECORD).read_text())
+        if fields.pop("format") != _FORMAT:
+            return None
         steps = tuple(LocalStep(**step) for step in fields.pop("steps", ()))
-        run = LocalRun(**{**fields, "folder": folder, "steps": steps})
+        deletes = tuple(fields.pop("deletes"))
+        run = LocalRun(**{**fields, "folder": folder, "steps": steps, "deletes": deletes})
         return dataclasses.replace(run, state=run.state or ("SUCCEEDED" if run.complete else ""))
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None
 
 
@@ -164,11 +172,12 @@ def _new_folder(base: Path, name: str) -> Path:
 
 
 def _check_free(folder: Path, replace: bool) -> None:
-    """Raise InputError if a folder has something that a new run would delete."""
-    ours = (folder / RECORD).is_file() or (folder / LOG).is_file()
-    if any(folder.iterdir()) and not ours:
+    """Raise InputError if a folder has something that a new run would delete, and not its own."""
+    earlier, names = read_local_run(folder), {path.name for path in folder.iterdir()} - {LOCK}
+    foreign = names if earlier is None else names & {*DELETED} - {*earlier.deletes}
+    if foreign:
         raise InputError(
-            f"{folder} holds files that are not of a run, and some might be deleted; "
+            f"{folder} holds {min(foreign)}, which is not of a run and might be deleted; "
             "name a new or an empty folder with --output"
         )
     has_model = (folder / "bundle").is_dir() or LocalRun("", {}, folder=folder).trainings()

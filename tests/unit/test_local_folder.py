@@ -14,7 +14,7 @@ from PIL import Image
 from kfp_ddp.client import follow
 from kfp_ddp.client.run_info import local_run
 from kfp_ddp.core.errors import InputError, JobError, StorageError
-from kfp_ddp.local import engine, results, runs, screen
+from kfp_ddp.local import demo, engine, results, runs, screen
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished
 from kfp_ddp.local.screen import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import resolve_source, survey
@@ -63,6 +63,45 @@ def test_model_in_the_named_folder_is_only_replaced_on_request(tmp_path: Path) -
     assert begin(LocalRun("b", {}), folder, "").seed != run.seed
 
 
+FOREIGN = {
+    "a file of this name": {"run.json": '{"name": "of another program"}'},
+    "with our fields": {"run.json": json.dumps({"identity": "a", "arguments": {}})},
+    "a log of this name": {"pipeline.log": "of another program"},
+    "an output folder": {"notes.txt": "mine"},
+}
+
+
+@pytest.mark.parametrize("files", FOREIGN.values(), ids=FOREIGN)
+def test_a_folder_without_our_record_is_not_touched(tmp_path: Path, files: dict[str, str]) -> None:
+    folder = tmp_path / "project"
+    mine = {**files, "work/thesis.tex": "a", "artifacts/a.pdf": "b", "cache/c": "", "bundle/d": "d"}
+    for name, text in mine.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for start in (
+        lambda: begin(LocalRun("a", {}), folder, "", True),
+        lambda: demo.run(folder, 1, {}),
+    ):
+        with pytest.raises(InputError, match="--output"):
+            start()
+    left = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*")}
+    assert left.items() >= {name: text for name, text in mine.items() if "." in name}.items()
+
+
+def test_what_a_run_did_not_create_is_not_deleted_by_the_next(tmp_path: Path) -> None:
+    run = begin(LocalRun("a", {}, deletes=("work", "artifacts")), tmp_path / "mine", "")
+    (run.folder / "cache").mkdir()
+    with pytest.raises(InputError, match="holds cache"):
+        begin(LocalRun("b", {}), run.folder, "")
+
+
+def test_the_demo_replaces_no_run_of_the_user(tmp_path: Path) -> None:
+    folder = run_output.make(tmp_path / "mine")
+    with pytest.raises(InputError, match="no demo"):
+        demo.run(folder, 1, {})
+    assert list(folder.glob("work/*/train"))
+
+
 def test_running_command_is_refused_and_keeps_its_cache(tmp_path: Path) -> None:
     run = begin(LocalRun("a", {}), None, "photos")
     (run.folder / "cache").mkdir()
@@ -95,9 +134,6 @@ def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         followed = call("status", stopped, "--follow")
     assert "teardown" in followed.output
     assert isinstance(followed.exception, JobError)
-    earlier = {"identity": "a", "arguments": {}, "complete": True}  # of a version without steps
-    (stopped / "run.json").write_text(json.dumps(earlier))
-    assert (local_run(stopped).state, local_run(stopped).steps) == ("SUCCEEDED", ())
     (stopped / "run.json").write_text("null")  # of another program
     assert unfinished(stopped, "a") is None
     for other in (stopped, tmp_path):
