@@ -11,7 +11,7 @@ from kfp_ddp.core.failure import Failure, first_cause, lost_peer
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.objects import all_container_statuses, condition
-from kfp_ddp.k8s.pods import DISRUPTED, failure_reason
+from kfp_ddp.k8s.pods import DISRUPTED, REFUSED, failure_reason
 
 STOPPED = (137, 143)
 """Exit codes of a program that ends on SIGTERM, or is killed because it does not."""
@@ -49,10 +49,10 @@ def cause_in_pods(
 def _pod_failure(pod: Object, last_lines: Mapping[str, Sequence[str]]) -> Failure | None:
     """Return the failure of a pod; None if it has not failed."""
     name, who, reason = pod["metadata"]["name"], pod_title(pod), failure_reason(pod)
-    if reason and reason.kind == DISRUPTED:
+    if reason and reason.kind in (DISRUPTED, REFUSED):
         disruption = condition(pod, "DisruptionTarget") or {}
-        at = _seconds(disruption.get("lastTransitionTime"))
-        return Failure(1, -1, f"{who}: {reason.text}", retryable=True, time=at, pod=name)
+        at, retryable = _seconds(disruption.get("lastTransitionTime")), reason.kind == DISRUPTED
+        return Failure(1, -1, f"{who}: {reason.text}", retryable, time=at, pod=name)
     for container in all_container_statuses(pod):
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             ended = state.get("terminated")

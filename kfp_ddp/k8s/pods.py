@@ -30,26 +30,37 @@ FINAL_AFTER = {
     "image": 20 * 60.0,  # the registry does not respond: it may be down
     "configuration": 60.0,  # a missing Secret or ConfigMap, a refused user
     "container": 5 * 60.0,  # the container runtime fails: its node may be overloaded
+    "crashes": 5.0,
     "forbidden": 60.0,
     "quota": 60.0,  # or pending_minutes if set: other jobs may release quota
 }
 TRANSIENT = ("quota", "image")
 
-PULL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+STARTS = ("", "ContainerCreating", "PodInitializing")
+"""Reasons of a container that starts as it should; any other prevents it."""
 NOT_CREATED = ("FailedCreatePod", "FailedCreate")
 CONFIG = "CreateContainerConfigError"
-START = ("CreateContainerError", "RunContainerError")
-REFUSED = re.compile(
-    r"not found|does not exist|unauthorized|authentication required|denied|forbidden"
-    r"|manifest unknown|no match for platform|invalid reference format",
-    re.IGNORECASE,
+CRASHES = 5  # the back-off is then minutes long
+LOGIN = "log in with image_pull_secrets"
+# Words about a failed pull, the kind of wait, and the remedy; the first that match count.
+PULLS = (
+    ("too ?many ?requests", "image", f"the registry limits pulls: {LOGIN}"),
+    ("x509|certificate", "image refused", "let the nodes trust the registry's certificate"),
+    ("no space left|disk quota", "image", "the node's disk is full: free it, or enlarge it"),
+    ("authori|authenti|denied|forbidden", "image refused", f"correct its name, or {LOGIN}"),
+    ("no match for platform", "image refused", "build it for the platform of the nodes"),
+    ("not found|not exist|manifest unknown|invalid ref", "image refused", "correct its name"),
+    ("time-?out|timed out|such host|connect|EOF|unavail", "image", "let nodes reach the registry"),
 )
+NO_CAUSE = ("image", "check its name and image_pull_secrets")
 # containerd names the image again in each, and the cause, which comes last, is beyond one_line.
 WRAPPED = re.compile(r'.*failed to (pull and unpack image|resolve reference) "[^"]*": ', re.DOTALL)
 FORBIDDEN = re.compile(r"forbidden|denied the request|is invalid", re.IGNORECASE)
 
 LOST_NODE = ("Evicted", "NodeLost", "Shutdown", "NodeShutdown", "Terminated", "Preempting")
-DISRUPTED, OUT_OF_MEMORY = "disrupted", "out of memory"
+# The pod's own limit, or what its node lacks by its configuration, as in "pod requires AppArmor".
+UNFIT = re.compile("DeadlineExceeded|requires|forbidden|not supported|cannot enforce", re.I)
+DISRUPTED, REFUSED, OUT_OF_MEMORY = "disrupted", "refused", "out of memory"
 
 
 class Reason(NamedTuple):
@@ -95,21 +106,38 @@ def container_reason(pod: Object) -> Reason | None:
     """Return why a container of a pod cannot start, by its status; None if nothing prevents it."""
     for container in all_container_statuses(pod):
         waiting = (container.get("state") or {}).get("waiting") or {}
-        why = waiting.get("reason", "")
-        message = one_line(WRAPPED.sub("", str(waiting.get("message", ""))))
-        pull = f"cannot pull {container.get('image')} ({why}: {message})"
+        if (why := waiting.get("reason") or "") in STARTS:
+            continue
+        image = str(container.get("image"))
+        cause = WRAPPED.sub("", str(waiting.get("message") or ""))
+        message = one_line(cause)
+        detail, hint = f"({why}: {message})" if message else f"({why})", ""
+        pull = f"cannot pull {image} {detail}"
         if why == "InvalidImageName":
             return Reason("invalid image name", f"{pull}; correct it")
         if why == "ErrImageNeverPull":
             return Reason("image not on the node", f"{pull}; let image_pull_policy pull it")
-        if why in PULL:
-            kind = "image refused" if REFUSED.search(message) else "image"
-            return Reason(kind, f"{pull}; check its name and image_pull_secrets")
-        if why == CONFIG or why in START:
-            hint = "; set run_as_user, or non_root=false" if "runAsNonRoot" in message else ""
-            kind = "configuration" if why == CONFIG else "container"
-            return Reason(kind, f"cannot start ({why}: {message}){hint}")
+        if "Pull" in why or "Registry" in why:
+            kind, remedy = pull_problem(cause.replace(image, ""))
+            return Reason(kind, f"{pull}; {remedy}")
+        kind = "configuration" if why == CONFIG else "container"
+        if ended := (container.get("lastState") or {}).get("terminated"):
+            kind = "crashes" if int(container.get("restartCount") or 0) >= CRASHES else kind
+            last = one_line(ended.get("message") or ended.get("reason") or "")
+            hint = f"; it ended with exit code {ended.get('exitCode')}: {last}".rstrip(": ")
+        if "runAsNonRoot" in message:
+            hint = "; set run_as_user, or non_root=false"
+        return Reason(kind, f"cannot start {detail}{hint}")
     return None
+
+
+def pull_problem(message: str) -> tuple[str, str]:
+    """Return the kind of wait and the remedy for a failed pull; NO_CAUSE for an unknown cause."""
+    text = re.sub(r'"[^"]*"', "", message)  # names and addresses, which may have any words
+    for words, kind, remedy in PULLS:
+        if re.search(words, text, re.IGNORECASE):
+            return kind, remedy
+    return NO_CAUSE
 
 
 def creation_reason(events: Iterable[Object]) -> Reason | None:
@@ -143,15 +171,15 @@ def track(
 ) -> dict[str, Wait]:
     """Return the current waits by pod, each since it was first seen.
 
-    The kubelet reports alternately why a pull failed and that it waits before the next one; both
-    are one wait.
+    The kubelet reports alternately why a pull failed and that it waits before the next one, which
+    names no cause; both are one wait.
     """
     waits = {}
     for who, reason in reasons.items():
         earlier, kind = before.get(who), reason.kind.removesuffix(" refused")
         if earlier is None or earlier.reason.kind.removesuffix(" refused") != kind:
             waits[who] = Wait(who, reason, clock)
-        elif REFUSED.search(earlier.reason.text) and not REFUSED.search(reason.text):
+        elif reason.text.endswith(NO_CAUSE[1]):
             waits[who] = earlier
         else:
             waits[who] = Wait(who, reason, earlier.since)
@@ -175,7 +203,8 @@ def oldest(waits: Iterable[Wait]) -> Wait | None:
 def failure_reason(pod: Object) -> Reason | None:
     """Return why Kubernetes ended a pod; None if its program ended without its doing.
 
-    The kind is DISRUPTED if the pod lost its node or its place there, so that a retry may help.
+    The kind is DISRUPTED if the pod lost its node or its place there, or its node rejected it, so
+    that a retry may help, and REFUSED if every node would do the same.
     """
     if disruption := condition(pod, "DisruptionTarget"):
         text = disruption.get("message") or disruption.get("reason") or "the pod was disrupted"
@@ -189,10 +218,17 @@ def failure_reason(pod: Object) -> Reason | None:
     if any(ended.get("reason") == "OOMKilled" for ended in endings):
         return Reason(OUT_OF_MEMORY, "out of memory (OOMKilled)")
     if phase(pod) == "Failed" and why:
-        return Reason("failed", text)
+        kind = REFUSED if UNFIT.search(text) else DISRUPTED
+        return Reason(kind if why == "DeadlineExceeded" or is_rejected(pod) else "failed", text)
     reasons = [str(ended.get("reason") or "") for ended in endings if ended.get("exitCode")]
     known = [reason for reason in reasons if reason not in ("", "Error")]
     return Reason("failed", known[0]) if known else None
+
+
+def is_rejected(pod: Object) -> bool:
+    """Return whether a node did not accept the pod: it failed, and none of its containers ran."""
+    states = [status.get("state") or {} for status in all_container_statuses(pod)]
+    return phase(pod) == "Failed" and not any("terminated" in state for state in states)
 
 
 def terminations(pod: Object) -> list[Object]:

@@ -8,7 +8,7 @@ import pytest
 
 from kfp_ddp.core.failure import RECORD, Failure, final_failure, lost_peer, read, write_record
 from kfp_ddp.jobs.failure import ROOT, LogError, cause_in_pods, error_in_log
-from tests.cluster import ended, worker
+from tests.cluster import ended, waiting, worker
 
 
 def test_failure_has_the_format_of_earlier_versions() -> None:
@@ -111,6 +111,36 @@ def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
     result = cause_in_pods([pod(0, 1, "boom"), pod(1, 143, conditions=[condition])], "")
     assert result.error == "worker-1: preempted by big"
     assert result.retryable
+
+
+@pytest.mark.parametrize(
+    ("why", "message", "retryable"),
+    [
+        ("UnexpectedAdmissionError", "Allocate failed due to requested number of devices", True),
+        ("OutOfnvidia.com/gpu", "Node didn't have enough resource", True),
+        ("NodeAffinity", "Predicate NodeAffinity failed", True),
+        ("ReasonOfTomorrow", "", True),
+        ("SysctlForbidden", 'forbidden sysctl: "kernel.msgmax" not allowlisted', False),
+        ("AppArmor", "Cannot enforce AppArmor: pod requires a profile", False),
+    ],
+)
+@pytest.mark.parametrize("waits", [{}, {"containerStatuses": [{"name": "x", "state": waiting()}]}])
+def test_a_pod_that_its_node_rejects_is_the_cause(
+    why: str, message: str, retryable: bool, waits: dict[str, Any]
+) -> None:
+    status = {"phase": "Failed", "reason": why, "message": message, **waits}
+    rejected = {**worker(1), "status": status}
+    result = cause_in_pods([pod(0, 1, "boom", at=5), rejected], "1 Worker replica(s) failed")
+    assert result.error == f"worker-1: {why}: {message}".rstrip(": ")
+    assert (result.retryable, result.pod) == (retryable, "x-worker-1")
+
+
+def test_a_pod_past_its_own_deadline_is_not_tried_again() -> None:
+    ended_by = pod(0, 143, "boom")
+    for why, retryable in (("DeadlineExceeded", False), ("ReasonOfTomorrow", True)):
+        ended_by["status"]["reason"] = why
+        result = cause_in_pods([ended_by], "")
+        assert (result.retryable, "boom" in result.error) == (retryable, retryable)
 
 
 def test_the_log_replaces_a_missing_message_and_the_job_missing_pods() -> None:

@@ -120,6 +120,15 @@ def test_node_of_a_stall(ending: Ends, tmp_path: Path, monkeypatch: pytest.Monke
     assert outcome.given_up
 
 
+def test_node_that_rejected_a_pod(ending: Ends) -> None:
+    one = follower(ending, job("Failed"))
+    rejected = pod("a", spec={"nodeName": "node-1"}, phase="Failed", reason="OutOfcpu")
+    rejected["status"].pop("containerStatuses")
+    one.watches.pods.objects = {"a": rejected}
+    outcome = one.run(Limits())
+    assert (outcome.failure and outcome.failure.retryable, outcome.node) == (True, "node-1")
+
+
 def test_the_end_of_preempted_pods_is_marked_so(ending: Ends) -> None:
     one = follower(ending, job("Failed"))
     worker = pod("a", ended(143))

@@ -9,7 +9,9 @@ from kfp_ddp.jobs.follow import narrator
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.pods import (
+    CRASHES,
     FINAL_AFTER,
+    NO_CAUSE,
     Reason,
     Wait,
     container_reason,
@@ -22,6 +24,7 @@ from tests.cluster import FakeApi, ended, pod, waiting
 
 UNKNOWN = 'failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found'
 NO_ANSWER = 'failed to do request: Head "https://ghcr.io/v2/": dial tcp: i/o timeout'
+BACK_OFF = f"cannot pull a:1 (ImagePullBackOff: Back-off); {NO_CAUSE[1]}"
 LIMITED = "toomanyrequests: You have reached your pull rate limit"
 
 
@@ -48,6 +51,10 @@ def waits(reason: str, message: str, where: str = "containerStatuses") -> Object
         ("CreateContainerConfigError", "container has runAsNonRoot", "configuration", 60),
         ("CreateContainerError", "failed to reserve container name", "container", 300),
         ("RunContainerError", "exec: not found", "container", 300),
+        ("CrashLoopBackOff", "back-off 10s restarting failed container", "container", 300),
+        ("ImageInspectError", "cannot inspect", "container", 300),
+        ("ImagePullProgressError", "401 Unauthorized", "image refused", 60),
+        ("ReasonOfTomorrow", "", "container", 300),
         ("ContainerCreating", "", None, 0),
         ("PodInitializing", "", None, 0),
     ],
@@ -62,6 +69,44 @@ def test_limits_of_the_reasons_why_a_container_waits(
     assert result is not None
     assert result.kind.startswith(kind)
     assert FINAL_AFTER[result.kind] == seconds
+    assert reason in result.text
+
+
+def test_a_container_that_crashes_again_and_again_is_not_waited_for() -> None:
+    crashed = waits("CrashLoopBackOff", "back-off 5m0s", "initContainerStatuses")
+    (status,) = crashed["status"]["initContainerStatuses"]
+    status |= {"restartCount": CRASHES, "lastState": ended(3, "no route")}
+    result = container_reason(crashed)
+    assert result
+    assert FINAL_AFTER[result.kind] < 60
+    assert "exit code 3: no route" in result.text
+
+
+CUT = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "remedy"),
+    [
+        (LIMITED, "image", "limits pulls"),
+        ("httpReadSeeker: unexpected status: 429 Too Many Requests", "image", "limits pulls"),
+        ("tls: x509: certificate signed by unknown authority", "image refused", "certificate"),
+        (f"{CUT} x509: certificate has expired", "image refused", "certificate"),
+        ("write /var/x: no space left on device", "image", "disk"),
+        ("unauthorized: authentication required", "image refused", "image_pull_secrets"),
+        ("no match for platform in manifest", "image refused", "platform"),
+        (UNKNOWN, "image refused", "correct its name"),
+        (NO_ANSWER, "image", "reach the registry"),
+        ('Back-off pulling image "r/x509:1"', *NO_CAUSE),
+        ("pulling r/denied:1", *NO_CAUSE),
+    ],
+)
+def test_a_failed_pull_has_a_remedy_by_its_cause(message: str, kind: str, remedy: str) -> None:
+    status = waits("ErrImagePull", message)
+    status["status"]["containerStatuses"][0]["image"] = "r/denied:1"
+    result = container_reason(status)
+    assert result
+    assert (result.kind, remedy in result.text.rpartition("; ")[2]) == (kind, True)
 
 
 QUOTA = 'pods "x" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4'
@@ -138,9 +183,9 @@ def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> s
         ([(0, "configuration", "x"), (30, "image", "y"), (60, "image", "y")], 0, ""),
         ([(0, "invalid image name", "x"), (5, "invalid image name", "x")], 0, "invalid image name"),
         # The kubelet waits in turn, and does not always say again what for.
-        ([(0, "image refused", UNKNOWN), (60, "image", "Back-off")], 0, "image refused"),
+        ([(0, "image refused", UNKNOWN), (60, "image", BACK_OFF)], 0, "image refused"),
         ([(0, "image", NO_ANSWER), (61, "image", NO_ANSWER)], 0, ""),
-        ([(0, "image", NO_ANSWER), (1200, "image", "Back-off")], 0, "image"),
+        ([(0, "image", NO_ANSWER), (1200, "image", BACK_OFF)], 0, "image"),
         ([(0, "image", NO_ANSWER), (1100, "image refused", UNKNOWN)], 0, "image refused"),
         # What may pass has as long as the user says, be it more or less.
         ([(0, "image", NO_ANSWER), (1200, "image", NO_ANSWER)], 7200, ""),

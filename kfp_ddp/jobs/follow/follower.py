@@ -27,7 +27,7 @@ from kfp_ddp.jobs.kinds.base import started
 from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import select
-from kfp_ddp.k8s.pods import has_failed, oldest, seconds_to_stop, writes_no_more
+from kfp_ddp.k8s.pods import has_failed, is_rejected, oldest, seconds_to_stop, writes_no_more
 from kfp_ddp.k8s.resource import EVENTS, PODS
 from kfp_ddp.k8s.watch_cache import WatchCache
 
@@ -228,7 +228,10 @@ class Follower:
             waited = str(oldest(self.narrator.waits.values()) or "")
             failure = cause_in_pods(pods, end.state.message, lines, self.pods.lost, waited)
         preempted = failed and snapshot.pods.only_preempted
-        known = vars(end) | {"failure": failure}
+        rejected = {pod["metadata"]["name"]: pod["spec"] for pod in pods if is_rejected(pod)}
+        spec = rejected.get(failure.pod, {}) if failure else {}
+        node = end.node or str(spec.get("nodeName") or "")
+        known = vars(end) | {"failure": failure, "node": node}
         return Outcome(**known, job=self.job, pods=pods, last_lines=lines, preempted=preempted)
 
     def _await_failure(self) -> None:
