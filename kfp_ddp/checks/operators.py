@@ -7,7 +7,7 @@ from typing import Any
 from kfp_ddp.checks.finding import ASK_ADMIN, CheckContext, Finding, State, items
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import kueue
-from kfp_ddp.jobs.check_job import GANGS, gang_scheduling
+from kfp_ddp.jobs.check_job import GANGS, QUEUES, gang_scheduling
 from kfp_ddp.jobs.kinds import KINDS, Kind
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, no_right
@@ -16,7 +16,6 @@ from kfp_ddp.models.release import Deployment, part_of
 from kfp_ddp.models.serving.inference_service import API_VERSION, storage_uri
 from kfp_ddp.models.serving.rollout import SERVICES, Service, check_kserve
 
-VOLCANO = Resource("scheduling.volcano.sh/v1beta1", "queues", namespaced=False)
 DEPLOYMENTS = Resource("apps/v1", "deployments", namespaced=False)
 """Of all namespaces."""
 SERVICE_VERBS = ("get", "list", "watch", "create", "patch")
@@ -88,7 +87,7 @@ def queues(cluster: CheckContext) -> list[Finding]:
     for title in ("Kueue", "Volcano"):
         what = f"queues of {title}"
         try:
-            resource = kueue.resource(api, "localqueues") if title == "Kueue" else VOLCANO
+            resource = kueue.resource(api, "localqueues") if title == "Kueue" else QUEUES
             objects = api.list_objects(resource) if resource else None
         except ApiError as error:
             if error.status != 404:

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.polling import poll
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
 from kfp_ddp.jobs.kinds import Kind
 from kfp_ddp.jobs.kinds.pod import resources
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claims_by_volume
 from kfp_ddp.k8s.api import Api, ApiError, Object, allowed, no_right, schedulable_nodes, serves
-from kfp_ddp.k8s.objects import allocatable, conditions, parse_quantity
+from kfp_ddp.k8s.objects import allocatable, conditions, parse_quantity, phase
 from kfp_ddp.k8s.resource import CLAIMS, PODS, Resource
 
 GANG_SECONDS = 30.0
@@ -38,6 +39,9 @@ GANGS = {
         "scheduling.x-k8s.io/pod-group",
     ),
 }
+
+QUEUES = Resource("scheduling.volcano.sh/v1beta1", "queues", namespaced=False)
+"""Of Volcano."""
 
 
 def check(api: Api, spec: LaunchSpec) -> list[str]:
@@ -124,6 +128,36 @@ def _inconclusive(api: Api, gang: Gang, kind: Kind, name: str) -> bool:
         return True
     handled = job and conditions(job) and not kind.state(job).over
     return not handled or not allowed(api, "get", gang.resource)
+
+
+def gang_waiting(api: Api, job: Object) -> str:
+    """Return the state of a job's PodGroup and queue; '' without a gang, or the right to read it.
+
+    For Volcano the operator creates pods only when their PodGroup is Inqueue.
+    """
+    if not ((job.get("spec") or {}).get("runPolicy") or {}).get("schedulingPolicy"):
+        return ""
+    for gang in GANGS.values():
+        with suppress(ApiError):
+            if group := api.get(gang.resource, job["metadata"]["name"]):
+                line = f"its PodGroup of {gang.title} is {phase(group) or 'not handled yet'}"
+                if queue := (group.get("spec") or {}).get("queue"):
+                    line += f" in queue {queue}{_queue_state(api, queue)}"
+                times = {str(one.get("lastTransitionTime")): one for one in conditions(group)}
+                newest = times[max(times)] if times else {}
+                why = one_line(newest.get("message") or newest.get("reason") or "")
+                return f"{line} ({why})" if why else line
+    return ""
+
+
+def _queue_state(api: Api, name: str) -> str:
+    """Return what is wrong with a queue of Volcano; '' for nothing, or without the right."""
+    with suppress(ApiError):
+        if (queue := api.get(QUEUES, name)) is None:
+            return ", which does not exist"
+        state = (queue.get("status") or {}).get("state") or "Open"
+        return "" if state == "Open" else f", which is {state}"
+    return ""
 
 
 def _gpu_warnings(api: Api, spec: LaunchSpec) -> list[str]:

@@ -8,9 +8,12 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.jobs import check_job
 from kfp_ddp.jobs.check_job import check_gang, gang_scheduling
+from kfp_ddp.jobs.follow.narrator import NO_PODS, explain, summary
 from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
+from kfp_ddp.k8s.pods import Reason
 from tests.cluster import FakeApi
 
 GROUPS = {
@@ -92,6 +95,39 @@ def test_a_cancelled_run_waits_for_no_pod_group(monkeypatch: pytest.MonkeyPatch)
     api = FakeApi({PODS: {"items": []}})
     check_gang(api, spec("volcano"), JOB, stopped=lambda: True)
     assert api.deleted() == []
+
+
+GANG = {**JOB, "spec": {"runPolicy": {"schedulingPolicy": {"queue": "team"}}}}
+NOT_READY = {"lastTransitionTime": "2026-11-27T10:00:09Z", "message": "2/0 tasks in gang"}
+EARLIER = {"lastTransitionTime": "2026-11-27T10:00:01Z", "message": "earlier"}
+NOT_FIT = {
+    "spec": {"queue": "team"},
+    "status": {"phase": "Pending", "conditions": [NOT_READY, EARLIER]},
+}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "group", "queue", "text"),
+    [
+        ("volcano", NOT_FIT, {"status": {"state": "Open"}}, "Pending in queue team (2/0 tasks"),
+        ("volcano", NOT_FIT, {"status": {"state": "Closed"}}, "queue team, which is Closed (2/0"),
+        ("volcano", NOT_FIT, 404, "queue team, which does not exist"),
+        ("volcano", NOT_FIT, 403, "Pending in queue team (2/0 tasks"),
+        ("volcano", {}, 404, "is not handled yet"),
+        ("coscheduling", {"status": {"phase": "Scheduling"}}, 404, "is Scheduling"),
+        ("volcano", 403, 404, "the operator has not created them"),
+    ],
+)
+def test_a_job_without_pods_waits_for_its_pod_group(
+    scheduler: str, group: Any, queue: Any, text: str
+) -> None:
+    queues = "/apis/scheduling.volcano.sh/v1beta1/queues/team"
+    group = {"spec": {}, **group} if isinstance(group, dict) else group
+    api = FakeApi({group_of(scheduler): group, queues: queue})
+    assert text in summary(explain(GANG, State("created"), [], [], api))
+    assert explain(JOB, State("created"), [], [], FakeApi()) == {
+        NO_PODS: Reason("", "the operator has not created them")
+    }
 
 
 GROUP = "/apis/trainer.kubeflow.org/v1alpha1"

@@ -3,12 +3,13 @@ from typing import Any
 import pytest
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.follow import narrator
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.jobs.kueue import check_queue
 from kfp_ddp.k8s.api import Object
-from kfp_ddp.k8s.resource import EVENTS
+from kfp_ddp.k8s.resource import CLAIMS, EVENTS
 from tests import cluster
 from tests.cluster import FakeApi
 
@@ -54,6 +55,35 @@ ROOT = "container has runAsNonRoot and image will run as root"
 )
 def test_a_pending_pod_is_explained(pod: dict[str, Any], text: str) -> None:
     assert text in explain(JOB, State("created"), [pod], [], FakeApi())
+
+
+GPUS = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+CLASSES = "/apis/storage.k8s.io/v1/storageclasses/fast"
+IMMEDIATE = {"volumeBindingMode": "Immediate"}
+AT_FIRST_USE = {"volumeBindingMode": "WaitForFirstConsumer"}
+
+
+@pytest.mark.parametrize(
+    ("storage", "message", "blamed"),
+    [
+        (IMMEDIATE, GPUS, True),
+        (AT_FIRST_USE, GPUS, False),
+        (403, GPUS, False),
+        (404, GPUS, True),
+        (AT_FIRST_USE, "3 node(s) had volume node affinity conflict", True),
+        (403, "pod has unbound immediate PersistentVolumeClaims", True),
+        (AT_FIRST_USE, "0/3 nodes: 3 Insufficient ephemeral-storage", False),
+        (AT_FIRST_USE, f"{GPUS} {'x' * 300} did not find available persistent volumes", True),
+    ],
+)
+def test_an_unbound_claim_is_blamed_if_it_prevents_the_pod(
+    storage: Any, message: str, blamed: bool
+) -> None:
+    claim = {"spec": {"storageClassName": "fast"}, "status": {"phase": "Pending"}}
+    api = FakeApi({f"{CLAIMS.path('space')}/images": claim, CLASSES: storage})
+    line = explain(JOB, State("created"), [unscheduled(message, volumes=[IMAGES])], [], api)
+    assert ("claim images is not bound" in line) == blamed
+    assert one_line(message) in line
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
 """Messages on the phase of a job, and on why it waits: scheduling, quota, image, PVC or queue."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs import kueue
+from kfp_ddp.jobs.check_job import gang_waiting
 from kfp_ddp.jobs.follow.decisions import Snapshot
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import phase
+from kfp_ddp.k8s.objects import condition, phase
 from kfp_ddp.k8s.pods import (
     STARTING,
     Reason,
@@ -20,7 +23,7 @@ from kfp_ddp.k8s.pods import (
     track,
     waiting_reason,
 )
-from kfp_ddp.k8s.resource import CLAIMS, EVENTS, PODS
+from kfp_ddp.k8s.resource import CLAIMS, EVENTS, PODS, STORAGE_CLASSES
 
 EXPLAIN_SECONDS = 2.0
 # A queue may suspend a job for days, so it is asked less and less often.
@@ -36,6 +39,9 @@ MOUNT = {
     "FailedMount": "check the claims, secrets and maps that the pod mounts",
 }
 NO_PODS = "no pods yet"
+OF_CLAIMS = re.compile("volume|storage ?class|free storage", re.IGNORECASE)
+"""Words of the scheduler about PVCs."""
+BINDING = "volumeBindingMode"
 
 
 class StatusPrinter:
@@ -103,7 +109,8 @@ def explain(
     if refused := creation_reason(events) if events is not None else _refused(job, api):
         reasons[NO_PODS if not pods else f"{len(pods)} of {expected} pods"] = refused
     elif not pods:
-        reasons[NO_PODS] = Reason("", "the operator has not created them")
+        gang = gang_waiting(api, job)
+        reasons[NO_PODS] = Reason("", gang or "the operator has not created them")
     return reasons
 
 
@@ -135,14 +142,16 @@ def _refused(job: Object, api: Api) -> Reason | None:
     return None
 
 
-def _explain_pod(pod: Object, claim_problem: Callable[[str], str]) -> Reason | None:
+def _explain_pod(pod: Object, claim_problem: Callable[[str], Reason | None]) -> Reason | None:
     """Return why a pod waits, with what is wrong with its PVCs if it cannot be scheduled."""
     reason = waiting_reason(pod)
     if reason and reason.kind == "unschedulable":
+        message = str((condition(pod, "PodScheduled", "False") or {}).get("message"))
         for volume in pod["spec"].get("volumes") or []:
             claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-            if claim and (problem := claim_problem(claim)):
-                return Reason(reason.kind, problem)
+            problem = claim_problem(claim) if claim else None
+            if problem and (problem.kind or OF_CLAIMS.search(message)):
+                return Reason(reason.kind, f"{problem.text}; {reason.text}")
     return reason
 
 
@@ -161,17 +170,20 @@ def _unmounted(api: Api) -> dict[str, Reason]:
     }
 
 
-def claim_problem(api: Api, claim: str) -> str:
-    """Return what is wrong with a PVC; '' if it is bound, or binds at first use."""
+def claim_problem(api: Api, claim: str) -> Reason | None:
+    """Return what is wrong with a PVC, of kind '' if it may bind once its pod has a node."""
     try:
         pvc = api.get(CLAIMS, claim)
     except ApiError:
-        return ""
+        return None
     if pvc is None:
-        return f"claim {claim} does not exist"
+        return Reason("claim", f"claim {claim} does not exist")
     if phase(pvc) == "Lost":
-        return f"claim {claim} has lost its volume"
-    if phase(pvc) == "Pending":
-        storage = pvc["spec"].get("storageClassName") or "no class"
-        return f"claim {claim} is not bound (StorageClass {storage})"
-    return ""
+        return Reason("claim", f"claim {claim} has lost its volume")
+    if phase(pvc) != "Pending":
+        return None
+    name, kind = pvc["spec"].get("storageClassName"), ""
+    with suppress(ApiError):
+        storage = api.get(STORAGE_CLASSES, name) if name else None
+        kind = "claim" if not storage or storage.get(BINDING) == "Immediate" else ""
+    return Reason(kind, f"claim {claim} is not bound (StorageClass {name or 'no class'})")
