@@ -59,6 +59,8 @@ def test_a_tie_passes_and_a_worse_model_only_with_a_negative_bound(tmp_path: Pat
     better = evaluation(tmp_path / "better", 3)
     worse = evaluation(tmp_path / "worse", 5)
     assert blessed(better, better)
+    assert "equal to the champion" in checks(better, better)["min_improvement"].words
+    assert "equal to the champion" not in checks(better, worse)["min_improvement"].words
     assert not blessed(better, better, min_improvement=0.001)
     assert not blessed(worse, better)
     assert blessed(worse, better, min_improvement=-0.02)

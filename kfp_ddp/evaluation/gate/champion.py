@@ -75,6 +75,8 @@ def compare_with_champion(
     gain = check_minimum(
         "min_improvement", "improvement on the champion", compared.gain, rules.min_improvement
     )
+    if gain.holds and compared.gain == 0:
+        note = f" (equal to the champion: as good as it must be){note}"
     checks = [replace(gain, words=gain.words + note)]
     if rules.max_p_value < 1 and compared.p_value is not None:
         name = f"McNemar p-value ({compared.won} samples won, {compared.lost} lost)"
