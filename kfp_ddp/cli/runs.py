@@ -239,6 +239,9 @@ def _description_lines(description: "Description") -> Iterator[str]:
         if one.settings or one.checkpoint is not None:  # else it was only evaluated
             checkpoint = "none" if one.checkpoint is None else f"step {one.checkpoint}"
             progress = training["progress"] or "no step yet"
+            if record := one.evaluation:  # of the best checkpoint, which may not be the newest
+                checkpoint = f"step {record.step}"
+                progress = f"{record.split} accuracy {record.accuracy:.1%}"
             yield f"  checkpoint  {checkpoint} of {one.task}; {progress}"
         if training["verdict"]:
             yield f"  gate        {training['verdict']}"

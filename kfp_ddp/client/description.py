@@ -36,7 +36,7 @@ class Description:
     failed: Leaf | None = None
     """The step that failed."""
     active: Leaf | None = None
-    """The step that runs now."""
+    """The step that runs now, or ran when the run was cancelled."""
     cause: str = ""
     step_pods: Sequence[Object] = ()
     job_pods: Sequence[Object] = ()
@@ -47,7 +47,7 @@ class Description:
 
     @property
     def step(self) -> str:
-        """Name of the step that failed, or runs now."""
+        """Name of the step that failed, or runs now, or was cancelled."""
         leaf = self.failed or self.active
         return leaf.label if leaf else ""
 
@@ -108,8 +108,9 @@ def describe(run: RunInfo, api: Callable[[], Api], files: bool = True) -> Descri
     """Describe a run from the server's steps, its pods, and its files."""
     every = list(leaves(run.steps))
     result = Description(run, next((leaf for leaf in every if leaf.step.state == "FAILED"), None))
-    if run.state not in OVER:
-        result.active = next((leaf for leaf in every if leaf.step.state not in OVER), None)
+    if run.state not in OVER or run.cancelled:
+        stopped = (leaf for leaf in every if leaf.step.state not in OVER - {"CANCELED"})
+        result.active = next(stopped, None)
     if run.folder is None and run.state != "SUCCEEDED":
         try:
             cluster = api()

@@ -138,19 +138,22 @@ def print_logs(
 class StepLines:
     """Separates a step's own lines from those of KFP's executor and launcher, and of Argo.
 
-    The executor also logs the step's inputs, some hundred lines of JSON.
+    They also log the step's inputs and outputs, some hundred lines of indented JSON.
     """
 
     def __init__(self) -> None:
-        self._inputs = False
+        self._inside = False
+        """Whether the lines before were the begin of such a JSON."""
 
     def includes(self, line: str) -> bool:
         """Return whether the next line of the log is the step's own."""
-        if self._inputs:
-            self._inputs = line.rstrip() != "}"
+        text = line.rstrip()
+        if self._inside and (text in ("{", "}") or text.startswith((" ", "\t"))):
+            self._inside = text != "}"
             return False
-        self._inputs = line.startswith(EXECUTOR) and line.rstrip().endswith(INPUTS)
-        return not (line.startswith(EXECUTOR) or LAUNCHER.match(line) or ARGO.match(line))
+        of_kfp = bool(line.startswith(EXECUTOR) or LAUNCHER.match(line))
+        self._inside = of_kfp and text.endswith((INPUTS, "{"))
+        return not (of_kfp or ARGO.match(line))
 
 
 class _StepPrinter(Printer):

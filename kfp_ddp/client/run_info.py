@@ -201,7 +201,7 @@ def info_of(run: "V2beta1Run", connection: Connection, **more: Any) -> RunInfo:
         end=runs.known_time(run.finished_at),
         parameters=runs.parameters_of(run),
         page=connection.run_page(run.run_id),
-        cancelled=runs.is_cancelled(run),
+        cancelled=runs.cancelled_at(run) is not None,
         error=(run.error and run.error.message) or "",
         **more,
     )

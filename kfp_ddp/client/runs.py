@@ -135,15 +135,16 @@ def parameters_of(run: "V2beta1Run") -> dict[str, Any]:
     return dict((run.runtime_config and run.runtime_config.parameters) or {})
 
 
-def is_cancelled(run: "V2beta1Run") -> bool:
-    """Return whether a user cancelled a run, which KFP then calls FAILED."""
-    return any(entry.state == "CANCELING" for entry in (run.state_history or [])[-2:])
+def cancelled_at(run: "V2beta1Run") -> datetime | None:
+    """Return when a user cancelled a run, which KFP then calls FAILED; None if nobody did."""
+    entries = [entry for entry in (run.state_history or [])[-2:] if entry.state == "CANCELING"]
+    return entries[0].update_time if entries else None
 
 
 def shown_state(run: "V2beta1Run") -> str:
     """Return the state of a run for people."""
     state = run.state or "PENDING"
-    return "CANCELED" if state == "FAILED" and is_cancelled(run) else state
+    return "CANCELED" if state == "FAILED" and cancelled_at(run) else state
 
 
 def known_time(moment: datetime | None) -> datetime | None:

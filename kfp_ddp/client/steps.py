@@ -13,6 +13,7 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.client.pipelines import graph_of
+from kfp_ddp.client.runs import cancelled_at
 from kfp_ddp.k8s.api import Object
 
 if TYPE_CHECKING:
@@ -106,11 +107,11 @@ def steps_of(
         steps.sort(key=_started)
         if over and "root" in listed and _state(listed["root"]) not in OVER:
             missing = UNKNOWN
-    steps = [_final(step, missing) for step in steps] if over else steps
-    if "root" not in graph:
-        return tuple(steps)
-    inside = _with_spec(steps, graph, "root", missing, flat=not nodes)
-    return (*inside, *(step for step in steps if not nodes and step.name not in tasks))
+    if "root" in graph:
+        others = [step for step in steps if not nodes and step.name not in tasks]
+        steps = [*_with_spec(steps, graph, "root", missing, flat=not nodes), *others]
+    since = cancelled_at(run)
+    return tuple(_final(step, missing if over else "", since) for step in steps)
 
 
 def every_step(steps: Sequence[Step]) -> list[Step]:
@@ -240,10 +241,17 @@ def _step(name: str, node: _Node | None, driver: _Node | None) -> Step:
     )
 
 
-def _final(step: Step, missing: str) -> Step:
-    """Return a step of a run that is over: one that has not ended is not known, or was not run."""
-    inner = tuple(_final(one, missing) for one in step.steps)
-    return replace(step, state=step.state if step.state in OVER else missing, steps=inner)
+def _final(step: Step, missing: str, since: datetime | None) -> Step:
+    """Return a step of a run that is over, where one that has not ended is `missing` ('' before).
+
+    In a run that is cancelled `since` a time, steps that ended after it were cancelled.
+    """
+    inner, state = tuple(_final(one, missing, since) for one in step.steps), step.state
+    if missing and state not in OVER:
+        state = "CANCELED" if since and step.start else missing
+    elif state == "FAILED" and since and step.end and step.end >= since:
+        state = "FAILED" if any(one.state == "FAILED" for one in inner) else "CANCELED"
+    return replace(step, state=state, steps=inner)
 
 
 def _state(node: _Node) -> str:

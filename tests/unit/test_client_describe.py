@@ -90,10 +90,11 @@ def test_a_successful_run_has_a_verdict_and_next_commands(tmp_path: Path) -> Non
     text = output("describe", run)
     assert "run  SUCCEEDED" in text
     assert "gate        blessed: ok" in text
+    assert "checkpoint  step 40 of train; val accuracy 90.0%" in text
     assert "bundle      gs://models/abc (champion)" in text
     assert f"next        kfp-ddp predict {run} PICTURE" in text
     assert "cause" not in text
-    for name in ("config.json", "metrics.jsonl", "checkpoints"):
+    for name in ("config.json", "metrics.jsonl", "checkpoints", "evaluation"):
         (task / name).rename(tmp_path / name)
     assert "checkpoint" not in output("describe", run)
 
@@ -104,9 +105,12 @@ def test_lines_of_kfp_and_argo_are_left_out(tmp_path: Path) -> None:
     lines += ["    hello", "    }", f"{executor}Wrote executor output file to x."]
     lines += ["    I1123 08:20:37.123456      12 launcher_v2.go:185] publish success."]
     lines += ['    time=2026-11-23T08:20:37.1Z level=INFO msg="sub-process exited" argo=true']
+    launcher = "    I1127 19:04:57.730295      15 launcher_v2.go:1230] ExecutorOutput: "
+    lines += [f"{launcher}{{", '      "parameterValues": {', '        "x": "}"', "      }", "    }"]
+    lines += ["    {", '      "mine": 1', "    }", f"{launcher}{{", '      "cut": [', "    end"]
     run = run_output.make(tmp_path / "run", failed="gate", error="\n".join(lines))
-    assert output("logs", run, "gate") == "hello\n}\n"
-    assert len(output("logs", run, "--all").splitlines()) == 10
+    assert output("logs", run, "gate") == 'hello\n}\n{\n  "mine": 1\n}\nend\n'
+    assert len(output("logs", run, "--all").splitlines()) == len(lines)
 
 
 def test_the_newest_pod_of_a_step_is_found_by_its_node() -> None:

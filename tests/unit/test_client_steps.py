@@ -88,6 +88,18 @@ def test_recorded_nodes_of_a_failed_run_are_steps_in_the_pipelines_tree() -> Non
     assert train.end == datetime(2026, 11, 21, 22, 55, 35, tzinfo=UTC)
 
 
+def test_what_a_cancel_ended_was_cancelled() -> None:
+    run = _recorded(RECORDED / "run_get_terminated.json")
+    states = _states(steps_of(run, SPEC))
+    assert {states[name] for name in ("train", "exit-handler-1", "teardown")} == {"CANCELED"}
+    assert {states[name] for name in DONE} == {"SUCCEEDED"}
+    assert (states["gate"], states["publish"]) == ("OMITTED", "OMITTED")
+    run.state_history[-2].update_time = datetime(2026, 11, 21, 23, 6, 24, tzinfo=UTC)
+    states = _states(steps_of(run, SPEC))  # the train step failed before
+    assert (states["train"], states["exit-handler-1"]) == ("FAILED", "FAILED")
+    assert states["teardown"] == "CANCELED"
+
+
 def test_steps_that_kfp_lost_are_unknown_or_those_of_the_workflow() -> None:
     path = Path(__file__).parent / "recorded/kfp_api/run_get_succeeded_stale_details.json"
     run = _recorded(path)
