@@ -21,8 +21,8 @@ from kfp_ddp.core.run_folder import check_run_id
 from kfp_ddp.core.step import handling_signals
 from kfp_ddp.core.text import one_line
 from kfp_ddp.k8s.api import Api, ApiError, Object
-from kfp_ddp.k8s.objects import conditions, has_ended, label, phase
-from kfp_ddp.k8s.pods import TRANSIENT, container_reason
+from kfp_ddp.k8s.objects import has_ended, label, phase
+from kfp_ddp.k8s.pods import TRANSIENT, container_reason, failure_reason, waiting_reason
 from kfp_ddp.k8s.resource import CLAIMS, PODS
 from kfp_ddp.runs.workspace import fetch, is_plain
 from kfp_ddp.storage.kinds import open_store
@@ -264,11 +264,8 @@ def _wait_until_running(api: Api, name: str) -> None:
         if phase(pod) == "Running":
             return
         reason = container_reason(pod)
-        stopped = phase(pod) == "Failed" or (reason and reason.kind not in TRANSIENT)
-        if stopped or late:
+        if late or phase(pod) == "Failed" or (reason and reason.kind not in TRANSIENT):
             break
-    status = pod.get("status") or {}
-    unmet = [one.get("message") for one in conditions(pod) if one["status"] != "True"]
-    text = reason.text if reason else status.get("message") or next(filter(None, unmet), "")
-    why = one_line(str(text)) or "no node has accepted it"
+    reason = failure_reason(pod) or waiting_reason(pod)
+    why = reason.text if reason else "no node has accepted it"
     raise JobError(f"the pod that reads the run's files does not start: {why}")
