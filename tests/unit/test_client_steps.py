@@ -94,8 +94,11 @@ def test_what_a_cancel_ended_was_cancelled() -> None:
     assert {states[name] for name in ("train", "exit-handler-1", "teardown")} == {"CANCELED"}
     assert {states[name] for name in DONE} == {"SUCCEEDED"}
     assert (states["gate"], states["publish"]) == ("OMITTED", "OMITTED")
-    run.state_history[-2].update_time = datetime(2026, 11, 21, 23, 6, 24, tzinfo=UTC)
-    states = _states(steps_of(run, SPEC))  # the train step failed before
+    run.state_history[-2].update_time = cancel = datetime(2026, 11, 21, 23, 6, 24, tzinfo=UTC)
+    for node in run.run_details.task_details:
+        if node.display_name == "exit-handler-1(0)":
+            node.end_time = cancel
+    states = _states(steps_of(run, SPEC))  # train failed before, and its group ended after that
     assert (states["train"], states["exit-handler-1"]) == ("FAILED", "FAILED")
     assert states["teardown"] == "CANCELED"
 
