@@ -206,9 +206,10 @@ def test_a_pvc_of_many_pods_is_requested_once() -> None:
     api = FakeApi({CLAIMS.path("space", "work"): claimed})
     about: Object = {"metadata": {"name": "x", "labels": {}}, "spec": {}}
     result = narrator.explain(about, State("created"), pods, [], api, 1000)
-    assert len(api.requests) == 1
+    assert len(api.requests) == 2  # for the claim and for its class
     assert narrator.summary(result) == (
-        "worker-0, worker-1, worker-10 and 997 more: claim work is not bound (StorageClass slow)"
+        "worker-0, worker-1, worker-10 and 997 more: claim work is not bound (StorageClass slow); "
+        "cannot be scheduled (unbound claims)"
     )
 
 
