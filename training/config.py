@@ -63,6 +63,10 @@ class TrainConfig(Settings):
     labels: str = ""
     """Name of a CSV or JSON Lines file of path, label and optionally split in the dataset; '' where
     folders name the classes."""
+    layout: Literal["auto", "classes", "splits"] = "auto"
+    """What the dataset's top folders are: classes, or splits, whose folders are the classes (those
+    without a split's name are for training if none is named so); auto: as their names and folders
+    show, or an error if they can be both."""
     output_dir: str
     """Folder for checkpoints, metrics and logs."""
 

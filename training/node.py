@@ -97,7 +97,7 @@ def _check_ranks(args: argparse.Namespace, config: TrainConfig) -> None:
 
     data, plenty = Path(config.data), 100 * ranks
     if splits.count_images(data, most=plenty) < plenty:
-        train = splits.splits_of(data, config.val_fraction, config.labels).train
+        train = splits.splits_of(data, config.val_fraction, config.labels, config.layout).train
         batches.check_one_each(len(train), ranks)
 
 

@@ -35,7 +35,7 @@ def run(config: TrainConfig) -> bool:
     """Run the script, and save its weights; False when preempted. Raises a KfpDdpError."""
     folder, first = RunFolder(config.output_dir), os.environ.get("RANK", "0") == "0"
     data = pinned(Path(config.data))
-    splits = splits_of(data, config.val_fraction, config.labels)
+    splits = splits_of(data, config.val_fraction, config.labels, config.layout)
     used = {"data": str(data), "val_fraction": config.val_fraction * splits.by_name}
     config = config.model_copy(update=used)
     if splits.train.slices is not None:

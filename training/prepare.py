@@ -63,7 +63,7 @@ def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
         print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)
         config = TrainConfig.create(**{**config.explicit(), "model": model})
     data = pinned(Path(config.data))
-    splits = splits_of(data, config.val_fraction, config.labels)
+    splits = splits_of(data, config.val_fraction, config.labels, config.layout)
     used = {"data": str(data), "val_fraction": config.val_fraction if splits.by_name else 0.0}
     return config.model_copy(update=used), splits.train, splits.val
 

@@ -1,6 +1,7 @@
 """Make texts safe for messages, Markdown, terminals and containers; read JSON."""
 
 import json
+import unicodedata
 from typing import Any
 
 
@@ -59,3 +60,28 @@ def bar(share: float, width: int) -> str:
     """Return a bar such as `██████░░░░` for a share of at most 1."""
     filled = int(share * width)
     return "█" * filled + "░" * (width - filled)
+
+
+_ALIKE = str.maketrans(
+    "‘’‛ʼʻʹ′`´“”„‟″ʺ\u2212\u2043\u02d7АВЕКМНОРСТХЅІЈаеорсухіјѕΑΒΕΖΗΙΚΜΝΟΡΤΥΧο",
+    "'''''''''\"\"\"\"\"\"---ABEKMHOPCTXSIJaeopcyxijsABEZHIKMNOPTYXo",
+    "\u034f\u115f\u1160\u2800\u3164" + "".join(map(chr, range(0xFE00, 0xFE10))),
+)
+"""Characters that look like others, and characters without a picture."""
+
+
+def same_text(text: str) -> str:
+    """Return the one form of texts that differ by code points only, as é and e with an accent."""
+    return unicodedata.normalize("NFC", text)
+
+
+def look(text: str) -> str:
+    """Return a form that is equal for texts which people cannot tell apart, or by case alone.
+
+    The case of a single letter counts: letters are classes of handwriting.
+    """
+    plain = unicodedata.normalize("NFKC", text.translate(_ALIKE))
+    kinds = ((c, unicodedata.category(c)) for c in plain)
+    seen = ("-" if kind == "Pd" else c for c, kind in kinds if kind != "Cf")
+    line = " ".join("".join(seen).split())
+    return line if len(line) == 1 else line.lower()

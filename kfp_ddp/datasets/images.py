@@ -69,7 +69,9 @@ def check(
 
 def look_at(listing: Listing, rule: LayoutRule, table: Labels | None) -> DatasetImages:
     """Return the images of a sorted listing, with warnings; raises InputError as `lay_out`."""
-    layout = lay_out(listing.names, val_fraction=rule.val_fraction, labels=table)
+    layout = lay_out(
+        listing.names, val_fraction=rule.val_fraction, labels=table, layout=rule.layout
+    )
     train, val = (part.counts(len(layout.classes)) for part in (layout.train, layout.val))
     warnings = (*layout.notes, *uneven(layout.classes, train, val), *_duplicates(listing, layout))
     return DatasetImages(layout, warnings)
@@ -140,7 +142,7 @@ def _some(names: Sequence[str], what: str) -> Iterator[str]:
 def _moved(layout: Layout, before: Path, rule: LayoutRule) -> Iterator[str]:
     """Yield a warning for images that are in another split than in the version before."""
     try:
-        earlier = splits_of(before, rule.val_fraction, rule.labels)
+        earlier = splits_of(before, *rule)
     except KfpDdpError:  # it could not be used for training
         return
     start = len(f"{before}/")

@@ -52,4 +52,4 @@ def rule_of(settings: Mapping[str, Any]) -> LayoutRule | None:
     own = dict.fromkeys(others, "is a setting of the training and not of the layout")
     (values,) = split("layout", settings, TrainConfig, reserved=own)
     config = TrainConfig.create(data=".", output_dir=".", **values)
-    return LayoutRule(config.val_fraction, config.labels)
+    return LayoutRule(*(getattr(config, name) for name in LayoutRule._fields))

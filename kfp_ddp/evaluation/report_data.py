@@ -136,7 +136,8 @@ def _layout(version: Path, config: Mapping[str, object], classes: tuple[str, ...
     share = share if isinstance(share, int | float) else 0
     names = (row.name for row in manifest.rows(version / manifest.NAME))
     try:
-        return lay_out(names, val_fraction=share, classes=classes)
+        how = str(config.get("layout", "auto"))
+        return lay_out(names, val_fraction=share, layout=how, classes=classes)
     except InputError:
         return None
 

@@ -109,7 +109,8 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     say(f"{photographs}; {computer}: {_title(choice)}")
     if choice.why:
         say(f"chosen for {choice.why}")
-    for line in (*surveyed.table, *surveyed.left_out):
+    reading = surveyed.reading if command.check else ()
+    for line in (*surveyed.table, *reading, *surveyed.left_out):
         say(line)
     for note in filter(None, (*photographs.notes, start.origin)):
         say(f"note: {note}")

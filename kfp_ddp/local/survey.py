@@ -29,7 +29,7 @@ _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 _TAIL = 1 << 16
 _THREADS = 16
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
-_ROWS, _WIDTH = 20, 48
+_ROWS, _WIDTH, _EXAMPLES = 20, 48, 5
 _BROKEN = 8
 """Classes and columns of their names in the table, and broken images in the list."""
 
@@ -57,6 +57,8 @@ class Survey:
     photographs: Photographs
     table: tuple[str, ...]
     """Images of each class and split, a line each."""
+    reading: tuple[str, ...]
+    """The source of classes and splits, and an image of each class, a line each."""
     broken: dict[str, str]
     """Why images cannot be read, by their path."""
     excluded: tuple[str, ...]
@@ -85,7 +87,8 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     table = training.get("labels") or TrainConfig.model_fields["labels"].default
     labels = Labels.parse(table, read_table(folder, table, None)) if table and folder else None
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
-    layout = lay_out(names, val_fraction=fraction, labels=labels)
+    meaning = training.get("layout") or TrainConfig.model_fields["layout"].default
+    layout = lay_out(names, val_fraction=fraction, labels=labels, layout=meaning)
     notes = list(layout.notes)
     images, chosen = (sum(map(is_image, group)) for group in (everything, names))
     if images > chosen:
@@ -112,7 +115,7 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
         excluded += _other_files(names, {table, tags}.intersection(names))
     if broken and not reads_any and not labels and len(broken) <= MOST_ROWS:
         excluded += map(glob_of, broken)
-        layout = _without(broken, names, fraction)
+        layout = _without(broken, names, fraction, meaning)
     columns = {}
     for side, part in layout.parts.items():
         by_class = Counter(target for name, target in part if name not in broken)
@@ -124,7 +127,8 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
         notes.append(f"image_size={size} leaves little of images of {short} px")
     photographs = Photographs(*counts, short, decoding, tuple(map(printable, notes)))
     paths = {str(folder and folder / name): why for name, why in broken.items()}
-    return Survey(photographs, tuple(_table(layout, columns)), paths, tuple(excluded))
+    table, reading = tuple(_table(layout, columns)), tuple(_reading(layout))
+    return Survey(photographs, table, reading, paths, tuple(excluded))
 
 
 def _other_files(names: Iterable[str], tables: Collection[str]) -> list[str]:
@@ -135,12 +139,14 @@ def _other_files(names: Iterable[str], tables: Collection[str]) -> list[str]:
     return sorted(f"*{one}" for one in plain)
 
 
-def _without(broken: Mapping[str, str], names: Iterable[str], val_fraction: float) -> Layout:
+def _without(
+    broken: Mapping[str, str], names: Iterable[str], val_fraction: float, meaning: str
+) -> Layout:
     """Return the layout without the broken images; raise InputError if it cannot train."""
     folders = (f"{os.path.dirname(name)}/" for name in broken)
     readable = [name for name in names if name not in broken]
     try:
-        return lay_out([*readable, *folders], val_fraction=val_fraction)
+        return lay_out([*readable, *folders], val_fraction=val_fraction, layout=meaning)
     except InputError as error:
         raise InputError(
             f"{plural(len(broken), 'image')} cannot be read, {next(iter(broken))} first; "
@@ -164,6 +170,15 @@ def _table(layout: Layout, by_side: Mapping[str, list[int]]) -> Iterator[str]:
         yield f"  {name:<{width}}" + "".join(
             f"{one:>9,}" if isinstance(one, int) else f"{one:>9}" for one in numbers
         )
+
+
+def _reading(layout: Layout) -> Iterator[str]:
+    yield f"classes and splits: {printable(layout.form)}"
+    first = {target: name for name, target in reversed(tuple(layout.train))}
+    for target, label in enumerate(layout.classes[:_EXAMPLES]):
+        yield printable(f"  {label}: {first.get(target, '')}")
+    if len(layout.classes) > _EXAMPLES:
+        yield "  …"
 
 
 def _names(folder: Path, sync: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import random
 import tarfile
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -71,12 +72,156 @@ def position(name: str) -> float:
     return int(hashlib.sha256(f"split:{name}".encode()).hexdigest()[:8], 16) / 2**32
 
 
-def test_hidden_files_and_other_files_are_ignored() -> None:
-    names = [*photographs(40, "cat", "dog"), "cat/.x.jpg", ".git/a.jpg", "__MACOSX/cat/._1.jpg"]
-    names += ["cat/.@__thumb/1.jpg", "dog/@eaDir/1.jpg/SMALL.jpg", "@eaDir/cat/SMALL.jpg"]
-    layout = laid_out([*names, "cat/notes.txt", "cat/", "dog/deep/er/x.JPEG"])
-    assert layout.classes == ("cat", "dog")
-    assert len(layout.train) + len(layout.val) == 81
+def tree(text: str, suffix: str = ".jpg") -> list[str]:
+    """Return 6 files in each folder: "a,b*c,d e" has a/c, a/d, b/c, b/d and e."""
+    parts = [part.partition("*") for part in text.split()]
+    folders = [
+        (top, sub) for tops, _, subs in parts for top in tops.split(",") for sub in subs.split(",")
+    ]
+    return [f"{top}/{sub}/{n}{suffix}".replace("//", "/") for top, sub in folders for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("text", "classes", "counts"),
+    [  # images in train and val together, and in test
+        ("seg_train/seg_train,seg_test/seg_test*b,f,s seg_pred/seg_pred", "b f s", (18, 18)),
+        ("training_set/training_set,test_set/test_set*cats,dogs", "cats dogs", (12, 12)),
+        (
+            "asl_alphabet_train/asl_alphabet_train*A,B asl_alphabet_test/asl_alphabet_test",
+            "A B",
+            (12, 0),
+        ),
+        ("train_set,val_set*a,b", "a b", (24, 0)),
+        ("train2017,dev-2*a,b", "a b", (24, 0)),
+        ("TrainData,HoldoutData*a,b", "a b", (12, 12)),
+        ("fold_0,Fold1,fold-2*a,b", "a b", (36, 0)),
+        ("fold_0,fold_1,test*a,b", "a b", (24, 12)),
+        ("train*a,b train_unlabeled", "a b", (12, 0)),
+        ("train,val,test*a,b masks*a", "a b", (24, 12)),
+        ("bus,car,train*2019,2020", "bus car train", (36, 0)),
+        ("cat,dog test*a,b", "cat dog test", (24, 0)),
+        ("cat,dog validation*front,side", "cat dog validation", (24, 0)),
+        ("trainer,constraint,latest", "constraint latest trainer", (18, 0)),
+        ("train,plane,test", "plane test train", (18, 0)),
+        ("a/images,b/images", "a b", (12, 0)),
+        ("train/a/images,train/b/images", "a b", (12, 0)),
+        ("a,b #recycle/a $RECYCLE.BIN/S-1-5 @Recently-Snapshot ~snapshot/a", "a b", (12, 0)),
+        ("train*a,b,#recycle,lost+found,.cache a/@eaDir __MACOSX/a", "a b", (12, 0)),
+        ("$1,$5,#1,__other__,_noise", "#1 $1 $5 __other__ _noise", (30, 0)),
+    ],
+)
+def test_tree_has_one_reading(text: str, classes: str, counts: tuple[int, int]) -> None:
+    layout = laid_out(tree(text))
+    assert " ".join(layout.classes) == classes
+    assert (len(layout.train) + len(layout.val), len(layout.test)) == counts
+    assert len(tree(text)) == sum(counts) or any("left out" in note for note in layout.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "as_classes", "as_splits"),
+    [
+        ("camera1,camera2*a,b", "camera1 camera2", "a b"),
+        ("left/images,right/images*a,b", "left right", None),
+        ("bus,car*train,test", "bus car", "test train"),
+        ("train_val,test*a,b", "test train_val", "a b"),
+        ("trainset,testset*a,b", "testset trainset", "a b"),
+        ("train,test,extra*a,b", "extra test train", "a b"),
+        ("bus,car,boat,train*front,side", "boat bus car train", "front side"),
+        ("bus,car train*steam,diesel", "bus car train", "diesel steam"),
+        ("train*a,b masks", "masks train", "a b"),
+        ("train*part1,part2 train/part1,train/part2*a,b val*a,b", "train val", None),
+        ("fold_0,fold_1*train,val", "fold_0 fold_1", "train val"),
+        ("train_station,test_tube", "test_tube train_station", None),
+    ],
+)
+def test_tree_of_two_readings_is_refused_until_one_is_set(
+    text: str, as_classes: str, as_splits: str | None
+) -> None:
+    with pytest.raises(InputError, match="layout="):
+        laid_out(tree(text))
+    for layout, classes in (("classes", as_classes), ("splits", as_splits)):
+        if classes is not None:
+            images = lay_out(tree(text), val_fraction=0.1, layout=layout)
+            assert " ".join(images.classes) == classes
+
+
+def test_tables_within_reach_are_no_class_folders() -> None:
+    with pytest.raises(InputError, match=r"labels .*train\.csv.*layout=classes"):
+        laid_out([*tree("train_images,test_images,sample"), "train.csv"])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("cat", "cat "),
+        ("cat", "cat\u200b"),
+        ("cat", "\uff43at"),
+        ("cat", "\u0441at"),
+        ("cat", "Cat"),
+        ("a-b", "a\u2013b"),
+        ("it's", "it\u2019s"),
+    ],
+)
+@pytest.mark.parametrize("text", ["1,2", "train*1,2", "train*1,zoo val*2,zoo"])
+def test_classes_that_look_alike_are_refused(text: str, one: str, other: str) -> None:
+    names = tree(text)
+    names = [f"{n.rpartition('/')[0].replace('1', one).replace('2', other)}/x.jpg" for n in names]
+    with pytest.raises(InputError, match="look alike") as caught:
+        laid_out(names)
+    assert ascii(other) in str(caught.value)
+
+
+def test_two_forms_of_one_class_are_one() -> None:
+    composed, apart = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    layout = laid_out([f"train/{name}" for name in tree(f"{composed},{apart},the")])
+    assert layout.classes == (composed, "the")
+    layout = lay_out(tree(f"val*{composed}"), val_fraction=0.1, classes=(apart, "the"))
+    assert (layout.classes, len(layout.val)) == ((apart, "the"), 6)
+    table = (
+        "".join(f"{n}.jpg,{apart if n % 2 else composed}\n" for n in range(8)) + "8.jpg,b\n9.jpg,b"
+    )
+    assert laid_out([f"{n}.jpg" for n in range(10)], table).classes == ("b", composed)
+    assert laid_out(tree("a,A")).classes == ("A", "a")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "why"),
+    [
+        (".dng", "12 .dng.*convert"),
+        (".zip", "12 .zip.*unpack"),
+        ("", "12 without a suffix.*rename"),
+        (".jpg_large", "12 .jpg_large.*rename"),
+        (".JPG.1", "12 .jpg.1.*rename"),
+        (".jpeg~", "12 .jpeg~.*rename"),
+    ],
+)
+def test_files_that_are_not_read_are_named(suffix: str, why: str) -> None:
+    with pytest.raises(InputError, match=f"no images .*{why}"):
+        laid_out(tree("a,b", suffix))
+    with pytest.raises(InputError, match=r"class folder c has no images .*6 "):
+        laid_out([*tree("a,b"), *tree("c", suffix)])
+    (note,) = laid_out([*tree("a,b"), *tree("a,b", suffix)]).notes
+    assert note.startswith("12 files not read: ")
+
+
+def test_system_folders_are_named() -> None:
+    files = [
+        "a/.x.jpg",
+        "a/notes.txt",
+        "System Volume Information/x.dat",
+        "a/~$x.doc",
+        "a_$folder$",
+    ]
+    (system, other) = laid_out([*tree("a,b"), "a/", *files]).notes
+    assert "System Volume Information 1" in system
+    assert other == "1 file not read: 1 .txt"
+    with pytest.raises(InputError, match=r"no images .*#a 6"):
+        laid_out(tree("#a,#b"))
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".ppm", ".PGM", ".pbm", ".pnm", ".webp"])
+def test_suffixes_of_images(suffix: str) -> None:
+    assert len(laid_out(tree("a,b", suffix)).train)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +323,7 @@ def test_table_of_json_lines() -> None:
         ("a.jpg,cat\na.jpg,dog\n", r"a\.jpg both cat in train and dog in train"),
         ("a.jpg,cat\nb.jpg,\n", "line 2 "),
         ("a.jpg,cat\nb.jpg\n", "line 2 "),
-        ("path,label,split\na.jpg,cat,holdout\n", "holdout"),
+        ("path,label,split\na.jpg,cat,nowhere\n", "nowhere"),
         ("label\ncat\n", "line 1 "),
         (",,\n", "line 1 "),
     ],

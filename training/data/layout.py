@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import same_text
 from kfp_ddp.training.data.sides import (
     SIDES,
-    SUFFIXES,
     TEST,
     TRAIN,
     VAL,
@@ -19,10 +19,12 @@ from kfp_ddp.training.data.sides import (
     Side,
     assign_by_folders,
     group_by_folder,
-    is_ignored,
-    is_image,
+    no_images,
+    not_read,
     side_of,
+    system_folder,
     tables_in,
+    unify,
     use_a_table,
 )
 from kfp_ddp.training.data.tables import Labels, assign_by_labels
@@ -37,6 +39,7 @@ class LayoutRule(NamedTuple):
 
     val_fraction: float = 0.1
     labels: str = ""
+    layout: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def lay_out(
     *,
     val_fraction: float,
     labels: Labels | None = None,
+    layout: str = "auto",
     classes: Sequence[str] | None = None,
 ) -> Layout:
     """Assign the images of a dataset to classes and splits; raise InputError if it cannot train.
@@ -94,12 +98,18 @@ def lay_out(
         names: Names of its files, relative to it; a name that ends with a slash is a folder.
         val_fraction: Share of the images for validation if it has no such split; 0: an error then.
         labels: Table of classes, and optionally splits.
+        layout: Meaning of the top-level folders, as in `TrainConfig`.
         classes: Classes of a model; then the training images are not checked.
     """
+    names = list(names)
     tops = group_by_folder(names)
-    assignment = assign_by_labels(tops, labels) if labels else assign_by_folders(tops)
-    if classes is None:
-        _check_classes(assignment.sides[TRAIN], tops)
+    try:
+        assignment = assign_by_labels(tops, labels) if labels else assign_by_folders(tops, layout)
+        unify(assignment.sides.values(), classes or ())
+        if classes is None:
+            _check_classes(assignment.sides[TRAIN], tops)
+    except InputError as error:
+        raise InputError("; ".join([str(error), *_systems(names)])) from None
     known = tuple(sorted(assignment.sides[TRAIN].classes) if classes is None else classes)
     by_name = VAL not in assignment.sides and (val_fraction > 0 or classes is None)
     if by_name:
@@ -108,25 +118,20 @@ def lay_out(
             assignment.sides[TRAIN], val_fraction, classes is None
         )
     _check_known(assignment, known)
-    assignment.notes += _not_read(tops, labels)
+    assignment.notes += _systems(names)
+    if text := not_read(name for name in names if name != (labels and labels.name)):
+        assignment.notes.append(text)
     train, val, test = (number(assignment.sides.get(side, Side()), known) for side in SIDES)
     return Layout(known, train, val, test, by_name, assignment.form, tuple(assignment.notes))
 
 
-def _not_read(tops: dict[str, list[str]], labels: Labels | None) -> Iterator[str]:
-    """Yield a note with the number of files that are no images, by the end of their names."""
-    names = (name for members in tops.values() for name in members)
-    kinds = Counter(
-        f".{last.rpartition('.')[2].lower()}" if "." in last else "without a suffix"
-        for name in names
-        if not is_image(name) and not is_ignored(name) and name != (labels and labels.name)
-        for last in [name.rpartition("/")[2]]
-    )
-    if kinds:
-        most = [f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN)]
-        rest = kinds.total() - sum(count for _, count in kinds.most_common(_SHOWN))
-        parts = ", ".join([*most, *([f"{rest:,} others"] if rest else [])])
-        yield f"{kinds.total():,} file{'s' * (kinds.total() > 1)} not read: {parts}"
+def _systems(names: Sequence[str]) -> Iterator[str]:
+    """Yield a note with the number of files in folders that systems make, if there are any."""
+    systems = Counter(system_folder(name.rpartition("/")[0]) for name in names)
+    del systems[""]
+    if systems:
+        most = ", ".join(f"{folder} {count:,}" for folder, count in systems.most_common(_SHOWN))
+        yield f"files in folders that a system made: {systems.total():,} left out, {most}"
 
 
 def _position(name: str) -> float:
@@ -151,8 +156,8 @@ def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
     empty = sorted(name for name, members in train.classes.items() if not members)
     if empty:
         raise InputError(
-            f"class folder {folder}{empty[0]} has no images ({', '.join(SUFFIXES)}): fill it, "
-            "remove it, or exclude it from the sync"
+            f"class folder {folder}{empty[0]} has {no_images(_below(tops, folder + empty[0]))}: "
+            "fill it, remove it, or exclude it from the sync"
         )
     if len(train.classes) == 1:
         (only,) = train.classes
@@ -160,8 +165,13 @@ def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
         hint = f"; {use_a_table(tops)}" if tables_in(tops) else ""
         if len(inner) > 1:
             shown = ", ".join(inner[:_SHOWN])
-            hint = f"; if {shown} are the classes, use {folder}{only}/ as the source"
+            hint = f"; if {shown} are classes or splits, use {folder}{only}/ as the source"
         raise InputError(f"there is one class only ({only}): a classifier needs two or more{hint}")
+
+
+def _below(tops: dict[str, list[str]], folder: str) -> Iterator[str]:
+    names = tops.get(folder.partition("/")[0], ())
+    return (name for name in names if name.startswith(f"{folder}/"))
 
 
 def _split_by_name(train: Side, val_fraction: float, must: bool) -> Side:
@@ -201,7 +211,7 @@ def _check_known(assignment: Assignment, known: Sequence[str]) -> None:
     """Raise InputError for validation images of unknown classes; leave out such test images."""
     for role in (VAL, TEST):
         side = assignment.sides.get(role, Side())
-        unknown = sorted(set(side.classes) - set(known))
+        unknown = sorted(set(side.classes) - set(map(same_text, known)))
         if unknown and role == VAL:
             where = f"{side.folder}/" if side.folder else "the validation images"
             raise InputError(
@@ -219,6 +229,6 @@ def number(side: Side, classes: Sequence[str]) -> Part:
     rows = [
         (target, name)
         for target, label in enumerate(classes)
-        for name in sorted(side.classes.get(label, ()))
+        for name in sorted(side.classes.get(same_text(label), ()))
     ]
     return Part(side.folder, tuple(name for _, name in rows), tuple(target for target, _ in rows))

@@ -1,25 +1,37 @@
 """Split and class of each image, as folders name them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import look, same_text
 
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-    *(".avif", ".heic", ".heif"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".heic", ".heif"),
 )
 """Names of images that `decoder` reads; the only list."""
-_HIDDEN = re.compile(r"(^|/)(\.|(__MACOSX|@eaDir)(/|$))")
-"""Hidden files and folders, and those of macOS and of Synology, with thumbnails, at any depth."""
+_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
+_SYSTEM = re.compile(
+    r"\.|[#@$~](?=[^\W\d])|__(?!.*_$)|(lost\+found|System Volume Information|RECYCLER"
+    r"|FOUND\.\d{3}|Network Trash Folder|Temporary Items|_temporary|_delta_log|__pycache__)$"
+)
+"""Folders that systems make, most by a sign in front that people rarely give to a class."""
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
-ROLES = {
+_WORDS = {
     **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("val", "valid", "validation"), VAL),
-    **dict.fromkeys(("test", "testing"), TEST),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), VAL),
+    **dict.fromkeys(("test", "testing", "holdout", "pred", "prediction", "predictions"), TEST),
 }
-"""Names of top-level folders that are a split, case-insensitive."""
+_BORDER = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_FOLD = re.compile(r"(?<![^\W\d_])folds?[\W_]*\d", re.IGNORECASE)
+_DATE = re.compile(r"(19|20)\d\d([-_. ]?\d\d?){0,2}")
+_SHOWN = 5
 
 
 @dataclass
@@ -32,6 +44,11 @@ class Side:
 
     def __len__(self) -> int:
         return sum(map(len, self.classes.values()))
+
+    @property
+    def images(self) -> list[str]:
+        """Names of the images in and outside of class folders."""
+        return [*self.loose, *chain.from_iterable(self.classes.values())]
 
 
 @dataclass
@@ -48,21 +65,63 @@ class Assignment:
             self.notes.append(f"{what.format(len(names))} left out, {names[0]} first")
 
 
-def is_image(name: str) -> bool:
-    """Return whether the name of a file is that of an image, and in no hidden folder."""
-    return name.lower().endswith(SUFFIXES) and not _HIDDEN.search(name)
+def role_in(name: str) -> str:
+    """Return the split that words of a name mean: train, val or test; '' without just one."""
+    words = _LETTERS.findall(_BORDER.sub(" ", same_text(name)))
+    roles = {_WORDS[word] for word in map(str.lower, words) if word in _WORDS}
+    return roles.pop() if len(roles) == 1 else ""
+
+
+@lru_cache(1 << 16)
+def system_folder(path: str) -> str:
+    """Return the first folder in a path that a system made; '' without."""
+    return next(filter(is_hidden, path.split("/")), "")
 
 
 def is_hidden(folder: str) -> bool:
     """Return whether a folder of this name is ignored."""
-    return _HIDDEN.match(folder) is not None
+    return _SYSTEM.match(folder) is not None
+
+
+def is_image(name: str) -> bool:
+    """Return whether the name of a file is that of an image, and in no folder of a system."""
+    folder, _, last = name.rpartition("/")
+    return last.lower().endswith(SUFFIXES) and last[0] != "." and not system_folder(folder)
 
 
 def is_ignored(name: str) -> bool:
     """Return whether a file, of any kind, belongs to a system or to a version and not to a user."""
-    last = name.rpartition("/")[2]
-    known = last.startswith("_") or last in ("", "Thumbs.db", "desktop.ini")
-    return known or _HIDDEN.search(name) is not None
+    folder, _, last = name.rpartition("/")
+    known = last in ("", "Thumbs.db", "desktop.ini") or last.startswith(("_", ".", "~$"))
+    return known or last.endswith("_$folder$") or bool(system_folder(folder))
+
+
+def not_read(names: Iterable[str]) -> str:
+    """Describe the files that are no images, by the end of their names; '' without."""
+    kinds = Counter(_kind(name) for name in names if not is_image(name) and not is_ignored(name))
+    if not kinds:
+        return ""
+    most = kinds.most_common(_SHOWN)
+    rest = kinds.total() - sum(count for _, count in most)
+    shown = [f"{count:,} {kind}" for kind, count in most] + [f"{rest:,} others"] * (rest > 0)
+    misnamed = any(kind.startswith(("without", *SUFFIXES)) for kind in kinds)
+    hint = "; rename images so that they end in .jpg" * misnamed
+    hint += "; unpack archives" * any(kind.endswith(_ARCHIVES) for kind in kinds)
+    return f"{kinds.total():,} file{'s' * (kinds.total() > 1)} not read: {', '.join(shown)}{hint}"
+
+
+def _kind(name: str) -> str:
+    """Return the end of a file's name, such as .csv, .jpg.1 or .jpg_large."""
+    _, *ends = name.rpartition("/")[2].lower().split(".")
+    two = len(ends) > 1 and f".{ends[-2]}" in SUFFIXES
+    return ".".join(["", *ends[-2 if two else -1 :]]) if ends else "without a suffix"
+
+
+def no_images(names: Iterable[str]) -> str:
+    """Return "no images", the suffixes of images, and what is there instead."""
+    others = not_read(names)
+    hint = f"; {others}; convert pictures of other kinds to .jpg or .png" if others else ""
+    return f"no images ({', '.join(SUFFIXES)}{hint})"
 
 
 def group_by_folder(names: Iterable[str]) -> dict[str, list[str]]:
@@ -72,8 +131,10 @@ def group_by_folder(names: Iterable[str]) -> dict[str, list[str]]:
         top, slash, _ = name.partition("/")
         if not slash:
             tops[""].append(name)
+        elif top in tops:
+            tops[top].append(name)
         elif not is_hidden(top):
-            tops.setdefault(top, []).append(name)
+            tops[top] = [name]
     return tops
 
 
@@ -83,83 +144,202 @@ def side_of(names: Iterable[str], folder: str) -> Side:
     for name in names:
         top, slash, rest = name[start:].partition("/")
         if not slash:
-            if top and is_image(top):
+            if top and is_image(name):
                 side.loose.append(name)
-        elif not is_hidden(top):
+        elif top in side.classes or not is_hidden(top):
             members = side.classes.setdefault(top, [])
             if rest and is_image(name):
                 members.append(name)
     return side
 
 
-def _roles(tops: dict[str, list[str]]) -> dict[str, str]:
-    """Return the folder of each split; {} if the top-level folders are classes."""
-    roles: dict[str, str] = {}
-    for folder in sorted(tops):
-        role = ROLES.get(folder.lower())
-        if role in roles:
-            raise InputError(
-                f"{roles[role]}/ and {folder}/ are both for {role}: put the images in one of them"
-            )
-        if role:
-            roles[role] = folder
-    classes = set(_others(tops, roles))
-    if not classes:
-        return roles
-    # Next to class folders, a folder named like a split is a class too, unless it has classes.
-    within = {role: side_of(tops[folder], folder) for role, folder in roles.items()}
-    if TRAIN in roles and any(within[TRAIN].classes.values()):
-        return roles
-    for side in within.values():
-        if classes & side.classes.keys():
-            raise InputError(
-                f"{side.folder}/ is next to class folders such as {min(classes)}/ and contains "
-                "folders of these names: put the classes in train/<class>/, or remove it"
-            )
-    return {}
+def unify(sides: Iterable[Side], known: Iterable[str] = ()) -> None:
+    """Make classes one whose names are the same text in other code points, as é and e + accent.
+
+    Raise InputError for names, also of two splits, that only look the same.
+    """
+    looks = {look(name): same_text(name) for name in known}
+    for side in sides:
+        spellings, side.classes = side.classes, {}
+        for spelling in sorted(spellings):
+            name = same_text(spelling)
+            if (other := looks.setdefault(look(name), name)) != name:
+                raise InputError(
+                    f"the classes {other!a} and {name!a} look alike but differ: rename one"
+                )
+            side.classes[name] = side.classes.get(name, []) + spellings[spelling]
 
 
-def _others(tops: dict[str, list[str]], roles: dict[str, str]) -> list[str]:
-    sides = {"", *roles.values()}
-    return [top for top in sorted(tops) if top not in sides and any(map(is_image, tops[top]))]
+def _top(names: Iterable[str], folder: str) -> Side:
+    """Collect the class folders below a top-level folder, or in its only folder of that name."""
+    side = side_of(names, folder)
+    while not side.loose and len(side.classes) == 1:
+        (inner,) = side.classes
+        last = side.folder.rpartition("/")[2]
+        if inner.lower() != last.lower() and role_in(inner) != (role_in(last) or None):
+            break
+        side = side_of(names, f"{side.folder}/{inner}")
+    return side
 
 
-def assign_by_folders(tops: dict[str, list[str]]) -> Assignment:
-    """Assign splits and classes by folders; raise InputError if there are no images to train on."""
-    roles = _roles(tops)
-    if not any(is_image(name) for names in tops.values() for name in names):
+def _forks(images: Iterable[str], folder: str) -> set[str]:
+    """Return the folders at the first level below `folder` that has more than one folder."""
+    paths = {name[len(folder) + 1 :].rpartition("/")[0] for name in images}
+    while len(first := {path.partition("/")[0] for path in paths}) == 1 and "" not in first:
+        paths = {path.partition("/")[2] for path in paths}
+    return first - {""}
+
+
+def _check_forks(forks: dict[str, set[str]], classes: Collection[str], advice: str) -> bool:
+    """Raise InputError if folders, of which some are `classes`, have the same folders inside.
+
+    These may be the classes instead, unless all are dates: return whether they are.
+    """
+    counts = Counter(name for names in forks.values() for name in names)
+    same = {name for name, count in counts.items() if 1 < count >= len(forks) / 2}
+    alike = [folder for folder in forks if len(same & forks[folder]) > 1]
+    dates = len(alike) > 1 and all(map(_DATE.fullmatch, same))
+    if len(alike) > 1 and not dates and not set(classes).isdisjoint(alike):
+        outer, inner = _some(alike), _some(sorted(same))
         raise InputError(
-            f"there are no images ({', '.join(SUFFIXES)}): put them in <class>/, or in "
-            "train/<class>/ and val/<class>/"
+            f"{outer} have the same folders {inner}: {advice.format(outer=outer, inner=inner)}"
         )
+    return dates
+
+
+def _deep(forks: dict[str, set[str]]) -> list[str]:
+    """Return a note about folders in class folders, if there are any."""
+    deep = [f"{folder}/{min(names)}" for folder, names in forks.items() if names]
+    return [f"folders in class folders are no classes: {_some(deep)}"] if deep else []
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:3], *["…"] * (len(names) > 3)])
+
+
+def _roles(sides: dict[str, Side], forks: dict[str, set[str]], layout: str) -> dict[str, str]:
+    """Return the split of top-level folders; {} if these folders are the classes.
+
+    Raise InputError if they can be both, and their names do not decide.
+    """
+    inside = {top: set(side.classes) if side else set() for top, side in sides.items()}
+    folds = {top: TRAIN for top in sides if inside[top] and _FOLD.search(top)}
+    roles = {top: role for top in sides if (role := role_in(top) or folds.get(top, ""))}
+    others = [top for top in forks if top not in roles]
+    if layout == "splits" and TRAIN not in roles.values():
+        roles |= dict.fromkeys(others, TRAIN)
+    if layout != "auto" or not others:
+        return {} if layout == "classes" else roles
+    advice = "set layout=classes if {outer} are the classes, or layout=splits if {inner} are"
+    dates = _check_forks(forks, others, advice)
+    splits = {roles[top]: top for top in roles if inside[top]}
+    train = inside.get(splits.get(TRAIN, ""), set())
+    if not dates and any(train & inside[top] for role, top in splits.items() if role != TRAIN):
+        return roles
+    for top in splits.values():
+        if both := inside[top].intersection(others):
+            raise InputError(
+                f"{top}/ is next to class folders such as {min(both)}/ and contains folders of "
+                "these names: put the classes in train/<class>/, or remove it"
+            )
+    if not train or (dates and len(splits) == 1):
+        return {}
+    raise InputError(
+        f"{splits[TRAIN]}/ with folders {_some(sorted(train))} is next to {_some(others)}: set "
+        "layout=splits if it is the training split, or layout=classes if all these are classes; "
+        "exclude leaves folders out"
+    )
+
+
+def assign_by_folders(tops: dict[str, list[str]], layout: str = "auto") -> Assignment:
+    """Assign splits and classes by folders; raise InputError if there are no images to train on.
+
+    `layout` is a setting of `TrainConfig`.
+    """
+    sides = {top: _top(names, top) for top, names in sorted(tops.items()) if top}
+    outside = side_of(tops[""], "").loose
+    forks = {top: _forks(side.images, top) for top, side in sides.items() if side.images}
+    if not outside and not forks:
+        content = no_images(name for names in tops.values() for name in names)
+        raise InputError(
+            f"there are {content}: put them in <class>/, or in train/<class>/ and val/<class>/"
+        )
+    roles = _roles(sides, forks, layout)
     if not roles:
-        train = side_of((name for names in tops.values() for name in names), "")
-        result = Assignment({TRAIN: train}, "class folders")
-        result.leave_out(train.loose, "images in no class folder: {:,}")
-        return result
-    sides = {role: side_of(tops[folder], folder) for role, folder in roles.items()}
-    result = Assignment(sides, " and ".join(f"{roles[side]}/" for side in SIDES if side in roles))
-    result.leave_out(_others(tops, roles), "folders next to the splits: {:,}")
-    for role in (TRAIN, VAL):
-        if role in sides:
-            _check_folders(sides[role], tops)
-    for side in sides.values():
-        result.leave_out(side.loose, f"images of {side.folder}/ in no class folder: {{:,}}")
-    sides.setdefault(TRAIN, Side())
+        return _class_folders(tops, sides, forks, layout)
+    result = Assignment({}, "")
+    for role in SIDES:
+        every = [side for top, side in sides.items() if roles.get(top) == role]
+        full = [side for side in every if side] or [side for side in every if side.loose] or every
+        if len(full) > 1 and any(role_in(side.folder.partition("/")[0]) for side in full):
+            one, other = (side.folder for side in full[:2])
+            raise InputError(
+                f"{one}/ and {other}/ are both for {role}: put the images in one of them, or "
+                "leave one out with exclude"
+            )
+        for side in full:
+            result.notes += _check_side(side, role, tops, layout)
+        if full:
+            result.sides[role] = full[0] if len(full) == 1 else _joined(full)
+            result.form += " and " * bool(result.form) + _some([f"{one.folder}/" for one in full])
+        for side in every:
+            result.leave_out(side.loose, f"images of {side.folder}/ in no class folder: {{:,}}")
+    aside = [top for top in forks if top not in roles]
+    result.leave_out(aside, "folders next to the splits: {:,}")
+    result.leave_out(outside, "images in no split: {:,}")
+    result.sides.setdefault(TRAIN, Side())
     return result
 
 
-def _check_folders(side: Side, tops: dict[str, list[str]]) -> None:
-    if side.loose and not any(side.classes.values()):
+def _joined(sides: Iterable[Side]) -> Side:
+    joined = Side()
+    for side in sides:
+        for name, images in side.classes.items():
+            joined.classes.setdefault(name, []).extend(images)
+    return joined
+
+
+def _class_folders(
+    tops: dict[str, list[str]], sides: dict[str, Side], forks: dict[str, set[str]], layout: str
+) -> Assignment:
+    train = Side("", {top: side.images for top, side in sides.items()}, side_of(tops[""], "").loose)
+    result = Assignment({TRAIN: train}, "class folders", _deep(forks))
+    splits = [top for top in sides if role_in(top)]
+    if len(set(map(role_in, splits))) > 1 and layout == "auto":
+        if tables_in(tops):
+            raise InputError(
+                f"{_some(splits)} have no class folders: {use_a_table(tops)}, or set "
+                "layout=classes if they are classes"
+            )
+        result.notes.append(f"{_some(splits)} are classes, as they have no class folders")
+    result.leave_out(train.loose, "images in no class folder: {:,}")
+    return result
+
+
+def _check_side(side: Side, role: str, tops: dict[str, list[str]], layout: str) -> list[str]:
+    """Return notes; raise InputError without images or class folders, or with two readings."""
+    if role != TEST and side.loose and not side:
         raise InputError(
             f"{side.folder}/ has no class folders: put its {len(side.loose):,} images in "
-            f"{side.folder}/<class>/, or {use_a_table(tops)}"
+            f"{side.folder}/<class>/, {use_a_table(tops)}, or set layout=classes if it is a class"
         )
-    if not side and ROLES[side.folder.lower()] == VAL:
+    if role == VAL and not side:
         raise InputError(
-            f"{side.folder}/ has no images ({', '.join(SUFFIXES)}): fill it, or remove it to "
-            "choose validation images by name"
+            f"{side.folder}/ has {no_images(tops[side.folder.partition('/')[0]])}: fill it, or "
+            "remove it to choose validation images by name"
         )
+    if role != TRAIN or not side:
+        return []
+    if len(side.classes) > 1 and all(map(role_in, side.classes)) and layout == "auto":
+        raise InputError(
+            f"{side.folder}/ has the splits {_some(sorted(side.classes))}: use it as the source, "
+            "or set layout=splits if these are classes"
+        )
+    folders = {f"{side.folder}/{name}": images for name, images in side.classes.items()}
+    forks = {folder: _forks(images, folder) for folder, images in folders.items()}
+    advice = "set layout=splits if {outer} are the classes; if {inner} are, move them up"
+    _check_forks(forks, folders if layout == "auto" else (), advice)
+    return _deep(forks)
 
 
 def use_a_table(tops: dict[str, list[str]]) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import read_below
+from kfp_ddp.core.text import same_text
 from kfp_ddp.training.data import shards
 from kfp_ddp.training.data.layout import Part, lay_out, number
 from kfp_ddp.training.data.shards import Slices, Where
@@ -22,6 +23,7 @@ from kfp_ddp.training.data.sides import (
     is_hidden,
     is_image,
     side_of,
+    unify,
 )
 from kfp_ddp.training.data.tables import LARGEST, Labels
 
@@ -70,6 +72,7 @@ def splits_of(
     data: Path,
     val_fraction: float = 0.1,
     labels: str = "",
+    layout: str = "auto",
     classes: Sequence[str] | None = None,
 ) -> Splits:
     """List the splits of a folder by `lay_out`; raise InputError or StorageError."""
@@ -77,17 +80,19 @@ def splits_of(
     names = list(_names(data)) if packed is None else packed.names
     try:
         table = Labels.parse(labels, read_table(data, labels, packed)) if labels else None
-        layout = lay_out(names, val_fraction=val_fraction, labels=table, classes=classes)
+        images = lay_out(
+            names, val_fraction=val_fraction, labels=table, layout=layout, classes=classes
+        )
     except InputError as error:
         raise InputError(f"dataset {data}: {error}") from None
     positions = _positions(data, packed) if packed else {}
 
     def index(part: Part) -> Index:
         slices = packed.slices.only([positions[name] for name in part.names]) if packed else None
-        return Index(data / part.folder, layout.classes, _paths(data, part), part.targets, slices)
+        return Index(data / part.folder, images.classes, _paths(data, part), part.targets, slices)
 
-    test = index(layout.test) if len(layout.test) else None
-    return Splits(index(layout.train), index(layout.val), test, layout.by_name)
+    test = index(images.test) if len(images.test) else None
+    return Splits(index(images.train), index(images.val), test, images.by_name)
 
 
 def sides_of(
@@ -101,7 +106,7 @@ def sides_of(
         return scan(data / split, classes), {}
     share, labels = config.get("val_fraction"), str(config.get("labels", ""))
     share = share if isinstance(share, int | float) else 0  # runs of early versions have none
-    splits = splits_of(data, share, labels, classes)
+    splits = splits_of(data, share, labels, str(config.get("layout", "auto")), classes)
     index = {TRAIN: splits.train, VAL: splits.val, TEST: splits.test}[split]
     if not index:
         raise InputError(
@@ -167,7 +172,7 @@ def _names(data: Path) -> Iterator[str]:
         for name, is_folder in children:
             if not is_folder:
                 yield folder + name
-            elif depth or not is_hidden(name):
+            elif not is_hidden(name):
                 waiting.append((f"{folder}{name}/", depth + 1))
                 if depth < 2:
                     yield f"{folder}{name}/"
@@ -180,8 +185,9 @@ def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
             f"the folder {split} does not exist: put images in the dataset's {split.name}/<class>/"
         )
     side = side_of(_names(split), "")
+    unify([side], classes or ())
     known = tuple(sorted(side.classes) if classes is None else classes)
-    unknown = sorted(set(side.classes) - set(known))
+    unknown = sorted(set(side.classes) - set(map(same_text, known)))
     if unknown:
         raise InputError(
             f"class {unknown[0]!r} is in {split} but not in the training split: "

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.data.sides import (
-    ROLES,
     SIDES,
     TEST,
     TRAIN,
@@ -17,6 +16,7 @@ from kfp_ddp.training.data.sides import (
     Assignment,
     Side,
     is_image,
+    role_in,
     side_of,
 )
 
@@ -112,11 +112,11 @@ def _value(fields: dict[str, object], known: Sequence[str]) -> str:
 def assign_by_labels(tops: dict[str, list[str]], labels: Labels) -> Assignment:
     """Assign by a table, and splits that it does not list by folders; raise InputError."""
     images = {name for names in tops.values() for name in names if is_image(name)}
-    roles = {role: top for top in sorted(tops) if (role := ROLES.get(top.lower()))}
+    roles = {role: top for top in sorted(tops) if (role := role_in(top))}
     sides = {side: Side() for side in SIDES}
     assigned: dict[str, tuple[str, str]] = {}
     for name, row in _resolved(labels, images, roles):
-        role = ROLES.get((row.split or name.partition("/")[0]).lower(), "" if row.split else TRAIN)
+        role = role_in(row.split or name.partition("/")[0]) or ("" if row.split else TRAIN)
         if not role:
             raise InputError(
                 f"labels {labels.name} has the split {row.split!r}: it is train, val or test"
