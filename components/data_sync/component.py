@@ -34,8 +34,8 @@ def data_sync(
         options: Settings of the sync by name, such as {"max_delete": 1}; all are in the README.
         run_id: Id of the pipeline run, dsl.PIPELINE_JOB_ID_PLACEHOLDER, for which the version stays
             as long as the run lives; empty to go by keep_hours alone.
-        layout: Settings of the training that say where classes and splits are, val_fraction and
-            labels: the images are then checked on the listing; empty to check nothing.
+        layout: Settings of the training that say where classes and splits are, val_fraction,
+            labels and layout: the images are then checked on the listing; empty to check nothing.
     """
     inputs = dict(locals())
     from kfp_ddp.datasets.engine import run

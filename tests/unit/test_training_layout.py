@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.datasets.settings import rule_of
 from kfp_ddp.datasets.versions import leases_of
-from kfp_ddp.training.data.layout import Layout, Part, lay_out
+from kfp_ddp.training.data.layout import Layout, LayoutRule, Part, lay_out
 from kfp_ddp.training.data.splits import count_images, scan, sides_of, splits_of
 from kfp_ddp.training.data.tables import Labels
 from kfp_ddp.training.prepare import _scan
@@ -379,6 +380,18 @@ def test_class_folders_are_split_by_name(tmp_path: Path) -> None:
     assert found.val.classes == ("cat", "dog")
     again = sides_of(tmp_path, "val", ("cat", "dog"), {"val_fraction": 0.1})
     assert again == (found.val, {"train": found.train})
+
+
+def test_layout_is_a_setting_of_sync_training_and_evaluation(tmp_path: Path) -> None:
+    rule = rule_of({"layout": "splits", "val_fraction": 0.2})
+    assert rule == LayoutRule(0.2, "", "splits")
+    touch(tmp_path, *tree("camera1,camera2*a,b"))
+    config, train, val = _scan(run(tmp_path, layout="splits", output_dir=str(tmp_path / "run")))
+    index, _ = sides_of(tmp_path, "val", train.classes, config.model_dump())
+    assert (index, index.classes) == (val, ("a", "b"))
+    for trained in ({}, {"layout": "auto"}):
+        with pytest.raises(InputError, match="layout="):
+            sides_of(tmp_path, "val", ("a", "b"), trained)
 
 
 def test_class_folders_may_be_links(tmp_path: Path) -> None:
