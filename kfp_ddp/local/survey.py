@@ -20,7 +20,15 @@ from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.layout import Layout, lay_out
-from kfp_ddp.training.data.sides import TEST, TRAIN, VAL, group_by_folder, is_image, tables_in
+from kfp_ddp.training.data.sides import (
+    ARCHIVES,
+    TEST,
+    TRAIN,
+    VAL,
+    group_by_folder,
+    is_image,
+    tables_in,
+)
 from kfp_ddp.training.data.splits import read_table
 from kfp_ddp.training.data.tables import Labels
 
@@ -28,7 +36,6 @@ _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 """Bytes near the end of a complete file, and of a thumbnail in its header."""
 _TAIL = 1 << 16
 _THREADS = 16
-_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar")
 _ROWS, _WIDTH, _EXAMPLES = 20, 48, 5
 _BROKEN = 8
 """Classes and columns of their names in the table, and broken images in the list."""
@@ -40,7 +47,7 @@ def resolve_source(source: str) -> str:
     if "://" in source and not source.startswith("file:"):
         return source
     folder = Path(open_source(source).root).expanduser().absolute()  # type: ignore[attr-defined]
-    if folder.suffix in _ARCHIVES and folder.is_file():
+    if folder.suffix in ARCHIVES and folder.is_file():
         raise InputError(
             f"source {folder} is an archive: unpack it, and give the folder with the photographs"
         )

@@ -15,7 +15,7 @@ SUFFIXES = (
     *(".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".heic", ".heif"),
 )
 """Names of images that `decoder` reads; the only list."""
-_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
+ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 _SYSTEM = re.compile(
     r"\.|[#@$~](?=[^\W\d])|__(?!.*_$)|(lost\+found|System Volume Information|RECYCLER"
     r"|FOUND\.\d{3}|Network Trash Folder|Temporary Items|_temporary|_delta_log|__pycache__)$"
@@ -106,7 +106,7 @@ def not_read(names: Iterable[str]) -> str:
     shown = [f"{count:,} {kind}" for kind, count in most] + [f"{rest:,} others"] * (rest > 0)
     misnamed = any(kind.startswith(("without", *SUFFIXES)) for kind in kinds)
     hint = "; rename images so that they end in .jpg" * misnamed
-    hint += "; unpack archives" * any(kind.endswith(_ARCHIVES) for kind in kinds)
+    hint += "; unpack archives" * any(kind.endswith(ARCHIVES) for kind in kinds)
     return f"{kinds.total():,} file{'s' * (kinds.total() > 1)} not read: {', '.join(shown)}{hint}"
 
 
@@ -236,19 +236,16 @@ def _roles(sides: dict[str, Side], forks: dict[str, set[str]], layout: str) -> d
     train = inside.get(splits.get(TRAIN, ""), set())
     if not dates and any(train & inside[top] for role, top in splits.items() if role != TRAIN):
         return roles
-    for top in splits.values():
-        if both := inside[top].intersection(others):
-            raise InputError(
-                f"{top}/ is next to class folders such as {min(both)}/ and contains folders of "
-                "these names: put the classes in train/<class>/, or remove it"
-            )
-    if not train or (dates and len(splits) == 1):
+    if dates and len(splits) == 1:
         return {}
-    raise InputError(
-        f"{splits[TRAIN]}/ with folders {_some(sorted(train))} is next to {_some(others)}: set "
-        "layout=splits if it is the training split, or layout=classes if all these are classes; "
-        "exclude leaves folders out"
-    )
+    for top in splits.values():
+        if top == splits.get(TRAIN) or inside[top].intersection(others):
+            raise InputError(
+                f"{top}/ is next to {_some(others)} and has the folders "
+                f"{_some(sorted(inside[top]))}: set layout=splits if it is a split, or "
+                "layout=classes if all these are classes; exclude leaves folders out"
+            )
+    return {}
 
 
 def assign_by_folders(tops: dict[str, list[str]], layout: str = "auto") -> Assignment:
@@ -280,7 +277,8 @@ def assign_by_folders(tops: dict[str, list[str]], layout: str = "auto") -> Assig
         for side in full:
             result.notes += _check_side(side, role, tops, layout)
         if full:
-            result.sides[role] = full[0] if len(full) == 1 else _joined(full)
+            folder = full[0].folder if len(full) == 1 else ""
+            result.sides[role] = Side(folder, _joined(one.classes for one in full))
             result.form += " and " * bool(result.form) + _some([f"{one.folder}/" for one in full])
         for side in every:
             result.leave_out(side.loose, f"images of {side.folder}/ in no class folder: {{:,}}")
@@ -291,11 +289,10 @@ def assign_by_folders(tops: dict[str, list[str]], layout: str = "auto") -> Assig
     return result
 
 
-def _joined(sides: Iterable[Side]) -> Side:
-    joined = Side()
-    for side in sides:
-        for name, images in side.classes.items():
-            joined.classes.setdefault(name, []).extend(images)
+def _joined(groups: Iterable[dict[str, list[str]]]) -> dict[str, list[str]]:
+    joined: dict[str, list[str]] = {}
+    for label, images in chain.from_iterable(group.items() for group in groups):
+        joined[label] = joined.get(label, []) + images
     return joined
 
 
