@@ -12,9 +12,10 @@ from pathlib import Path
 
 from kfp_ddp.core.files import Folders, atomic_write, folder_below
 from kfp_ddp.datasets import checks
+from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.disk import checksum, flush_filesystem, remove
 from kfp_ddp.datasets.pack import TarStage
-from kfp_ddp.datasets.report import Context, Result
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.datasets.versions import DatasetVersions

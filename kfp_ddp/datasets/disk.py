@@ -13,7 +13,7 @@ import google_crc32c
 
 from kfp_ddp.core.errors import StorageError, full
 from kfp_ddp.core.files import folder_below, lock, open_lock, open_plain
-from kfp_ddp.datasets.report import Watch
+from kfp_ddp.datasets.context import Watch
 
 _CHUNK = 1 << 20
 

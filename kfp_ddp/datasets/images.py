@@ -8,9 +8,9 @@ from pathlib import Path
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import human, printable
+from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.names import apply, without_markers
 from kfp_ddp.datasets.options import SyncOptions
-from kfp_ddp.datasets.report import Context
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.storage.kinds import open_source

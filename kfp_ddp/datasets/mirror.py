@@ -16,6 +16,7 @@ from kfp_ddp.core.errors import KfpDdpError, StorageError
 from kfp_ddp.core.files import Folders, folder_below
 from kfp_ddp.datasets import checks, names
 from kfp_ddp.datasets.build import download, stage_of, staged, write_manifest
+from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.disk import (
     checksum,
     flush_filesystem,
@@ -26,7 +27,7 @@ from kfp_ddp.datasets.disk import (
     writing,
 )
 from kfp_ddp.datasets.options import SyncOptions
-from kfp_ddp.datasets.report import Context, Result
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.versions import DatasetVersions
 from kfp_ddp.storage import manifest

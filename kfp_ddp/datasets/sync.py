@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.datasets import checks, mirror, names
 from kfp_ddp.datasets.build import build, changes, repair, stage_of
+from kfp_ddp.datasets.context import Context, Watch
 from kfp_ddp.datasets.disk import locked, versions_lock, writing
 from kfp_ddp.datasets.options import SyncOptions, canonical, dataset_name
-from kfp_ddp.datasets.report import Context, Result, Watch
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.versions import DatasetVersions, collect
 from kfp_ddp.storage import manifest
 from kfp_ddp.storage.kinds import open_source

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import google_crc32c
 
+from kfp_ddp.datasets.context import Context, SyncCounters, Throttle
 from kfp_ddp.datasets.disk import write_all, writing
-from kfp_ddp.datasets.report import Context, SyncCounters, Throttle
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.source import Entry, Reader, Transient

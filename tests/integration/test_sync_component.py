@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from kfp_ddp.components.dataset_volume.component import dataset_volume
+from kfp_ddp.datasets.context import SyncCounters
 from kfp_ddp.datasets.options import SyncOptions
-from kfp_ddp.datasets.report import SyncCounters, SyncProgress
+from kfp_ddp.datasets.report import SyncProgress
 from kfp_ddp.datasets.sync import sync
 from tests.commands import call, output
 from tests.gcs_server import Bucket

@@ -11,8 +11,9 @@ import pytest
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.text import cell
 from kfp_ddp.datasets import report
+from kfp_ddp.datasets.context import Throttle
 from kfp_ddp.datasets.options import SyncOptions
-from kfp_ddp.datasets.report import Result, Throttle
+from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.versions import DatasetVersions, leases_of
 from kfp_ddp.jobs import identity
