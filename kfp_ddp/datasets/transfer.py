@@ -15,7 +15,7 @@ from kfp_ddp.datasets.context import Context, SyncCounters, Throttle
 from kfp_ddp.datasets.disk import write_all, writing
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.storage import event_loop
-from kfp_ddp.storage.source import Entry, Reader, Transient
+from kfp_ddp.storage.source import Damaged, Entry, Reader, Transient
 
 SMALL = 1 << 20
 """Bodies up to this many bytes are verified in memory, before a file is opened."""
@@ -123,7 +123,7 @@ class Transfer:
                         await asyncio.sleep(pause)
                     data = await reader.read(entry)
                     if len(data) != entry.size:
-                        raise Transient(f"{len(data)} bytes instead of {entry.size}")
+                        raise Damaged(f"{len(data)} bytes instead of {entry.size}")
                     following = self._next(reader)
                     await self._put(index, data)
             except Transient as error:
@@ -155,7 +155,7 @@ class Transfer:
     def _check(self, index: int, crc: int) -> None:
         listing = self._listing
         if not listing.tags and crc != listing.crcs[index]:
-            raise Transient(f"crc32c {crc:08x} instead of {listing.crcs[index]:08x}")
+            raise Damaged(f"crc32c {crc:08x} instead of {listing.crcs[index]:08x}")
         listing.crcs[index] = crc
 
     async def _large(self, reader: Reader, index: int, entry: Entry) -> None:
@@ -173,7 +173,7 @@ class Transfer:
     async def _stream(self, reader: Reader, index: int, entry: Entry, target: "_Target") -> None:
         def take(block: bytes) -> None:
             if target.size + len(block) > entry.size:
-                raise Transient(f"more than {entry.size} bytes")
+                raise Damaged(f"more than {entry.size} bytes")
             if self._stop.wait(self._pause(len(block))):
                 raise Transient("stopped")
             with writing(self._stage.path(index)):  # a reader would retry an OSError
@@ -186,6 +186,8 @@ class Transfer:
                 await reader.pour(entry, target.size, take)
                 if target.size < entry.size:
                     raise Transient(f"the body ended {entry.size - target.size} bytes early")
+            except Damaged:
+                raise
             except Transient:
                 breaks = breaks + 1 if target.size < before + PROGRESS else 1
                 if not self._source.resumes or breaks >= self._retry.attempts:

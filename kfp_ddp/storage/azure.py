@@ -22,13 +22,14 @@ from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
     Changed,
     Entry,
+    Pages,
     SourceOptions,
     Transient,
     bucket_and_prefix,
-    check_end,
     check_not_empty,
     etag_of,
     is_temporary,
+    reading_pages,
 )
 from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, ObjectState, Page, read_bounded
 
@@ -72,25 +73,28 @@ class AzureSource(SdkSource):
         """List the prefix; see `Source.listing`."""
         from azure.core.exceptions import AzureError
 
-        listing, start = Listing(), len(self._prefix)
+        listing = Listing()
         try:
-            for number, blobs in enumerate(self.pages(self._prefix)):
-                for blob in blobs:
-                    name = blob.name[start:]
-                    if name or blob.size:
-                        listing.add(name, blob.size, 0, tag=etag_of(self.url, name, str(blob.etag)))
-                check_end(self.url, number, listing)
+            with reading_pages(self.url):
+                for page in self.pages():
+                    for name, size, tag in page:
+                        if name or size:
+                            listing.add(name, size, 0, tag=etag_of(self.url, name, tag))
         except AzureError as error:
             raise problem("list", self.url, self._root, error) or error from error
         check_not_empty(self.url, self._prefix, listing)
         return listing
 
-    def pages(self, prefix: str, size: int = 0) -> Iterator[list[Any]]:
-        """Yield the blobs in pages of `size`, 0 for the server's, without those of folders."""
+    def pages(self, below: str = "", size: int = 0) -> Iterator[list[tuple[str, int, str]]]:
+        """Yield name, bytes and ETag of blobs in pages of `size`, without those of folders."""
         limit: dict[str, Any] = {"results_per_page": size} if size else {}
-        for page in self.client.list_blobs(prefix, include=["metadata"], **limit).by_page():
+        pages, prefix = Pages(self.url, self._prefix, below), f"{self._prefix}{below}"
+        blobs: Any = self.client.list_blobs(prefix, include=["metadata"], **limit).by_page()
+        for page in blobs:
             # With a hierarchical namespace a folder is a blob too.
-            yield [blob for blob in page if (blob.metadata or {}).get("hdi_isfolder") != "true"]
+            files = [b for b in page if (b.metadata or {}).get("hdi_isfolder") != "true"]
+            yield [(*pages.row(blob.name, blob.size), blob.etag) for blob in files]
+            pages.following(blobs.continuation_token)
 
     def request(self, entry: Entry, offset: int) -> Request:
         """Pin the request to the ETag; see `HttpSource.request`."""
@@ -186,9 +190,8 @@ class AzureStore(Bucket):
         self._call("delete", request)
 
     def _pages(self, prefix: str, size: int) -> Iterator[Page]:
-        start = len(self._key(""))
-        for page in self._source.pages(self._key(prefix), size):
-            yield [(blob.name[start:], blob.size) for blob in page]
+        for page in self._source.pages(prefix, size):
+            yield [(name, size) for name, size, _ in page]
 
     def _stat(self, name: str) -> ObjectState | None:
         from azure.core.exceptions import ResourceNotFoundError

@@ -18,7 +18,7 @@ from kfp_ddp.core.folders import path_of
 from kfp_ddp.core.text import printable
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.listing import Filter, Listing
-from kfp_ddp.storage.source import Changed, Entry, SourceOptions, Transient
+from kfp_ddp.storage.source import Changed, Damaged, Entry, SourceOptions
 from kfp_ddp.storage.store import BLOCK
 
 LOST_AND_FOUND = "lost+found"
@@ -188,7 +188,7 @@ class FolderReader:
         def take(block: bytes) -> None:
             body.extend(block)
             if len(body) > entry.size:
-                raise Transient(f"{len(body)} bytes instead of {entry.size}")
+                raise Damaged(f"{len(body)} bytes instead of {entry.size}")
 
         await self.pour(entry, 0, take)
         return bytes(body)

@@ -4,7 +4,6 @@ import base64
 import binascii
 import contextlib
 import functools
-import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -24,12 +23,13 @@ from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
     MALFORMED,
     Changed,
+    Damaged,
     Entry,
+    Pages,
     Retry,
     SourceOptions,
     Transient,
     bucket_and_prefix,
-    check_end,
     check_not_empty,
     is_temporary,
 )
@@ -171,6 +171,11 @@ class GcsSource(HttpSource):
         reason += f" as {self.account}"
         return problem("read", f"{entry.name!r} of {root}", root, status, reason)
 
+    def has_pin(self, entry: Entry, answer: Response) -> bool:
+        """See `HttpSource.has_pin`; an emulator may send no generation, but crc32c is compared."""
+        generation = answer.field(b"x-goog-generation")
+        return not (generation and entry.generation) or generation == b"%d" % entry.generation
+
     def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
         """Return the crc32c of `GcsStore`; a transfer compares that of the listing itself."""
         if not entry.tag:
@@ -180,17 +185,17 @@ class GcsSource(HttpSource):
 
     async def _list(self) -> Listing:
         client, listing, token = HttpClient(self.pool), Listing(), ""
+        pages = Pages(self.url, self._prefix)
         try:
-            for number in itertools.count():
-                rows, following = await self._page(client, token)
+            while True:
+                rows, following = await self._page(client, token, pages)
                 if not token:
                     self.pool.open(min(self._ahead, self.max_workers, len(rows)))
-                token = following
+                token = pages.following(following)
                 if token and self.authorised:
                     client.send(self._request(token))
                 for name, size, crc, generation in rows:
                     listing.add(name, size, crc, generation)
-                check_end(self.url, number, listing)
                 if not token:
                     break
         finally:
@@ -204,7 +209,7 @@ class GcsSource(HttpSource):
         target = f"/storage/v1/b/{quote(self._bucket, safe='')}/o?{urlencode(query)}"
         return Request(self.origin, target, MAX_PAGE, b"", self.secret)
 
-    async def _page(self, client: HttpClient, token: str) -> tuple[list[Row], str]:
+    async def _page(self, client: HttpClient, token: str, pages: Pages) -> tuple[list[Row], str]:
         """Return the objects of a page, and the token of the next."""
         renewed = False
 
@@ -217,7 +222,7 @@ class GcsSource(HttpSource):
                 # A server that closes after each response is an emulator with a short queue.
                 self.max_workers, self._ahead = EMULATOR_WORKERS, 0
             if answer.status == HTTPStatus.OK:
-                return self._parse(body)
+                return self._parse(body, pages)
             reason = f"HTTP {answer.status} {message_of(b''.join(answer.take())[:MAX_ERROR])}"
             if answer.status == HTTPStatus.UNAUTHORIZED and not renewed:
                 await self.authorise(request.secret)
@@ -229,39 +234,36 @@ class GcsSource(HttpSource):
 
         return await Retry().call("list", self.url, attempt)
 
-    def _parse(self, body: bytearray) -> tuple[list[Row], str]:
-        """Parse a page; raises Transient, and InputError for an object without crc32c."""
+    def _parse(self, body: bytearray, pages: Pages) -> tuple[list[Row], str]:
+        """Parse a page; raises Damaged, and InputError for an object without crc32c."""
         try:
             page = from_json(body)
             token = page.get("nextPageToken", "")
             if len(token.encode()) > _MAX_TOKEN:
                 raise ValueError("the token is too long")
-            rows = map(self._row, page.get("items", ()))
+            rows = [self._row(item, pages) for item in page.get("items", ())]
             return [row for row in rows if row[0] or row[1]], token
         except InputError:
             raise
         except MALFORMED as error:
-            raise Transient(
-                f"invalid page of a listing ({type(error).__name__}: {error})"
-            ) from error
+            raise Damaged(f"invalid page of a listing ({type(error).__name__}: {error})") from error
 
-    def _row(self, item: dict[str, Any]) -> Row:
+    def _row(self, item: dict[str, Any], pages: Pages) -> Row:
         """Parse an object; the marker of the prefix itself has neither name nor bytes."""
-        name, size, generation = item["name"], int(item["size"]), int(item.get("generation") or 0)
-        if not name.startswith(self._prefix):
-            raise ValueError("a name without the prefix")
-        if not (0 <= size < _MAX_NUMBER and 0 <= generation < _MAX_NUMBER):
+        name, size = pages.row(item["name"], int(item["size"]))
+        generation = int(item.get("generation") or 0)
+        if not 0 <= generation < _MAX_NUMBER:
             raise ValueError("a number out of range")
         crc = item.get("crc32c")
-        if not crc and (size or name != self._prefix):
+        if not crc and (size or name):
             raise InputError(
-                f"{self.url}: the listing gives no crc32c for {name!r}, so it could "
+                f"{self.url}: the listing gives no crc32c for {item['name']!r}, so it could "
                 "not be verified; upload the object again"
             )
         raw = binascii.a2b_base64(crc or _NO_CRC)
         if len(raw) != 4:
             raise ValueError("an invalid crc32c")
-        return name[len(self._prefix) :], size, int.from_bytes(raw, "big"), generation
+        return name, size, int.from_bytes(raw, "big"), generation
 
 
 class GcsStore(Bucket):
@@ -284,7 +286,7 @@ class GcsStore(Bucket):
         return crc32c(content)
 
     def _pages(self, prefix: str, size: int) -> Iterator[Page]:
-        start = len(self._key(""))
+        pages = Pages(self.uri, self._key(""), prefix)
         blobs = self._bucket.list_blobs(
             prefix=self._key(prefix),
             page_size=size or None,
@@ -292,7 +294,9 @@ class GcsStore(Bucket):
             **_options(),
         )
         for page in blobs.pages:
-            yield [(blob.name[start:], blob.size) for blob in page]
+            yield [pages.row(blob.name, blob.size) for blob in page]
+            if not pages.following(blobs.next_page_token):
+                break
 
     def _stat(self, name: str) -> ObjectState | None:
         blob = self._bucket.get_blob(self._key(name), **_options())

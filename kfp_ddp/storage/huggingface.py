@@ -7,8 +7,9 @@ in large file storage and git's SHA-1 of others, with which every body is checke
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
@@ -18,12 +19,12 @@ from kfp_ddp.storage.http.client import Checksum, HttpSource, sha256_checksum
 from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
-    MALFORMED,
     Entry,
+    Pages,
     SourceOptions,
-    check_end,
     check_not_empty,
     is_temporary,
+    reading_pages,
 )
 from kfp_ddp.storage.store import read_bounded
 
@@ -31,11 +32,10 @@ _URL = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<folder>.*))?"
 )
 _BLOCK = 1 << 20
-_PAGE = 1_000
-"""Maximum files of a page of a listing."""
 MAX_PAGE = 1 << 24
 """Bytes of a page: 1,000 paths of 2,048 characters, each six times as long when JSON escapes it."""
 _ATTRIBUTES = ".gitattributes"
+_COMMIT = re.compile("[0-9a-f]{40}")
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -71,20 +71,16 @@ class HuggingFaceSource(HttpSource):
 
         try:
             _bound_pages()
-            about = self._api.dataset_info(
-                self._name, revision=self._revision, timeout=self.pool.timeout, expand=["sha"]
-            )
-            self._revision = about.sha
-            listing = self._list()
+            with reading_pages(self.url):
+                about = self._api.dataset_info(
+                    self._name, revision=self._revision, timeout=self.pool.timeout, expand=["sha"]
+                )
+                if not _COMMIT.fullmatch(about.sha):
+                    raise ValueError(f"{about.sha!r} is no commit")
+                self._revision = about.sha
+                listing = self._list()
         except (HfHubHTTPError, httpx2.HTTPError) as error:
             raise self._problem(error) from error
-        except InputError:
-            raise
-        except MALFORMED as error:
-            raise InputError(
-                f"the listing of {self.url} is invalid ({one_line(error)}): check HF_ENDPOINT, or "
-                "look at its server"
-            ) from error
         check_not_empty(self.url, self._prefix, listing)
         address = hf_hub_url(
             self._name,
@@ -117,25 +113,34 @@ class HuggingFaceSource(HttpSource):
         return Checksum("SHA1", state, bytes.fromhex(entry.tag))
 
     def _list(self) -> Listing:
-        from huggingface_hub import RepoFile
-
-        listing, start = Listing(), len(self._prefix)
-        tree = self._api.list_repo_tree(
-            self._name,
-            self._prefix.rstrip("/") or None,
-            recursive=True,
-            revision=self._revision,
-            repo_type="dataset",
-        )
-        for number, item in enumerate(tree):
-            if isinstance(item, RepoFile) and item.path != _ATTRIBUTES:
-                tag = item.lfs.sha256 if item.lfs else item.blob_id
-                if type(item.size) is not int or not _DIGEST.fullmatch(tag):
-                    raise ValueError(f"{item.path!r} has no valid size and digest")
-                listing.add(item.path[start:], item.size, 0, tag=tag)
-            if number % _PAGE == 0:
-                check_end(self.url, number // _PAGE, listing)
+        listing, pages = Listing(), Pages(self.url, self._prefix)
+        for page in self._pages(pages):
+            for item in page:
+                if item["type"] == "file" and item["path"] != _ATTRIBUTES:
+                    name, size = pages.row(item["path"], item["size"])
+                    tag = (item.get("lfs") or item)["oid"]
+                    if not _DIGEST.fullmatch(tag):
+                        raise ValueError(f"{name!r} has no valid digest")
+                    listing.add(name, size, 0, tag=tag)
         return listing
+
+    def _pages(self, pages: Pages) -> Iterator[list[dict[str, Any]]]:
+        """Yield the pages of the listing; of the address of the next, only the query is used."""
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            hf_raise_for_status,
+            http_backoff,
+        )
+
+        folder = quote(self._prefix.rstrip("/"), safe="")
+        path = f"{self._api.endpoint}/api/datasets/{self._name}/tree/{self._revision}/{folder}"
+        path = path.rstrip("/")
+        query = "recursive=true"
+        while query:
+            answer = http_backoff("GET", f"{path}?{query}", headers=build_hf_headers())
+            hf_raise_for_status(answer)
+            yield answer.json()
+            query = pages.following(urlsplit(answer.links.get("next", {}).get("url", "")).query)
 
     def _problem(self, error: Exception) -> KfpDdpError:
         from huggingface_hub.errors import (

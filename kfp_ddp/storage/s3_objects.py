@@ -6,9 +6,9 @@ import hmac
 import os
 import re
 import threading
-from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 import google_crc32c
 
@@ -44,8 +44,8 @@ class S3Client:
 
     def __init__(self, sdk: Any, origin: Origin, credentials: Any) -> None:
         self.sdk, self.origin, self.credentials = sdk, origin, credentials
-        self.split_page: Callable[[bytes], bytes] | None = None
-        """Takes the objects out of a page of a listing, and returns what botocore is to parse."""
+        self.listed = threading.local()
+        """Its `rows` are key, size and ETag of the objects of the thread's last page."""
         self._session = sdk._endpoint.http_session
         sdk.meta.events.register("before-send.s3", self._send)
 
@@ -71,8 +71,8 @@ class S3Client:
             answer.raw.close()
             raise
         answer.raw.release_conn()  # urllib3 does not after an empty body
-        if self.split_page and event_name.endswith(".ListObjectsV2"):
-            body = self.split_page(body)
+        if event_name.endswith(".ListObjectsV2"):
+            self.listed.rows, body = _split_page(body)
         return AWSResponse(answer.url, answer.status_code, answer.headers, _Body(body))
 
 
@@ -323,6 +323,24 @@ class _Template:
         canonical = f"GET\n{path}\n\n{self._before}{tag}{self._after}"
         text = self._start + hashlib.sha256(canonical.encode()).hexdigest()
         return hmac.digest(self._key, text.encode(), "sha256").hex()
+
+
+def _split_page(page: bytes) -> tuple[list[tuple[str, str, str]], bytes]:
+    """Take key, size and ETag of objects out of a page: botocore takes 80 us for one, this 4."""
+    try:
+        root = ElementTree.fromstring(page)  # noqa: S314 (botocore parses the same)
+    except ElementTree.ParseError:
+        return [], page  # botocore reports it
+    space = root.tag[: root.tag.find("}") + 1]
+    key, size, tag = f"{space}Key", f"{space}Size", f"{space}ETag"
+    contents = root.findall(f"{space}Contents")
+    for item in contents:
+        root.remove(item)
+    rows = [
+        (item.findtext(key, ""), item.findtext(size, ""), item.findtext(tag, ""))
+        for item in contents
+    ]
+    return rows, ElementTree.tostring(root)
 
 
 @functools.cache

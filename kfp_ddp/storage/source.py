@@ -5,12 +5,14 @@ complete body is verified before the file counts.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.storage.http.origin import display
 from kfp_ddp.storage.listing import Filter, Listing
 
@@ -21,6 +23,7 @@ MAX_OBJECTS = 1 << 25
 """Of one source: a listing of this size takes 5 GB of memory."""
 MAX_EMPTY_PAGES = 1000
 """Of a listing, where deleted objects leave some."""
+_MAX_SIZE = 1 << 63
 
 
 class Entry(NamedTuple):
@@ -51,7 +54,7 @@ class Transient(Exception):  # noqa: N818 (it is a state, and is always handled)
 
 
 class Damaged(Transient):
-    """The content has not its checksum."""
+    """The content has not its checksum, size or form: if that lasts, a later run is no help."""
 
 
 class Changed(Exception):  # noqa: N818
@@ -87,14 +90,14 @@ class Retry:
                 problem: Exception | str = error
             except OSError as error:
                 problem = f"{type(error).__name__}: {error}"
-        if isinstance(problem, Damaged):
-            raise StorageError(f"a transfer of {what} is damaged: {problem}; run the step again")
         raise self.exhausted(verb, what, problem)
 
-    def exhausted(self, verb: str, what: str, problem: object) -> UnavailableError:
-        """Return the error for the last attempt to read or list."""
-        times = f"{self.attempts} times"
-        return UnavailableError(f"cannot {verb} {what}: {problem}, {times}; try again later")
+    def exhausted(self, verb: str, what: str, problem: object) -> StorageError:
+        """Return the error for the last attempt to read or list; not retryable where Damaged."""
+        text = f"cannot {verb} {what}: {problem}, {self.attempts} times"
+        if isinstance(problem, Damaged):
+            return StorageError(f"{text}; it is damaged: store it again, or look at its server")
+        return UnavailableError(f"{text}; try again later")
 
 
 class Reader(Protocol):
@@ -157,13 +160,61 @@ def etag_of(url: str, name: str, etag: str | None) -> str:
     )
 
 
-def check_end(url: str, page: int, listing: Listing) -> None:
-    """Raise InputError for a listing that does not end; `page` counts the pages before this one."""
-    if len(listing) > MAX_OBJECTS or page > MAX_EMPTY_PAGES + len(listing):
-        raise InputError(
-            f"the listing of {url} does not end: {len(listing):,} objects in {page + 1:,} pages; "
-            f"the maximum is {MAX_OBJECTS:,} objects: sync parts of it, or look at its server"
-        )
+class Pages:
+    """Checks the pages of one listing, of any store."""
+
+    def __init__(self, url: str, root: str, below: str = "") -> None:
+        """All keys must begin with `root` and `below`; names are without `root`."""
+        self._url, self._start, self._prefix = url, len(root), root + below
+        self._tokens = set[int]()
+        self._pages = self._objects = 0
+
+    def row(self, key: Any, size: Any) -> tuple[str, int]:
+        """Return the name and the bytes of an object; raises ValueError."""
+        if not isinstance(key, str) or not key.startswith(self._prefix):
+            raise ValueError(f"{key!r} does not begin with {self._prefix!r}")
+        if type(size) is not int or not 0 <= size < _MAX_SIZE:
+            raise ValueError(f"{key!r} has {size!r} bytes")
+        self._objects += 1
+        return key[self._start :], size
+
+    def following(self, token: str | None, more: bool | None = None) -> str:
+        """Return the token of the next page, '' after the last; raises InputError.
+
+        `more` is whether there is one, where a store has a field for that.
+        """
+        if more is False or not (token or more):
+            return ""
+        if not token or hash(token) in self._tokens:
+            raise malformed(self._url, f"page {self._pages + 1:,} has no new token for the next")
+        self._tokens.add(hash(token))
+        self._pages += 1
+        if self._objects > MAX_OBJECTS or self._pages > MAX_EMPTY_PAGES + self._objects:
+            raise InputError(
+                f"the listing of {self._url} does not end: {self._objects:,} objects in "
+                f"{self._pages:,} pages; the maximum is {MAX_OBJECTS:,} objects: sync parts of it, "
+                "or look at its server"
+            )
+        return token
+
+
+def malformed(url: str, reason: object) -> InputError:
+    """Return the error for a listing that cannot be read."""
+    return InputError(
+        f"cannot list {url}: the response is invalid ({one_line(reason)}); check the address of "
+        "its server, or look at the server"
+    )
+
+
+@contextlib.contextmanager
+def reading_pages(url: str) -> Iterator[None]:
+    """Raise `malformed` for an error of the block that reads responses."""
+    try:
+        yield
+    except KfpDdpError:
+        raise
+    except MALFORMED as error:
+        raise malformed(url, f"{type(error).__name__}: {error}") from error
 
 
 def check_not_empty(url: str, prefix: str, listing: Listing) -> None:

@@ -18,12 +18,13 @@ from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, Unavailab
 from kfp_ddp.storage import event_loop
 from kfp_ddp.storage.source import (
     Changed,
+    Damaged,
     Entry,
     Reader,
     Retry,
     Source,
-    Transient,
     bucket_and_prefix,
+    reading_pages,
 )
 
 R = TypeVar("R")
@@ -246,7 +247,12 @@ class Bucket(Store):
     def _listing(self, prefix: str, size: int) -> Iterator[Page]:
         """Yield pages of at most `size` names, 0 for as many as the store likes."""
         pages = self._call("list", lambda: self._pages(prefix, size))
-        while (page := self._call("list", lambda: next(pages, None))) is not None:
+
+        def request() -> Page | None:
+            with reading_pages(self.uri):
+                return next(pages, None)
+
+        while (page := self._call("list", request)) is not None:
             yield page
 
     async def _download(self, entry: Entry, into: BinaryIO, limit: int) -> None:
@@ -261,7 +267,7 @@ class Bucket(Store):
             try:
                 await reader.pour(entry, 0, bounded(into, limit, what))
                 if into.tell() != entry.size:
-                    raise Transient(f"{into.tell()} bytes instead of {entry.size}")
+                    raise Damaged(f"{into.tell()} bytes instead of {entry.size}")
             except BaseException:
                 reader.close()
                 raise

@@ -17,6 +17,7 @@ from kfp_ddp.storage.http.origin import Origin, Request, display, netrc_login, q
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.source import (
     MAX_OBJECTS,
+    Damaged,
     Entry,
     Retry,
     SourceOptions,
@@ -107,13 +108,13 @@ class ManifestRows:
             raise self._wrong("has no end")
 
     def end(self) -> Listing:
-        """Return its files; raises Transient if it was cut."""
+        """Return its files; raises Damaged if it was cut."""
         if self._rest:
             self._take(self._rest)
         if not self._lines:
             raise self._wrong("is missing")
         if self._files not in (None, len(self._listing)):
-            raise Transient(f"{len(self._listing)} lines of {self._files!r} files")
+            raise Damaged(f"{len(self._listing)} lines of {self._files!r} files")
         return self._listing
 
     def _take(self, line: bytes) -> None:

@@ -287,6 +287,9 @@ class Handler(serving.Handler):
         if fault in ("unsized", "chunked"):
             self.unsized(data, chunked=fault == "chunked")
             return
+        if ranged:
+            end = len(stored.data)
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{end}")
         if fault != "nohash":
             self.send_header("X-Goog-Hash", f"crc32c={stored.crc}")
         self.send_header("Content-Length", str(length))

@@ -3,14 +3,12 @@
 import contextlib
 import errno
 import gc
-import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from azure.core.exceptions import ClientAuthenticationError
@@ -22,6 +20,7 @@ from kfp_ddp.storage import azure, huggingface, s3_objects, store
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.source import Retry, SourceOptions
 from tests.serving import Handler, free_port, serving
+from tests.store_servers import TAG, Reply, Server, listed, page, use
 from tests.sync_runs import content, sync
 
 # google-cloud-storage closes no response with an error status.
@@ -45,50 +44,12 @@ SOURCES = {
 }
 
 
-Reply = tuple[int, bytes, dict[str, str]]
-
-
-class Server(ThreadingHTTPServer):
-    """Answers every request as a function of method and path says."""
-
-    daemon_threads = True
-
-    def __init__(self, reply: Callable[[str, str], Reply]) -> None:
-        self.reply = reply
-        super().__init__(("127.0.0.1", 0), Visit)
-
-
-class Visit(Handler):
-    server: Server
-    protocol_version = "HTTP/1.1"
-
-    def visit(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        status, body, headers = self.server.reply(self.command, self.path)
-        self.answer(status, body, **headers)
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = visit
-
-
 def faulty(scheme: str, status: int) -> Server:
     """A server that answers with one status, in the form of its protocol."""
     code = CODES[scheme].get(status, "")
     body = ERROR.format(code).encode() if scheme == "s3" else b""
     name = "x_ms_error_code" if scheme == "az" else "X_Error_Code"
     return Server(lambda *_: (status, body, {name: code} if code else {}))
-
-
-def use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Point the settings of every store to a server."""
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("HF_ENDPOINT", url)
-    monkeypatch.setenv("HF_TOKEN", "test")
-    monkeypatch.setenv(
-        "AZURE_STORAGE_CONNECTION_STRING", f"AccountName=a;AccountKey=a2V5;BlobEndpoint={url}/a"
-    )
 
 
 @pytest.fixture(params=[0, 403, 404, 408, 429, 503])
@@ -206,43 +167,6 @@ def test_a_volume_that_is_full_or_broken_is_not_an_input_error(
     assert type(caught.value).__name__ == expected
 
 
-TAG = "900150983cd24fb0d6963f7d28e17f72"
-NAMES = [f"x/{number}" for number in range(5)]
-
-
-def page(scheme: str, query: dict[str, list[str]], all_names: Sequence[str] = NAMES) -> bytes:
-    """Return a page of two objects of three bytes at most, in the form of a protocol."""
-    token, size = {
-        "gs": ("pageToken", "maxResults"),
-        "s3": ("continuation-token", "max-keys"),
-        "az": ("marker", "maxresults"),
-    }[scheme]
-    start, end = int(query.get(token, ["0"])[0]), len(all_names)
-    end = min(start + min(2, int(query.get(size, ["2"])[0])), end)
-    following = str(end) if end < len(all_names) else ""
-    names = all_names[start:end]
-    if scheme == "gs":
-        items = [{"name": name, "size": "3"} for name in names]
-        more = {"nextPageToken": following} if following else {}
-        return json.dumps({"items": items, **more}).encode()
-    if scheme == "s3":
-        contents = "".join(
-            f"<Contents><Key>{name}</Key><Size>3</Size><ETag>{TAG}</ETag></Contents>"
-            for name in names
-        )
-        token = f"<NextContinuationToken>{following}</NextContinuationToken>" if following else ""
-        token += f"<IsTruncated>{str(bool(following)).lower()}</IsTruncated>"
-        return f"<ListBucketResult>{contents}{token}</ListBucketResult>".encode()
-    blobs = "".join(
-        f"<Blob><Name>{name}</Name><Properties><Content-Length>3</Content-Length>"
-        f"<Etag>{TAG}</Etag><BlobType>BlockBlob</BlobType></Properties>"
-        "</Blob>"
-        for name in names
-    )
-    marker = f"<NextMarker>{following}</NextMarker>"
-    return f"<EnumerationResults><Blobs>{blobs}</Blobs>{marker}</EnumerationResults>".encode()
-
-
 @pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
 def test_the_first_name_takes_one_request(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[str] = []
@@ -251,7 +175,7 @@ def test_the_first_name_takes_one_request(scheme: str, monkeypatch: pytest.Monke
         if not path.startswith("/storage/v1/b/bucket?"):  # of google-cloud-storage itself
             requests.append(path)
         kind = {"Content_Type": f"application/{'json' if scheme == 'gs' else 'xml'}"}
-        return 200, page(scheme, parse_qs(urlsplit(path).query)), kind
+        return 200, page(scheme, path), kind
 
     with serving(Server(reply)) as url:
         use(url, monkeypatch)
@@ -299,7 +223,7 @@ def test_the_sdk_explains_a_refused_request_and_renews_its_credentials(
         """List the object `a` of three bytes, or refuse or answer a request for it."""
         headers = {"Content_Type": "application/xml", "ETag": f'"{TAG}"'}
         if "list-type=2" in path or "comp=list" in path:
-            return 200, page(scheme, {}, ["x/a"]), headers
+            return 200, listed(scheme, ["x/a"]), headers
         left[0] -= 1
         if left[0] >= 0:
             return status, ERROR.format(code).encode(), headers | {"x_ms_error_code": code}
@@ -343,8 +267,8 @@ def test_azure_with_an_identity_is_never_anonymous(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("size", ["abc", "-5", "9" * 30])
 def test_s3_with_an_impossible_size_is_one_line(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = page("s3", {}, ["x/a"]).replace(b"<Size>3<", f"<Size>{size}<".encode())
-    with serving(Server(lambda *_: (200, listed, {"Content_Type": "application/xml"}))) as url:
+    body = listed("s3", ["x/a"]).replace(b"<Size>3<", f"<Size>{size}<".encode())
+    with serving(Server(lambda *_: (200, body, {"Content_Type": "application/xml"}))) as url:
         use(url, monkeypatch)
         with pytest.raises(InputError, match="response is invalid"):
             open_source("s3://bucket/x").listing()

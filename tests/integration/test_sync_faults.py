@@ -62,8 +62,9 @@ def test_lasting_fault(bucket: Bucket, tmp_path: Path, fault: str, body: bytes) 
     bucket.put("ds/train/b/x", body[:-1])
     bucket.fault("ds/train/b/x", *[fault] * 200)
     expected = InputError if fault == "403" else StorageError
-    with pytest.raises(expected, match=r"^(cannot|no permission to) read [^\n]+$"):
+    with pytest.raises(expected, match=r"^(cannot|no permission to) read [^\n]+$") as caught:
         quick_run(tmp_path)
+    assert caught.value.retryable == (fault not in ("403", "corrupt", "shortlen"))
     assert (tmp_path / "current").resolve() == before.path
     assert content(before.path) == objects
     assert [path.name for path in (tmp_path / "versions").iterdir()] == [before.digest[:12]]

@@ -308,5 +308,5 @@ def test_a_dataset_that_cannot_be_listed_is_one_line(hub: Hub, url: str, says: s
 )
 def test_invalid_listing_of_the_hub_fails_with_one_line(hub: Hub, page: bytes) -> None:
     hub.page = page
-    with pytest.raises(InputError, match="listing of hf://datasets/owner/pets is invalid"):
+    with pytest.raises(InputError, match="cannot list hf://datasets/owner/pets: the response"):
         open_source("hf://datasets/owner/pets").listing()

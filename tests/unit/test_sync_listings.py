@@ -23,7 +23,7 @@ from kfp_ddp.storage.http import client
 from kfp_ddp.storage.http.origin import Request
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.s3_objects import S3Objects, s3_client
-from kfp_ddp.storage.source import Entry, SourceOptions, Transient
+from kfp_ddp.storage.source import Entry, Pages, SourceOptions, Transient
 from kfp_ddp.storage.web import MAX_LINE, ManifestRows
 from tests.sync_runs import mangled
 
@@ -84,7 +84,7 @@ def test_mangled_pages_are_rows_or_one_line(source: GcsSource) -> None:
     for _ in range(MANGLED):
         text = json.dumps(weird(choose, page(choose))).encode()
         body = bytearray(mangled(choose, text) if choose.random() < 0.5 else text)
-        judge(lambda body=body: [r[:3] for r in source._parse(body)[0]], outcomes)  # type: ignore[misc]
+        judge(lambda body=body: [r[:3] for r in source._parse(body, Pages("", "ds/"))[0]], outcomes)  # type: ignore[misc]
     assert not [line for line in outcomes if "\n" in line]
     assert MANGLED // 8 < outcomes.count("") < MANGLED * 3 // 4
 

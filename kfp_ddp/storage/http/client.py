@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import NamedTuple, Protocol
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.storage.http.answer import Response
+from kfp_ddp.storage.http.answer import Response, TooLongError
 from kfp_ddp.storage.http.connection import HttpConnection
 from kfp_ddp.storage.http.origin import Origin, Request
 from kfp_ddp.storage.source import Changed, Damaged, Entry, Transient, is_temporary
@@ -260,6 +260,10 @@ class HttpSource(ABC):
             return Changed(entry.name)
         return InputError(f"cannot read {entry.name!r} of {self.url}: HTTP {status}; {self.advice}")
 
+    def has_pin(self, entry: Entry, answer: Response) -> bool:
+        """Return whether the response is of the content that the entry pins."""
+        return True
+
     def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
         """Return the checksum of the complete object, None where there is none."""
         return None
@@ -270,7 +274,14 @@ class HttpSource(ABC):
 
 
 class SdkSource(HttpSource):
-    """A source of a store whose SDK knows the error codes, regions and credentials."""
+    """A source of a store whose SDK knows the error codes, regions and credentials.
+
+    Its objects are pinned to their ETags.
+    """
+
+    def has_pin(self, entry: Entry, answer: Response) -> bool:
+        """See `HttpSource.has_pin`; there are servers that ignore If-Match."""
+        return answer.field(b"etag").strip(b'"') == entry.tag.encode()
 
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
         """See `HttpSource.refusal`; the SDK asks for the object again."""
@@ -365,16 +376,23 @@ class HttpReader:
             if answer.status not in _GOOD:
                 text = b"".join(answer.take())[:MAX_ERROR]
                 raise await source.refusal(entry, answer.status, text, request.secret)
+            expected, pinned = entry.size, source.has_pin(entry, answer)
+            if answer.status == HTTPStatus.PARTIAL_CONTENT:
+                expected = min(source.part, entry.size - offset)
+                span = b"bytes %d-%d/" % (offset, offset + expected - 1)
+                spans = (span + b"%d" % entry.size, span + b"*")
+                pinned &= answer.field(b"content-range").lower() in spans
         except OSError as error:
             raise _transient(error) from error
-        expected = entry.size
-        if answer.status == HTTPStatus.PARTIAL_CONTENT:
-            expected = min(source.part, entry.size - offset)
+        if not pinned:
+            client.close()
+            raise Changed(entry.name)
         if answer.length is not None and answer.length != expected:
             client.close()
-            raise Transient(f"length {answer.length} instead of {expected}")
+            raise Damaged(f"length {answer.length} instead of {expected}")
         return answer
 
 
 def _transient(error: OSError) -> Transient:
-    return Transient(f"{type(error).__name__}: {error}")
+    kind = Damaged if isinstance(error, TooLongError) else Transient
+    return kind(f"{type(error).__name__}: {error}")
