@@ -69,6 +69,7 @@ def _update(context: Context, store: DatasetVersions, result: Result) -> Result:
         return replace(result, unchanged=True)
     plan.check(result.source)
     with staged(store, result, "none") as (stage, done):
+        stage.mode = 0o644  # of the user's own folder
         result = replace(result, resumed=len(done & set(plan.missing)))
         rest = [index for index in plan.missing if index not in done]
         result = download(context, store, stage, rest, result)

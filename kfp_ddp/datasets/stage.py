@@ -1,5 +1,6 @@
 """Stage of verified files before they are published, and the journal to resume from it."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,13 +14,13 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from kfp_ddp.core.files import Folders, folder_below, open_below
+from kfp_ddp.core.files import Folders, folder_below, open_below, open_plain
 from kfp_ddp.core.text import from_json
 from kfp_ddp.datasets.disk import checksum, plain_folder, remove, unwritable, write_all, writing
 from kfp_ddp.storage.listing import Listing, folders_of
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_READABLE = 0o444
+_READABLE, _WRITABLE = 0o444, 0o222
 FICLONE = 0x40049409
 """ioctl of Linux, from linux/fs.h: Btrfs, XFS, ZFS and others share blocks until one is written."""
 _BATCH = 64
@@ -111,6 +112,9 @@ def _boot() -> str:
 class FileStage:
     """One file per object, below `<folder>/tree`, and a journal of the verified ones."""
 
+    mode = _READABLE
+    """Of the files: versions share them, so a program that writes in place would change all."""
+
     def __init__(self, folder: Path, listing: Listing, root: Path | None = None) -> None:
         """Create a stage in `folder`; no link is followed below `root` (default: its parent)."""
         self.folder, self.tree = folder, folder / "tree"
@@ -165,7 +169,7 @@ class FileStage:
         within, _, name = self.listing.names[index].rpartition("/")
         try:
             with self.folders.at(within) as folder:
-                descriptor = os.open(name, _FLAGS, 0o644, dir_fd=folder)
+                descriptor = os.open(name, _FLAGS, self.mode, dir_fd=folder)
                 try:
                     if data and os.write(descriptor, data) != len(data):
                         write_all(descriptor, data, 0)
@@ -186,7 +190,7 @@ class FileStage:
         within, _, name = self.listing.names[index].rpartition("/")
         crc = self.listing.crcs[index]
         with self.folders.at(within) as folder:
-            descriptor = os.open(name, _FLAGS, 0o644, dir_fd=folder)
+            descriptor = os.open(name, _FLAGS, self.mode, dir_fd=folder)
             try:
                 fcntl.ioctl(descriptor, FICLONE, source)
                 good = checksum(name, folder) == crc
@@ -203,7 +207,7 @@ class FileStage:
         """Open a file for a large body; return its descriptor and the offset of the body in it."""
         with writing(self.folder / "parts" / str(index)), self._parts.at("") as parts:
             remove(str(index), parts)
-            return os.open(str(index), _FLAGS, 0o644, dir_fd=parts), 0
+            return os.open(str(index), _FLAGS, self.mode, dir_fd=parts), 0
 
     def finish(self, index: int, descriptor: int, crc: int) -> None:
         """Publish a verified large body in the stage; closes the descriptor."""
@@ -237,6 +241,9 @@ class FileStage:
                 if (read or status.st_mtime_ns != mtime_ns) and checksum(name, source) != crc:
                     return False
                 os.link(name, name, src_dir_fd=source, dst_dir_fd=folder, follow_symlinks=False)
+                if status.st_mode & _WRITABLE:  # by fsGroup, or an earlier release
+                    with contextlib.suppress(OSError), open(open_plain(name, folder)) as file:
+                        os.fchmod(file.fileno(), self.mode)
         except OSError:  # also on a file system without hard links, or with too many of a file
             return False
         self.mtimes[index] = status.st_mtime_ns
@@ -272,7 +279,7 @@ class FileStage:
         """Fix the mode, and write the file to the journal."""
         status = os.fstat(descriptor)
         if status.st_mode & _READABLE != _READABLE:  # the umask was strict
-            os.fchmod(descriptor, 0o644)
+            os.fchmod(descriptor, self.mode)
         self.note(index, crc, status.st_mtime_ns, status.st_ino)
 
     def note(self, index: int, crc: int, mtime_ns: int, inode: int) -> None:

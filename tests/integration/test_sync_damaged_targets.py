@@ -20,7 +20,7 @@ from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.sync import sync
 from kfp_ddp.datasets.transfer import SMALL
 from tests.gcs_server import Bucket
-from tests.sync_runs import another_user, content, fill, run, small_disk, unpacked, write
+from tests.sync_runs import OWN, another_user, content, fill, run, small_disk, unpacked, write
 
 OBJECTS = {name: name.encode() * 50 for name in ("a/x", "a/y", "a/deep/z", "b/x", "top", "empty")}
 OBJECTS |= {"b/large": bytes((1 << 20) + 1), "empty": b""}
@@ -308,16 +308,29 @@ def test_disk_is_one_line_whatever_does_not_fit(
     assert wanted <= refused
 
 
-def test_modes_do_not_depend_on_the_umask(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", [0o077, 0o022, 0])
+@pytest.mark.parametrize("mirror", [False, True])
+def test_modes_do_not_depend_on_the_umask(
+    bucket: Bucket, tmp_path: Path, mirror: bool, mask: int
+) -> None:
+    """Files that versions share are read-only, also where an earlier one is not."""
+    target = tmp_path / "target"
     fill(bucket, 4)
-    mask = os.umask(0o077)
+    bucket.put("ds/large", bytes(SMALL + 1))
+    before = os.umask(mask)
     try:
-        version = run(tmp_path).path
+        version = run(target, mirror=mirror).path
+        if not mirror:
+            (version / "large").chmod(0o664)
+            bucket.put("ds/new", b"new")
+            version = run(target).path
     finally:
-        os.umask(mask)
-    modes = {path.stat().st_mode & 0o777 for path in version.rglob("*") if path.is_file()}
-    assert modes == {0o644}
-    folders = [version, *(path for path in version.rglob("*") if path.is_dir())]
+        os.umask(before)
+    modes = {name: (version / name).stat().st_mode & 0o777 for name in content(version)}
+    assert set(modes.values()) == {0o644 if mirror else 0o444}
+    own = [path for path in version.iterdir() if path.name in OWN]
+    assert {path.stat().st_mode & 0o777 for path in own} == (set() if mirror else {0o644})
+    folders = [version, version / "train", *(version / "train").iterdir()]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o755}
 
 
