@@ -32,6 +32,7 @@ from kfp_ddp.storage.source import (
     bucket_and_prefix,
     check_not_empty,
     is_temporary,
+    reading_pages,
 )
 from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, ObjectState, Page
 
@@ -96,7 +97,8 @@ class GcsSource(HttpSource):
 
     def listing(self) -> Listing:
         """List the prefix, 1,000 objects a page; see `Source.listing`."""
-        listing = event_loop.run(self._list())
+        with reading_pages(self.url):
+            listing = event_loop.run(self._list())
         check_not_empty(self.url, self._prefix, listing)
         return listing
 
@@ -173,8 +175,8 @@ class GcsSource(HttpSource):
 
     def has_pin(self, entry: Entry, answer: Response) -> bool:
         """See `HttpSource.has_pin`; an emulator may send no generation, but crc32c is compared."""
-        generation = answer.field(b"x-goog-generation")
-        return not (generation and entry.generation) or generation == b"%d" % entry.generation
+        pin = b"%d" % entry.generation
+        return answer.field(b"x-goog-generation") in (b"", pin) or pin == b"0"
 
     def checksum(self, entry: Entry, answer: Response) -> Checksum | None:
         """Return the crc32c of `GcsStore`; a transfer compares that of the listing itself."""

@@ -126,19 +126,15 @@ class HuggingFaceSource(HttpSource):
 
     def _pages(self, pages: Pages) -> Iterator[list[dict[str, Any]]]:
         """Yield the pages of the listing; of the address of the next, only the query is used."""
-        from huggingface_hub.utils import (  # type: ignore[attr-defined]
-            build_hf_headers,
-            hf_raise_for_status,
-            http_backoff,
-        )
+        from huggingface_hub import utils
 
-        folder = quote(self._prefix.rstrip("/"), safe="")
-        path = f"{self._api.endpoint}/api/datasets/{self._name}/tree/{self._revision}/{folder}"
-        path = path.rstrip("/")
+        sdk: Any = utils  # which exports these without a type
+        folder = f"/{quote(self._prefix[:-1], safe='')}" if self._prefix else ""
+        path = f"{self._api.endpoint}/api/datasets/{self._name}/tree/{self._revision}{folder}"
         query = "recursive=true"
         while query:
-            answer = http_backoff("GET", f"{path}?{query}", headers=build_hf_headers())
-            hf_raise_for_status(answer)
+            answer = sdk.http_backoff("GET", f"{path}?{query}", headers=sdk.build_hf_headers())
+            sdk.hf_raise_for_status(answer)
             yield answer.json()
             query = pages.following(urlsplit(answer.links.get("next", {}).get("url", "")).query)
 

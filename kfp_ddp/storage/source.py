@@ -179,14 +179,14 @@ class Pages:
         return key[self._start :], size
 
     def following(self, token: str | None, more: bool | None = None) -> str:
-        """Return the token of the next page, '' after the last; raises InputError.
+        """Return the token of the next page, '' after the last; raises ValueError, InputError.
 
         `more` is whether there is one, where a store has a field for that.
         """
         if more is False or not (token or more):
             return ""
         if not token or hash(token) in self._tokens:
-            raise malformed(self._url, f"page {self._pages + 1:,} has no new token for the next")
+            raise ValueError(f"page {self._pages + 1:,} has no new token for the next")
         self._tokens.add(hash(token))
         self._pages += 1
         if self._objects > MAX_OBJECTS or self._pages > MAX_EMPTY_PAGES + self._objects:
@@ -198,23 +198,19 @@ class Pages:
         return token
 
 
-def malformed(url: str, reason: object) -> InputError:
-    """Return the error for a listing that cannot be read."""
-    return InputError(
-        f"cannot list {url}: the response is invalid ({one_line(reason)}); check the address of "
-        "its server, or look at the server"
-    )
-
-
 @contextlib.contextmanager
 def reading_pages(url: str) -> Iterator[None]:
-    """Raise `malformed` for an error of the block that reads responses."""
+    """Raise InputError for an error of the block that reads a listing."""
     try:
         yield
     except KfpDdpError:
         raise
     except MALFORMED as error:
-        raise malformed(url, f"{type(error).__name__}: {error}") from error
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(
+            f"cannot list {url}: the response is invalid ({reason}); correct its address, or look "
+            "at the server"
+        ) from error
 
 
 def check_not_empty(url: str, prefix: str, listing: Listing) -> None:

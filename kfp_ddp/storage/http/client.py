@@ -274,10 +274,7 @@ class HttpSource(ABC):
 
 
 class SdkSource(HttpSource):
-    """A source of a store whose SDK knows the error codes, regions and credentials.
-
-    Its objects are pinned to their ETags.
-    """
+    """A source whose SDK knows the error codes, regions and credentials; ETags pin its objects."""
 
     def has_pin(self, entry: Entry, answer: Response) -> bool:
         """See `HttpSource.has_pin`; there are servers that ignore If-Match."""
