@@ -24,7 +24,6 @@ that a GPU that gets warm counts for all. `batch` is 256 or what there is memory
 
 import concurrent.futures
 import multiprocessing
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +33,7 @@ from typing import Any
 from benchmarks.gpu_parts import loops, ranks, single
 from benchmarks.input import photographs
 from benchmarks.training import steps_of_ours
+from kfp_ddp.core import machine
 
 IMAGES, BATCH = 2048, 256
 LIMIT_S, TURN_S = 600.0, 12.0
@@ -98,7 +98,7 @@ class Measurement:
 
     def loops(self, root: Path) -> dict[str, float]:
         """Return images per second of each loop: the mean of both turns."""
-        batch, cores = self.fields["batch_size"], os.cpu_count() or 1
+        batch, cores = self.fields["batch_size"], max(1, int(machine.cpus()))
         where, loaded = (root, self.name, self.size, loops.STEPS), self.fields | {"workers": cores}
         sides: dict[str, tuple[Any, ...]] = {
             JPEG: (steps_of_ours, *where, loaded),

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+from kfp_ddp.core import machine as limits
+
 Clock = Callable[[], float]
 
 
@@ -22,8 +24,8 @@ def machine() -> str:
             name = next(line.split(":")[1].strip() for line in lines if "model name" in line)
     except (OSError, StopIteration):
         pass
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return f"{name}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}"
+    memory = limits.memory() / 2**30
+    return f"{name}, {limits.cpus():g} cores, {memory:.0f} GiB, {platform.system()}"
 
 
 def measure(

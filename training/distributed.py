@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError, KfpDdpError, PeerLostError
 from kfp_ddp.core.run_folder import RunFolder
 
@@ -136,7 +137,8 @@ def _flight_recorder(config: RankConfig) -> None:
 
 
 def alone(device: torch.device) -> World:
-    """Return the world of a single process."""
+    """Return the world of a single process, which computes within the limits of its container."""
+    torch.set_num_threads(min(torch.get_num_threads(), machine.threads()))
     return World(0, 1, 0, 1, device)
 
 

@@ -23,13 +23,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kfp_ddp.core import machine
 from kfp_ddp.core.errors import FULL, PREEMPTED, InputError, KfpDdpError, StorageError, full
 from kfp_ddp.core.failure import Failure, cause_in_error_files, final_failure, report
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.flags import parse
-from kfp_ddp.training.report.time_spent import cpus_of_a_rank
 from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Parent
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -164,7 +164,7 @@ def _supervise(
     from torch.distributed.launcher.api import elastic_launch
 
     ranks = run.determine_local_world_size(args.nproc_per_node)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(cpus_of_a_rank(ranks)))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(machine.threads(ranks)))
     settings, command, command_args = run.config_from_args(args)
     settings.logs_specs = logs = _logs(args.log_dir)
     settings.signals_to_handle = "SIGQUIT"  # the others are handled below

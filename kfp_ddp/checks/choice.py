@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
 from kfp_ddp.checks.form import SUBJECTS
+from kfp_ddp.core import machine as limits
 from kfp_ddp.core.text import plural
 from kfp_ddp.training.config import SMALL_RESNETS
 
@@ -28,8 +29,6 @@ BATCH = {"cpu": 32, "mps": 64, "cuda": 64}
 """Images in a step, on the CPU over all ranks, otherwise for each GPU."""
 UNSET: dict[str, Any] = {"recipe": "auto", "model": "auto", "epochs": 0, "pretrained": "auto"}
 """Values of form parameters that are not set."""
-SIBLINGS = "cpu[0-9]*/topology/core_cpus_list"
-"""Files of Linux with the hardware threads of one core, which each of them has."""
 SHARE = 0.85
 """Fraction of its speed that a core has when all cores are used."""
 STEPS = 8
@@ -75,10 +74,7 @@ class Machine:
 
 def this_machine() -> Machine:
     """Return this machine, without torch and other packages that the launcher's image lacks."""
-    allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    physical = {file.read_text() for file in Path("/sys/devices/system/cpu").glob(SIBLINGS)}
-    cores = max(1, min(allowed, len(physical) or allowed))
-    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores, memory_gb = limits.cores(), limits.memory() / 2**30
     if gpus := count_gpus():
         return Machine(cores, memory_gb, "cuda", gpus)
     if sys.platform == "darwin" and platform.machine() == "arm64":

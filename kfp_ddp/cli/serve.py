@@ -214,7 +214,7 @@ def _new_file(folder: Path, name: str) -> Path:
     "--threads",
     type=click.IntRange(0),
     default=0,
-    help="Threads per call; 0 for the runtime's default.",
+    help="Threads per call; 0 for one per core that this process may use.",
 )
 @click.option(
     "--max-batch",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.evaluation import results, slices
@@ -25,7 +26,6 @@ from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.data.sides import TEST, TRAIN
 from kfp_ddp.training.data.splits import Index, sides_of
 from kfp_ddp.training.distributed import World, alone
-from kfp_ddp.training.report.time_spent import cpus_of_a_rank
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.state.manifest import MANIFEST, read_manifest
 
@@ -149,7 +149,7 @@ class Evaluator:
                 f"{len(skipped)} unreadable images are left out, as in training with "
                 f"on_bad_image=skip; the first: {skipped[0]}"
             )
-        kind = f"{cpus_of_a_rank(1):g} CPUs, {platform.machine()}"
+        kind = f"{machine.cpus():g} CPUs, {platform.machine()}"
         if device.type == "cuda":
             kind = torch.cuda.get_device_name(device)
         result = results.summarise(

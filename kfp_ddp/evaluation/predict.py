@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.measure import COLUMNS, Tally
 from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
@@ -23,7 +24,6 @@ from kfp_ddp.training.data import loader
 from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.distributed import World, keep_freed
 from kfp_ddp.training.model.networks import affine, head_of, logits
-from kfp_ddp.training.report.time_spent import cpus_of_a_rank
 from kfp_ddp.training.state.checkpoint import ModelInfo
 
 EMBEDDED = 64
@@ -232,7 +232,7 @@ def batches(
 ) -> Iterator[_Batch]:
     """Yield the batches of this rank in order, decoded by threads that take turns."""
     mine = list(loader.fixed_batches(index, batch_size, world.rank, world.size))
-    readers = max(1, min(int(cpus_of_a_rank(world.local_size)), 32, len(mine)))
+    readers = max(1, min(int(machine.cpus() / world.local_size), 32, len(mine)))
     shares = [
         loader.decoded(index, image_size, mine[number::readers], reading)
         for number in range(readers)

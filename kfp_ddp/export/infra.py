@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kfp_ddp.core import machine
 from kfp_ddp.export import infra_process
 from kfp_ddp.export.formats import INPUT, OUTPUT, Predict
 from kfp_ddp.models import bundle
 from kfp_ddp.models.bundle import INFRA, ONNX
-from kfp_ddp.training.report.time_spent import cpus_of_a_rank
 
 SECONDS = 300.0
 """Timeout to load a model and answer."""
@@ -79,7 +79,7 @@ def validate(
         "reason": reason or ("" if results else "there is no ONNX file to load"),
         "samples": len(images),
         "allowed_abs_difference": allowed,
-        "machine": f"{platform.machine()}, {cpus_of_a_rank(1):g} CPUs",
+        "machine": f"{platform.machine()}, {machine.cpus():g} CPUs",
         "files": results,
     }
 

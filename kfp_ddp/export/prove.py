@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.export.formats import Predict
 from kfp_ddp.export.infra_process import BATCHES, times
 from kfp_ddp.training.data.loader import evaluation_batches
 from kfp_ddp.training.data.splits import sides_of
-from kfp_ddp.training.report.time_spent import cpus_of_a_rank
 from kfp_ddp.training.state.checkpoint import ModelInfo
 
 SAMPLES = 16
@@ -98,7 +98,7 @@ def latency(runtimes: Mapping[str, Predict], image_size: int) -> dict[str, Any]:
                 "calls": len(taken),
             }
     return {
-        "machine": f"{platform.machine()}, {cpus_of_a_rank(1):g} CPUs",
+        "machine": f"{platform.machine()}, {machine.cpus():g} CPUs",
         "threads": torch.get_num_threads(),
         "runtimes": results,
     }

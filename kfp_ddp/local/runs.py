@@ -13,6 +13,7 @@ import click
 from kfp_ddp.checks.choice import Choice, this_machine
 from kfp_ddp.checks.settings import Run
 from kfp_ddp.checks.sizing import choose_weights
+from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.text import plural
@@ -97,7 +98,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     if checked and command.check:
         _check_as_steps(checked, (output or folder.RUNS.resolve()) / folder.DATA, exclude)
     environment = {
-        "OMP_NUM_THREADS": str(max(1, computer.cores // choice.ranks)),
+        "OMP_NUM_THREADS": str(machine.threads(choice.ranks)),
         NOTES_VARIABLE: "\n".join((*photographs.notes, ";".join(surveyed.left_out))),
     }
     if interrupted:  # without a checkpoint, so images may have changed

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
 
 Logits = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
@@ -34,7 +35,7 @@ def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
     """Load a model from the content of an ONNX file.
 
     `runtime` is `ONNXRUNTIME` or `OPENVINO`, empty for the first that is installed; `threads` are
-    those of one call, 0 for its default. Raise InputError if it is not installed or refuses the
+    those of one call, 0 for one per core. Raise InputError if it is not installed or refuses the
     model, or the model has weights in other files: runtimes would read the current folder.
     """
     try:
@@ -49,7 +50,7 @@ def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
         command = f"pip install {names[0]}"
         raise InputError(f"this needs {' or '.join(names)}, and none is installed: {command}")
     try:
-        return _LOADERS[name](model, threads)
+        return _LOADERS[name](model, threads or machine.threads())
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
         raise InputError(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kfp_ddp.core import machine
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
@@ -23,7 +24,6 @@ from kfp_ddp.training.report.time_spent import (
     Pace,
     TimeSpent,
     advice,
-    cpus_of_a_rank,
     room_for_a_cache,
 )
 from kfp_ddp.training.report.trackers import sinks
@@ -157,7 +157,7 @@ class Report:
         hints: list[str] = []
         line = spent.line()
         if steps > 0:
-            cpus, room = cpus_of_a_rank(self.world.local_size), room_for_a_cache(self.config)
+            cpus, room = machine.cpus() / self.world.local_size, room_for_a_cache(self.config)
             hints = advice(spent, self.config, Environment(nodes, cpus, decoded, room))
             if self.meter.peak:
                 used = self.meter.mfu(steps * self.config.batch_size / spent.stepping)

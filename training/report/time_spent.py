@@ -1,14 +1,10 @@
 """Where the time of the ranks went, and which settings would make a run faster; free of torch."""
 
-import contextlib
 import math
-import os
 import shutil
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from kfp_ddp.training.config import TrainConfig
@@ -115,7 +111,6 @@ WAITS, SAVES, EVALUATES, STARTS = 0.05, 0.05, 0.2, 0.2
 NETWORK = 0.1
 LONG = 60.0
 """Seconds; a shorter run is mostly start-up."""
-_CGROUP = Path("/sys/fs/cgroup/cpu.max")
 
 
 class Environment(NamedTuple):
@@ -186,15 +181,6 @@ def _slow_rank(spent: TimeSpent, environment: Environment) -> str:
         f"rank {pace.slowest} on {environment.ranks[pace.slowest]} {pace.slow}, and they wait "
         f"for it {waits} of the time: check {where}, or trace it ({trace})"
     )
-
-
-def cpus_of_a_rank(local_ranks: int) -> float:
-    """Return the CPUs of this machine or pod (quota and period in µs of cgroup v2) per rank."""
-    cpus = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
-    with contextlib.suppress(OSError, ValueError):  # no limit is "max"
-        quota, period = _CGROUP.read_text().split()
-        cpus = min(cpus, int(quota) / int(period))
-    return cpus / local_ranks
 
 
 def room_for_a_cache(config: TrainConfig) -> int:

@@ -1,0 +1,76 @@
+"""What this process may use of its machine: CPUs and memory, within the limits of containers."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+CGROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
+"""File of Linux with the hardware threads of the core of a CPU."""
+MEMORY = ("memory.max", "memory.high", "memory.limit_in_bytes")
+"""Files of a cgroup with a limit in bytes; the last one is of version 1."""
+
+
+def cpus() -> float:
+    """Return the CPUs (hardware threads), or the fraction of their time, for this process."""
+    return min([float(len(_allowed())), *_quotas()])
+
+
+def cores() -> int:
+    """Return the physical cores for this process, at least one."""
+    cpu_lists = [_words(Path(TOPOLOGY.format(cpu))) for cpu in _allowed()]
+    physical = len({words[0] for words in cpu_lists if words}) or len(cpu_lists)
+    return max(1, int(min(physical, cpus())))
+
+
+def threads(processes: int = 1) -> int:
+    """Return the threads to compute with in each of some equal processes."""
+    return max(1, cores() // processes)
+
+
+def memory() -> int:
+    """Return the bytes of memory for this process and those that share its limits."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for group in _groups("memory"):
+        limits += [int(word) for name in MEMORY for word in _words(group / name) if word != "max"]
+    return min(limits)
+
+
+def _allowed() -> set[int]:
+    count = os.cpu_count() or 1
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(count))
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the CPUs that each cgroup grants: quota by period, where 'max' and -1 are no limit."""
+    for group in _groups("cpu"):
+        first = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
+        for words in (first, _words(group / "cpu.max")):
+            if len(words) == 2 and words[0].isdecimal():
+                yield int(words[0]) / int(words[1])
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's cgroups and of those above, of versions 1 and 2."""
+    lines = ["0::/"]
+    with suppress(OSError):
+        lines = OWN_GROUPS.read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            roots = [CGROUPS / controllers, CGROUPS / controller]
+        else:
+            roots = [] if controllers else [CGROUPS, CGROUPS / "unified"]
+        for root in roots:
+            group = root / path.strip("/")
+            # A container may show its own group as the root, under the host's path.
+            yield from (one for one in (group, *group.parents) if one.is_relative_to(root))
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
