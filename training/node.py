@@ -39,6 +39,7 @@ PROGRAM = "python -m kfp_ddp.training.node [torchrun flags] --"
 ERRORS = "kfp-ddp-errors-"
 """Prefix of a temporary folder, followed by the id of its process."""
 ABANDONED_SECONDS = 86400
+LOOPBACK = "127.0.0.1"
 
 
 def main() -> int:
@@ -137,11 +138,15 @@ def launch(
 
 def _complete(args: argparse.Namespace, least: int, most: int) -> None:
     """Set what torchrun would set or leaves open, and pass it to the ranks."""
-    no_address = not args.rdzv_endpoint and args.master_port is None
-    alone = args.rdzv_backend == "static" and no_address and most == 1
-    if args.standalone or alone:
-        args.rdzv_backend, args.rdzv_endpoint = "c10d", "localhost:0"
-        args.rdzv_id = str(uuid.uuid4())
+    if args.standalone or most == 1:
+        # Its own name, and the address that this has, may be of no use: renamed, offline, in a VPN.
+        args.rdzv_backend, args.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"
+        args.rdzv_id, args.local_addr = str(uuid.uuid4()), LOOPBACK
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+        if loopback:
+            os.environ.update({"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback})
+    if sys.flags.safe_path:  # torch starts each rank by the name of its module
+        os.environ["PYTHONSAFEPATH"] = "1"
     args.master_port = args.master_port or 29500
     args.role = "rank"
     if least < most:

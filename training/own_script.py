@@ -101,6 +101,7 @@ def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
 def _call(inputs: Path, config: TrainConfig) -> bool:
     """Run the file with its arguments as the main program; False when it stopped on request."""
     argv, sys.argv = sys.argv, [f"{inputs}/script.py", *shlex.split(config.script_args)]
+    os.environ.pop("PYTHONSAFEPATH", None)  # programs that it starts may have modules beside them
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:

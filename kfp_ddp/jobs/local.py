@@ -16,6 +16,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from kfp_ddp.core import failure
+from kfp_ddp.core.child import environment
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
@@ -178,7 +179,7 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, PARENT: str(os.getpid())},
+            env=environment({PARENT: str(os.getpid())}),
             process_group=0,
         )
         try:

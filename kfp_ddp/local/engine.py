@@ -19,6 +19,7 @@ from typing import IO, Any
 import click
 import psutil
 
+from kfp_ddp.core.child import environment as child_environment
 from kfp_ddp.core.errors import JobError, writing
 from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.core.step import handling_signals, last_error
@@ -90,7 +91,7 @@ def execute(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env={**os.environ, **folders, **run.environment, PARENT: str(os.getpid())},
+                env=child_environment({**folders, **run.environment, PARENT: str(os.getpid())}),
                 pass_fds=(lock,),
                 process_group=0,  # Ctrl-C reaches this process alone, which ends the others
             ),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,8 +45,14 @@ def ran(photos: Path) -> "subprocess.CompletedProcess[str]":
         (photos.parent / "result" / name).write_text(f"{name} of an earlier run")
     exports = (f"destination={photos.parent / 'models'}", "champion=last")
     settings = [word for one in (*SMALL, *exports) for word in ("--set", one)]
+    for name in ("calendar", "kfp", "random", "sitecustomize", "torch"):
+        (photos.parent / f"{name}.py").write_text("raise SystemExit('a file of the dataset ran')")
     return subprocess.run(
-        [*program, *options, *settings], cwd=photos.parent, capture_output=True, text=True
+        [*program, *options, *settings],
+        cwd=photos.parent,
+        env=os.environ | {"RANK": "2", "WORLD_SIZE": "4", "PET_NNODES": "3"},
+        capture_output=True,
+        text=True,
     )
 
 

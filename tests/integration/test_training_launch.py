@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 from torch.distributed.launcher import api
 
-from kfp_ddp.core import failure
+from kfp_ddp.core import failure, machine
 from kfp_ddp.training import node
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.state import checkpoint
@@ -28,10 +28,12 @@ from tests.waiting import until
 class Launched:
     """A launcher in a process group of its own, which is killed whole at the end."""
 
-    def __init__(self, run: TrainConfig, *flags: str, nproc: int = 2, **env: str) -> None:
+    def __init__(
+        self, run: TrainConfig, *flags: str, nproc: int = 2, under: Sequence[str] = (), **env: str
+    ) -> None:
         self.run = run
         self.log = Path(run.output_dir).parent / f"launcher-{time.time_ns()}.log"
-        command = [sys.executable, "-m", "kfp_ddp.training.node"]
+        command = [*under, sys.executable, "-m", "kfp_ddp.training.node"]
         command += ["--nproc-per-node", str(nproc), *flags, "--", *run.to_argv()]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -172,17 +174,29 @@ def test_signal_to_all_stops_ranks_in_order(data: Path, tmp_path: Path, launch: 
 
 @pytest.mark.parametrize(("set_to", "threads"), [("", "4"), ("7", "7")])
 def test_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_to: str, threads: str) -> None:
-    for name in ("OMP_NUM_THREADS", PARENT, LAUNCH):
+    for name in ("OMP_NUM_THREADS", PARENT, LAUNCH, "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, set_to)
     if not set_to:
         monkeypatch.delenv("OMP_NUM_THREADS")
     for function in ("_stop_on_signals", "_ignore_signals"):
         monkeypatch.setattr(node, function, lambda *arguments: None)
-    monkeypatch.setattr(node, "cpus_of_a_rank", lambda ranks: 9 / ranks)
+    monkeypatch.setattr(machine, "cores", lambda: 9)
     monkeypatch.setattr(api, "elastic_launch", lambda settings, command: lambda *argv: None)
     nothing: dict[str, Any] = {"check": lambda args: None, "summary": str}
     assert node.launch(["--nproc-per-node", "2"], ["module"], tmp_path, **nothing) == 0
     assert os.environ["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may rename a machine for one process")
+def test_ranks_meet_where_the_name_of_the_machine_has_no_address(
+    data: Path, tmp_path: Path, launch: Launch
+) -> None:
+    renamed = ("unshare", "--uts", "sh", "-c", 'hostname of-no-address && exec "$@"', "sh")
+    address = ("--master-addr", "of-no-address", "--master-port", "23456")
+    run = config(data, tmp_path / "run", epochs=1, warmup_epochs=0)
+    launch(run, *address, under=renamed, GLOO_SOCKET_IFNAME="gone0").ends(0)
+    assert events(tmp_path / "run")[0]["world_size"] == 2
 
 
 @pytest.mark.slow
