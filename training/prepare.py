@@ -17,7 +17,7 @@ from kfp_ddp.core.run_folder import try_to_write
 from kfp_ddp.core.version import pinned
 from kfp_ddp.training import batches
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data import shards
+from kfp_ddp.training.data import shards, shared_memory
 from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import Findings, examine
 from kfp_ddp.training.data.loader import Split
@@ -40,11 +40,11 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     config, train, val = world.from_first(lambda: _scan(config))
     config = world.from_first(lambda: resolve(config, world, len(train), launches))
     world.from_first(lambda: check_network(config, train.classes))
-    caches = _built_or_examined(config, world, train, val)
+    caches, prefetch = _built_or_examined(config, world, train, val)
     world.from_first(lambda: saving.begin(config, launches))
     contents = world.from_first(lambda: contents_of(Path(config.data), train, val))
     train_split, val_split = (
-        Split(index, cache, digest_of(index, world), digest)
+        Split(index, cache, digest_of(index, world), digest, prefetch)
         for index, cache, digest in zip((train, val), caches, contents, strict=True)
     )
     return config, train_split, val_split
@@ -150,12 +150,15 @@ def resolve(
 
 def _built_or_examined(
     config: TrainConfig, world: World, train: Index, val: Index
-) -> list[Cache | None]:
-    """Build a cache of each split if both fit; otherwise only check images, and return None."""
+) -> tuple[list[Cache | None], int]:
+    """Build a cache of each split if both fit; otherwise only check images, and return None.
+
+    Also return how many batches a loader process may have ready.
+    """
     findings: list[Findings] = []
     caches: list[Cache | None] = []
     problem: KfpDdpError | None = None
-    folder = None
+    folder, prefetch = None, shared_memory.PREFETCH
     try:
         folder = folder_for(config, [train, val])
         for split, name in ((train, "train"), (val, "val")):
@@ -168,6 +171,8 @@ def _built_or_examined(
                 caches.append(cache := Cache(folder, name, len(split), world.local_size))
                 part = world.local_rank
                 findings.append(cache.build(split.where, config, name == "train", part))
+        batches_of_val = 0 if folder else -(-len(val) // (config.micro_batch_size * world.size))
+        prefetch = shared_memory.prefetch_that_fits(config, world.local_size, batches_of_val)
     except KfpDdpError as error:
         problem = error
     for rank, raised in enumerate(world.gather(problem)):
@@ -177,7 +182,11 @@ def _built_or_examined(
     reports = world.gather((part, findings))
     if world.first:
         _warn(reports)
-    return caches
+        if prefetch < shared_memory.PREFETCH:
+            print(
+                f"loader processes have {prefetch} batches ready: {shared_memory.FOLDER} is small"
+            )
+    return caches, prefetch
 
 
 def _warn(reports: list[tuple[int, list[Findings]]]) -> None:

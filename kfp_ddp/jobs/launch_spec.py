@@ -123,8 +123,8 @@ class LaunchSpec(Settings):
     """Limits and requests of each pod as Kubernetes writes them, of any resource; cpu, memory and
     gpus_per_node override it."""
     shm_size: str = Field("2Gi", pattern=QUANTITY)
-    """Shared memory (/dev/shm) of each pod, which data loaders and NCCL use; '' for the container
-    runtime's own, mostly 64 MB."""
+    """Shared memory (/dev/shm) of each pod, which data loaders and NCCL use; train gives more where
+    its loaders need it and this is not set. '' for the container runtime's own, mostly 64 MB."""
 
     env: dict[VariableName, str] = Field(default_factory=dict)
     """Environment variables of the workers, by name."""

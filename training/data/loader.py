@@ -1,8 +1,10 @@
 """Images in batches: decoded by loader processes, and moved to the device one step ahead."""
 
 import functools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.queues import Queue
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +18,7 @@ from kfp_ddp.training.data.cache import Cache
 from kfp_ddp.training.data.image_files import Decoded, read, read_part
 from kfp_ddp.training.data.sampler import Key, Keys
 from kfp_ddp.training.data.shards import ReadAhead, pieces, sort_by_offset
+from kfp_ddp.training.data.shared_memory import PREFETCH, REMEDY
 from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.model.networks import affine
 
@@ -123,7 +126,9 @@ def channels_last(count: int, size: int) -> Tensor:
     return torch.empty(count, size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
 
 
-def loader(dataset: Images, batches: Any, workers: int, pin: bool) -> "DataLoader[Batch]":
+def loader(
+    dataset: Images, batches: Any, workers: int, pin: bool, prefetch: int = PREFETCH
+) -> "DataLoader[Batch]":
     """Create a loader; its processes ignore signals to stop, which their parent handles."""
     return DataLoader(
         dataset,
@@ -132,7 +137,7 @@ def loader(dataset: Images, batches: Any, workers: int, pin: bool) -> "DataLoade
         collate_fn=_as_is,
         pin_memory=pin,
         worker_init_fn=_start_worker if workers else None,
-        prefetch_factor=4 if workers else None,
+        prefetch_factor=prefetch if workers else None,
     )
 
 
@@ -146,6 +151,18 @@ def _start_worker(number: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Its own way is to print the error and lose the batch, which the rank would wait for.
+    setattr(Queue, "_on_queue_feeder_error", _send_error)  # noqa: B010
+
+
+def _send_error(queue: "Queue[Any]", error: Exception, unsent: Any) -> None:
+    """Send why a batch cannot be sent, in its place; end the process if this fails too."""
+    number, batch = unsent
+    if getattr(batch, "error", ""):
+        os._exit(1)
+    first = str(error).strip().partition("\n")[0]
+    line = f"a loader process cannot send its images: {first}; {REMEDY}; or raise ulimit -n"
+    queue.put((number, Batch(torch.empty(0), [], [], [], line)))
 
 
 def evaluation_keys(index: Index, size: int, rank: int, world: int) -> Iterator[Keys]:
@@ -276,3 +293,5 @@ class Split:
     """Digest of the paths and sizes of the images."""
     contents: str = ""
     """Digest of their names and checksums, if the dataset is a version."""
+    prefetch: int = PREFETCH
+    """Batches that each loader process has ready."""

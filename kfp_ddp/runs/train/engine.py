@@ -30,6 +30,7 @@ from kfp_ddp.runs.training_folder import (
 )
 from kfp_ddp.runs.workspace import create_run_folder
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data.shared_memory import size_of_pod
 
 
 class Trained(NamedTuple):
@@ -139,6 +140,9 @@ def _train_on_cluster(
     fields = with_folders(api, fields, config.data, config.output_dir, "train")
     port = config.prometheus_port
     spec = LaunchSpec.create(**fields, command=node_command(config), metrics_port=port)
+    if "shm_size" not in fields:
+        ranks = spec.node_range()[0] * spec.processes()
+        spec = spec.model_copy(update={"shm_size": size_of_pod(config, spec.processes(), ranks)})
     least, begun_before = supervision.min_network_gbit_s, RunFolder(run_dir).metrics.exists()
     if least and spec.pods() > 1 and not begun_before:
         require(least, fields, ids, api)
