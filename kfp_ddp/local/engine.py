@@ -1,14 +1,17 @@
 """Run a compiled pipeline in a child process, and show its steps."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import queue
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -78,6 +81,7 @@ def execute(
         lock = stack.enter_context(locked(output))
         link_latest(run)
         stack.callback(shutil.rmtree, output / CACHE, ignore_errors=True)
+        temporary = {"TMPDIR": str(stack.enter_context(_temporary(output)))}
         shutil.rmtree(output / "artifacts", ignore_errors=True)
         for mounted in folders.values():  # preflight sees by them that folders are here
             Path(mounted).mkdir(parents=True, exist_ok=True)
@@ -91,7 +95,9 @@ def execute(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=child_environment({**folders, **run.environment, PARENT: str(os.getpid())}),
+                env=child_environment(
+                    {**folders, **temporary, **run.environment, PARENT: str(os.getpid())}
+                ),
                 pass_fds=(lock,),
                 process_group=0,  # Ctrl-C reaches this process alone, which ends the others
             ),
@@ -113,6 +119,30 @@ def execute(
             f"{failed or 'the pipeline'} failed: {reason}; the log is {output / LOG}{resumes}"
         )
     return run
+
+
+@contextmanager
+def _temporary(output: Path) -> Iterator[Path]:
+    """Yield a new folder for temporary files of a run, and delete it at the end.
+
+    It is in the run's folder unless no socket can be there: its address has at most 107 bytes. What
+    a killed command left is deleted first.
+    """
+    folder = output / ".tmp"
+    prefix = f"kfp-ddp-{hashlib.sha256(os.fsencode(output)).hexdigest()[:12]}-"
+    for left in (folder, *Path(tempfile.gettempdir()).glob(f"{prefix}*")):
+        shutil.rmtree(left, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(longest := folder / f"{'probe':-<48}"))
+        longest.unlink()
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _follow(stream: IO[str], run: LocalRun, detail: Detail, known: Collection[str]) -> LocalRun:

@@ -328,7 +328,8 @@ def stop(step: str, number: signal.Signals, home: Path) -> str:
     if number != signal.SIGKILL:
         assert one.returncode == 130
         assert processes_in(home) == []
-        assert not list(home.glob("kfp-ddp-cache-*")), "decoded images are gone, too"
+        assert not list(run.glob(".tmp*")), "temporary files are gone, too"
+    assert {path.name for path in home.iterdir()} == {"photos", "run-output"}
     return errors
 
 

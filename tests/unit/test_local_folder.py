@@ -5,6 +5,8 @@ import io
 import json
 import os
 import shutil
+import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,25 @@ def test_each_command_has_a_folder_until_it_is_complete(tmp_path: Path) -> None:
     link_latest(first)
     assert (tmp_path / "run-output" / "latest").resolve() == first.folder
     assert begin(LocalRun("c", {}), None, "latest").folder.name == "latest-2"
+
+
+@pytest.mark.parametrize("levels", [1, 40])
+def test_temporary_files_of_a_killed_run_are_removed(
+    monkeypatch: pytest.MonkeyPatch, levels: int
+) -> None:
+    """Sockets are possible there, however long the path of the run."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        (system := Path(short, "t")).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(system))
+        output = Path(short, *["o"] * levels)
+        output.mkdir(parents=True)
+        killed = engine._temporary(output)
+        (left := killed.__enter__() / "left").touch()
+        with engine._temporary(output) as folder, socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(folder / f"pymp-{1:08}-listener-{1:08}"))
+            assert not left.exists()
+            assert folder.is_relative_to(output) == (levels == 1)
+        assert [*system.iterdir(), *output.iterdir()] == []
 
 
 def test_model_in_the_named_folder_is_only_replaced_on_request(tmp_path: Path) -> None:
