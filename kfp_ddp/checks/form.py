@@ -16,7 +16,8 @@ from kfp_ddp.datasets.settings import SyncSettings
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
 from kfp_ddp.evaluation.request import Measuring
-from kfp_ddp.jobs.launch_spec import NAME, PATTERN_DESCRIPTIONS, Backend, LaunchSpec, Supervision
+from kfp_ddp.jobs.fields import NAME, PATTERN_DESCRIPTIONS
+from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec, Supervision
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, parse_quantity
 from kfp_ddp.models import release
 from kfp_ddp.runs.notify import Notification

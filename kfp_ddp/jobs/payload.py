@@ -6,19 +6,18 @@ import base64
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.packed import ARCHIVE, pack, unpack
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.jobs import code
+from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.task import mount_of
 from kfp_ddp.storage.kinds import open_store
 
-if TYPE_CHECKING:
-    from kfp_ddp.jobs.launch_spec import LaunchSpec
-
+Job = TypeVar("Job", bound=JobFields)
 FOLDER = "/etc/kfp-ddp"
 SCRIPT, START, PACKAGES, CODE = "script.py", "start.py", "requirements.txt", "code.tar.gz"
 PROGRAM = Path(__file__).with_name("worker_start.py")
@@ -37,7 +36,7 @@ RUN_FROM_ENV = (
 VARIABLE_BYTES, MAP_BYTES = 130_000, 1_000_000
 
 
-def files(spec: LaunchSpec) -> dict[str, bytes]:
+def files(spec: JobFields) -> dict[str, bytes]:
     """Return the files that a job gives to its workers, by name."""
     content = {}
     if spec.script:
@@ -51,7 +50,7 @@ def files(spec: LaunchSpec) -> dict[str, bytes]:
     return content
 
 
-def variables(spec: LaunchSpec, script_map: str) -> dict[str, str]:
+def variables(spec: JobFields, script_map: str) -> dict[str, str]:
     """Return the workers' variables: paths of the files in the ConfigMap, or their contents."""
     env, content_of = {}, files(spec)
     for name, content in content_of.items():
@@ -76,7 +75,7 @@ def python(name: str, script_map: str) -> list[str]:
     return ["python3", "-c", RUN_FROM_ENV.format(variable=VARIABLES[name], file=name)]
 
 
-def map_data(spec: LaunchSpec) -> dict[str, Mapping[str, str]]:
+def map_data(spec: JobFields) -> dict[str, Mapping[str, str]]:
     """Return the data of the ConfigMap with the files; InputError if they are too large."""
     content_of = files(spec)
     size = sum(map(len, content_of.values()))
@@ -93,7 +92,7 @@ def map_data(spec: LaunchSpec) -> dict[str, Mapping[str, str]]:
     return data
 
 
-def fits_variables(spec: LaunchSpec) -> bool:
+def fits_variables(spec: JobFields) -> bool:
     """Return whether the files fit into variables."""
     return all(len(_as_variable(*item).encode()) <= VARIABLE_BYTES for item in files(spec).items())
 
@@ -107,7 +106,7 @@ RESERVED_BYTES = 200_000
 """Bytes of a ConfigMap reserved for the script and the packages."""
 
 
-def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
+def bring(spec: Job, run_dir: Path | None) -> Job:
     """Return the job with its code checked, and placed where its workers can read it.
 
     Code in a bucket is copied to a ConfigMap or, if too large, to the work PVC. Code on a PVC of
@@ -142,7 +141,7 @@ def bring(spec: LaunchSpec, run_dir: Path | None) -> LaunchSpec:
     return spec.model_copy(update={"code": str(file)})
 
 
-def _fetch(spec: LaunchSpec) -> bytes:
+def _fetch(spec: JobFields) -> bytes:
     """Return the archive, with its digest and content verified."""
     folder, _, name = spec.code.rpartition("/")
     archive = open_store(folder or "/").read(name, code.MOST_PACKED)
@@ -158,7 +157,7 @@ def _fetch(spec: LaunchSpec) -> bytes:
     return archive
 
 
-def _check_mounted(spec: LaunchSpec, path: str) -> None:
+def _check_mounted(spec: JobFields, path: str) -> None:
     mounts = [str(item["mountPath"]) for item in spec.volume_mounts] + list(spec.claims)
     if not mount_of(path, mounts):
         raise InputError(

@@ -138,6 +138,7 @@ def _temporary(output: Path) -> Iterator[Path]:
             probe.bind(str(longest := folder / f"{'probe':-<48}"))
         longest.unlink()
     except OSError:
+        folder.rmdir()
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         yield folder

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, split
 from kfp_ddp.core.step import KEY_NAME, KEY_NAME_MEANING
-from kfp_ddp.jobs.launch_spec import PATTERN_DESCRIPTIONS
+from kfp_ddp.jobs.fields import PATTERN_DESCRIPTIONS
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY
 from kfp_ddp.models.serving.inference_service import OURS, Runtime
 

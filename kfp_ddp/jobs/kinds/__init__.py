@@ -1,7 +1,6 @@
 """The kinds of jobs. A new kind is a class here, with its name in KindName."""
 
-from typing import Literal
-
+from kfp_ddp.jobs.fields import KindName
 from kfp_ddp.jobs.kinds.base import Kind, PodRole
 from kfp_ddp.jobs.kinds.training_operator import MPIJob, PyTorchJob, TFJob
 from kfp_ddp.jobs.kinds.trainjob import TrainJob
@@ -9,7 +8,6 @@ from kfp_ddp.k8s.api import Object
 
 __all__ = ["KINDS", "Kind", "KindName", "pod_role", "pod_title"]
 
-KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (PyTorchJob(), TrainJob(), TFJob(), MPIJob())}
 
 

@@ -7,14 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
+from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.k8s.objects import condition, conditions
 from kfp_ddp.k8s.resource import Resource
-
-if TYPE_CHECKING:
-    from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 Phase = Literal["created", "queued", "running", "succeeded", "failed"]
 # The Training Operator has one reason for all failures.
@@ -110,7 +108,7 @@ class Kind(ABC):
     @abstractmethod
     def manifest(
         self,
-        spec: LaunchSpec,
+        spec: JobFields,
         metadata: Object,
         script_map: str = "",
         runtime: Runtime | None = None,
@@ -147,7 +145,7 @@ class Kind(ABC):
         """Return what a job has lost of its spec since it was created; '' for nothing."""
         return ""
 
-    def check(self, spec: LaunchSpec) -> None:
+    def check(self, spec: JobFields) -> None:
         """Raise ValueError for the first setting that this kind does not support."""
         for name, refusal, allowed in self.unsupported:
             value = getattr(spec, name)
@@ -156,7 +154,7 @@ class Kind(ABC):
                     refusal.format(setting=name, value=value, kind=self.name, runtime=spec.runtime)
                 )
 
-    def find_runtime(self, api: Api, spec: LaunchSpec) -> Runtime | None:
+    def find_runtime(self, api: Api, spec: JobFields) -> Runtime | None:
         """Return the runtime of a job, None for a kind without; InputError if it is missing."""
         return None
 

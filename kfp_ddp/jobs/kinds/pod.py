@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.jobs import code, payload
+from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.k8s.api import Object
-
-if TYPE_CHECKING:
-    from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 SHM = "shm"
 NODE = "KFP_DDP_NODE"  # part of the ranks' reports
@@ -36,7 +34,7 @@ except SignalException as error:
 
 
 def template(
-    spec: LaunchSpec, labels: dict[str, str], container: str, script_map: str = ""
+    spec: JobFields, labels: dict[str, str], container: str, script_map: str = ""
 ) -> Object:
     """Return a pod template with one container; `script_map` is '' for a script in a variable."""
     annotations = dict(spec.annotations)
@@ -98,7 +96,7 @@ def template(
     return {"metadata": meta, "spec": _without_empty(fields)}
 
 
-def command(spec: LaunchSpec, script_map: str) -> list[str]:
+def command(spec: JobFields, script_map: str) -> list[str]:
     """Return the command in exec form, without a shell."""
     starter = spec.job_kind.script_starter
     first: list[str] = []
@@ -122,19 +120,19 @@ def command(spec: LaunchSpec, script_map: str) -> list[str]:
     return [*([starter] if starter else []), *first, *python]
 
 
-def args(spec: LaunchSpec) -> list[str]:
+def args(spec: JobFields) -> list[str]:
     """Return the arguments; those of a script or an entry arrive unchanged."""
     own = bool(spec.script or spec.entry)
     return [_unchanged(spec, word) if own else word for word in spec.args]
 
 
-def _unchanged(spec: LaunchSpec, word: str) -> str:
+def _unchanged(spec: JobFields, word: str) -> str:
     """Return a word escaped so that it arrives unchanged; torchrun expands string.Template."""
     torchrun = spec.job_kind.script_starter == "torchrun"
     return unexpanded(word.replace("$", "$$") if torchrun else word)
 
 
-def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
+def environment(spec: JobFields, script_map: str) -> list[Object]:
     """Return the environment of the container; the user's variables override presets."""
     preset = dict(spec.job_kind.environment)
     if spec.nccl_debug:
@@ -156,7 +154,7 @@ def environment(spec: LaunchSpec, script_map: str) -> list[Object]:
     return list(values.values())
 
 
-def resources(spec: LaunchSpec, defaults: bool = True) -> Object:
+def resources(spec: JobFields, defaults: bool = True) -> Object:
     """Return requests and limits of the container, with `defaults` for unset ones."""
     own, default = spec.requested(), default_resources(spec) if defaults else {}
     limits = {**own["limits"], **default.get("limits", {})}
@@ -169,7 +167,7 @@ def resources(spec: LaunchSpec, defaults: bool = True) -> Object:
     return _without_empty({"limits": limits, "requests": requests})
 
 
-def volumes(spec: LaunchSpec, script_map: str) -> list[Object]:
+def volumes(spec: JobFields, script_map: str) -> list[Object]:
     """Return the pod's volumes: those of the settings, PVCs by path, shared memory, the script."""
     # KFP names a volume after its PVC, and lists one mounted twice two times.
     all_volumes = list({volume["name"]: dict(volume) for volume in spec.volumes}.values())
@@ -186,7 +184,7 @@ def volumes(spec: LaunchSpec, script_map: str) -> list[Object]:
     return all_volumes
 
 
-def mounts(spec: LaunchSpec, script_map: str) -> list[Object]:
+def mounts(spec: JobFields, script_map: str) -> list[Object]:
     """Return the container's mounts."""
     all_mounts = [dict(mount) for mount in spec.volume_mounts]
     for path, claim in spec.claims.items():
@@ -207,7 +205,7 @@ def _volume(claim: str) -> str:
     return f"claim-{hashlib.sha256(claim.encode()).hexdigest()[:12]}"
 
 
-def scheduling(spec: LaunchSpec) -> Object:
+def scheduling(spec: JobFields) -> Object:
     """Return selector, tolerations and affinity, with those of spot nodes."""
     selector, tolerations = dict(spec.node_selector), [dict(item) for item in spec.tolerations]
     if spec.spot:
@@ -220,7 +218,7 @@ def scheduling(spec: LaunchSpec) -> Object:
     )
 
 
-def container_security(spec: LaunchSpec) -> Object:
+def container_security(spec: JobFields) -> Object:
     """Return the container's security context.
 
     Non-root is not set on the pod: the init containers that operators add run as root.
@@ -257,7 +255,7 @@ INIT_CONTAINER = {
 """Default of an init container."""
 
 
-def default_resources(spec: LaunchSpec) -> dict[str, dict[str, str]]:
+def default_resources(spec: JobFields) -> dict[str, dict[str, str]]:
     """Return default limits and requests of a pod's CPU and memory, if neither is set.
 
     A namespace with a ResourceQuota refuses a pod that lacks one of them. If a limit or a request

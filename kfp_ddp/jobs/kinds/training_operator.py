@@ -6,8 +6,9 @@ import copy
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.kinds.base import (
     NO_RUNTIME,
@@ -21,9 +22,6 @@ from kfp_ddp.jobs.kinds.base import (
 )
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.resource import Resource
-
-if TYPE_CHECKING:
-    from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 GROUP_VERSION = "kubeflow.org/v1"
 JOB = "training.kubeflow.org/job-name"
@@ -77,7 +75,7 @@ class TrainingOperatorKind(Kind):
 
     def manifest(
         self,
-        spec: LaunchSpec,
+        spec: JobFields,
         metadata: Object,
         script_map: str = "",
         runtime: Runtime | None = None,
@@ -96,7 +94,7 @@ class TrainingOperatorKind(Kind):
         return manifest
 
     @abstractmethod
-    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+    def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of the job's spec without its run policy, by the names of the model."""
 
 
@@ -117,7 +115,7 @@ class PyTorchJob(TrainingOperatorKind):
     environment = RENDEZVOUS
     waits_silently = True
 
-    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+    def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of a PyTorchJobSpec."""
         from kubeflow.training import KubeflowOrgV1ElasticPolicy
 
@@ -178,7 +176,7 @@ class TFJob(TrainingOperatorKind):
     )
     environment = UNBUFFERED
 
-    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+    def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of a TFJobSpec."""
         replicas = {"Chief": _replica(spec, 1, template)}
         if spec.nodes > 1:
@@ -205,7 +203,7 @@ class MPIJob(TrainingOperatorKind):
     }
     extra_pods = 1
 
-    def fields(self, spec: LaunchSpec, name: str, template: Object) -> dict[str, Any]:
+    def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of an MPIJobSpec."""
         worker, launcher = template, copy.deepcopy(template)
         worker["spec"]["containers"][0]["command"] = WAIT
@@ -224,7 +222,7 @@ class MPIJob(TrainingOperatorKind):
             "clean_pod_policy": spec.clean_pod_policy,
         }
 
-    def check(self, spec: LaunchSpec) -> None:
+    def check(self, spec: JobFields) -> None:
         """Raise ValueError for the first setting that this kind does not support."""
         super().check(spec)
         if spec.prepares() and spec.command:
@@ -234,7 +232,7 @@ class MPIJob(TrainingOperatorKind):
             )
 
 
-def _replica(spec: LaunchSpec, count: int, template: Object) -> Any:
+def _replica(spec: JobFields, count: int, template: Object) -> Any:
     from kubeflow.training import KubeflowOrgV1ReplicaSpec
 
     # With Never the operator ends an elastic job after one eviction; with ExitCode it replaces pods
@@ -245,7 +243,7 @@ def _replica(spec: LaunchSpec, count: int, template: Object) -> Any:
     return KubeflowOrgV1ReplicaSpec(replicas=count, restart_policy=policy, template=template)
 
 
-def _rendezvous(spec: LaunchSpec, first: str) -> dict[str, Object]:
+def _rendezvous(spec: JobFields, first: str) -> dict[str, Object]:
     """Return the variables that the operator sets where there is a master."""
     fixed = {
         "MASTER_ADDR": first,
@@ -259,7 +257,7 @@ def _rendezvous(spec: LaunchSpec, first: str) -> dict[str, Object]:
     return variables | {name: {"name": name, "valueFrom": INDEX_FIELD} for name in ranks}
 
 
-def _run_policy(spec: LaunchSpec) -> Any:
+def _run_policy(spec: JobFields) -> Any:
     """Return the RunPolicy: clean-up, time to live, deadline and gang."""
     from kubeflow.training import KubeflowOrgV1RunPolicy, KubeflowOrgV1SchedulingPolicy
 

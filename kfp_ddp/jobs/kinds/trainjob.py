@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.kinds.base import (
     NOT_ELASTIC,
@@ -20,9 +21,6 @@ from kfp_ddp.jobs.kinds.base import (
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import select
 from kfp_ddp.k8s.resource import Resource
-
-if TYPE_CHECKING:
-    from kfp_ddp.jobs.launch_spec import LaunchSpec
 
 GROUP_VERSION = "trainer.kubeflow.org/v1alpha1"
 RUNTIMES = {
@@ -72,7 +70,7 @@ class TrainJob(Kind):
 
     def manifest(
         self,
-        spec: LaunchSpec,
+        spec: JobFields,
         metadata: Object,
         script_map: str = "",
         runtime: Runtime | None = None,
@@ -153,7 +151,7 @@ class TrainJob(Kind):
             "0.17 removes them: use a newer one, or backend pytorchjob in this queue"
         )
 
-    def find_runtime(self, api: Api, spec: LaunchSpec) -> Runtime:
+    def find_runtime(self, api: Api, spec: JobFields) -> Runtime:
         """Return the runtime of a job, InputError if neither namespace nor cluster has it.
 
         One that this account may not read counts as existing.
