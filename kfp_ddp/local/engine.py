@@ -28,7 +28,7 @@ from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.core.step import handling_signals, last_error
 from kfp_ddp.local import results
 from kfp_ddp.local.folder import LocalRun, LocalStep, link_latest, locked
-from kfp_ddp.local.pipeline import end_tree
+from kfp_ddp.local.pipeline import TEMPORARY, end_tree
 from kfp_ddp.local.results import ENDED, LOG, STARTED
 from kfp_ddp.local.screen import Phase, say
 from kfp_ddp.pipelines.form import COMPILED
@@ -81,7 +81,8 @@ def execute(
         lock = stack.enter_context(locked(output))
         link_latest(run)
         stack.callback(shutil.rmtree, output / CACHE, ignore_errors=True)
-        temporary = {"TMPDIR": str(stack.enter_context(_temporary(output)))}
+        temporary = str(stack.enter_context(_temporary(output)))
+        folders |= {"TMPDIR": temporary, TEMPORARY: temporary}
         shutil.rmtree(output / "artifacts", ignore_errors=True)
         for mounted in folders.values():  # preflight sees by them that folders are here
             Path(mounted).mkdir(parents=True, exist_ok=True)
@@ -95,9 +96,7 @@ def execute(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                env=child_environment(
-                    {**folders, **temporary, **run.environment, PARENT: str(os.getpid())}
-                ),
+                env=child_environment({**folders, **run.environment, PARENT: str(os.getpid())}),
                 pass_fds=(lock,),
                 process_group=0,  # Ctrl-C reaches this process alone, which ends the others
             ),

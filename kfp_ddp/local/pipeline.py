@@ -6,6 +6,7 @@ Prerequisite: the `local` extra. `python -m kfp_ddp.local.pipeline ARGUMENTS_JSO
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import warnings
@@ -15,6 +16,8 @@ import psutil
 
 from kfp_ddp.training.watch import PARENT, Parent
 
+TEMPORARY = "KFP_DDP_TEMPORARY"
+"""Environment variable with the folder of temporary files, which a killed command cannot delete."""
 GRACE_SECONDS = 30.0
 """Time for the ranks to end a step and save a checkpoint."""
 
@@ -56,6 +59,8 @@ def end_tree(root: psutil.Process, itself: bool = True) -> None:
 
 def _end() -> None:
     end_tree(psutil.Process(), itself=False)
+    if temporary := os.environ.get(TEMPORARY):
+        shutil.rmtree(temporary, ignore_errors=True)
     os._exit(1)
 
 
