@@ -15,7 +15,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
@@ -36,9 +35,6 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 UNRESPONSIVE_SECONDS = 5.0
 """Seconds without a response to a signal, after which this process exits at once."""
 PROGRAM = "python -m kfp_ddp.training.node [torchrun flags] --"
-ERRORS = "kfp-ddp-errors-"
-"""Prefix of a temporary folder, followed by the id of its process."""
-ABANDONED_SECONDS = 86400
 LOOPBACK = "127.0.0.1"
 
 
@@ -243,8 +239,7 @@ def _logs(folder: str) -> Any:
 
         def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
             files = super().reify(envs)
-            _remove_abandoned()
-            own = tempfile.mkdtemp(prefix=f"{ERRORS}{os.getpid()}-")
+            own = tempfile.mkdtemp(prefix="kfp-ddp-errors-")
             atexit.register(shutil.rmtree, own, ignore_errors=True)
             for rank in files.error_files:
                 files.error_files[rank] = envs[rank]["TORCHELASTIC_ERROR_FILE"] = f"{own}/{rank}"
@@ -252,19 +247,6 @@ def _logs(folder: str) -> Any:
             return files
 
     return Logs(log_dir=folder, redirects=Std.ALL, tee=Std.ALL)
-
-
-def _remove_abandoned() -> None:
-    """Remove the folders of errors of processes that were killed more than a day ago."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{ERRORS}*-*"):
-        with contextlib.suppress(OSError, ValueError):
-            pid, about = int(folder.name.removeprefix(ERRORS).partition("-")[0]), folder.lstat()
-            if about.st_uid != os.getuid() or time.time() - about.st_mtime < ABANDONED_SECONDS:
-                continue
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                shutil.rmtree(folder)
 
 
 def _exit_when_unresponsive(

@@ -1,8 +1,5 @@
 """What processes hold while they run, and leave behind."""
 
-import os
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from kfp_ddp.datasets.versions import leases_of
 from kfp_ddp.evaluation import engine as evaluate
 from kfp_ddp.export import engine as export
 from kfp_ddp.storage import leases as lease
-from kfp_ddp.training import node
 from tests.local_pipeline import pipeline
 
 
@@ -37,25 +33,6 @@ def test_a_local_run_leaves_no_workspace(tmp_path: Path, monkeypatch: pytest.Mon
     done = pipeline({}, tmp_path, compiled)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list(temporary.glob("kfp-workspace-*"))
-
-
-def test_abandoned_folders_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    with subprocess.Popen(["true"]) as child:
-        child.wait()
-    names = {
-        "old": f"{node.ERRORS}{child.pid}-a",
-        "new": f"{node.ERRORS}{child.pid}-b",
-        "alive": f"{node.ERRORS}{os.getpid()}-c",
-        "foreign": f"{node.ERRORS}x-d",
-    }
-    for name in names.values():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "0").touch()
-        if name != names["new"]:
-            os.utime(tmp_path / name, (1, 1))
-    node._remove_abandoned()
-    assert {path.name for path in tmp_path.iterdir()} == set(names.values()) - {names["old"]}
 
 
 def test_a_version_and_a_folder_are_held_for_as_long_as_a_step_runs(tmp_path: Path) -> None:
