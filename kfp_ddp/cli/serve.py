@@ -1,7 +1,6 @@
 """`kfp-ddp predict` and `serve`: use the model of a bundle."""
 
 import contextlib
-import csv
 import itertools
 import os
 import re
@@ -28,6 +27,7 @@ from kfp_ddp.cli.options import (
     text_option,
 )
 from kfp_ddp.core.errors import InputError, writing
+from kfp_ddp.core.spreadsheet import write_rows
 from kfp_ddp.core.text import plural, printable
 from kfp_ddp.models.serving.inference_service import RUNTIMES
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 BATCH = 8
-_FORMULA = re.compile(r"[=+\-@\t\r]")
 
 
 @click.command("predict")
@@ -149,19 +148,15 @@ def _print_classes(answer: dict[str, Any], width: int) -> None:
 
 
 def _write_table(file: Path, answers: list[dict[str, Any]], top: int) -> None:
-    """Write a CSV with the likeliest classes, or the error, of each picture.
-
-    A text that a spreadsheet would compute gets a `'` before it.
-    """
+    """Write a CSV with the likeliest classes, or the error, of each picture."""
     names = [name for at in range(1, top + 1) for name in (f"class {at}", f"probability {at}")]
+    rows: list[list[Any]] = [["picture", *names, "error"]]
+    for answer in answers:
+        values = [value for one in answer.get("classes", ()) for value in one.values()]
+        values += [""] * (len(names) - len(values))
+        rows.append([answer["picture"], *values, answer.get("error", "")])
     with file.open("w", encoding="utf-8", errors="surrogateescape", newline="") as opened:
-        writer = csv.writer(opened)
-        writer.writerow(["picture", *names, "error"])
-        for answer in answers:
-            values = [value for one in answer.get("classes", ()) for value in one.values()]
-            values += [""] * (len(names) - len(values))
-            row = [answer["picture"], *values, answer.get("error", "")]
-            writer.writerow([f"'{one}" if _FORMULA.match(str(one)) else one for one in row])
+        write_rows(opened, rows)
 
 
 def _explain(model: "Model", path: Path, name: str, target: Path) -> None:

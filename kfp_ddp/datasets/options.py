@@ -15,6 +15,7 @@ from typing import Literal
 from kfp_ddp.core.config import setting
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import path_of
+from kfp_ddp.core.spreadsheet import Reader
 
 NAME = "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 NAME_DESCRIPTION = (
@@ -119,7 +120,7 @@ def _names(table: str) -> list[str]:
     """Return the names in a table as globs from the root of the source."""
     try:
         with open(table, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            reader = Reader(file)
             if "path" not in (reader.fieldnames or ()):
                 raise ValueError("no column 'path'")
             names = (row["path"] for row in reader)

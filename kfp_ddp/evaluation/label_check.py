@@ -1,6 +1,5 @@
 """Doubtful labels: samples that are likelier of another class, and near duplicates."""
 
-import csv
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from kfp_ddp.core.spreadsheet import write_rows
 from kfp_ddp.evaluation.measure import MOST_SCORES
 from kfp_ddp.evaluation.predict import EMBEDDED, Predictions
 from kfp_ddp.training.data.shards import Where
@@ -127,8 +127,6 @@ def near_duplicates(features: Tensor, kinds: Tensor) -> list[tuple[int, int, flo
 def to_csv(doubts: Iterable[Doubt]) -> str:
     """Return the table, a row for each doubt."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Doubt._fields[:-1])
-    for one in doubts:
-        writer.writerow((*one[:3], f"{one.score:.4f}", *one[4:-1]))
+    rows = ((*one[:3], f"{one.score:z.4f}", *one[4:-1]) for one in doubts)
+    write_rows(text, [Doubt._fields[:-1], *rows])
     return text.getvalue()

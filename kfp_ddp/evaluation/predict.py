@@ -1,7 +1,6 @@
 """Run a checkpoint over every sample of a split, once each."""
 
 import contextlib
-import csv
 import io
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.spreadsheet import write_rows
 from kfp_ddp.evaluation.measure import COLUMNS, Tally
 from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training.config import READING, Reading
@@ -59,14 +59,13 @@ class Predictions:
 
     def to_csv(self) -> str:
         """Return a row for each sample: path, true and predicted class, confidence, loss."""
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(PREDICTION_COLUMNS)
-        names = self.index.classes
+        text, names = io.StringIO(newline=""), self.index.classes
         columns = [self.tally.column(name).tolist() for name in COLUMNS[:4]]
-        for at, (target, predicted, confidence, loss) in enumerate(zip(*columns, strict=True)):
-            classes = (names[target], names[predicted])
-            writer.writerow((self.relative(at), *classes, f"{confidence:.6f}", f"{loss:.6f}"))
+        rows = (
+            (self.relative(at), names[target], names[predicted], f"{sure:z.6f}", f"{loss:z.6f}")
+            for at, (target, predicted, sure, loss) in enumerate(zip(*columns, strict=True))
+        )
+        write_rows(text, [PREDICTION_COLUMNS, *rows])
         return text.getvalue()
 
 

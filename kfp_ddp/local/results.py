@@ -1,7 +1,6 @@
 """Results of a local run: progress, a line for each step, the summary."""
 
 import contextlib
-import csv
 import itertools
 import json
 import os
@@ -18,6 +17,7 @@ import click
 import yaml
 
 from kfp_ddp.core.run_folder import LABELS_TO_CHECK
+from kfp_ddp.core.spreadsheet import Reader
 from kfp_ddp.core.text import bar, plural
 from kfp_ddp.jobs.progress import MetricsTail, TrainingProgress
 from kfp_ddp.local.screen import say
@@ -120,7 +120,7 @@ def collect_results(output: Path, seconds: float) -> dict[str, Any]:
     _keep_earlier(output / table.name, table.read_bytes())
     shutil.copyfile(table, output / table.name)
     with table.open(encoding="utf-8", newline="") as file:
-        summary["labels_to_check"] = sum(1 for _ in csv.DictReader(file))
+        summary["labels_to_check"] = sum(1 for _ in Reader(file))
     if verdict["blessed"]:
         summary["uploaded_to"] = outputs(output, "publish")["destination"]
     (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -165,7 +165,7 @@ def shown(path: str | Path) -> str:
 def example(output: Path) -> str:
     """Return the path of an image of the evaluation, quoted for a shell: the user's own, if any."""
     with (output / "bundle" / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        name = next(csv.DictReader(file))["path"]
+        name = next(Reader(file))["path"]
     synced = outputs(output, "data-sync")
     folders = [Path(folder) for folder in (synced["source"], synced["path"])]
     images = (path for folder in folders for path in (folder / name, *folder.glob(f"*/{name}")))

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.files import read_below
 from kfp_ddp.core.settings import Stored, first_fault
+from kfp_ddp.core.spreadsheet import Reader
 
 FILE = "evaluation.json"
 PREDICTIONS = "predictions.csv"
@@ -240,7 +241,7 @@ class Evaluation(Stored):
 
 def prediction_rows(content: bytes) -> Iterator[dict[str, str]]:
     """Return the rows of a `PREDICTIONS` file by column."""
-    return csv.DictReader(io.StringIO(content.decode(), newline=""))
+    return Reader(io.StringIO(content.decode(), newline=""))
 
 
 def _read(path: Path, limit: int, what: str) -> bytes:

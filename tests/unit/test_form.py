@@ -63,9 +63,10 @@ def test_invalid_word_fails_with_one_line_error(word: str, line: str) -> None:
 
 def test_names_of_a_table_are_excluded(tmp_path: Path) -> None:
     table = tmp_path / "labels_to_check.csv"
-    table.write_text("path,label\nval/cat/1.jpg,cat\n,,\n*[2]?.jpg,dog\n")
+    table.write_text("path,label\nval/cat/1.jpg,cat\n,,\n*[2]?.jpg,dog\n'=1.jpg,dog\n")
     arguments = form_of("train_resnet").read(None, [f"exclude=['@eaDir/**', '@{table}']"])
-    assert arguments == {"sync": {"exclude": ["@eaDir/**", "/val/cat/1.jpg", r"/\*[2]\?.jpg"]}}
+    named = ["/val/cat/1.jpg", r"/\*[2]\?.jpg", "/=1.jpg"]
+    assert arguments == {"sync": {"exclude": ["@eaDir/**", *named]}}
     (tmp_path / "source" / "val" / "cat").mkdir(parents=True)
     for name in ("val/cat/1.jpg", "val/cat/2.jpg"):
         (tmp_path / "source" / name).write_text(name)
