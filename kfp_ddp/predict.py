@@ -60,6 +60,8 @@ class Model:
     """onnxruntime or torch."""
     logits: Logits
     """Function of uint8 images [N, 3, size, size] in RGB."""
+    value_range: str = ""
+    """Values of black and white, as BLACK,WHITE, of pictures of more than 8 bits or fractions."""
 
     def __call__(self, pictures: Sequence[Picture]) -> NDArray[np.float64]:
         """Return the probability of each class for each picture: float64 [pictures, classes].
@@ -75,7 +77,7 @@ class Model:
 
     def square(self, picture: Picture) -> Bytes:
         """Return the part of a picture that is classified; see `square`."""
-        return square(picture, self.short_side, self.size, self.background)
+        return square(picture, self.short_side, self.size, self.background, self.value_range)
 
     def compute(self, squares: Bytes) -> NDArray[np.float64]:
         """Return the same for results of `square`, [N, 3, size, size]."""
@@ -146,7 +148,7 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
     for name, (runtime, loader) in usable.items():
         if find_spec(runtime):
             logits = loader(sealed.read(name, LARGEST_MODEL) or b"")
-            return Model(*interface, runtime, logits)
+            return Model(*interface[:4], runtime, logits, interface.value_range)
     raise InputError(
         f"{bundle} needs {' or '.join(one for one, _ in usable.values())}: pip install onnxruntime"
         if usable
@@ -155,14 +157,20 @@ def load(bundle: str, signer: "Signer | None" = None) -> Model:
 
 
 def square(
-    picture: Picture, short_side: int, size: int, background: str, max_pixels: int = MAX_PIXELS
+    picture: Picture,
+    short_side: int,
+    size: int,
+    background: str,
+    value_range: str = "",
+    max_pixels: int = MAX_PIXELS,
 ) -> Bytes:
     """Return the centre of a picture: uint8 [3, size, size], RGB.
 
-    The next three arguments are as the fields of `Model`. Values differ from those of torchvision
+    The next four arguments are as the fields of `Model`. Values differ from those of torchvision
     by 2 of 255 at most. Raise InputError if the picture cannot be read, or has more `max_pixels`.
     """
-    image = _decode(picture, Reading(background=background, max_pixels=max_pixels))
+    reading = Reading(background=background, max_pixels=max_pixels, value_range=value_range)
+    image = _decode(picture, reading)
     scale = short_side / min(image.size)
     box = [0.0, 0.0, 0.0, 0.0]
     for axis, length in enumerate(image.size):
@@ -183,7 +191,7 @@ def _decode(picture: Picture, reading: Reading) -> Image.Image:
                 raise ValueError(f"its values are {picture.dtype}, not uint8")
             picture = Image.fromarray(picture)
         if isinstance(picture, Image.Image):
-            return decoder.to_rgb(picture, reading.background)
+            return decoder.to_rgb(picture, reading)
         if not isinstance(picture, bytes):
             picture = content(Where(str(picture)), reading.most_bytes)
         return Image.fromarray(decoder.decode(picture, reading)[0])

@@ -13,6 +13,8 @@ SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
 MODELS = (*SMALL_RESNETS, *TORCHVISION)
 MAX_PIXELS = 100_000_000
 BACKGROUND = "^(#[0-9a-fA-F]{6})?$"
+_NUMBER = r"-?\d{1,15}(\.\d{1,15})?"
+VALUE_RANGE = f"^({_NUMBER},{_NUMBER})?$"
 ADAMW = {"learning_rate": 1e-3, "weight_decay": 1e-2}
 """Defaults of optimizer=adamw, for fields that were not set."""
 
@@ -24,6 +26,7 @@ class Reading(NamedTuple):
     max_pixels: int = MAX_PIXELS
     background: str = ""
     images: str = "convert"
+    value_range: str = ""
 
     @property
     def most_bytes(self) -> int:
@@ -52,7 +55,10 @@ class TrainConfig(Settings):
     set_by_step: ClassVar[frozenset[str]] = frozenset(
         {"data", "output_dir", "run_id", "stop_when_stale", "stale_seconds"}
     )
-    patterns: ClassVar[dict[str, str]] = {BACKGROUND: "#rrggbb or ''"}
+    patterns: ClassVar[dict[str, str]] = {
+        BACKGROUND: "#rrggbb or ''",
+        VALUE_RANGE: "two numbers BLACK,WHITE or ''",
+    }
 
     data: str
     """Folder with the images, as <class>/, or as train/<class>/ and val/<class>/."""
@@ -163,6 +169,10 @@ class TrainConfig(Settings):
     background: str = Field("#ffffff", pattern=BACKGROUND)
     """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel, as earlier versions
     did. Evaluation, predict and serve take that of the training."""
+    value_range: str = Field("", pattern=VALUE_RANGE)
+    """Values of black and white, such as -1000,1000, of images of one channel with more than 8 bits
+    or fractions; '': 0 and the largest value of the bits, or 1, and images for which that is not
+    clear are unreadable. Evaluation, predict and serve take that of the training."""
     on_bad_image: Literal["fail", "skip"] = "fail"
     """An image that cannot be read: fail with its name, or skip and count it."""
     max_pixels: int = Field(MAX_PIXELS, ge=1)
@@ -296,6 +306,9 @@ class TrainConfig(Settings):
                 f"batch_size={self.batch_size} is not a multiple of "
                 f"micro_batch_size={self.micro_batch_size}"
             )
+        black, _, white = self.value_range.partition(",")
+        if black and float(black) == float(white):
+            raise ValueError(f"value_range={self.value_range} is one value: give black and white")
         final = self.train_image_size or self.image_size
         if self.start_image_size > final:
             raise ValueError(
@@ -318,7 +331,7 @@ class TrainConfig(Settings):
     @property
     def reading(self) -> Reading:
         """How images are read."""
-        return Reading(self.on_bad_image, self.max_pixels, self.background, self.images)
+        return Reading(*(getattr(self, name) for name in Reading._fields))
 
     @property
     def starts_from_weights(self) -> bool:

@@ -132,12 +132,12 @@ def resolve(
         )
     saved: dict[str, Any] = {}
     if before:
-        names = {"weight_decay", "momentum", "background"}
+        names = {"weight_decay", "momentum", "background", "value_range"}
         if config.starts_from_weights:  # they name the network, but may be gone
             names.add("model")
         if before["warmup_epochs"] < config.epochs:
             names.add("warmup_epochs")
-        earlier = {"background": "", **before}
+        earlier = {"background": "", "value_range": "", **before}
         saved = {name: earlier[name] for name in names if not config.is_set(name)}
     precision = config.precision
     if precision == "auto":
@@ -214,7 +214,7 @@ def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
     if unusual:
         print(
             f"warning: of {checked} images checked, {not_rgb} are not RGB (first {unusual[0]}); "
-            "they are converted, images=strict refuses them",
+            "they are converted (see background and value_range), images=strict refuses them",
             file=sys.stderr,
         )
 

@@ -136,8 +136,11 @@ class Evaluator:
         info, own = subject.info, subject is self.subject
         reading = info.reading
         if not own:  # the evaluated model read all of these images, so none may be unreadable
+            values = reading.value_range or self.info.reading.value_range
             background = reading.background
-            reading = self.info.reading._replace(on_bad_image="fail", background=background)
+            reading = self.info.reading._replace(
+                on_bad_image="fail", background=background, value_range=values
+            )
         size, device = self.request.batch_size, self.world.device
         share = predict_share(subject.network, info, index, size, self.world, reading)
         shares = self.world.to_first(share)

@@ -74,6 +74,8 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
     size, short = info.image_size, short_side(info.image_size)
     background = info.reading.background
     over = f", transparent parts over {background}" if background else ", without alpha"
+    values = info.reading.value_range
+    over += f", values of more than 8 bits or fractions from {values}" if values else ""
     return {
         "inputs": [
             {
@@ -95,6 +97,7 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
             ],
             "short_side": short,
             "background": background,
+            "value_range": values,
             "in_graph": {"scale": 1 / 255, "mean": list(info.mean), "std": list(info.std)},
         },
         "postprocessing": "softmax over the logits; their order is that of classes.json",

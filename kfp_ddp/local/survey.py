@@ -18,8 +18,9 @@ from kfp_ddp.local.results import shown
 from kfp_ddp.storage.folder_source import LOST_AND_FOUND
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.config import Reading, TrainConfig
 from kfp_ddp.training.data.layout import Layout, lay_out
+from kfp_ddp.training.data.shards import Where, content
 from kfp_ddp.training.data.sides import (
     ARCHIVES,
     TEST,
@@ -37,6 +38,8 @@ _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 _TAIL = 1 << 16
 _THREADS = 16
 _ROWS, _WIDTH, _EXAMPLES = 20, 48, 5
+_DECODED = 64 << 20
+"""Bytes of images that are decoded, in some seconds; of more, each n-th image is."""
 _BROKEN = 8
 """Classes and columns of their names in the table, and broken images in the list."""
 
@@ -107,7 +110,9 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     if not table and (others := set(tables_in(group_by_folder(names))) - {tags}):
         name = min(others)
         notes.append(f"{name} is not used: if it has the classes, --set labels={name}")
-    pictures, broken = _open_all(folder, layout) if folder else ([], {})
+    known = {name: training[name] for name in Reading._fields if name in training}
+    headers, broken = _open_all(folder, layout, Reading(**known), notes) if folder else ([], {})
+    pictures = [header[:3] for header in headers]
     if folder and broken and training.get("on_bad_image") == "fail":
         first = next(f"{shown(folder / name)} ({why})" for name, why in broken.items())
         raise InputError(
@@ -205,30 +210,51 @@ def _names(folder: Path, sync: Mapping[str, Any]) -> Iterator[str]:
                 yield (below / name).as_posix()
 
 
-def _open_all(folder: Path, layout: Layout) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
-    """Return format, width and height of the readable images, and why others cannot be read."""
+_Header = tuple[str, int, int, bool]
+"""Format, width and height of an image, and whether its values are of more than 8 bits."""
+
+
+def _open_all(
+    folder: Path, layout: Layout, reading: Reading, notes: list[str]
+) -> tuple[list[_Header], dict[str, str]]:
+    """Return the headers of the readable images, and why others cannot be read."""
     names = [name for part in layout.parts.values() for name in part.names]
     with ThreadPoolExecutor(_THREADS) as pool:  # a network drive answers many at once
-        results = list(pool.map(_open, [folder / name for name in names]))
-    pairs = zip(names, results, strict=True)
-    broken = {name: result for name, result in pairs if isinstance(result, str)}
-    return [result for result in results if not isinstance(result, str)], broken
+        size = sum(pool.map(lambda name: _size(folder / name), names))
+        step = size // _DECODED + 1
+        images = pool.map(
+            lambda at: _open(folder / names[at], reading, at % step == 0), range(len(names))
+        )
+        results = dict(zip(names, images, strict=True))
+    headers = [result for result in results.values() if not isinstance(result, str)]
+    if step > 1:
+        notes.append(f"of {len(names):,} images 1 in {step:,} was decoded, of others the headers")
+    if not reading.value_range and (deep := sum(header[3] for header in headers)):
+        notes.append(
+            f"{plural(deep, 'image')} with more than 8 bits or fractions: without value_range, "
+            "the largest value of a TIFF chooses its bits"
+        )
+    return headers, {name: result for name, result in results.items() if isinstance(result, str)}
 
 
-def _open(path: Path) -> tuple[str, int, int] | str:
-    """Return format, width and height of an image, or why it cannot be read."""
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _open(path: Path, reading: Reading, complete: bool) -> _Header | str:
+    """Return the header of an image, or why it cannot be read, or decoded if `complete`."""
     from kfp_ddp.training.data import decoder
 
     try:
         if not path.is_file():
             return "it is not a file"
         with path.open("rb") as file:
-            image = decoder.open_picture(file)
-            kind, end = image.format or "", _ENDS.get(image.format or "", b"")
+            image = decoder.open_picture(file, reading)
+            header = image.format or "", *image.size, decoder.is_deep(image)
             file.seek(max(file.tell(), path.stat().st_size - _TAIL))
-            if end not in file.read():  # pixels of other files are not decoded
-                decoder.decode(path.read_bytes())
-            return kind, *image.size
+            if complete or _ENDS.get(header[0], b"") not in file.read():
+                decoder.decode(content(Where(str(path)), reading.most_bytes), reading)
+            return header
     except OSError as error:
         return error.strerror or str(error)
     except ValueError as error:

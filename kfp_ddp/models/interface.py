@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, RootModel, model_validator
 
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.models.bundle import CLASSES, INTERFACE, REQUEST, RESPONSE, Bundle
-from kfp_ddp.training.config import BACKGROUND
+from kfp_ddp.training.config import BACKGROUND, VALUE_RANGE
 
 LARGEST_SIDE = 16384
 _LARGEST = 64 << 20
@@ -25,6 +25,7 @@ class _Input(Stored):
 class _Preprocessing(Stored):
     short_side: _Side
     background: str = Field("", pattern=BACKGROUND)
+    value_range: str = Field("", pattern=VALUE_RANGE)
 
 
 class _Signature(Stored):
@@ -79,6 +80,8 @@ class Interface(NamedTuple):
     size: int
     background: str
     """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel."""
+    value_range: str = ""
+    """As the setting of the training."""
 
 
 class Sample(NamedTuple):
@@ -99,7 +102,7 @@ def read_interface(bundle: Bundle) -> Interface:
     if signature is None or classes is None:
         raise bundle.damaged(f"{'classes' if signature else 'signature'}.json is missing")
     size, before = signature.inputs[0].shape[2], signature.preprocessing
-    return Interface(classes.root, before.short_side, size, before.background)
+    return Interface(classes.root, before.short_side, size, before.background, before.value_range)
 
 
 def read_sample(bundle: Bundle) -> Sample | None:

@@ -22,6 +22,8 @@ READ_TIMEOUT = 30.0
 """Longest pause of a body in seconds."""
 SLOWEST = 10_000
 """Bytes per second of a body after that time; without it 1,000 slow clients shut out the others."""
+FIRST_SECONDS = 5
+"""Time for the headers of the first request: idle connections must not fill all places for long."""
 IDLE_SECONDS = 65
 """Time for the headers of the next request; longer than proxies keep a connection."""
 _JSON_HEADER = "inference-header-content-length"
@@ -89,7 +91,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
-        self._wait()
+        self._wait(FIRST_SECONDS)
 
     def on_headers_complete(self) -> None:
         """End the wait."""
@@ -100,12 +102,12 @@ class HttpConnection(HttpToolsProtocol):
         """Begin to wait for the next request."""
         super().on_response_complete()
         if self.cycle.response_complete:
-            self._wait()
+            self._wait(IDLE_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the wait."""
         self._late.cancel()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
-        self._late = self.loop.call_later(IDLE_SECONDS, self.timeout_keep_alive_handler)
+    def _wait(self, seconds: float) -> None:
+        self._late = self.loop.call_later(seconds, self.timeout_keep_alive_handler)

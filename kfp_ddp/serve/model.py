@@ -31,10 +31,11 @@ class Ready:
     loaded: Loaded
 
     @property
-    def form(self) -> tuple[int, int, str]:
+    def form(self) -> tuple[int, int, str, str]:
         """Arguments of `square` after the picture; a model for any size crops it itself."""
-        _, short_side, size, background = self.interface
-        return short_side, short_side if -1 in self.loaded.entry[1][2:] else size, background
+        _, short_side, size, background, value_range = self.interface
+        size = short_side if -1 in self.loaded.entry[1][2:] else size
+        return short_side, size, background, value_range
 
 
 def ready(

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import re
 import struct
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from kserve.protocol.model_repository_extension import ModelRepositoryExtension
 from prometheus_client import Gauge, Histogram
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.predict import ranking, softmax, square
 from kfp_ddp.serve.batches import Batches, Floats, FullError, Images
 from kfp_ddp.serve.model import Ready
@@ -21,6 +23,8 @@ from kfp_ddp.training.config import MAX_PIXELS
 
 BYTES = "BYTES"
 """Data type of the v2 protocol."""
+_FROM_URL = str.maketrans("-_", "+/")
+"""To the common alphabet of base64 from that for URLs."""
 DECODERS = 2
 """Pictures that are decoded at the same time; a large one takes some 500 MB."""
 _BATCHED = Histogram(
@@ -138,13 +142,27 @@ def most_pixels(picture: bytes) -> int:
 
 
 def _files(entry: InferInput) -> list[bytes]:
-    """Return the picture files of an input of BYTES: base64 over HTTP, themselves over gRPC."""
-    parts = entry.as_numpy().ravel().tolist()
+    """Return the picture files of BYTES: base64 over HTTP, themselves over gRPC; raise InputError.
+
+    base64 may have line breaks, the alphabet for URLs, no padding, or `data:…;base64,` before it.
+    """
+    try:
+        parts = [
+            one if isinstance(one, bytes) else _from_base64(one)
+            for one in entry.as_numpy().ravel().tolist()
+        ]
+    except (ValueError, TypeError, InvalidInput) as error:
+        raise InputError(
+            f"give BYTES as picture files in base64, one text for each: {one_line(error)}"
+        ) from None
     if not parts:
-        raise ValueError("there is no picture")
-    return [
-        one if isinstance(one, bytes) else base64.b64decode(one, validate=True) for one in parts
-    ]
+        raise InputError("BYTES has no picture: give at least one file in base64")
+    return parts
+
+
+def _from_base64(text: str) -> bytes:
+    plain = "".join(re.sub(r"^\s*data:[^,]*,", "", text).split()).rstrip("=").translate(_FROM_URL)
+    return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
 
 
 class _Busy(ServerNotReady):  # type: ignore[misc]

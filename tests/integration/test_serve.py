@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -240,6 +241,7 @@ WRONG: dict[str, Any] = {
     "no picture": asking(IMAGE, datatype="BYTES", shape=[0], data=[]),
     "no picture file": asking(IMAGE, datatype="BYTES", shape=[1], data=["aGVsbG8="]),
     "no base64": asking(IMAGE, datatype="BYTES", shape=[1], data=["picture.jpg"]),
+    "no text": asking(IMAGE, datatype="BYTES", shape=[1], data=[{"b64": "aGVsbG8="}]),
     "two inputs": {"inputs": asking(IMAGE)["inputs"] * 2},
     "none": {"inputs": []},
     "another output": {**asking(IMAGE), "outputs": [{"name": "classes"}]},
@@ -252,7 +254,9 @@ def test_invalid_request_gets_the_expected_input(server: Server, wrong: dict[str
     assert refused.status_code == 400, refused.text
     text = refused.json()["error"]
     assert "\n" not in text
-    assert "UINT8" in text or "there is 'logits'" in text or "cannot read the picture" in text
+    is_bytes = wrong["inputs"][:1] and wrong["inputs"][0]["datatype"] == "BYTES"
+    picture = is_bytes and ("BYTES" in text or "cannot read the picture" in text)
+    assert "UINT8" not in text if picture else "UINT8" in text or "there is 'logits'" in text
     assert server.ask(asking(IMAGE)).status_code == 200
 
 
@@ -275,10 +279,15 @@ def test_picture_gets_names_and_shares(server: Server, sealed: Path, tmp_path: P
     port = int(server.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), 60) as leaving:
         leaving.sendall(b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx")
-    texts = [base64.b64encode(content).decode()] * 2
-    files = asking(IMAGE, datatype="BYTES", shape=[2], data=texts)
-    np.testing.assert_allclose(softmax(logits(server.ask(files).json())), [shares] * 2, atol=1e-6)
+    text = base64.b64encode(content).decode()
+    texts = [text, base64.encodebytes(content).decode(), f"data:image/png;base64,{text}"]
+    texts.append(base64.urlsafe_b64encode(content).decode().rstrip("="))
+    files = asking(IMAGE, datatype="BYTES", shape=[4], data=texts)
+    np.testing.assert_allclose(softmax(logits(server.ask(files).json())), [shares] * 4, atol=1e-6)
     wrong: list[dict[str, Any]] = [{"data": content[:90]}, {"files": {"a": "text"}}, {}]
+    palette = bytearray(content[:25] + b"\3" + content[26:])  # without its palette
+    palette[29:33] = zlib.crc32(palette[12:29]).to_bytes(4)
+    wrong.append({"data": bytes(palette)})
     wrong.append({"files": [("a", ("a.png", content)), ("b", ("b.png", content))]})
     for more in wrong:
         refused = requests.post(url, timeout=60, **more)

@@ -81,12 +81,15 @@ def test_one_picture_is_no_list(one: Any) -> None:
 def test_an_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
     text, cut = (tmp_path / name for name in ("notes.jpg", "cut.jpg"))
     text.write_text("hello")
+    os.mkfifo(tmp_path / "pipe.jpg")
     noise(60, 60, 3).save(cut)
     cut.write_bytes(cut.read_bytes()[:500])
     reasons = {
         text: "it is not a picture",
         cut: "runcated",
         tmp_path / "none.jpg": "No such file or directory",
+        tmp_path / "pipe.jpg": "not a plain file",
+        Path("/dev/zero"): "not a plain file",
     }
     for path, why in reasons.items():
         with pytest.raises(InputError) as refused:

@@ -12,31 +12,54 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_RGB = b"\x08\x02\0\0"
 """8 bits, RGB, and the only compression and filter."""
 _PNG_EXTRAS = frozenset({b"tRNS", b"eXIf", b"acTL"})
+_PNG_END = [b"IEND", b""]
 _JPEG_SIZE = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BASELINE = frozenset({0xC0, 0xC1})
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
 _JPEG_END = frozenset({0xD9, 0xDA})
+_JPEG_SIZES = {0xE0: (16,), 0xDB: (67, 132), **dict.fromkeys((0xC0, 0xC1, 0xC2), (17,))}
+_JPEG_ANY_SIZE = frozenset({0xC4, 0xDD, 0xFE})
 
 
 def plain_pixels(data: bytes) -> int:
-    """Return the pixels of a PNG or WebP that is RGB and opaque, upright, not animated; else 0."""
+    """Return the pixels of a PNG or WebP that is RGB, opaque, upright, of one frame and complete.
+
+    0 for others.
+    """
     if data[:8] == _PNG and data[24:28] == _PNG_RGB:
         width, height = struct.unpack_from(">II", data, 16)
-        return 0 if _PNG_EXTRAS.intersection(_chunks(data)) else int(width * height)
+        chunks = list(_chunks(data))
+        after = chunks[chunks.index(b"IDAT") :] if b"IDAT" in chunks else chunks
+        ends = [kind for kind in after if kind != b"IDAT"] == _PNG_END
+        return int(width * height) if ends and not _PNG_EXTRAS.intersection(chunks) else 0
     if data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8 " and len(data) > 30:
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
-        # The decoder also finds frames after a wrong length.
-        return 0 if b"ANMF" in data or b"VP8X" in data else int(width * height)
+        size, pixels = (struct.unpack_from("<I", data, at)[0] for at in (4, 16))
+        complete = len(data) == size + 8 == pixels + pixels % 2 + 20
+        return int(width * height) if complete else 0
     return 0
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:
-    """Yield the kinds of the chunks of a PNG; EXIF data may be in any of them."""
+    """Yield the kinds of the chunks of a PNG, and `b""` if its last one ends with the file."""
     at = len(_PNG)
-    while at + 8 <= len(data):
+    while at + 12 <= len(data):
         size, kind = struct.unpack_from(">I4s", data, at)
         yield kind
         at += 12 + size
+    if at == len(data):
+        yield b""
+
+
+def is_usual(data: bytes) -> bool:
+    """Return whether the header of a JPEG has only segments that no library refuses."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF and (marker := data[at + 1]) != 0xDA:
+        size = struct.unpack_from(">H", data, at + 2)[0]
+        if marker not in _JPEG_ANY_SIZE and size not in _JPEG_SIZES.get(marker, ()):
+            return False
+        at += 2 + size
+    return data[at : at + 2] == b"\xff\xda"
 
 
 class Frame(NamedTuple):

@@ -1,8 +1,10 @@
 """Packed versions: the archive and the bytes of each image, and reading ahead; free of torch."""
 
 import contextlib
+import errno
 import functools
 import os
+import stat
 import tarfile
 from array import array
 from collections import deque
@@ -105,8 +107,11 @@ def members(root: Path) -> Members | None:
 def content(where: Where, most: int) -> bytes:
     """Read the bytes of an image, at most `most`, with its header; raise OSError or ValueError."""
     if where.size < 0:
-        with open(where.file, "rb") as file:
-            if os.fstat(file.fileno()).st_size > most:
+        with open(where.file, "rb", opener=_open_at_once) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise OSError(errno.EINVAL, "it is not a plain file")
+            if about.st_size > most:
                 raise ValueError("the file is larger than any image of max_pixels")
             return file.read()
     if where.size > most:
@@ -121,6 +126,11 @@ def content(where: Where, most: int) -> bytes:
             "sync again with verify=full"
         )
     return data[HEADER:]
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for the writer of a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _is_header_of(block: bytes, where: Where) -> bool:

@@ -83,7 +83,7 @@ class ModelInfo:
     @property
     def reading(self) -> Reading:
         """How the run read images; runs of earlier versions dropped alpha channels."""
-        names = {"on_bad_image", "max_pixels", "background"} & self.config.keys()
+        names = {"on_bad_image", "max_pixels", "background", "value_range"} & self.config.keys()
         return Reading(**{name: self.config[name] for name in names})
 
     @property
