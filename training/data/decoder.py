@@ -102,15 +102,13 @@ def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
     image: Image.Image = getattr(module, f"{kind}ImageFile")(file)
     tags = getattr(image, "tag_v2", {})
     bits = max(tags.get(_BITS_PER_SAMPLE, (8,)))
-    # Pillow reads these three wrong, without an error.
+    # Pillow reads these three kinds wrong, without an error.
     if tags.get(_SUBFILE, 0) & 1 or _DNG in tags or (tags and head[8:10] == b"CR"):
         raise ValueError(f"its first page is a preview; it is {_CAMERA}")
     if tags.get(_PLANES) == _SIGNED and bits > 8:
         raise ValueError("its planes of 16 bits cannot be read: save it with interleaved pixels")
     if _SIGNED in tags.get(_SAMPLE_FORMAT, ()) and image.mode[0] not in "IF":
-        raise ValueError(
-            "its signed samples cannot be read: save it as signed 16 bits, or unsigned"
-        )
+        raise ValueError("its signed bytes cannot be read: save it as 16 bits, or unsigned")
     if (pixels := image.width * image.height) > reading.max_pixels:
         raise ValueError(f"its {pixels} pixels are more than max_pixels={reading.max_pixels}")
     is_plain(image)  # it may have no palette
@@ -148,10 +146,8 @@ def to_rgb(image: Image.Image, reading: Reading, orientation: int = 0) -> Image.
     if is_deep(image):
         inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
         values = np.asarray(image)
-        black, white = _range_of(values, image.format in ("PNG", "PPM"), reading.value_range)
-        image = Image.fromarray(
-            _to_8_bits(values, *((white, black) if inverted else (black, white)))
-        )
+        limits = _range_of(values, image.format in ("PNG", "PPM"), reading.value_range)
+        image = Image.fromarray(_to_8_bits(values, *limits[:: -1 if inverted else 1]))
     elif image.has_transparency_data:
         clear = image.convert("RGBA")
         image = Image.new("RGB", clear.size, reading.background) if reading.background else clear
@@ -193,7 +189,7 @@ def _range_of(values: NDArray[Any], full_range: bool, value_range: str) -> tuple
 
 
 def _to_8_bits(values: NDArray[Any], black: float, white: float) -> NDArray[np.uint8]:
-    """Scale values of 16 or 32 bits, or fractions, to 0..255; no number is black."""
+    """Scale values of 16 or 32 bits, or fractions, to 0..255, and NaN to 0."""
     deep = values.astype(np.float32)
     deep -= black
     deep *= 255 / (white - black)

@@ -12,7 +12,6 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_RGB = b"\x08\x02\0\0"
 """8 bits, RGB, and the only compression and filter."""
 _PNG_EXTRAS = frozenset({b"tRNS", b"eXIf", b"acTL"})
-_PNG_END = [b"IEND", b""]
 _JPEG_SIZE = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BASELINE = frozenset({0xC0, 0xC1})
 _JPEG_ALONE = frozenset({0x01, *range(0xD0, 0xD9)})
@@ -22,15 +21,12 @@ _JPEG_ANY_SIZE = frozenset({0xC4, 0xDD, 0xFE})
 
 
 def plain_pixels(data: bytes) -> int:
-    """Return the pixels of a PNG or WebP that is RGB, opaque, upright, of one frame and complete.
-
-    0 for others.
-    """
+    """Return the pixels of a complete PNG or WebP, RGB, opaque, upright, not animated; else 0."""
     if data[:8] == _PNG and data[24:28] == _PNG_RGB:
         width, height = struct.unpack_from(">II", data, 16)
         chunks = list(_chunks(data))
         after = chunks[chunks.index(b"IDAT") :] if b"IDAT" in chunks else chunks
-        ends = [kind for kind in after if kind != b"IDAT"] == _PNG_END
+        ends = [kind for kind in after if kind != b"IDAT"] == [b"IEND", b""]
         return int(width * height) if ends and not _PNG_EXTRAS.intersection(chunks) else 0
     if data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8 " and len(data) > 30:
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
