@@ -1,5 +1,6 @@
 """The settings of a training run, shared by pipeline, launcher and loop; free of torch."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -38,6 +39,8 @@ READING = Reading()
 
 RANDOM = ("auto", "false")
 """Values of `pretrained` with which a training starts from random weights."""
+_QUERY = re.compile(r"://[^?#]*[?#](?!([\w-]+=(true|false|[01])(&|$))+$)")
+"""An address with a query, which may hold a secret; one of flags such as download=true does not."""
 
 
 def _as_text(pretrained: object) -> object:
@@ -286,7 +289,7 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"mlflow_uri={self.mlflow_uri!r} is not a URI such as https://mlflow.example.com"
             )
-        if _has_login(self.pretrained) or set("?#") & set(self.pretrained.partition("://")[2]):
+        if _has_login(self.pretrained) or _QUERY.search(self.pretrained):
             raise ValueError(
                 "pretrained has a login or a query in it, which a run's settings would show: put "
                 "the file into a bucket or on a claim, and use that"

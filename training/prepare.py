@@ -229,6 +229,9 @@ def check_network(config: TrainConfig, classes: tuple[str, ...]) -> None:
     for size in sorted({*training, config.image_size}):
         with torch.no_grad():
             _logits(network, config, len(classes), size)
+        if config.micro_batch_size == 1 and config.freeze_epochs < config.epochs:
+            network.train()
+            _logits(network, config, len(classes), min(training), images=1)
     own = None if config.script else own_model.load_for(config)
     if own:
         network.train()
@@ -243,19 +246,27 @@ def check_network(config: TrainConfig, classes: tuple[str, ...]) -> None:
             own.apply_transforms(image, max(training), random.Random(0))
 
 
-def _logits(network: nn.Module, config: TrainConfig, classes: int, size: int) -> Tensor:
+def _logits(
+    network: nn.Module, config: TrainConfig, classes: int, size: int, images: int = 2
+) -> Tensor:
     name = config.model
     try:
-        output: Tensor = network(torch.zeros(2, 3, size, size))
+        output: Tensor = network(torch.zeros(images, 3, size, size))
     except Exception as error:
+        if images == 1 and "more than 1 value per channel" in str(error):
+            raise InputError(
+                f"model={name} has one value per channel in a BatchNorm, with one image of {size} "
+                f"px in a forward pass: raise batch_size to {2 * config.batch_size} (and "
+                "micro_batch_size, if set, to 2), use fewer ranks, or a larger image_size"
+            ) from error
         if config.model_code:
             what = own_model.describe_error(name, error)
             raise InputError(f"model={name} on images of {size} px {what}") from error
         raise networks.size_error(name, size, error) from error
     shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if shape != [2, classes] or not output.is_floating_point():
+    if shape != [images, classes] or not output.is_floating_point():
         raise InputError(
-            f"model={name} gives {shape} for two images of {size} px, not logits [2, {classes}]: "
+            f"model={name} gives {shape} for images of {size} px, not logits {[images, classes]}: "
             f"return one number for each of the {classes} classes"
         )
     return output

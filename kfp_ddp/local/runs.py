@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from kfp_ddp.checks.choice import Choice, this_machine
+from kfp_ddp.checks.choice import Choice, Photographs, this_machine
 from kfp_ddp.checks.settings import Run
 from kfp_ddp.checks.sizing import choose_weights
 from kfp_ddp.core import machine
@@ -23,10 +23,11 @@ from kfp_ddp.evaluation.report_data import NOTES_VARIABLE
 from kfp_ddp.local import engine, folder, results, survey
 from kfp_ddp.local.results import shown
 from kfp_ddp.local.screen import say
-from kfp_ddp.models.weights_download import find, is_path, obtain
+from kfp_ddp.models.weights_download import find, is_path, is_per_node, obtain
 from kfp_ddp.pipelines.document import read
 from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
 from kfp_ddp.training.batches import divide
+from kfp_ddp.training.config import TrainConfig
 
 _FIXED = {
     "source": "is the argument SOURCE",
@@ -93,7 +94,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     everything = {"model_name": name, **choice.arguments, "source": source, "backend": "local"}
     checked = check_arguments(form.pipeline, everything)
     if checked and not checked.config.script:
-        divide(checked.config, photographs.train, choice.ranks, uneven=False, before=None)
+        _check_network(checked.config, photographs, choice.ranks)
     everything["sync"] = {**everything.get("sync", {}), "exclude": exclude}
     if checked and command.check:
         _check_as_steps(checked, (output or folder.RUNS.resolve()) / folder.DATA, exclude)
@@ -154,7 +155,7 @@ def _check_as_steps(run: Run, data: Path, exclude: list[str]) -> None:
 def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:
     """Return the arguments with the network of a file of weights, where no model is set.
 
-    Raise InputError if the file is missing, cannot be read, or does not tell the network.
+    Raise InputError if the file is missing, cannot be read, or does not name the network.
     """
     path = Path(weights)
     if not path.exists():
@@ -162,16 +163,29 @@ def _with_network(arguments: dict[str, Any], weights: str) -> dict[str, Any]:
             f"there is no file {weights}: give pretrained true (weights of ImageNet), auto, false, "
             "a file or an address"
         )
-    if path.is_dir() or arguments["training"].get("script"):
+    own = arguments.get("model", "auto") != "auto"
+    if own or is_per_node(weights) or arguments["training"].get("script"):
         return arguments
-    from kfp_ddp.training.state.initial_weights import network_of, read  # torch takes seconds
+    from kfp_ddp.training.state.initial_weights import network_of  # torch takes seconds
 
-    if arguments.get("model", "auto") != "auto":
-        read(path)
-        return arguments
     if not (network := network_of(path)):
         raise InputError(f"the network of {weights} is not known: name it with --set model=NAME")
     return {**arguments, "model": network}
+
+
+def _check_network(config: TrainConfig, photographs: Photographs, ranks: int) -> None:
+    """Raise the InputError of the training for its batch, or for weights that do not fit."""
+    batch, micro = divide(config, photographs.train, ranks, uneven=False, before=None)
+    pretrained = config.pretrained
+    is_local = is_path(pretrained) and not is_per_node(pretrained)
+    if config.model_code or (micro > 1 and not is_local):
+        return
+    from kfp_ddp.training.prepare import check_network  # torch takes seconds
+
+    known = {"batch_size": batch, "micro_batch_size": micro, "resume": "never"}
+    known["pretrained"] = pretrained if is_local else "false"
+    classes = tuple(map(str, range(photographs.classes)))  # only their number matters
+    check_network(config.model_copy(update=known), classes)
 
 
 def _is_unchanged(run: folder.LocalRun, exclude: list[str]) -> bool:

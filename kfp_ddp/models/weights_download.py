@@ -9,7 +9,7 @@ import sys
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, UnavailableError, writing
 from kfp_ddp.core.folders import is_remote
@@ -33,7 +33,6 @@ from kfp_ddp.training.model.torchvision_weights import (
 )
 from kfp_ddp.training.state.manifest import MANIFEST, STATE
 
-SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 MOST_IMAGES = 50_000
 """From this number on, `auto` means random weights: a choice by order of magnitude."""
 SOURCE = "KFP_DDP_WEIGHTS"
@@ -131,10 +130,10 @@ def network_in(address: str) -> str:
 
     The name is that of torchvision's file, or begins with the network's; '' for any other.
     """
-    file = address.rstrip("/").rpartition("/")[2]
+    file = _file_name(address)
     begun = [name for name in MODELS if re.match(rf"{name}(?![a-z0-9])", file)]
     named = (network for network, files in TORCHVISION.items() if file in files.values())
-    return next(named, max(begun, key=len, default="")) if file.endswith(SUFFIXES) else ""
+    return next(named, max(begun, key=len, default="")) if "." in file else ""
 
 
 def _problem_of(address: str) -> KfpDdpError | None:
@@ -167,12 +166,28 @@ def is_per_node(pretrained: str) -> bool:
 
 def check(pretrained: str) -> None:
     """Refuse an address that does not exist; the content is checked when it is downloaded."""
-    if pretrained.startswith("https://") or not is_per_node(pretrained):
-        return
-    parent, _, name = pretrained.rstrip("/").rpartition("/")
-    is_file = name.endswith(SUFFIXES)
-    if not (open_store(parent).exists(name) if is_file else open_store(pretrained).has_files()):
-        raise _missing(pretrained)
+    if is_per_node(pretrained):
+        _is_file(pretrained.rstrip("/"))
+
+
+def _is_file(address: str) -> bool:
+    """Return whether the address is a file's, not a folder's; raise InputError if neither is there.
+
+    Stores are asked, as names do not show it; an address of https can only be a file's.
+    """
+    parent, _, name = address.rpartition("/")
+    if address.startswith("https://") or open_store(parent).exists(name):
+        return True
+    if not open_store(address).has_files():
+        raise _missing(address)
+    return False
+
+
+def _file_name(address: str) -> str:
+    """Return a name for a local copy of what is at an address, whatever query or characters."""
+    path = urlsplit(address).path if address.startswith("https://") else address
+    name = unquote(path).rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^A-Za-z0-9._=-]", "_", name)[-100:].lstrip(".") or "weights"
 
 
 def download(pretrained: str, folder: Path) -> Path:
@@ -183,7 +198,7 @@ def download(pretrained: str, folder: Path) -> Path:
     exist or is damaged, StorageError if it cannot be read, or not be written here.
     """
     address = pretrained.rstrip("/")
-    name = address.rpartition("/")[2]
+    name = _file_name(address)
     key = hashlib.sha256(address.encode()).hexdigest()[:12]  # two addresses may end with one name
     target = folder / key / name
     if not target.exists():
@@ -194,13 +209,11 @@ def download(pretrained: str, folder: Path) -> Path:
 
 def _place(address: str, target: Path, aside: Path) -> None:
     """Download to the folder `aside`, and move the file or folder to `target` when it is whole."""
-    name = target.name
     try:
         aside.mkdir(parents=True, exist_ok=True)
-        _download(address, name, aside)
-        inner = aside / name if name.endswith(SUFFIXES) else aside
+        copy = _download(address, aside / target.name)
         target.parent.mkdir(exist_ok=True)
-        inner.rename(target)
+        copy.rename(target)
     except OSError as error:
         raise StorageError(
             f"cannot download pretrained={address} to {aside.parent}: {error.strerror or error}; "
@@ -210,27 +223,31 @@ def _place(address: str, target: Path, aside: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _download(address: str, name: str, folder: Path) -> None:
+def _download(address: str, file: Path) -> Path:
+    """Download to `file` or to the folder around it, and return which of them."""
+    folder = file.parent
     if address.startswith("https://"):
-        _download_https(address, folder / name)
-        return
-    parent = address.rpartition("/")[0]
-    if name.endswith(SUFFIXES):
-        _fetch(parent, name, folder)
-    elif (model := champion.find(address)) is not None:
-        model.fetch_weights(folder)
-    elif open_store(address).read(MANIFEST, _BLOCK) is not None:
-        _fetch(address, MANIFEST, folder)
-        _fetch(address, STATE, folder)
+        _download_https(address, file)
+    elif _is_file(address):
+        parent, _, name = address.rpartition("/")
+        _fetch(parent, name, file)
     else:
-        raise InputError(
-            f"pretrained={address} has neither a bundle nor a checkpoint: give the address of "
-            f"either, or of a file {', '.join(SUFFIXES)}"
-        )
+        if (model := champion.find(address)) is not None:
+            model.fetch_weights(folder)
+        elif open_store(address).read(MANIFEST, _BLOCK) is not None:
+            for name in (MANIFEST, STATE):
+                _fetch(address, name, folder / name)
+        else:
+            raise InputError(
+                f"pretrained={address} has neither a bundle nor a checkpoint: give the address of "
+                "either, or of a file of weights"
+            )
+        return folder
+    return file
 
 
-def _fetch(where: str, name: str, folder: Path) -> None:
-    with (folder / name).open("w+b") as file:
+def _fetch(where: str, name: str, target: Path) -> None:
+    with target.open("w+b") as file:
         if not open_store(where).fetch(name, file, _LARGEST):
             raise _missing(f"{where}/{name}")
 

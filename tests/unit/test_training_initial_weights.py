@@ -4,10 +4,13 @@ import hashlib
 import pickle
 import zipfile
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
+from fractions import Fraction
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -66,6 +69,18 @@ def named(prefix: str, state: State) -> State:
             "model_ema": named("module.", state) | {"n_averaged": torch.tensor(7)},
         },
         lambda state: {n: v for n, v in state.items() if "num_batches" not in n},
+        lambda state: named("timm_model.", state),
+        lambda state: {
+            "state_dict": named("module.encoder_q.", state) | {"module.queue": torch.ones(9)},
+            "args": Namespace(lr=1, at=Path("/runs"), windows=PureWindowsPath("c:/runs")),
+            "best": np.float64(76.1),
+            "rng": np.random.RandomState(0).get_state(),
+            "history": defaultdict(list, loss=[1.0]),
+        },
+        lambda state: named("module._orig_mod.module.", state),
+        lambda state: {n.replace("features.", "features.module."): v for n, v in state.items()},
+        lambda state: {"nets": [{"student": state, "teacher": source(2, "resnet18")}]},
+        lambda state: {"callbacks": {"ema_weights": named("m.", state)}, "net": named("m.", state)},
     ],
 )
 def test_file_of_another_project_is_read(tmp_path: Path, wrapped: Callable[[State], Any]) -> None:
@@ -105,15 +120,24 @@ CONV = "features.0.weight"
 @pytest.mark.parametrize(
     ("state", "line"),
     [
-        (source(2, "resnet18"), r"does not fit cifar_resnet8: features\.0\.weight is missing; set"),
-        (changed(source(), CONV, None), r"features\.0\.weight is missing; set model"),
+        (
+            source(2, "resnet18"),
+            r"features\.0\.weight is missing \(and 44 more\), .*conv1\.weight is un",
+        ),
+        (changed(source(), CONV, None), r"fit cifar_resnet8: features\.0\.weight is missing; set"),
         (changed(source(), CONV, torch.ones(1)), r"0\.weight has the shape \[1\], not \[16, 3,"),
         (source() | {"features.9.x": torch.ones(1)}, r"features\.9\.x is unknown to it; set"),
         (changed(source(), CONV, torch.full((16, 3, 3, 3), torch.nan)), "NaN or infinite"),
         ({}, r"it contains no tensors"),
         ({"epoch": 3, "model": {"lr": 0.1}}, r"it contains no tensors"),
         ([1, 2], r"it contains no tensors"),
-        ({"args": Namespace(), "model": source()}, r"weights \(argparse\.Namespace\)"),
+        ({"args": Fraction(1), "model": source()}, r"weights \(fractions\.Fraction\)"),
+        (
+            {"student": source(), "teacher": named("a.", source())},
+            r"in student and teacher\.a: save",
+        ),
+        (named("q.", source()) | named("k.", source()), r"several .* in q and k: save"),
+        ({"ema": [[[[[[[[source()]]]]]]]]}, r"it contains no tensors"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path, state: Any, line: str) -> None:
@@ -149,6 +173,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, plain: bool) -> None:
         ("a.pth", b"", "a.pth contains no readable weights"),
         ("a.pth", b"PK\x03\x04 and no more", "a.pth contains no readable weights"),
         ("a.safetensors", b"\x00" * 9, "a.safetensors contains no readable weights"),
+        ("a.pth", b"<!DOCTYPE html>", "a.pth contains no readable weights"),
         ("a/b", b"", "/a is neither a checkpoint nor a bundle: give pretrained"),
         ("b", b"", "/a is missing: give pretrained"),
     ],

@@ -96,6 +96,7 @@ def test_default_warm_up_follows_the_epochs(fields: dict[str, Any], warmup: floa
     [
         *("https://ana:s3cr3t@example.com/w.pth", "https://s3cr3t@example.com/w.pth"),
         *("https://example.com/w.pth?X-Amz-Signature=s3cr3t", "http://example.com/w.pth#s3cr3t"),
+        *("https://e.com/w?download=true&key=s3cr3t", "https://e.com/w?dl=1#s3cr3t"),
         *("s3://bucket/w.pth?sig=s3cr3t", "gs://s3cr3t@bucket/w.pth", "az://b/w.pth#s3cr3t"),
     ],
 )
@@ -105,7 +106,13 @@ def test_address_with_a_secret_is_refused_and_not_shown(address: str) -> None:
     assert "s3cr3t" not in str(caught.value)
 
 
-@pytest.mark.parametrize("address", ["https://e.com/a@b.pth", "gs://b/a@c.pth", "/a@b?.pth"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("https://e.com/a@b.pth", "gs://b/a@c.pth", "/a@b?.pth"),
+        *("https://e.com/w?download=true", "https://e.com/w?dl=1&raw=true"),
+    ],
+)
 def test_odd_names_of_weights_are_accepted(address: str) -> None:
     assert TrainConfig.create(**REQUIRED, pretrained=address).pretrained == address
 

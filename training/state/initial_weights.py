@@ -2,9 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.config import MODELS, TrainConfig
-from kfp_ddp.training.model.networks import WRAPPERS, build, head_of, not_finite
+from kfp_ddp.training.model.networks import build, head_of, not_finite
 from kfp_ddp.training.model.torchvision_weights import (
     DEFAULT,
     PREFIX,
@@ -28,22 +30,23 @@ from kfp_ddp.training.state.torch_file import load, no_weights
 
 BUNDLED = "model.safetensors"
 _LISTED = "MANIFEST.sha256"
-# Keys of the weights in files of other projects; averaged weights are preferred.
-_WRAPPERS = (
-    *("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict"),
-    *("model", "network", "net"),
+# What DistributedDataParallel, torch.compile (also of parts) and old DenseNets add to names.
+_ADDED = re.compile(
+    r"(?:(?<=\.)|^)(?:module|_orig_mod)\.|(denselayer\d+\.(?:norm|relu|conv))\.(?=[12]\.)"
 )
-# Prefixes of names: DistributedDataParallel, torch.compile, and modules around the network.
-_PREFIXES = (*WRAPPERS, "model.", "network.", "net.", "backbone.")
+_AVERAGED = re.compile(r"(?:^|[._])(?:ema|swa|averaged?)(?=[._]|$)")
+_DEEPEST, _MOST = 8, 10_000_000
+"""Limits of the nesting and of the values in a file that are searched for weights."""
+_COUNTER = ".num_batches_tracked"
 # Auxiliary classifiers of GoogLeNet and Inception, which only training uses; averages' counter.
 _SURPLUS = ("aux1.", "aux2.", "AuxLogits.", "n_averaged")
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Tensors by name; fields that the file does not state are empty."""
+    """State dicts by their place in the file; fields that the file does not state are empty."""
 
-    tensors: dict[str, Tensor]
+    mappings: dict[tuple[str, ...], dict[str, Tensor]]
     model: str = ""
     blur_pool: bool = False
     classes: tuple[str, ...] = ()
@@ -57,11 +60,13 @@ def read(path: Path) -> Weights:
             return _safetensors(path / BUNDLED)
         if (path / MANIFEST).exists():
             valid = checkpoint.verify(path)
-            tensors, fields = _saved_by_torch(path / STATE).tensors, valid.fields
+            mappings, fields = _saved_by_torch(path / STATE).mappings, valid.fields
             classes, blur_pool = fields["classes"], fields["config"].get("blur_pool")
-            return Weights(tensors, str(fields["model"]), bool(blur_pool), tuple(classes))
+            return Weights(mappings, str(fields["model"]), bool(blur_pool), tuple(classes))
         if path.is_file():
-            return _safetensors(path) if path.suffix == ".safetensors" else _saved_by_torch(path)
+            with path.open("rb") as file:  # the length of a header in JSON, and the header
+                is_safetensors = file.read(9)[8:] == b"{"
+            return _safetensors(path) if is_safetensors else _saved_by_torch(path)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; correct pretrained") from None
     except (LookupError, TypeError, AttributeError) as error:
@@ -69,7 +74,7 @@ def read(path: Path) -> Weights:
     what = "neither a checkpoint nor a bundle" if path.is_dir() else "missing"
     raise InputError(
         f"{path} is {what}: give pretrained a folder step-<number> of another run, a bundle, or a "
-        "file .pth or .safetensors"
+        "file of torch.save or safetensors"
     )
 
 
@@ -105,7 +110,7 @@ def _safetensors(path: Path) -> Weights:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return Weights(
-            tensors,
+            {(): tensors},
             metadata.get("model", ""),
             json.loads(metadata.get("blur_pool", "false")) is True,
             tuple(map(str, json.loads(metadata.get("classes", "[]")))),
@@ -115,14 +120,23 @@ def _safetensors(path: Path) -> Weights:
 
 
 def _saved_by_torch(path: Path) -> Weights:
-    content = load(path)
-    while isinstance(content, Mapping):
-        tensors = {str(name): one for name, one in content.items() if isinstance(one, Tensor)}
-        values = (content.get(name) for name in _WRAPPERS)
-        content = next((one for one in values if isinstance(one, Mapping) and one), None)
-        if tensors and content is None:  # there may be others beside them, such as an accuracy
-            return Weights(tensors)
-    raise no_weights(path, "it contains no tensors")
+    mappings: dict[tuple[str, ...], dict[str, Tensor]] = {}
+    places: list[tuple[tuple[str, ...], Any]] = [((), load(path, foreign=True))]
+    values = 0
+    for place, value in places:
+        items = list(value.items() if isinstance(value, Mapping) else enumerate(value))
+        values += len(items)
+        named = {n: one for n, one in items if isinstance(one, Tensor) and isinstance(n, str)}
+        if named:
+            mappings[place] = named
+        if values > _MOST:
+            raise no_weights(path, f"it contains more than {_MOST:,} values")
+        if len(place) < _DEEPEST:
+            inner = ((n, one) for n, one in items if isinstance(one, Mapping | list | tuple))
+            places += [((*place, str(n)), one) for n, one in inner]
+    if not mappings:
+        raise no_weights(path, "it contains no tensors")
+    return Weights(mappings)
 
 
 def initialise(
@@ -152,14 +166,14 @@ def initialise(
             "same blur_pool: set model and blur_pool as that run did"
         )
     own, head = network.state_dict(), head_of(network)
-    tensors = _named_alike(weights.tensors, set(own), config.model, config.image_size)
+    tensors, places = _named_alike(weights, own, f"{head}.", config.model, config.image_size)
     weight = tensors.get(f"{head}.weight")
     same_number = weight is not None and len(weight) == len(classes)
     if not (weights.classes == classes if weights.classes else same_number):
         tensors = {n: value for n, value in tensors.items() if not n.startswith(f"{head}.")}
         if log:
             print(f"pretrained: a new classifier for {len(classes)} classes", flush=True)
-    problem = _misfit(tensors, own, f"{head}.")
+    problem = _misfit(tensors, own, f"{head}.", places)
     if problem:
         raise InputError(
             f"pretrained={source} does not fit {config.model}: {problem}; set model to the network "
@@ -189,26 +203,49 @@ def network_of(path: Path) -> str:
     for model in resnets:  # not on the meta device, which imports triton: that ends with warnings
         network = build(model, 1)
         own, head = network.state_dict(), f"{head_of(network)}."
-        tensors = _named_alike(weights.tensors, set(own), model)
+        tensors, places = _named_alike(weights, own, head, model)
         body = {name: value for name, value in tensors.items() if not name.startswith(head)}
-        if not _misfit(body, own, head):
+        if not _misfit(body, own, head, places):
             return model
     return ""
 
 
 def _named_alike(
-    tensors: dict[str, Tensor], own: set[str], model: str, image_size: int = 224
-) -> dict[str, Tensor]:
-    """Strip prefixes that wrappers put before the network's own names."""
-    for prefix in _PREFIXES * len(_PREFIXES):
-        if own & tensors.keys():
-            break
-        inner = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
-        tensors = inner or tensors
-    early = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")  # as torchvision renames
-    tensors = {n if n in own else early.sub(r"\1\2", n): v for n, v in tensors.items()}
-    known = {n: v for n, v in tensors.items() if n in own or not n.startswith(_SURPLUS)}
-    return _resized_positions(known, model, image_size) if model.startswith("vit_") else known
+    weights: Weights, own: dict[str, Tensor], head: str, model: str, image_size: int = 224
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors by the network's names, and the places that fit them equally well.
+
+    A place is a mapping in the file, and a prefix that all names of the network have there. Of
+    places that fit equally well, the only one of averaged weights is taken.
+    """
+    names = {_plain(name): name for name in own}
+    depths = {name.count(".") + 1 for name in names}
+    scores: Counter[tuple[tuple[str, ...], str]] = Counter()
+    for place, tensors in weights.mappings.items():
+        for name, value in tensors.items():
+            parts = _plain(name).split(".")
+            for depth in depths:
+                known = names.get(".".join(parts[-depth:]), "") if depth <= len(parts) else ""
+                if known and not known.endswith(_COUNTER):
+                    same = not known.startswith(head) and value.shape == own[known].shape
+                    scores[place, ".".join(parts[:-depth])] += 1 + same
+    highest = max(scores.values(), default=0)
+    best = [one for one, score in scores.items() if score == highest]
+    averaged = [one for one in best if _AVERAGED.search(".".join((*one[0], one[1])))]
+    best = averaged if len(averaged) == 1 else best or [(next(iter(weights.mappings)), "")]
+    place, prefix = best[0]
+    below = f"{prefix}." if prefix else ""
+    plain = ((_plain(name), value) for name, value in weights.mappings[place].items())
+    inner = ((n.removeprefix(below), value) for n, value in plain if n.startswith(below))
+    named = {names.get(name, name): value for name, value in inner}
+    fitting = {n: v for n, v in named.items() if n in own or not n.startswith(_SURPLUS)}
+    if model.startswith("vit_"):
+        fitting = _resized_positions(fitting, model, image_size)
+    return fitting, [".".join(filter(None, (*at, start))) or "the file" for at, start in best]
+
+
+def _plain(name: str) -> str:
+    return _ADDED.sub(r"\1", name)
 
 
 def _resized_positions(
@@ -225,13 +262,28 @@ def _resized_positions(
         return tensors  # reported as a misfit later
 
 
-def _misfit(tensors: dict[str, Tensor], own: dict[str, Tensor], head: str) -> str:
-    """Describe the first tensor that does not fit the network; '' if all fit."""
-    for name, value in own.items():
-        theirs = tensors.get(name)
-        if theirs is None:
-            if not name.startswith(head) and not name.endswith(".num_batches_tracked"):
-                return f"{name} is missing"
-        elif theirs.shape != value.shape:
-            return f"{name} has the shape {list(theirs.shape)}, not {list(value.shape)}"
-    return next((f"{name} is unknown to it" for name in tensors if name not in own), "")
+def _misfit(
+    tensors: dict[str, Tensor], own: dict[str, Tensor], head: str, places: Sequence[str]
+) -> str:
+    """Describe the first tensors that do not fit the network; '' if all fit.
+
+    Raise InputError if those of another place fit, too.
+    """
+    optional = {name for name in own if name.startswith(head) or name.endswith(_COUNTER)}
+    present = optional | tensors.keys()
+    shapes = [
+        f"{name} has the shape {list(tensors[name].shape)}, not {list(value.shape)}"
+        for name, value in own.items()
+        if name in tensors and tensors[name].shape != value.shape
+    ]
+    missing = [f"{name} is missing" for name in own if name not in present]
+    unknown = [f"{name} is unknown to it" for name in tensors if name not in own]
+    kinds = [kind for kind in (missing, shapes, unknown) if kind]
+    if not kinds and len(places) > 1:
+        raise InputError(
+            f"pretrained has several state_dicts that fit, in {places[0]} and {places[1]}: save "
+            "the one to start from as a file of its own"
+        )
+    return ", ".join(
+        kind[0] + (f" (and {len(kind) - 1:,} more)" if len(kind) > 1 else "") for kind in kinds
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.serialization import safe_globals
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
@@ -18,22 +19,56 @@ _DAMAGE = (
 )
 
 
-def load(path: Path) -> Any:
+class _Ignored:
+    """Stand-in for a value beside the weights; neither its class nor its content is used."""
+
+    def __new__(cls, *_arguments: object) -> "_Ignored":
+        return super().__new__(cls)
+
+    def __init__(self, *_arguments: object) -> None: ...
+
+    def __setstate__(self, _state: object) -> None: ...
+
+
+_PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+_IGNORED = (
+    *("argparse.Namespace", "types.SimpleNamespace"),
+    *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),
+    *(f"datetime.{name}" for name in ("date", "time", "datetime", "timedelta", "timezone")),
+    *(
+        f"numpy.{core}.multiarray.{n}"
+        for core in ("core", "_core")
+        for n in ("scalar", "_reconstruct")
+    ),
+    *("numpy.dtype", "numpy.ndarray"),
+    *(f"builtins.{name}" for name in ("bool", "int", "float", "str", "list", "dict", "tuple")),
+)
+"""Classes of plain values that trainers save beside the weights."""
+_ALLOWED: list[Any] = [
+    *((_Ignored, name) for name in _IGNORED),
+    *((lambda *_: {}, "collections.defaultdict"), (lambda *_: [], "collections.deque")),
+]
+
+
+def load(path: Path, foreign: bool = False) -> Any:
     """Return what torch.save wrote to a file, on the CPU; code in it is not run.
 
-    Raise InputError for other content, and for an archive that expands; OSError.
+    In a `foreign` file arguments, paths, numbers of NumPy and the like become stand-ins. Raise
+    InputError for other content, and for an archive that expands; OSError.
     """
     try:
         _check_sizes(path)
-        with warnings.catch_warnings():
+        allowed = safe_globals(_ALLOWED if foreign else [])
+        with warnings.catch_warnings(), allowed, path.open("rb") as file:  # not by its suffix
             warnings.simplefilter("ignore", UserWarning)  # about formats that it may fail to read
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         name = re.search(r"(?:GLOBAL|class) ([\w.]+)", str(error))
-        what = f" ({name[1]})" if name else ""
+        if not name:
+            raise no_weights(path, "it is no file of torch.save or safetensors") from None
         raise InputError(
-            f"{path} contains more than weights{what}, and code in it is not run: save only its "
-            "state_dict, with torch.save or as .safetensors"
+            f"{path} contains more than weights ({name[1]}), and code in it is not run: save "
+            "only its state_dict, with torch.save or as .safetensors"
         ) from None
     except _DAMAGE as error:
         raise no_weights(path, error) from None
