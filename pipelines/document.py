@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import yaml_of
 
 NO_PIPELINE = "give the YAML that `kfp-ddp compile` or kfp's compiler wrote"
 SUFFIXES = (".yaml", ".yml")
@@ -76,13 +75,10 @@ def read(file: Path) -> Document:
 
 def parsed(text: str, called: str) -> Document:
     """Return the pipeline in a text; raises InputError, with the name `called`, if none."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        documents = [one for one in yaml.load_all(text, Loader=loader) if one is not None]
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1})" if mark else ""
-        raise InputError(f"{called} is not YAML{where}: {NO_PIPELINE}") from None
+        documents = [one for one in yaml_of(text, several=True) if one is not None]
+    except InputError as error:
+        raise InputError(f"{called} {error}: {NO_PIPELINE}") from None
     if problem := _problem(documents):
         raise InputError(f"{called} is not a compiled pipeline, {problem}: {NO_PIPELINE}")
     spec, *others = documents

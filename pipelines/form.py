@@ -7,14 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
-import yaml
-
 import kfp_ddp
 from kfp_ddp.checks.form import MODELS, SUBJECTS
 from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint, rename
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.text import yaml_of
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines.document import Document, defaults_of
@@ -229,13 +227,13 @@ def _with_file_contents(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _read_file(file: Path) -> list[tuple[str, Any]]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml_of(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}; check its path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{file} is not YAML: {one_line(error)}; write lines such as epochs: 10"
-        ) from None
+    except UnicodeDecodeError:
+        raise InputError(f"{file} is not YAML but bytes; write lines such as epochs: 10") from None
+    except InputError as error:
+        raise InputError(f"{file} {error}; write lines such as epochs: 10") from None
     if not isinstance(content, dict):
         raise InputError(f"{file} has no settings; write lines such as epochs: 10")
     return [(str(name), value) for name, value in content.items()]
@@ -243,8 +241,8 @@ def _read_file(file: Path) -> list[tuple[str, Any]]:
 
 def _parse_yaml(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return yaml_of(text)
+    except InputError:
         return text
 
 

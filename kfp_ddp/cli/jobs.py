@@ -12,6 +12,7 @@ import yaml
 from kfp_ddp import __version__
 from kfp_ddp.cli.options import AS_JSON, configured, echo, model_options, show, text_option
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import yaml_of
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
 from kfp_ddp.training.netcheck.record import NetworkCheck, problems, table
@@ -85,8 +86,8 @@ def setting(text: str) -> tuple[str, object]:
     if field is not None and (field.annotation is str or LaunchSpec.choices(name)):
         return name, value
     try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError:
+        return name, yaml_of(value)
+    except InputError:
         raise InputError(f"{name}={value!r} is not a YAML value") from None
 
 

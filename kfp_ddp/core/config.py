@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from kfp_ddp.core.errors import InputError, writing
-from kfp_ddp.core.text import one_line
+from kfp_ddp.core.text import one_line, yaml_of
 
 T = TypeVar("T")
 PREFIX = "KFP_DDP_"
@@ -205,16 +205,14 @@ def _read_environment() -> dict[str, Set]:
 def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
     if not path.exists():
         return
-    import yaml  # only where there is a file
-
     try:
         text = _content(path).decode()
     except UnicodeDecodeError:
         raise InputError(f"cannot read {path}: it is not text") from None
     try:
-        content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise InputError(f"{path} is not YAML: {one_line(error)}") from None
+        content = yaml_of(text) or {}
+    except InputError as error:
+        raise InputError(f"{path} {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} needs lines such as host: https://kubeflow.example.com")
     for name, value in content.items():

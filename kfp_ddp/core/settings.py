@@ -158,12 +158,16 @@ def hint(name: str, known: typing.Sequence[str]) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
+_LONGEST = 64
+"""Characters of a name that is compared with others: more take long, and are no typing error."""
+
+
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """Return the closest known name: an alias's, within two edits, or begun by `name`; or ''."""
     options = list(known)
     if ALIASES.get(name) in options:
         return ALIASES[name]
-    if len(name) < 3:
+    if not 3 <= len(name) <= _LONGEST:
         return ""
     # Of several that are as close, the longer name: nodes for node, not code.
     ranked = ((_edits(name, option), not option.startswith(name), option) for option in options)

@@ -1,8 +1,10 @@
-"""Make texts safe for messages, Markdown, terminals and containers; read JSON."""
+"""Make texts safe for messages, Markdown, terminals and containers; read JSON and YAML."""
 
 import json
 import unicodedata
 from typing import Any
+
+from kfp_ddp.core.errors import InputError
 
 
 def one_line(value: object, limit: int = 240) -> str:
@@ -19,6 +21,29 @@ def from_json(text: str | bytes | bytearray) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+_DEEPEST = 100
+"""Limit of nested lists and mappings in YAML."""
+
+
+def yaml_of(text: str, several: bool = False) -> Any:
+    """Return the value of a YAML text, or the list of several documents; raise InputError."""
+    import yaml  # only where there is some
+
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
+    try:
+        for event in yaml.parse(text, loader):  # deep nesting would crash the C loader
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ValueError("it is nested too deep")
+        return list(yaml.load_all(text, loader)) if several else yaml.safe_load(text)
+    except (
+        *(yaml.YAMLError, ValueError, ArithmeticError, RecursionError),
+        *(LookupError, TypeError, AttributeError),  # of values with the wrong tag
+    ) as error:
+        raise InputError(f"is not YAML: {one_line(error)}") from None
 
 
 def cell(text: str) -> str:

@@ -107,7 +107,7 @@ class SyncOptions:
 
 def glob_of(name: str) -> str:
     """Return a glob of this name alone."""
-    return "/" + re.sub(r"([*?])", r"\\\1", name)
+    return "/" + re.sub(r"([*?]|(?<=\\)\s|\s(?=\s*\Z))", r"\\\1", name)
 
 
 def expanded(globs: Iterable[str]) -> tuple[str, ...]:

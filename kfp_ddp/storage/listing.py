@@ -97,16 +97,19 @@ def folders_of(names: Iterable[str]) -> set[str]:
     return folders
 
 
+_PLAIN = re.compile(r"\\[*?\s]")
+
+
 class Filter:
     """The names that match any of `include` (or all, when empty) and none of `exclude`.
 
-    `*` and `?` stop at a slash, `**` does not, and a backslash makes them plain characters; a
+    `*` and `?` stop at a slash, `**` does not, and a backslash makes them, and blanks, plain; a
     pattern without a slash matches the last segment of the name, as in rclone and gitignore.
     """
 
     def __init__(self, include: Iterable[str] = (), exclude: Sequence[str] = ()) -> None:
         self._wanted, self._unwanted = _pattern(include), _pattern(exclude)
-        whole = [glob.strip()[:-3] for glob in exclude if glob.strip().endswith("/**")]
+        whole = [glob[:-3] for glob in map(_stripped, exclude) if glob.endswith("/**")]
         self._closed = _pattern(f"/{folder.removeprefix('/')}" for folder in whole)
 
     def selects(self, name: str) -> bool:
@@ -126,8 +129,13 @@ class Filter:
         return listing.take([i for i, name in enumerate(listing.names) if self.selects(name)])
 
 
+def _stripped(glob: str) -> str:
+    """Return a glob without the blanks around it, except those after a backslash."""
+    return re.sub(r"(?<!\\)\s+\Z", "", glob.lstrip())
+
+
 def _pattern(globs: Iterable[str]) -> re.Pattern[str] | None:
-    parts = [_translate(glob.strip()) for glob in globs if glob.strip()]
+    parts = [_translate(glob) for glob in map(_stripped, globs) if glob]
     return re.compile("|".join(parts), re.DOTALL) if parts else None
 
 
@@ -137,7 +145,7 @@ def _translate(glob: str) -> str:
     glob = glob.removeprefix("/")
     position = 0
     while position < len(glob):
-        if glob.startswith(("\\*", "\\?"), position):
+        if _PLAIN.match(glob, position):
             out, position = out + re.escape(glob[position + 1]), position + 2
         elif glob.startswith("**/", position):
             out, position = out + "(?:.*/)?", position + 3

@@ -149,7 +149,7 @@ ALIASES = "host:\n- &a0 [x, x, x, x, x, x, x]\n" + "".join(
         (ALIASES, "kfp-ddp.yaml: host=[["),
         ("#" * 2_000_000, "kfp-ddp.yaml has more than 1,048,576 bytes"),
         ("- a\n", "kfp-ddp.yaml needs lines such as host: https://kubeflow.example.com"),
-        ("a: b: c\n", "kfp-ddp.yaml is not YAML: mapping values are not allowed here"),
+        ("a: b: c\n", "kfp-ddp.yaml is not YAML: mapping values are not allowed"),
     ],
 )
 def test_a_file_that_cannot_be_used(files: dict[str, Path], text: str, told: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from kfp import compiler, dsl
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.pipelines import NAMES
+from kfp_ddp.pipelines import NAMES, document
 from kfp_ddp.pipelines.document import parsed
 from kfp_ddp.pipelines.form import Form, form_of
 from kfp_ddp.pipelines.graph import Node, mermaid, nodes
@@ -112,6 +112,21 @@ def test_invalid_file_fails_with_one_line_error(text: str, line: str, tmp_path: 
         form_of("train_resnet").read(file, [])
 
 
+ODD = ["2020-13-45", "0x_", "9" * 5000, "[" * 100_000, "{a: " * 1200, "!!int ''", "!!bool x"]
+
+
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
+def test_value_that_yaml_cannot_build_is_one_line(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(f"epochs: {text}")
+    for read in (lambda: form_of("train_resnet").read(file, []), lambda: document.read(file)):
+        with pytest.raises(InputError, match=r"p\.yaml is not YAML: ") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError):
+        form_of("train_resnet").read(None, [f"epochs={text}"])
+
+
 OWN = """
 pipelineInfo: {name: own}
 root:
@@ -192,7 +207,7 @@ def test_a_setting_is_added_to_a_default_that_a_mapping_replaces(
     ("text", "line"),
     [
         ("", "it is empty"),
-        ("a: b: c", "p.yaml is not YAML (line 1)"),
+        ("a: b: c", "p.yaml is not YAML: mapping"),
         ("just words", "it is not a mapping"),
         ("kind: Workflow", "it is a Workflow of Kubernetes"),
         ("a: 1", "it has no pipelineInfo with a name"),

@@ -90,7 +90,7 @@ def test_error_says_how_to_write_the_value(fields: dict[str, object], message: s
     ("name", "meant"),
     [
         *(("lr", "learning_rate"), ("gpu", "gpus_per_node"), ("node", "nodes"), ("ndoes", "nodes")),
-        *(("region", ""), ("pretrained", ""), ("xyz", ""), ("", "")),
+        *(("region", ""), ("pretrained", ""), ("xyz", ""), ("", ""), ("x" * 10**7, "")),
     ],
 )
 def test_suggestion_is_an_alias_or_close(name: str, meant: str) -> None:

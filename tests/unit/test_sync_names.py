@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.datasets import names
-from kfp_ddp.datasets.options import canonical, dataset_name
+from kfp_ddp.datasets.options import canonical, dataset_name, glob_of
 from kfp_ddp.storage.listing import Filter, Listing
 
 
@@ -107,6 +107,13 @@ def test_globs(glob: str, matching: set[str]) -> None:
     made = listing("a.png", "d/b.png", "d/e/c.png", "other")
     assert set(Filter([glob]).select(made).names) == matching
     assert set(Filter([], [glob]).select(made).names) == set(made.names) - matching
+
+
+@given(st.text("a \\\n\u3000*?/", min_size=1), st.text("a \\\n\u3000*?/", min_size=1))
+def test_glob_of_a_name_matches_it_alone(name: str, other: str) -> None:
+    selection = Filter([f"  {glob_of(name)}"])
+    assert selection.selects(name)
+    assert selection.selects(other) == (name == other)
 
 
 def test_error_lists_five_invalid_names_and_counts_the_others() -> None:
