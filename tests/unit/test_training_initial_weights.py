@@ -6,6 +6,7 @@ import zipfile
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path, PureWindowsPath
 from typing import Any
@@ -21,6 +22,7 @@ from kfp_ddp.models import weights
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.model.networks import build, build_for
 from kfp_ddp.training.model.torchvision_weights import TORCHVISION, cached
+from kfp_ddp.training.prepare import check_network
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.checkpoint import ModelInfo
 from kfp_ddp.training.state.initial_weights import initialise, network_of
@@ -161,7 +163,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, plain: bool) -> None:
     if plain:
         file.write_bytes(pickle.dumps({"state_dict": Hostile(touched)}))
     else:
-        torch.save({"state_dict": Hostile(touched)}, file)
+        torch.save({"state_dict": source(), "args": Namespace(a=Hostile(touched))}, file)
     with pytest.raises(InputError, match=r"/theirs\.pth contains "):
         started(run(file))
     assert not touched.exists()
@@ -323,6 +325,15 @@ def test_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     for name, fields, words in cases:
         with pytest.raises(InputError, match=words):
             started(run(saved(tmp_path, name), **fields))
+
+
+@pytest.mark.parametrize(("micro", "size"), [(1, 32), (2, 32), (1, 64)])
+def test_one_value_per_channel_is_refused(micro: int, size: int) -> None:
+    fields = {"model": "resnet18", "batch_size": 2 * micro, "micro_batch_size": micro}
+    config = run("false", **{**fields, "image_size": size})
+    refused = (micro, size) == (1, 32)
+    with pytest.raises(InputError, match="batch_size to 4") if refused else nullcontext():
+        check_network(config, CLASSES)
 
 
 def saved(folder: Path, name: str) -> Path:
