@@ -105,7 +105,7 @@ def test_dropout_resumes_to_the_bit_and_on_two_ranks(data: Path, tmp_path: Path)
         ("def build(n): ...", r"mine\.py:build\(3\) returns NoneType, not a torch\.nn\.Module"),
         (OWN.replace("(8, num_classes)", "(8, 7)"), r"gives \[2, 7\] for images of 8 px, not"),
         (OWN.replace("nn.Flatten()", "nn.ReLU()"), r"on images of 8 px raises RuntimeError"),
-        (OWN.replace("*pool, nn.Linear(8, num_classes)", ""), r"gives \[2, 8, 4, 4\] for two"),
+        (OWN.replace("*pool, nn.Linear(8, num_classes)", ""), r"gives \[2, 8, 4, 4\] for images"),
         (BESIDE_NETWORK + "def optimizer(n, c): return 3", "optimizer .* returns int, not a torch"),
         (BESIDE_NETWORK + "def optimizer(n): ...", r"optimizer in .* raises TypeError: .* takes 1"),
         (BESIDE_NETWORK + "def loss(a, b): return a", r"loss .* returns torch\.float32 \[2, 3\]"),
