@@ -29,7 +29,8 @@ def arguments(trained: Trained, out: Path) -> dict[str, Any]:
 def exported(where: Store, name: str, folder: Path, wrong: int, lineage: Lineage) -> str:
     """Upload a bundle of a model; return its version. The champion does not change."""
     written(folder, wrong, "metrics.json", 60)
-    (folder / "config.json").write_text(json.dumps({"training": {"epochs": wrong}}))
+    config = {"training": {"epochs": wrong}, "export": {"made_of": {"model_name": name}}}
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / LINEAGE).write_text(json.dumps(lineage.record("d" * 64)))
     (folder / "model.safetensors").write_bytes(bytes(100))
     bundle.seal(folder)

@@ -44,6 +44,8 @@ def judged(tmp_path: Path, accuracy: float, **rules: Any) -> tuple[bool, str]:
 def exported(exports: Path, wrong: int, **changed: Any) -> str:
     """Put a bundle of an evaluation beside others, and return its version."""
     champion = written(exports / "made", wrong, "metrics.json", **{"classes": CLASSES, **changed})
+    config = {"export": {"made_of": {"model_name": exports.name}}}
+    bundle.write_json(champion.parent / bundle.CONFIG, config)
     version = bundle.seal(champion.parent)[:12]
     champion.parent.rename(exports / version)
     return version

@@ -76,6 +76,8 @@ class Bundle:
     manifest: bytes | None
     """Content of the manifest; None for no bundle."""
     success: bytes | None
+    model: str = ""
+    """Name of the model's folder in which it is the champion; '' at another address."""
 
     @classmethod
     def at(
@@ -140,11 +142,15 @@ class Bundle:
         """The URI of the bundle."""
         return f"{self.where.uri}/{self.folder}".rstrip("/")
 
-    @property
+    @cached_property
     def model_name(self) -> str:
-        """The model's name, as in `serving/<name>/1/model.onnx`."""
-        parts = (name.split("/") for name in self.listed)
-        return next((part[1] for part in parts if part[0] == "serving" and len(part) > 2), "model")
+        """The model's name, as in `serving/<name>/1/model.onnx`; without ONNX it is in `CONFIG`."""
+        for name in self.listed:
+            if len(parts := name.split("/")) > 2 and parts[0] == "serving":
+                return parts[1]
+        export = mapping_in(self.read(CONFIG, LARGEST_CONFIG)).get("export")
+        inputs = export.get("made_of") if isinstance(export, dict) else None
+        return str(inputs.get("model_name", "model") if isinstance(inputs, dict) else "model")
 
     def read(self, name: str, limit: int) -> bytes | None:
         """Return a file of at most `limit` bytes; None if it does not exist and is not listed."""

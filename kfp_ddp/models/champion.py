@@ -6,9 +6,9 @@ InputError where a bundle or one of these files is damaged, or the store refuses
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -31,6 +31,16 @@ _LARGEST_WEIGHTS = 4 << 30
 _LARGEST_POINTER, _LARGEST_HISTORY = 100, 4096
 _LONGEST_HISTORY = 20
 _ADVICE = "upload that bundle again, or name another champion"
+_VERSION = "[0-9a-f]{12}"
+
+
+class Located(NamedTuple):
+    """What is at an address."""
+
+    kind: Literal["bundle", "run", "model", ""]
+    """'' for none of these, such as a checkpoint or an evaluation."""
+    bundle: Bundle
+    """Without a manifest if there is none."""
 
 
 @dataclass(frozen=True)
@@ -88,22 +98,21 @@ class Change(Stored):
 def find(champion: str, may_be_first: bool = False) -> Champion | None:
     """Return the champion at a path or URI; None while there is none yet.
 
-    It is a folder of a model's exports (CHAMPION in it names the version), a bundle, an evaluation
-    or its folder. Raise InputError if the location is missing, or a file is not an evaluation.
-    With `may_be_first` a folder may be missing on a volume, as a prefix in a bucket: its first
-    export creates it.
+    It is an address of `locate`, an evaluation or its folder. Raise InputError if the location is
+    missing, or a file is not an evaluation. With `may_be_first` a folder may be missing on a
+    volume, as a prefix in a bucket: its first export creates it.
     """
-    pointer, names = "", _FILES
+    kind, names = "", _FILES
     if champion.endswith(".json"):
         parent, slash, name = champion.rpartition("/")
         where, names = open_store(parent or slash or "."), (name,)
         required = where.root if isinstance(where, Folder) else None
+        bundle = Bundle.at(where, "", "the champion", _ADVICE)
     else:
         where = open_store(champion)
         required = where.root.parent if isinstance(where, Folder) else None
-        pointer = read_pointer(where)
-    bundle = _bundle_at(where, pointer, "the champion", _ADVICE)
-    for name in names:
+        kind, bundle = locate(where, "the champion", _ADVICE)
+    for name in names if kind != "model" or bundle.manifest is not None else ():
         content = bundle.read(name, LARGEST)
         if content is not None:
             record = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{name}")
@@ -129,7 +138,7 @@ def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
     versions: dict[str, list[str]] = {}
     for path, _ in where.list(f"{name}/" if name else ""):
         parts = path.split("/")
-        if len(parts) == 3 and parts[2] == SUCCESS and re.fullmatch("[0-9a-f]{12}", parts[1]):
+        if len(parts) == 3 and parts[2] == SUCCESS and re.fullmatch(_VERSION, parts[1]):
             versions.setdefault(parts[0], []).append(parts[1])
     return {model: sorted(versions[model]) for model in sorted(versions)}
 
@@ -139,20 +148,14 @@ def open_bundle(
 ) -> Bundle:
     """Return the bundle at an address; it is complete, its files are checked when they are read.
 
-    The address is that of a bundle, of a run's results, or of a model's exports, where the champion
-    is opened. Raise InputError, with `advice`, if it is missing, damaged or not signed by `signer`.
+    Raise InputError, with `advice`, if it is missing, damaged or not signed by `signer`.
     """
     check_address("bundle", address)
-    where = open_store(address)
-    bundle = Bundle.at(where, "", advice=advice)
-    if bundle.manifest is None:
-        bundle = Bundle.at(where, f"{NAME}/", advice=advice)
-    if bundle.manifest is None:
-        bundle = _bundle_at(where, read_pointer(where), "the bundle", advice)
+    bundle = locate(open_store(address), "the bundle", advice).bundle
     if bundle.manifest is None:
         raise InputError(
             f"there is no bundle at {address}: give the folder that a run names as its bundle, "
-            f"with {SUCCESS} and {MANIFEST} in it"
+            f"with {SUCCESS} and {MANIFEST} in it, or promote a version of the model"
         )
     if signer is not None:
         from kfp_ddp.models.signature import check as check_signature  # needs cryptography
@@ -161,17 +164,36 @@ def open_bundle(
     return bundle
 
 
-def _bundle_at(where: Store, pointer: str, title: str, advice: str) -> Bundle:
-    """Return the bundle that CHAMPION names, which has to exist; without it that of the folder."""
-    bundle = Bundle.at(where, f"{pointer}/" if pointer else "", title, advice)
-    if pointer and bundle.manifest is None:
-        raise InputError(
-            f"{where.uri}/{CHAMPION} names {bundle.uri}, which does not exist: upload that bundle "
-            f"again, or write another version into {CHAMPION}"
-        )
-    if pointer and bundle.version != pointer:
-        raise bundle.damaged(f"{MANIFEST} is that of {bundle.version}")
-    return bundle
+def locate(where: Store, title: str, advice: str) -> Located:
+    """Return what an address means: a bundle, a run's results with `bundle/`, or a model's folder.
+
+    A model's folder has CHAMPION, which names the bundle, or only its history. Nothing else in it
+    counts, so a bundle in the same place is refused. Raise InputError if the bundle is damaged, or
+    of another version than its folder.
+    """
+    own, pointer = Bundle.at(where, "", title, advice), read_pointer(where)
+    name = where.place.rpartition("/")[2]
+    if pointer or where.exists(CHAMPIONS):
+        if own.manifest is not None:
+            raise InputError(
+                f"{where.uri} is a model's folder ({CHAMPION}) and a bundle ({MANIFEST}) in one: "
+                "move the files of the bundle elsewhere"
+            )
+        bundle = Bundle.at(where, f"{pointer}/", title, advice) if pointer else own
+        if pointer and bundle.manifest is None:
+            raise InputError(
+                f"{where.uri}/{CHAMPION} names {bundle.uri}, which does not exist: upload that "
+                f"bundle again, or write another version into {CHAMPION}"
+            )
+        located, folder = Located("model", replace(bundle, model=name)), pointer
+    elif own.manifest is not None:
+        located, folder = Located("bundle", own), name if re.fullmatch(_VERSION, name) else ""
+    else:
+        below = Bundle.at(where, f"{NAME}/", title, advice)
+        return Located("", own) if below.manifest is None else Located("run", below)
+    if folder and located.bundle.version != folder:
+        raise located.bundle.damaged(f"{MANIFEST} is that of {located.bundle.version}")
+    return located
 
 
 def read_pointer(where: Store, name: str = "") -> str:
@@ -209,17 +231,18 @@ def move(where: Store, name: str, version: str, expected: str, by: str = "") -> 
 
 
 def delete(where: Store, version: str) -> bool:
-    """Delete a bundle of a model, unless it or nothing is the champion; return whether it did.
+    """Delete a bundle of a model; return whether it did.
 
-    Its `_SUCCESS` is deleted, or restored, under the compare-and-set of CHAMPION, which gets
-    another line feed. So a move to the version at the same time fails, or is seen here.
+    The champion remains, the version that it replaced, and all while there is no champion. Its
+    `_SUCCESS` is deleted, or restored, under the compare-and-set of CHAMPION, which gets another
+    line feed. So a move to the version at the same time fails, or is seen here.
     """
     success, deleted = where.read(f"{version}/{SUCCESS}", LARGEST_SUCCESS), False
 
     def change(content: bytes | None) -> bytes | None:
         nonlocal deleted
         pointer = _parse_pointer(content, f"{where.uri}/{CHAMPION}")
-        deleted = pointer not in ("", version)
+        deleted = pointer not in ("", version) and replaced_by(history(where), pointer) != version
         if deleted:
             where.delete(f"{version}/{SUCCESS}")
             return f"{pointer}\n".encode() + b"\n" * ((content or b"").count(b"\n") % 64)
@@ -284,7 +307,7 @@ def _parse_pointer(content: bytes | None, uri: str) -> str:
     if content is None:
         return ""
     text = content.decode(errors="replace").strip()
-    if not re.fullmatch(r"[0-9a-f]{12}", text):
+    if not re.fullmatch(_VERSION, text):
         raise InputError(
             f"{uri} names no version, which is 12 hexadecimal digits: write the version to beat "
             "into it, or delete it"

@@ -68,7 +68,7 @@ def check_fits(bundle: Bundle, content: bytes) -> None:
 def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
     """Refuse a bundle whose signature, or `content`, is not of the signer or of other files.
 
-    Also the champion of a model if it is of another model, as a signature is valid at any place.
+    Also the champion in a model's folder of another name, as a signature is valid at any place.
     """
     content = bundle.signature if content is None else content
     if content is None:
@@ -76,12 +76,10 @@ def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
             f"{bundle.title} {bundle.uri} is not signed: it has no {SIGNATURE}; publish it with "
             "sign_key, or sign it with kfp-ddp sign"
         )
-    model, serving = bundle.where.place.rpartition("/")[2], f"serving/{bundle.model_name}/"
-    serves = any(name.startswith(serving) for name in bundle.listed)
-    if serves and bundle.folder == f"{bundle.version}/" and bundle.model_name != model:
+    if bundle.model not in ("", bundle.model_name):
         raise InputError(
             f"{bundle.title} {bundle.uri}, which CHAMPION names, is of the model "
-            f"{bundle.model_name}: do not use it, promote a version of {model}"
+            f"{bundle.model_name}: do not use it, promote a version of {bundle.model}"
         )
     try:
         _compare(signer.open(content), bundle.signed_files)

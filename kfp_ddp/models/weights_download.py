@@ -159,9 +159,11 @@ def is_path(pretrained: str) -> bool:
 
 
 def is_per_node(pretrained: str) -> bool:
-    """Return whether it must be downloaded: an address, or a folder with a CHAMPION."""
-    exports = bool(pretrained) and (Path(pretrained) / champion.CHAMPION).is_file()
-    return exports or is_remote(pretrained)
+    """Return whether it must be downloaded: an address, or a folder with a bundle below it."""
+    if not is_path(pretrained):
+        return is_remote(pretrained)
+    located = champion.locate(open_store(pretrained), "the bundle", "export it again")
+    return located.kind in ("model", "run")
 
 
 def check(pretrained: str) -> None:

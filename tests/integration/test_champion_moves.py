@@ -164,7 +164,10 @@ def test_the_champion_is_not_deleted(where: Store) -> None:
     assert (read_pointer(where, "m"), move(where, "m", C, A)) == (A, C)
 
 
-def test_a_champion_of_late_is_not_deleted(where: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("promoted", "deleted"), [((B,), [A]), ((A, B), [])])
+def test_a_champion_of_late_and_the_one_before_it_are_not_deleted(
+    where: Store, monkeypatch: pytest.MonkeyPatch, promoted: tuple[str, ...], deleted: list[str]
+) -> None:
     models = open_store(f"{where.uri}/m")
     add_versions(where, "d" * 12)
     for number, version in enumerate((A, B, C, "d" * 12)):
@@ -173,11 +176,12 @@ def test_a_champion_of_late_is_not_deleted(where: Store, monkeypatch: pytest.Mon
         attempts.note(models, version, version=version, champion="", reason="blessed")
 
     def promote_first(store: Store, version: str) -> bool:
-        move(where, "m", version, "d" * 12)
+        for one in promoted if read_pointer(where, "m") == "d" * 12 else ():
+            move(where, "m", one, read_pointer(where, "m"))
         return delete(store, version)
 
     monkeypatch.setattr(champions, "delete", promote_first)
-    assert attempts.prune(models, 1) == [A]
+    assert attempts.prune(models, 1) == deleted
     assert read_pointer(where, "m") == B
     assert where.exists(f"m/{B}/_SUCCESS")
 

@@ -65,17 +65,19 @@ def check(folder: Path, key: Any = KEY) -> None:
     signature.check(local_bundle(folder), signature.key_signer(key.public_key()))
 
 
-def test_a_champion_of_another_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "bundle" / "serving" / "cats").mkdir(parents=True)
-    (tmp_path / "bundle" / "serving" / "cats" / "config.pbtxt").write_text("")
+@pytest.mark.parametrize("own", ["cats", "flowers"])
+def test_a_champion_of_another_model_is_refused(tmp_path: Path, own: str) -> None:
+    if own == "cats":  # the other one has no ONNX, so that only the config names the model
+        (tmp_path / "bundle" / "serving" / own).mkdir(parents=True)
+        (tmp_path / "bundle" / "serving" / own / "config.pbtxt").write_text("")
     folder, signer = make(tmp_path, KEY), signature.key_signer(KEY.public_key())
     version = bundle.version(folder)
-    for name in ("cats", "dogs"):
+    for name in (own, "dogs"):
         uri = bundle.upload(folder, name, open_store(str(tmp_path / "b")))
         (tmp_path / "b" / name / "CHAMPION").write_text(version)
-        assert open_bundle(uri, signer=signer).model_name == "cats"
-    assert open_bundle(str(tmp_path / "b" / "cats"), signer=signer).version == version
-    with pytest.raises(InputError, match="is of the model cats: do not use it"):
+        assert open_bundle(uri, signer=signer).model_name == own
+    assert open_bundle(str(tmp_path / "b" / own), signer=signer).version == version
+    with pytest.raises(InputError, match=f"is of the model {own}: do not use it"):
         open_bundle(str(tmp_path / "b" / "dogs"), signer=signer)
 
 

@@ -14,7 +14,7 @@ from kfp_ddp.core.settings import Stored
 from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
 from kfp_ddp.models import variants
 from kfp_ddp.models.bundle import INFRA, LATENCY, METRICS, Bundle
-from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.models.champion import open_bundle
 
 _LARGEST = 1 << 20
 _BATCH = "batch_1"
@@ -55,9 +55,7 @@ def documents(bundle: Bundle) -> Iterator[Path]:
 
 def read(address: str, evaluation: Path) -> Bundle:
     """Return the bundle of an evaluation; refuse one that is damaged or of another evaluation."""
-    bundle = Bundle.at(open_store(address), advice="export the model again")
-    if bundle.manifest is None:
-        raise InputError(f"there is no bundle at {address}: connect the bundle output of export")
+    bundle = open_bundle(address, "export the model again")
     if bundle.listed.get(METRICS) != sha256(evaluation):
         raise InputError(
             f"the bundle {address} is not of {evaluation}: give evaluate, export and gate the same "

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, RunCancelledError
+from kfp_ddp.core.errors import JobError, KfpDdpError, RunCancelledError
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell
 from kfp_ddp.k8s.api import Api, Object
-from kfp_ddp.models.bundle import Bundle
-from kfp_ddp.models.champion import read_pointer
+from kfp_ddp.models.champion import open_bundle, read_pointer
 from kfp_ddp.models.interface import Sample
 from kfp_ddp.models.release import Deployment, part_of
 from kfp_ddp.models.serving.canary import address, check_canary, sample_of
@@ -68,10 +67,8 @@ def roll_out(
     changed then. Raise JobError if it is not ready or answers incorrectly, RunCancelledError if the
     run was terminated; the previous model was restored then.
     """
-    bundle = Bundle.at(open_store(uri), advice="publish it again")
-    if bundle.manifest is None:
-        raise InputError(f"there is no bundle at {uri}: give the output of publish")
-    sample = sample_of(bundle)
+    bundle = open_bundle(uri, "publish it again")
+    uri, sample = bundle.uri, sample_of(bundle)
     desired = labelled(_predictor(settings, uri, model_name), bundle.version, uri, run_id)
     rollout = Rollout(api, settings, desired, sample)
     model = served_name(settings.service, model_name, settings.service_runtime)
