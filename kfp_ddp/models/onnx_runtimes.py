@@ -1,8 +1,11 @@
 """ONNX models in ONNX Runtime or OpenVINO, on the CPU."""
 
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,14 +39,14 @@ def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
 
     `runtime` is `ONNXRUNTIME` or `OPENVINO`, empty for the first that is installed; `threads` are
     those of one call, 0 for one per core. Raise InputError if it is not installed or refuses the
-    model, or the model has weights in other files: runtimes would read the current folder.
+    model, or the model has more than a graph with its weights. Names of files in it mean nothing to
+    the runtime, which finds no other file where it looks.
     """
     try:
-        external = _is_external("model", memoryview(model))
-    except (LookupError, ValueError, RecursionError):
-        raise InputError("the ONNX model is damaged: export it again") from None
-    if external:
-        raise InputError("the ONNX model has weights in other files: save it with all its weights")
+        _check("model", memoryview(model))
+    except (LookupError, ValueError, RecursionError) as error:
+        why = str(error) if isinstance(error, ValueError) else "damaged parts"
+        raise InputError(f"the ONNX model is refused, as it has {why}: export it again") from None
     names = [runtime] if runtime else list(_LOADERS)
     name = next((one for one in names if find_spec(one)), "")
     if not name:
@@ -64,6 +67,11 @@ def _onnxruntime(model: bytes, threads: int) -> Loaded:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    # The folder of files that a model names: nothing can be below it.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", os.devnull
+    )
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     (entry,), (output,) = session.get_inputs(), session.get_outputs()
 
@@ -83,12 +91,15 @@ def _openvino(model: bytes, threads: int) -> Loaded:
     import openvino
 
     core = openvino.Core()
-    read = core.read_model(model=model)
     # Its default on CPUs with bf16 is bf16, which differs by a percent.
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"}
     if threads:
         settings["INFERENCE_NUM_THREADS"] = threads
-    compiled = core.compile_model(read, "CPU", settings)
+    # Files that a model names are searched in its folder, for bytes in the current one.
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "model.onnx")
+        file.write_bytes(model)
+        compiled = core.compile_model(core.read_model(file), "CPU", settings)
     entry, output = compiled.input(0), compiled.output(0)
 
     def logits(images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -109,39 +120,50 @@ def _fixed(shape: list[int | str]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else -1 for size in shape)
 
 
-_PARTS: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 20: "training", 25: "function"},
-    "training": {1: "graph", 2: "graph"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "function": {7: "node", 11: "attribute"},
+_LEAVES: dict[str, tuple[int, ...]] = {
+    "model": (1, 2, 3, 4, 5, 6, 8, 14),
+    "graph": (2, 10, 11, 12, 13, 14, 16),
+    "node": (1, 2, 3, 4, 6, 9),
+    "attribute": (1, 2, 3, 4, 7, 8, 9, 13, 20),
+    "tensor": (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16),
+}
+_INNER: dict[str, dict[int, str]] = {
+    "model": {7: "graph"},
+    "graph": {1: "node", 5: "tensor"},
     "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
     "tensor": {},
 }
-"""Fields of the messages of onnx.proto that contain a tensor, by number."""
-_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+"""Allowed fields of the messages of onnx.proto by number: without and with a tensor in them.
+
+Left out are external data of tensors, and what export does not write: sparse tensors, functions,
+training, and operators of other domains than ONNX's own.
+"""
 
 
-def _is_external(kind: str, message: memoryview) -> bool:
-    """Return whether a protobuf message has a tensor in another file; LookupError if it is none."""
+def _check(kind: str, message: memoryview) -> None:
+    """Raise ValueError or LookupError unless a message has allowed fields in their only spelling.
+
+    Runtimes read odd spellings in other ways, and fields that are unknown here.
+    """
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
         field, wire_type = tag >> 3, tag & 7
-        if kind == "tensor" and field in (_EXTERNAL_DATA, _DATA_LOCATION):
-            return True  # exporters leave out the default location
+        inner = _INNER[kind].get(field)
+        if inner is None and field not in _LEAVES[kind]:
+            raise ValueError(f"field {field} of a {kind}, such as weights in other files")
         if wire_type == 0:
-            _, at = _varint(message, at)
-            continue
-        sizes = {1: 8, 5: 4}
-        size, at = _varint(message, at) if wire_type == 2 else (sizes[wire_type], at)
-        part = message[at : at + size]
+            size, at = 0, _varint(message, at)[1]
+        else:
+            size, at = _varint(message, at) if wire_type == 2 else ({1: 8, 5: 4}[wire_type], at)
+        if inner is not None:
+            if wire_type != 2:
+                raise ValueError(f"field {field} of a {kind} in another wire type")
+            _check(inner, message[at : at + size])
         at += size
-        inner = _PARTS[kind].get(field) if wire_type == 2 else None
-        if inner is not None and _is_external(inner, part):
-            return True
-    return False
+    if at != len(message):
+        raise ValueError("a part without an end")
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
@@ -150,6 +172,8 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
     while message[at] & 0x80:
         value |= (message[at] & 0x7F) << shift
         at, shift = at + 1, shift + 7
+    if shift > 63 or (shift and not message[at]):
+        raise ValueError("an integer in another spelling")
     return value | message[at] << shift, at + 1
 
 
