@@ -7,7 +7,8 @@ Prerequisite: the `predict` extra, and ONNX Runtime (or torch).
     probabilities = load("bundle")(["picture.jpg"])
 """
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,8 +27,8 @@ except ModuleNotFoundError as error:
     if error.name not in ("fcntl", "resource"):
         raise
     raise ModuleNotFoundError(UNIX_ONLY, name=error.name) from None
-from kfp_ddp.models import onnx_runtimes, programs
-from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, PROGRAM
+from kfp_ddp.models import onnx_runtimes
+from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, WEIGHTS, Bundle
 from kfp_ddp.models.interface import read_interface
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, Logits
 from kfp_ddp.training.config import MAX_PIXELS, Reading
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 Picture = str | Path | bytes | Image.Image | NDArray[Any]
 """A path, the content of a file, a picture of Pillow, or uint8 [H, W] or [H, W, 3] in RGB."""
+_TORCH = ("torch", "torchvision", "safetensors")
 _BATCH_DIMENSIONS = 4
 _PARTS = 8
 """Places of a covered part along each side; it is two of them high and wide."""
@@ -56,12 +58,12 @@ class Model:
     """Side of the centre crop in pixels."""
     background: str
     """Colour behind transparent pixels, as #rrggbb; '' drops the alpha channel."""
+    value_range: str
+    """Values of black and white, as BLACK,WHITE, of pictures of more than 8 bits or fractions."""
     runtime: str
     """onnxruntime or torch."""
     logits: Logits
     """Function of uint8 images [N, 3, size, size] in RGB."""
-    value_range: str = ""
-    """Values of black and white, as BLACK,WHITE, of pictures of more than 8 bits or fractions."""
 
     def __call__(self, pictures: Sequence[Picture]) -> NDArray[np.float64]:
         """Return the probability of each class for each picture: float64 [pictures, classes].
@@ -131,29 +133,42 @@ def ranking(
     return [{"class": classes[at], "probability": float(probabilities[at])} for at in order]
 
 
-def load(bundle: str, signer: "Signer | None" = None) -> Model:
+def load(bundle: str, signer: "Signer | None" = None, *, allow_code: bool = False) -> Model:
     """Return the model of a bundle; each file that is read is verified by the manifest.
 
     `bundle` is the folder or URI of a bundle, of a run's results, or of a model's exports (then the
-    champion); `signer` is of `kfp_ddp.models.signature`, None for any. Raise InputError if the
-    bundle is missing, incomplete or not signed by it, or no runtime for it is installed.
+    champion); `signer` is of `kfp_ddp.models.signature`, None for any. Without `model.onnx` or ONNX
+    Runtime torch builds the network again, by its own code only with `allow_code`. Raise InputError
+    if the bundle is missing, incomplete or not signed, or it cannot be computed here.
     """
     sealed = open_bundle(bundle, signer=signer)
     interface = read_interface(sealed)
-    loaders: dict[str, tuple[str, Callable[[bytes], Logits]]] = {
-        ONNX: (ONNXRUNTIME, onnx_runtimes.load),
-        PROGRAM: ("torch", programs.load),
-    }
-    usable = {name: loader for name, loader in loaders.items() if name in sealed.listed}
-    for name, (runtime, loader) in usable.items():
-        if find_spec(runtime):
-            logits = loader(sealed.read(name, LARGEST_MODEL) or b"")
-            return Model(*interface[:4], runtime, logits, interface.value_range)
+    if ONNX in sealed.listed and find_spec(ONNXRUNTIME):
+        content = sealed.read(ONNX, LARGEST_MODEL) or b""
+        return Model(*interface, ONNXRUNTIME, onnx_runtimes.load(content, ONNXRUNTIME))
+    if WEIGHTS in sealed.listed and all(map(find_spec, _TORCH)):
+        return Model(*interface, _TORCH[0], _in_torch(sealed, allow_code))
+    needed = {ONNX: ONNXRUNTIME, WEIGHTS: " ".join(_TORCH)}
+    commands = [f"pip install {names}" for file, names in needed.items() if file in sealed.listed]
     raise InputError(
-        f"{bundle} needs {' or '.join(one for one, _ in usable.values())}: pip install onnxruntime"
-        if usable
-        else f"{bundle} has neither {' nor '.join(loaders)}, so it cannot be computed here"
+        f"{bundle} cannot be computed here: {' or '.join(commands)}"
+        if commands
+        else f"{bundle} has neither {ONNX} nor {WEIGHTS}: export the model again"
     )
+
+
+def _in_torch(bundle: Bundle, allow_code: bool) -> Logits:
+    """Return the function of the network that the weights describe, on the CPU."""
+    import torch
+
+    from kfp_ddp.export.formats import Servable, eager
+    from kfp_ddp.models import weights
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, WEIGHTS)
+        file.write_bytes(bundle.read(WEIGHTS, LARGEST_MODEL) or b"")
+        network = eager(Servable(*weights.read(file, 0, allow_code=allow_code)).eval())
+    return lambda squares: network(torch.from_numpy(squares)).numpy()
 
 
 def square(

@@ -49,6 +49,9 @@ BATCH = 8
     type=FOLDER,
     help="Write pictures to this folder that mark what the class depends on.",
 )
+@click.option(
+    "--allow-code", is_flag=True, help="Run the network's own code of a bundle without model.onnx."
+)
 @KEY
 @AS_JSON
 def predict(
@@ -58,6 +61,7 @@ def predict(
     table: Path | None,
     into: Path | None,
     explain: Path | None,
+    allow_code: bool,
     key: Path | None,
     as_json: bool,
 ) -> None:
@@ -74,7 +78,7 @@ def predict(
     require("predict")
     from kfp_ddp.predict import load
 
-    model = load(bundle, find_signer(key))
+    model = load(bundle, find_signer(key), allow_code=allow_code)
     paths = [path for word in pictures for path in _pictures(Path(word))]
     width = max(len(printable(str(path))) for path in paths)
     if sys.stdout.isatty():

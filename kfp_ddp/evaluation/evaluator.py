@@ -181,13 +181,15 @@ def read_model(checkpoint: Path | str) -> Subject:
     champion. Raise InputError if it is missing or damaged, StorageError if it cannot be read.
     """
     uri = str(checkpoint)
-    if isinstance(checkpoint, Path) or (Path(checkpoint) / MANIFEST).is_file():
-        return _read_checkpoint(Path(checkpoint), uri)
+    if isinstance(checkpoint, Path):
+        return _read_checkpoint(checkpoint, uri)
     store = open_store(uri)
-    if store.has_files() and store.read(MANIFEST, LARGEST_CONFIG) is not None:
+    champion = champions.find(uri) if store.has_files() else None
+    if champion is None and (Path(checkpoint) / MANIFEST).is_file():
+        return _read_checkpoint(Path(checkpoint), uri)
+    if champion is None and store.read(MANIFEST, LARGEST_CONFIG) is not None:
         with tempfile.TemporaryDirectory() as folder:
             return _read_checkpoint(weights_download.download(uri, Path(folder)), uri)
-    champion = champions.find(uri) if store.has_files() else None
     if champion is None or not champion.version:
         raise InputError(
             f"there is no checkpoint and no bundle at {uri}: give a folder step-<number> of a "
@@ -202,7 +204,7 @@ def _read_bundle(champion: Champion, uri: str) -> Subject:
     with tempfile.TemporaryDirectory() as folder:
         file = champion.fetch_weights(Path(folder))
         try:
-            network, info = weights.read(file, own.step)
+            network, info = weights.read(file, own.step, allow_code=True)
         except (InputError, StorageError) as error:
             raise type(error)(f"the champion {bundle.uri} cannot be evaluated: {error}") from None
     # The settings of the training define the images of the validation, and how they are read.

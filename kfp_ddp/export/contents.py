@@ -1,6 +1,7 @@
 """The files of a bundle except its manifest: formats, descriptions, measurements, model card."""
 
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -9,11 +10,9 @@ from typing import Any
 
 from kfp_ddp.core.files import link_or_copy
 from kfp_ddp.export import card, formats, infra, prove, provenance, variants
-from kfp_ddp.export.engine import key
-from kfp_ddp.export.formats import INPUT, OUTPUT
+from kfp_ddp.export.formats import INPUT, MAX_BATCH, OUTPUT
 from kfp_ddp.models import bundle
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.models.programs import MAX_BATCH
 from kfp_ddp.models.release import Variants
 from kfp_ddp.training import model_file
 from kfp_ddp.training.data.transforms import short_side
@@ -30,9 +29,12 @@ def write(
     evaluation: Path,
     model_name: str,
     requested: Variants,
-    inputs: dict[str, Any],
+    export: Mapping[str, Any],
 ) -> None:
-    """Write all of them into a new folder; arguments and errors as of `engine.make`."""
+    """Write all of them into a new folder; arguments and errors as of `engine.make`.
+
+    `export` describes the inputs, for the config.
+    """
     model, info = load_model(checkpoint)
     result = Evaluation.read(evaluation)
     images = prove.real_samples(split, info)
@@ -44,7 +46,7 @@ def write(
     # Loaded from safetensors it is the eager model again.
     timed = {"eager": reference, **loaded, **further}
     del timed[bundle.WEIGHTS]
-    signature, config = describe_signature(info), describe_config(info, inputs)
+    signature, config = describe_signature(info), describe_config(info, export)
     if left_out:
         parity["left_out"] = signature["left_out"] = left_out
     onnx = folder / bundle.ONNX
@@ -104,7 +106,7 @@ def describe_signature(info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def describe_config(info: ModelInfo, inputs: dict[str, Any]) -> dict[str, Any]:
+def describe_config(info: ModelInfo, export: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the model was trained and exported."""
     versions = {}
     for name in _PACKAGES:
@@ -118,7 +120,7 @@ def describe_config(info: ModelInfo, inputs: dict[str, Any]) -> dict[str, Any]:
         "classes": len(info.classes),
         "step": info.step,
         "training": info.config,
-        "export": {"made_of": inputs, "key": key(inputs), "versions": versions},
+        "export": {**export, "versions": versions},
     }
 
 

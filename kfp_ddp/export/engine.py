@@ -85,23 +85,20 @@ def make(
         "torch": version("torch"),
         **requested.explicit(),
     }
+    key = sha256_of_json(inputs)  # while it is unchanged, the bundle is reused
     target = run_dir / bundle.NAME
     bundle.clean_up(run_dir)
     with suppress(OSError, ValueError, KeyError, TypeError):  # no bundle, or a damaged one
         config = json.loads(read_below(target, bundle.CONFIG, bundle.LARGEST_CONFIG))
-        if config["export"]["key"] == key(inputs) and bundle.intact(target):
+        if config["export"]["key"] == key and bundle.intact(target):
             return target
     # The import of torch takes seconds.
     from kfp_ddp.export import contents
 
     with bundle.replacing(run_dir) as folder:
-        contents.write(folder, checkpoint, split, evaluation, model_name, requested, inputs)
+        export = {"made_of": inputs, "key": key}
+        contents.write(folder, checkpoint, split, evaluation, model_name, requested, export)
     return target
-
-
-def key(inputs: Mapping[str, Any]) -> str:
-    """Return a digest of a bundle's inputs; if it is unchanged, the bundle is reused."""
-    return sha256_of_json(inputs)
 
 
 def _read_evaluation(evaluation: Path, checkpoint: Path) -> Evaluation:

@@ -17,7 +17,6 @@ from kfp_ddp.core.packed import unpack
 from kfp_ddp.models import weights
 from kfp_ddp.models.bundle import CODE, ONNX, PROGRAM, WEIGHTS
 from kfp_ddp.models.onnx_runtimes import ONNXRUNTIME, OPENVINO, load
-from kfp_ddp.models.programs import MAX_BATCH
 from kfp_ddp.training.model.networks import logits, normalise
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 
@@ -25,6 +24,8 @@ IN_OPENVINO = f"{ONNX} in OpenVINO"
 INPUT, OUTPUT = "images", "logits"
 # What ONNX Runtime 1.15 reads, the one in Triton 23.05 that KServe installs by default.
 OPSET, IR_VERSION = 18, 8
+MAX_BATCH = 1024
+"""Images that a program computes at once."""
 
 Predict = Callable[[Tensor], Tensor]
 """uint8 images (N, 3, S, S) to float32 logits (N, C)."""
@@ -175,7 +176,7 @@ def from_checkpoint(checkpoint: Path) -> Predict:
 
 def from_bundle(folder: Path) -> Mapping[str, Predict]:
     """Return a function for each model file in `folder`, by name; for ONNX also in OpenVINO."""
-    functions = {WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, step=0)))}
+    functions = {WEIGHTS: eager(Servable(*weights.read(folder / WEIGHTS, 0, allow_code=True)))}
     if (folder / PROGRAM).exists():
         functions[PROGRAM] = eager(torch.export.load(folder / PROGRAM).module())
     if (folder / ONNX).exists():

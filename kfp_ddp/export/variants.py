@@ -44,7 +44,7 @@ class VariantSource:
 
 
 def _half(source: VariantSource, settings: Variants, target: Path) -> Details:
-    network, info = weights.read(source.folder / WEIGHTS, source.info.step)
+    network, info = weights.read(source.folder / WEIGHTS, source.info.step, allow_code=True)
     program = formats.trace(formats.HalfServable(network.half(), info).eval(), info.image_size)
     formats.write_onnx(program, source.info, target)
     return {"weights": "float16", "activations": "float16"}

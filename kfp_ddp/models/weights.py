@@ -55,11 +55,11 @@ def _sort_metadata(path: Path) -> None:
         file.write(text.ljust(length))
 
 
-def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
+def read(path: Path, step: int, *, allow_code: bool = False) -> tuple[nn.Module, ModelInfo]:
     """Return the network of `write`: float32 on the CPU, in eval mode, trained to `step`.
 
-    If the file has the code of a custom network, that code is run. Raise InputError if the file was
-    not written by `write`.
+    If the file has the code of a custom network, that code is run with `allow_code`. Raise
+    InputError for code without it, and if the file was not written by `write`.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -82,6 +82,11 @@ def read(path: Path, step: int) -> tuple[nn.Module, ModelInfo]:
             },
         )
         _check(info)
+        if info.model_code and not allow_code:
+            raise InputError(
+                f"{path.name} has the code of a network, which is not run: give --allow-code if "
+                "you trust its author, or use model.onnx with ONNX Runtime"
+            )
         network = info.network()
         network.load_state_dict(state)
     except (SafetensorError, LookupError, ValueError, TypeError, RuntimeError, OSError) as error:

@@ -1,11 +1,7 @@
 """Models that try to run code or to read other files, and damaged documents of a bundle."""
 
-import io
 import json
-import pickle
-import sys
-import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,136 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.models import bundle, onnx_runtimes, programs
+from kfp_ddp.models import bundle, onnx_runtimes, weights
 from kfp_ddp.models.interface import read_interface, read_sample
+from kfp_ddp.predict import load
+from kfp_ddp.serve.model import ready
+from kfp_ddp.training.state.checkpoint import ModelInfo
 from tests.exports import sealed
-
-IMAGES = np.arange(24, dtype=np.uint8).reshape(2, 3, 2, 2)
-
-
-class Network(torch.nn.Module):
-    """The sum of each channel, scaled by a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(3))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.float().sum((2, 3)) * self.weight
-
-
-@pytest.fixture(scope="module")
-def program() -> bytes:
-    shapes = {"images": {0: torch.export.Dim("batch", min=1, max=programs.MAX_BATCH)}}
-    exported = torch.export.export(Network(), (torch.from_numpy(IMAGES),), dynamic_shapes=shapes)
-    content = io.BytesIO()
-    torch.export.save(exported, content)
-    return content.getvalue()
-
-
-class Payload:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def rewritten(content: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
-    output = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(output, "w") as target:
-        for name in source.namelist():
-            target.writestr(name, change(name, source.read(name)))
-    return output.getvalue()
-
-
-def edit_graph(content: bytes, old: str, new: str) -> bytes:
-    def change(name: str, part: bytes) -> bytes:
-        if "/models/" in name:
-            assert old.encode() in part
-            return part.replace(old.encode(), new.encode())
-        return part
-
-    return rewritten(content, change)
-
-
-def hostile_programs(content: bytes, target: Path) -> dict[str, bytes]:
-    code = f"__import__('pathlib').Path('{target}').touch()"
-    pickled = io.BytesIO()
-    torch.save(Payload(target), pickled)
-
-    def weight(name: str, part: bytes) -> bytes:
-        if name.endswith("weight_0"):
-            return pickled.getvalue()
-        return part.replace(b'"use_pickle": false', b'"use_pickle": true')
-
-    def constant(name: str, part: bytes) -> bytes:
-        entry = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": False}
-        config = json.dumps({"config": {"x": {**entry, "tensor_meta": None}}}).encode()
-        return config if name.endswith("constants_config.json") else part
-
-    def context(text: str) -> str:
-        return json.dumps(text)[1:-1]  # within a text of the graph
-
-    empty = context('"builtins.dict", "context": "[]"')
-    factory = {"default_factory_module": "this", "default_factory_name": "s", "dict_context": []}
-    member = [{"__enum__": True, "fqn": "this:s", "name": 0}]
-    return {
-        "enumeration": edit_graph(
-            content, empty, context(f'"builtins.dict", "context": {json.dumps(json.dumps(member))}')
-        ),
-        "default": edit_graph(
-            content, empty, context(f'"collections.defaultdict", "context": {json.dumps(factory)}')
-        ),
-        "attribute": edit_graph(content, "aten.mul.Tensor", "aten.mul.__class__"),
-        "pickled weight": rewritten(content, weight),
-        "custom object": rewritten(content, constant),
-        "operator": edit_graph(content, "torch.ops.aten.mul.Tensor", "torch.os.system"),
-        "name": edit_graph(content, '"name": "images"', '"name": "images=print(1)"'),
-        "expression": edit_graph(content, "Symbol('", f"{code} or Symbol('".replace('"', "'")),
-        "long number": edit_graph(content, "Symbol('", f"{'1' * 20_000}!Symbol('"),
-        "symbols": edit_graph(content, "Symbol('", f"{'s77+' * 1000}!Symbol('"),
-        "compressed": zipped(bytes(10_000_000)),
-        "entry": zipped(b"", "archive/extra/run.py"),
-        "not a zip": b"torn",
-    }
-
-
-def zipped(content: bytes, name: str = "archive/data/weights/weight_0") -> bytes:
-    output = io.BytesIO()
-    with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED) as target:
-        target.writestr(name, content)
-    return output.getvalue()
-
-
-def test_a_program_that_would_run_code_is_refused(program: bytes, tmp_path: Path) -> None:
-    target = tmp_path / "created"
-    for content in hostile_programs(program, target).values():
-        with pytest.raises(InputError, match=r"model\.pt2 is refused"):
-            programs.load(content)
-    assert not target.exists()
-    assert "this" not in sys.modules
-
-
-def test_pickled_samples_and_guards_are_dropped(program: bytes, tmp_path: Path) -> None:
-    target = tmp_path / "created"
-
-    def change(name: str, part: bytes) -> bytes:
-        if "/sample_inputs/" in name:
-            return pickle.dumps(Payload(target))
-        if "/models/" in name:
-            return json.dumps(
-                {**json.loads(part), "guards_code": [f"open({str(target)!r}, 'w')"]}
-            ).encode()
-        return part
-
-    logits = programs.load(rewritten(program, change))
-    many = np.resize(IMAGES, (programs.MAX_BATCH + 1, *IMAGES.shape[1:]))
-    np.testing.assert_allclose(logits(many)[-1], logits(many[-1:])[0], atol=1e-5)
-    assert not target.exists()
 
 
 def onnx_model(weight: TensorProto, constant: bool = False) -> bytes:
@@ -164,17 +38,128 @@ def onnx_model(weight: TensorProto, constant: bool = False) -> bytes:
     return content
 
 
+OUTSIDE = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3])
+OUTSIDE.data_location = TensorProto.EXTERNAL
+OUTSIDE.external_data.add(key="location", value="secret")
+PLACES = {
+    "initializer": (7, 5),
+    "constant": (7, 1, 5, 5),
+    "list of tensors": (7, 1, 5, 10),
+    "branch": (7, 1, 5, 6, 5),
+    "list of graphs": (7, 1, 5, 11, 1, 5, 5),
+    "sparse": (7, 15, 1),
+    "indices of sparse": (7, 1, 5, 22, 2),
+    "function": (25, 7, 5, 5),
+    "default of a function": (25, 11, 5),
+    "training": (20, 1, 5),
+    "field of a later format": (99, 5),
+}
+"""Numbers of the fields that lead from the model to a tensor."""
+
+
+def varint(value: int, size: int = 0) -> bytes:
+    """An integer in at least `size` bytes."""
+    parts: list[int] = []
+    while value or len(parts) < max(1, size):
+        parts.append(value & 0x7F)
+        value >>= 7
+    return bytes([*(part | 0x80 for part in parts[:-1]), parts[-1]])
+
+
+def spellings(field: int) -> Iterator[bytes]:
+    """All spellings of the tag of a message that some parser may take for it."""
+    tag = field << 3 | 2
+    yield from (varint(tag, size) for size in range(11))
+    yield from (varint(tag | 1 << bit, size) for bit in range(32, 70) for size in (0, 10))
+
+
+def nested(path: tuple[int, ...], odd: int = -1, spelling: bytes = b"", size: int = 0) -> bytes:
+    """A message with a tensor at a place; the tag at the level `odd` has another spelling."""
+    content = bytes(OUTSIDE.SerializeToString())
+    if odd == len(path):  # of the location itself
+        content = bytes(OUTSIDE.external_data[0].SerializeToString())
+        content = spelling + varint(len(content), size) + content
+    for level in reversed(range(len(path))):
+        tag = spelling if level == odd else varint(path[level] << 3 | 2)
+        content = tag + varint(len(content), size if level == odd else 0) + content
+    return content
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_weights_in_other_files_are_refused_in_every_spelling(place: str) -> None:
+    path = PLACES[place]
+    inside = onnx_model(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    parts = [nested(path)]
+    for level, field in enumerate((*path, 13)):
+        parts += [nested(path, level, spelling) for spelling in spellings(field)]
+        parts += [nested(path, level, varint(field << 3 | 2), size) for size in range(2, 11)]
+    parts += [varint(7 << 3 | wrong) + nested(path)[1:] for wrong in (1, 3, 4, 5, 6, 7)]
+    for part in parts:
+        with pytest.raises(InputError, match="ONNX model is refused"):
+            onnx_runtimes.load(inside + part)
+
+
+@pytest.mark.parametrize("runtime", [onnx_runtimes._onnxruntime, onnx_runtimes._openvino])
 @pytest.mark.parametrize("constant", [False, True])
-def test_external_weights(constant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = numpy_helper.from_array(np.ones(3, np.float32), "w")
-    assert onnx_runtimes.load(onnx_model(inside, constant)).entry[1] == (-1, 3)
-    outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3])
-    outside.data_location = TensorProto.EXTERNAL
-    outside.external_data.add(key="location", value="secret")
+def test_runtimes_find_no_file(
+    runtime: Any, constant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = np.full(3, 7, np.float32)
+    loaded = runtime(onnx_model(numpy_helper.from_array(secret, "w"), constant), 0)
+    np.testing.assert_array_equal(loaded(np.zeros((1, 3), np.uint8))[0], secret)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "secret").write_bytes(np.ones(3, np.float32).tobytes())
-    with pytest.raises(InputError, match="weights in other files"):
-        onnx_runtimes.load(onnx_model(outside, constant))
+    for name in ("secret", "./secret", "x/../secret", f"../{tmp_path.name}/secret"):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        (tmp_path / "secret").write_bytes(secret.tobytes())
+        for location in (name, str(tmp_path / name), f"../../../..{tmp_path}/secret"):
+            outside = TensorProto()
+            outside.CopyFrom(OUTSIDE)
+            outside.external_data[0].value = location
+            with pytest.raises(Exception, match=r"xternal|invalid|failed"):
+                runtime(onnx_model(outside, constant), 0)
+
+
+def bundle_in_torch(folder: Path, code: str = "") -> Path:
+    """A bundle that only torch can compute."""
+    folder.mkdir()
+    (folder / bundle.PROGRAM).write_bytes(b"program")
+    name = "net.py:build" if code else "cifar_resnet20"
+    config = {"model_code": packed.pack(code.encode())} if code else {}
+    info = ModelInfo(name, ("cat", "dog"), 32, (0.5,) * 3, (0.5,) * 3, 1, config)
+    weights.write(info.network(), info, folder / bundle.WEIGHTS)
+    side = {"inputs": [{"shape": ["batch", 3, 32, 32]}], "preprocessing": {"short_side": 32}}
+    sealed(folder, {**DOCUMENTS, "signature.json": side})
+    return folder
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_bundle_runs_no_code_unless_allowed(
+    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.export, "load", lambda *_, **__: pytest.fail("loads the program"))
+    made = tmp_path / "made"
+    code = f"""
+from pathlib import Path
+from torch import nn
+def build(classes):
+    Path({str(made)!r}).touch()
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, classes))
+"""
+    folder = str(bundle_in_torch(tmp_path / "bundle", code if own else ""))
+    made.unlink(missing_ok=True)
+    if own:
+        with pytest.raises(InputError, match="--allow-code"):
+            load(folder)
+    assert not made.exists()
+    model = load(folder, allow_code=own)
+    assert model.runtime == "torch"
+    assert model([np.zeros((40, 40, 3), np.uint8)]).shape == (1, 2)
+    (Path(folder) / bundle.WEIGHTS).unlink()
+    sealed(Path(folder), {})
+    with pytest.raises(InputError, match="has neither"):
+        load(folder, allow_code=True)
+    with pytest.raises(InputError, match=r"has no model\.onnx"):
+        ready(folder)
 
 
 DOCUMENTS: dict[str, Any] = {
