@@ -70,8 +70,8 @@ class TrainConfig(Settings):
     it keeps its split when images are added, except in small classes; 0: the dataset must have a
     val/."""
     labels: str = ""
-    """Name of a CSV or JSON Lines file of path, label and optionally split in the dataset; '' where
-    folders name the classes."""
+    """Table of path, label and optionally split in the dataset, as labels.csv; several with commas
+    between, and columns after #, as labels.csv#id,breed; '' where folders name the classes."""
     layout: Literal["auto", "classes", "splits"] = "auto"
     """What the dataset's top folders are: classes, or splits, whose folders are the classes (those
     without a split's name are for training if none is named so); auto: as their names and folders

@@ -17,9 +17,9 @@ from kfp_ddp.storage.kinds import open_source
 from kfp_ddp.storage.listing import Filter, Listing
 from kfp_ddp.storage.source import Retry, SourceOptions
 from kfp_ddp.training.data.layout import Layout, LayoutRule, lay_out
-from kfp_ddp.training.data.sides import SIDES, TRAIN
+from kfp_ddp.training.data.sides import SIDES, TRAIN, tables_in
 from kfp_ddp.training.data.splits import splits_of
-from kfp_ddp.training.data.tables import LARGEST, Labels
+from kfp_ddp.training.data.tables import LARGEST, Labels, labels_of
 
 FEW = 10
 """A class with fewer training images gets a warning."""
@@ -56,8 +56,8 @@ def check(
     Raises InputError if no training is possible with them, and as `Transfer.run` for the table.
     """
     try:
-        table = _table(context, rule.labels, listing) if rule.labels else None
-        images = look_at(listing, rule, table)
+        tables = labels_of(rule.labels, lambda name: _table(context, name, listing))
+        images = look_at(listing, rule, tables)
         if before is not None and images.layout.by_name:
             moved = tuple(_moved(images.layout, before, rule))
             images = replace(images, warnings=(*images.warnings, *moved))
@@ -67,20 +67,20 @@ def check(
     return images
 
 
-def look_at(listing: Listing, rule: LayoutRule, table: Labels | None) -> DatasetImages:
+def look_at(listing: Listing, rule: LayoutRule, tables: Sequence[Labels]) -> DatasetImages:
     """Return the images of a sorted listing, with warnings; raises InputError as `lay_out`."""
     layout = lay_out(
-        listing.names, val_fraction=rule.val_fraction, labels=table, layout=rule.layout
+        listing.names, val_fraction=rule.val_fraction, labels=tables, layout=rule.layout
     )
     train, val = (part.counts(len(layout.classes)) for part in (layout.train, layout.val))
     warnings = (*layout.notes, *uneven(layout.classes, train, val), *_duplicates(listing, layout))
     return DatasetImages(layout, warnings)
 
 
-def _table(context: Context, name: str, listing: Listing) -> Labels:
+def _table(context: Context, name: str, listing: Listing) -> bytes:
     index = bisect_left(listing.names, name)
     if index == len(listing) or listing.names[index] != name:
-        tables = [name for name in listing.names if name.lower().endswith((".csv", ".jsonl"))]
+        tables = tables_in({"": listing.names})
         hint = f"; it has {', '.join(tables[:_SHOWN])}" if tables else ""
         raise InputError(f"labels={name} is not in it{hint}")
     if listing.sizes[index] > LARGEST:
@@ -89,7 +89,7 @@ def _table(context: Context, name: str, listing: Listing) -> Labels:
             f"labels={name} is too large ({size}): give one of {human(LARGEST)} at most"
         )
     context.phase(f"reading {name}")
-    return Labels.parse(name, _contents(context, listing.take([index]))[0])
+    return _contents(context, listing.take([index]))[0]
 
 
 def _contents(context: Context, listing: Listing) -> list[bytes]:

@@ -30,8 +30,7 @@ from kfp_ddp.training.data.sides import (
     is_image,
     tables_in,
 )
-from kfp_ddp.training.data.splits import read_table
-from kfp_ddp.training.data.tables import Labels
+from kfp_ddp.training.data.splits import read_tables
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 """Bytes near the end of a complete file, and of a thumbnail in its header."""
@@ -95,11 +94,11 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     everything = list(_names(folder, sync)) if folder else open_source(source).listing().names
     names = [name for name in everything if selection.selects(name)]
     table = training.get("labels") or TrainConfig.model_fields["labels"].default
-    labels = Labels.parse(table, read_table(folder, table, None)) if table and folder else None
+    labels = read_tables(folder, table, None) if folder else ()
     fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
     meaning = training.get("layout") or TrainConfig.model_fields["layout"].default
     layout = lay_out(names, val_fraction=fraction, labels=labels, layout=meaning)
-    notes = list(layout.notes)
+    notes = [f"classes from {layout.form}"] * bool(labels) + list(layout.notes)
     images, chosen = (sum(map(is_image, group)) for group in (everything, names))
     if images > chosen:
         what = " and ".join(name for name in ("include", "exclude") if sync.get(name))
@@ -107,8 +106,8 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     tags = arguments.get("gate", {}).get("tags", "")
     if tags and is_relative(tags) and tags not in names:
         raise InputError(f"tags is {tags}, but {source} has no such file: correct it")
-    if not table and (others := set(tables_in(group_by_folder(names))) - {tags}):
-        name = min(others)
+    others = [] if table else [one for one in tables_in(group_by_folder(names)) if one != tags]
+    for name in others[:1]:
         notes.append(f"{name} is not used: if it has the classes, --set labels={name}")
     known = {name: training[name] for name in Reading._fields if name in training}
     headers, broken = _open_all(folder, layout, Reading(**known), notes) if folder else ([], {})
@@ -124,7 +123,7 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     excluded: list[str] = []
     reads_any = folder is None or training.get("script")
     if not reads_any and not sync.get("include"):
-        excluded += _other_files(names, {table, tags}.intersection(names))
+        excluded += _other_files(names, {tags, *(one.name for one in labels)}.intersection(names))
     if broken and not reads_any and not labels and len(broken) <= MOST_ROWS:
         excluded += map(glob_of, broken)
         layout = _without(broken, names, fraction, meaning)

@@ -132,7 +132,7 @@ TRAIN = [(f"train/{label}/{n}.jpg", ord(label) * 100 + n) for label in "ab" for 
 def test_the_same_content_in_two_splits_is_leakage(tags: bool) -> None:
     objects = [("val/a/x.jpg", 97 * 100 + 3), ("val/b/y.jpg", 1), ("test/b/z.jpg", 98 * 100 + 4)]
     objects += [("train/a/again.jpg", 97 * 100 + 5)]
-    images = look_at(listing(*TRAIN, *objects, tags=tags), LayoutRule(), None)
+    images = look_at(listing(*TRAIN, *objects, tags=tags), LayoutRule(), ())
     assert [warning for warning in images.warnings if "the same" in warning] == [
         "2 images of val or test are the same as images of another split (test/b/z.jpg and "
         "train/b/4.jpg): the measured accuracy is too high"
@@ -141,7 +141,7 @@ def test_the_same_content_in_two_splits_is_leakage(tags: bool) -> None:
 
 def test_classes_with_few_images_or_without_a_split_get_a_warning() -> None:
     objects = [("train/c/1.jpg", 1), ("val/a/1.jpg", 2), ("val/c/1.jpg", 3)]
-    assert look_at(listing(*TRAIN, *objects), LayoutRule(), None).warnings == (
+    assert look_at(listing(*TRAIN, *objects), LayoutRule(), ()).warnings == (
         "1 class without images to validate: b (20 to train on)",
         "1 class with fewer than 10 images to train on: c (1)",
     )
@@ -152,4 +152,4 @@ def test_empty_files_are_no_duplicates() -> None:
     for name, _ in TRAIN:
         empty.add(name, 0, 0)
         empty.add(name.replace("train", "val"), 0, 0)
-    assert look_at(empty.sorted(), LayoutRule(), None).warnings == ()
+    assert look_at(empty.sorted(), LayoutRule(), ()).warnings == ()

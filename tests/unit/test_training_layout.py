@@ -15,13 +15,13 @@ from kfp_ddp.datasets.settings import rule_of
 from kfp_ddp.datasets.versions import leases_of
 from kfp_ddp.training.data.layout import Layout, LayoutRule, Part, lay_out
 from kfp_ddp.training.data.splits import count_images, scan, sides_of, splits_of
-from kfp_ddp.training.data.tables import Labels
+from kfp_ddp.training.data.tables import labels_of
 from kfp_ddp.training.prepare import _scan
 from tests.training_ranks import run
 
 
 def laid_out(names: Iterable[str], labels: str = "", called: str = "labels.csv") -> Layout:
-    read = Labels.parse(called, labels.encode()) if labels else None
+    read = labels_of(called, lambda _: labels.encode()) if labels else ()
     return lay_out(names, val_fraction=0.1, labels=read)
 
 
@@ -269,77 +269,6 @@ def test_test_folder_without_known_classes_is_left_out() -> None:
     layout = laid_out([*names, "test/cat/1.jpg", "test/eel/1.jpg"])
     assert [name for name, _ in layout.test] == ["test/cat/1.jpg"]
     assert any("eel" in note for note in layout.notes)
-
-
-IMAGENET = [
-    *(f"train/{name}" for name in photographs(3, "n01440764", "n01443537")),
-    *(f"val/ILSVRC2012_val_0000000{n}.JPEG" for n in range(1, 5)),
-]
-
-
-@pytest.mark.parametrize(
-    ("called", "first", "line"),
-    [
-        ("LOC_val_solution.csv", "ImageId,PredictionString\n", "{0},{1} 85 1 49 27 {1} 1 1 2 2 \n"),
-        ("val_map.txt", "", "{0}.JPEG {1}\n"),
-        ("val.csv", "", "val/{0}.JPEG,{1}\r\n"),
-    ],
-)
-def test_flat_validation_folder_with_a_mapping_file(called: str, first: str, line: str) -> None:
-    classes = ("n01440764", "n01443537", "n01440764", "n01440764")
-    rows = [line.format(f"ILSVRC2012_val_0000000{n}", name) for n, name in enumerate(classes, 1)]
-    layout = laid_out(IMAGENET, first + "".join(rows), called)
-    assert layout.classes == ("n01440764", "n01443537")
-    assert len(layout.train) == 6
-    named = by_class(layout, layout.val)
-    assert named["n01443537"] == ["val/ILSVRC2012_val_00000002.JPEG"]
-    assert len(named["n01440764"]) == 3
-
-
-def test_table_has_classes_and_splits() -> None:
-    images = [f"photos/{n}.jpg" for n in range(6)]
-    rows = ["path,label,split", "photos/0.jpg,Hund,", 'photos/1.jpg, "Kat, Katze"']
-    rows += ["photos/2.jpg,Hund,"]
-    rows += ["photos/3.jpg,Hund,valid", "photos/4.jpg,Hund,test", "photos/2.jpg,Hund,train"]
-    layout = laid_out([*images, "meta/labels.csv"], "\ufeff" + "\n".join(rows), "meta/labels.csv")
-    assert layout.classes == ("Hund", "Kat, Katze")
-    assert list(layout.val) == [("photos/3.jpg", 0)]
-    assert list(layout.test) == [("photos/4.jpg", 0)]
-    assert [name for name, _ in layout.train] == ["photos/0.jpg", "photos/2.jpg", "photos/1.jpg"]
-    assert any(": 1 left out" in note and "photos/5.jpg" in note for note in layout.notes)
-
-
-def test_table_of_json_lines() -> None:
-    rows = "\n".join(f'{{"file": "{n}.png", "label": {n % 2}, "x": "\u2028"}}' for n in range(60))
-    layout = laid_out([f"set/{n}.png" for n in range(60)], rows, "set/metadata.jsonl")
-    assert layout.classes == ("0", "1")
-    assert len(layout.train) + len(layout.val) == 60
-    assert len(layout.val)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("a.jpg,cat\nb.jpg,dog\nc.jpg,cat\nd.jpg,dog\n", r"names 2 files .*c\.jpg first"),
-        ("a.jpg,cat\na.jpg,dog\n", r"a\.jpg both cat in train and dog in train"),
-        ("a.jpg,cat\nb.jpg,\n", "line 2 "),
-        ("a.jpg,cat\nb.jpg\n", "line 2 "),
-        ("path,label,split\na.jpg,cat,nowhere\n", "nowhere"),
-        ("label\ncat\n", "line 1 "),
-        (",,\n", "line 1 "),
-    ],
-)
-def test_table_that_does_not_fit_the_images_is_refused(text: str, why: str) -> None:
-    with pytest.raises(InputError, match=why) as raised:
-        laid_out(["a.jpg", "b.jpg"], text)
-    assert "labels.csv" in str(raised.value)
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff\xfe\x00", b"\x00,\x00\n", b"[1]\n{"])
-@pytest.mark.parametrize("called", ["a.csv", "a.jsonl", "a.txt"])
-def test_invalid_table_is_refused(called: str, data: bytes) -> None:
-    with pytest.raises(InputError, match=rf"labels a\.{called[2:]}"):
-        lay_out(["a.jpg", "b.jpg"], val_fraction=0.1, labels=Labels.parse(called, data))
 
 
 def test_known_classes_need_no_training_images() -> None:

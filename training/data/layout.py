@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import same_text
+from kfp_ddp.training.data.columns import assign_by_labels
 from kfp_ddp.training.data.sides import (
     SIDES,
     TEST,
@@ -27,7 +28,7 @@ from kfp_ddp.training.data.sides import (
     unify,
     use_a_table,
 )
-from kfp_ddp.training.data.tables import Labels, assign_by_labels
+from kfp_ddp.training.data.tables import Labels
 
 _SHOWN = 5
 _FEWEST, _TENTH = 2, 10
@@ -88,7 +89,7 @@ def lay_out(
     names: Iterable[str],
     *,
     val_fraction: float,
-    labels: Labels | None = None,
+    labels: Sequence[Labels] = (),
     layout: str = "auto",
     classes: Sequence[str] | None = None,
 ) -> Layout:
@@ -97,14 +98,16 @@ def lay_out(
     Args:
         names: Names of its files, relative to it; a name that ends with a slash is a folder.
         val_fraction: Share of the images for validation if it has no such split; 0: an error then.
-        labels: Table of classes, and optionally splits.
+        labels: Tables of classes, and optionally splits.
         layout: Meaning of the top-level folders, as in `TrainConfig`.
         classes: Classes of a model; then the training images are not checked.
     """
     names = list(names)
     tops = group_by_folder(names)
     try:
-        assignment = assign_by_labels(tops, labels) if labels else assign_by_folders(tops, layout)
+        assignment = (
+            assign_by_labels(tops, labels, layout) if labels else assign_by_folders(tops, layout)
+        )
         unify(assignment.sides.values(), classes or ())
         if classes is None:
             _check_classes(assignment.sides[TRAIN], tops)
@@ -119,7 +122,8 @@ def lay_out(
         )
     _check_known(assignment, known)
     assignment.notes += _systems(names)
-    if text := not_read(name for name in names if name != (labels and labels.name)):
+    tables = {table.name for table in labels}
+    if text := not_read(name for name in names if name not in tables):
         assignment.notes.append(text)
     train, val, test = (number(assignment.sides.get(side, Side()), known) for side in SIDES)
     return Layout(known, train, val, test, by_name, assignment.form, tuple(assignment.notes))

@@ -341,11 +341,15 @@ def _check_side(side: Side, role: str, tops: dict[str, list[str]], layout: str) 
 
 def use_a_table(tops: dict[str, list[str]]) -> str:
     """Advise a table of labels in place of class folders, with an example of such a file."""
-    like = f", such as {tables[0]}" if (tables := tables_in(tops)) else ""
+    tables = tables_in(tops)
+    alike = [name for name in tables if name.rpartition("/")[2] == tables[0].rpartition("/")[2]]
+    like = f", such as {','.join(alike)}" if tables else ""
     return f"set labels to the name of a CSV of path,label in the dataset{like}"
 
 
 def tables_in(tops: dict[str, list[str]]) -> list[str]:
-    """Return the names of files that may be tables of labels."""
+    """Return the names of files that may be tables of labels, those for training first."""
     kinds = (".csv", ".jsonl", ".tsv")
-    return sorted(name for name in tops[""] if name.lower().endswith(kinds) and name[0] not in "._")
+    names = (name for members in tops.values() for name in members)
+    tables = (name for name in names if name.lower().endswith(kinds) and not is_ignored(name))
+    return sorted(tables, key=lambda name: (name.count("/"), role_in(name) != TRAIN, name))

@@ -25,7 +25,7 @@ from kfp_ddp.training.data.sides import (
     side_of,
     unify,
 )
-from kfp_ddp.training.data.tables import LARGEST, Labels
+from kfp_ddp.training.data.tables import LARGEST, Labels, labels_of
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def splits_of(
     packed = shards.members(data)
     names = list(_names(data)) if packed is None else packed.names
     try:
-        table = Labels.parse(labels, read_table(data, labels, packed)) if labels else None
+        tables = read_tables(data, labels, packed)
         images = lay_out(
-            names, val_fraction=val_fraction, labels=table, layout=layout, classes=classes
+            names, val_fraction=val_fraction, labels=tables, layout=layout, classes=classes
         )
     except InputError as error:
         raise InputError(f"dataset {data}: {error}") from None
@@ -136,8 +136,12 @@ def _positions(data: Path, packed: shards.Members) -> dict[str, int]:
     return positions
 
 
-def read_table(data: Path, name: str, packed: shards.Members | None) -> bytes:
-    """Return the content of a table of labels; raise InputError if it cannot be read."""
+def read_tables(data: Path, labels: str, packed: shards.Members | None) -> tuple[Labels, ...]:
+    """Read the tables that the setting `labels` names; raise InputError if one cannot be read."""
+    return labels_of(labels, lambda name: _read_table(data, name, packed))
+
+
+def _read_table(data: Path, name: str, packed: shards.Members | None) -> bytes:
     try:
         if packed is None:
             return read_below(data, name, LARGEST)
