@@ -123,7 +123,8 @@ def _finish(config: TrainConfig, folder: RunFolder, splits: Splits) -> None:
         )
     classes = splits.train.classes
     network = networks.build_for(config, len(classes))
-    tensors, advice = initial_weights.read(weights).tensors, "set model to the script's network"
+    own, advice = network.state_dict(), "set model to the script's network"
+    tensors, _ = initial_weights.named_alike(initial_weights.read(weights), own, ".", config.model)
     networks.fill(network, tensors, str(weights), config.model, advice)
     result = _result(folder.path / RESULT)
     step, figures = int(result.pop("step", config.epochs)), result

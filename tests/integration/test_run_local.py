@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from kfp_ddp import predict as predict_module
+from kfp_ddp.local.folder import LocalRun, begin
 from kfp_ddp.predict import load
 from kfp_ddp.training.data import image_files, transforms
 from kfp_ddp.training.model.networks import normalise
@@ -40,7 +41,7 @@ def ran(photos: Path) -> "subprocess.CompletedProcess[str]":
     """
     program = [sys.executable, "-m", "kfp_ddp", "run", photos.name, "--local"]
     options = ["--ranks", "1", "--output", "result", "--json"]
-    (photos.parent / "result").mkdir()
+    begin(LocalRun("", {}), photos.parent / "result", "")
     for name in ("pipeline.log", "labels_to_check.csv", "labels_to_check-1.csv"):
         (photos.parent / "result" / name).write_text(f"{name} of an earlier run")
     exports = (f"destination={photos.parent / 'models'}", "champion=last")
@@ -154,7 +155,7 @@ def test_torch_predicts_the_same_without_onnx_runtime(
             ("{photos}", "--set", "pretrained={photos}/../w.pth"),
             "w.pth contains no readable weights",
         ),
-        (("{photos}", "--output", "{other}"), "holds files that are not of a run"),
+        (("{photos}", "--output", "{other}"), "holds work, which is not of a run"),
     ],
 )
 def test_invalid_input_is_one_line_before_anything_is_copied(

@@ -166,7 +166,7 @@ def initialise(
             "same blur_pool: set model and blur_pool as that run did"
         )
     own, head = network.state_dict(), head_of(network)
-    tensors, places = _named_alike(weights, own, f"{head}.", config.model, config.image_size)
+    tensors, places = named_alike(weights, own, f"{head}.", config.model, config.image_size)
     weight = tensors.get(f"{head}.weight")
     same_number = weight is not None and len(weight) == len(classes)
     if not (weights.classes == classes if weights.classes else same_number):
@@ -203,14 +203,14 @@ def network_of(path: Path) -> str:
     for model in resnets:  # not on the meta device, which imports triton: that ends with warnings
         network = build(model, 1)
         own, head = network.state_dict(), f"{head_of(network)}."
-        tensors, places = _named_alike(weights, own, head, model)
+        tensors, places = named_alike(weights, own, head, model)
         body = {name: value for name, value in tensors.items() if not name.startswith(head)}
         if not _misfit(body, own, head, places):
             return model
     return ""
 
 
-def _named_alike(
+def named_alike(
     weights: Weights, own: dict[str, Tensor], head: str, model: str, image_size: int = 224
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors by the network's names, and the places that fit them equally well.
