@@ -111,7 +111,8 @@ def _figures(grounds: Grounds, service: str) -> dict[str, float] | None:
             path, "GET", auth_settings=["BearerToken"], response_type="str"
         )[0]
     except client.ApiException as error:
-        if error.status in (500, 502, 503):  # no endpoint yet, or nobody listens yet
+        # No endpoint yet, nobody listens yet, or the proxy has not seen the new Service.
+        if error.status in (404, 500, 502, 503):
             return None
         raise
     samples = re.findall(r"^(kfp_ddp_\w+) (\S+)$", text, re.MULTILINE)
