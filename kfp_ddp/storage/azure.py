@@ -26,10 +26,8 @@ from kfp_ddp.storage.source import (
     SourceOptions,
     Transient,
     bucket_and_prefix,
-    check_not_empty,
-    etag_of,
     is_temporary,
-    reading_pages,
+    listing_by_etag,
 )
 from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, ObjectState, Page, read_bounded
 
@@ -73,17 +71,10 @@ class AzureSource(SdkSource):
         """List the prefix; see `Source.listing`."""
         from azure.core.exceptions import AzureError
 
-        listing = Listing()
         try:
-            with reading_pages(self.url):
-                for page in self.pages():
-                    for name, size, tag in page:
-                        if name or size:
-                            listing.add(name, size, 0, tag=etag_of(self.url, name, tag))
+            return listing_by_etag(self.url, self._prefix, self.pages())
         except AzureError as error:
             raise problem("list", self.url, self._root, error) or error from error
-        check_not_empty(self.url, self._prefix, listing)
-        return listing
 
     def pages(self, below: str = "", size: int = 0) -> Iterator[list[tuple[str, int, str]]]:
         """Yield name, bytes and ETag of blobs in pages of `size`, without those of folders."""

@@ -297,8 +297,7 @@ class GcsStore(Bucket):
         )
         for page in blobs.pages:
             yield [pages.row(blob.name, blob.size) for blob in page]
-            if not pages.following(blobs.next_page_token):
-                break
+            pages.following(blobs.next_page_token)
 
     def _stat(self, name: str) -> ObjectState | None:
         blob = self._bucket.get_blob(self._key(name), **_options())

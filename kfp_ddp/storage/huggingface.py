@@ -147,9 +147,7 @@ class HuggingFaceSource(HttpSource):
         )
 
         if isinstance(error, GatedRepoError):
-            return InputError(
-                f"{self.url} is gated: accept its terms on its page and give HF_TOKEN"
-            )
+            return InputError(f"{self.url} is gated: {self.advice}")
         if isinstance(error, RepositoryNotFoundError):
             return InputError(
                 f"dataset {self._name} does not exist on {self._api.endpoint}, or is private: "

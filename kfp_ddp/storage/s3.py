@@ -19,13 +19,7 @@ from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.storage import store
 from kfp_ddp.storage.listing import Listing
 from kfp_ddp.storage.s3_objects import S3Objects, code_of, is_forbidden, problem, s3_client
-from kfp_ddp.storage.source import (
-    Pages,
-    SourceOptions,
-    check_not_empty,
-    etag_of,
-    reading_pages,
-)
+from kfp_ddp.storage.source import Pages, SourceOptions, listing_by_etag
 from kfp_ddp.storage.store import Bucket, ConflictError, ObjectState, Page
 
 _Fields = dict[str, Any]
@@ -55,15 +49,12 @@ class S3Source(S3Objects):
     def listing(self) -> Listing:
         """List the prefix, 1,000 objects a page; see `Source.listing`."""
         try:
-            with reading_pages(self.url):
-                listing = self._list_or_anonymously()
+            return self._list_or_anonymously()
         except KfpDdpError:
             raise
         except Exception as error:
             translated = problem(self.client.sdk, "list", self.url, f"s3://{self._bucket}", error)
             raise translated or error from error
-        check_not_empty(self.url, self._prefix, listing)
-        return listing
 
     def _list_or_anonymously(self) -> Listing:
         """List without credentials what is public, but forbidden to an account of elsewhere."""
@@ -83,12 +74,7 @@ class S3Source(S3Objects):
                 raise error from None
 
     def _list(self) -> Listing:
-        listing = Listing()
-        for page in self.pages():
-            for name, size, tag in page:
-                if name or size:
-                    listing.add(name, size, 0, tag=etag_of(self.url, name, tag))
-        return listing
+        return listing_by_etag(self.url, self._prefix, self.pages())
 
     def pages(self, below: str = "", size: int = 0) -> Iterator[list[tuple[str, int, str]]]:
         """Yield name, bytes and ETag of objects, in pages of `size`, 0 for 1,000."""

@@ -6,7 +6,8 @@ complete body is verified before the file counts.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -149,17 +150,6 @@ def is_text(name: str) -> bool:
     return name.isascii() or name.encode("utf-8", "replace").decode() == name
 
 
-def etag_of(url: str, name: str, etag: str | None) -> str:
-    """Return a listed ETag without quotes; raises InputError where there is none."""
-    tag = (etag or "").strip('"')
-    if tag and tag.isprintable():
-        return tag
-    raise InputError(
-        f"{url} lists {name!r} without an ETag, which identifies its content: upload it again "
-        "through the store's own API"
-    )
-
-
 class Pages:
     """Checks the pages of one listing, of any store."""
 
@@ -211,6 +201,24 @@ def reading_pages(url: str) -> Iterator[None]:
             f"cannot list {url}: the response is invalid ({reason}); correct its address, or look "
             "at the server"
         ) from error
+
+
+def listing_by_etag(url: str, prefix: str, pages: Iterable[list[tuple[str, int, str]]]) -> Listing:
+    """Return the listing of a store whose ETags identify the content; raises InputError."""
+    listing = Listing()
+    with reading_pages(url):
+        for name, size, etag in itertools.chain.from_iterable(pages):
+            if not (name or size):  # the marker of the prefix itself
+                continue
+            tag = (etag or "").strip('"')
+            if not tag or not tag.isprintable():
+                raise InputError(
+                    f"{url} lists {name!r} without an ETag, which identifies its content: upload "
+                    "it again through the store's own API"
+                )
+            listing.add(name, size, 0, tag=tag)
+    check_not_empty(url, prefix, listing)
+    return listing
 
 
 def check_not_empty(url: str, prefix: str, listing: Listing) -> None:
