@@ -8,7 +8,7 @@ import re
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -32,15 +32,6 @@ _LARGEST_POINTER, _LARGEST_HISTORY = 100, 4096
 _LONGEST_HISTORY = 20
 _ADVICE = "upload that bundle again, or name another champion"
 _VERSION = "[0-9a-f]{12}"
-
-
-class Located(NamedTuple):
-    """What is at an address."""
-
-    kind: Literal["bundle", "run", "model", ""]
-    """'' for none of these, such as a checkpoint or an evaluation."""
-    bundle: Bundle
-    """Without a manifest if there is none."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +93,7 @@ def find(champion: str, may_be_first: bool = False) -> Champion | None:
     missing, or a file is not an evaluation. With `may_be_first` a folder may be missing on a
     volume, as a prefix in a bucket: its first export creates it.
     """
-    kind, names = "", _FILES
+    names = _FILES
     if champion.endswith(".json"):
         parent, slash, name = champion.rpartition("/")
         where, names = open_store(parent or slash or "."), (name,)
@@ -111,8 +102,8 @@ def find(champion: str, may_be_first: bool = False) -> Champion | None:
     else:
         where = open_store(champion)
         required = where.root.parent if isinstance(where, Folder) else None
-        kind, bundle = locate(where, "the champion", _ADVICE)
-    for name in names if kind != "model" or bundle.manifest is not None else ():
+        bundle = locate(where, "the champion", _ADVICE)
+    for name in names if bundle.manifest is not None or not bundle.model else ():
         content = bundle.read(name, LARGEST)
         if content is not None:
             record = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{name}")
@@ -151,7 +142,7 @@ def open_bundle(
     Raise InputError, with `advice`, if it is missing, damaged or not signed by `signer`.
     """
     check_address("bundle", address)
-    bundle = locate(open_store(address), "the bundle", advice).bundle
+    bundle = locate(open_store(address), "the bundle", advice)
     if bundle.manifest is None:
         raise InputError(
             f"there is no bundle at {address}: give the folder that a run names as its bundle, "
@@ -164,36 +155,37 @@ def open_bundle(
     return bundle
 
 
-def locate(where: Store, title: str, advice: str) -> Located:
-    """Return what an address means: a bundle, a run's results with `bundle/`, or a model's folder.
+def locate(where: Store, title: str, advice: str) -> Bundle:
+    """Return the bundle at, or by, an address: its own, a run's in `bundle/`, or a champion.
 
-    A model's folder has CHAMPION, which names the bundle, or only its history. Nothing else in it
-    counts, so a bundle in the same place is refused. Raise InputError if the bundle is damaged, or
-    of another version than its folder.
+    It has no manifest if there is none. A model's folder has CHAMPION, which names the bundle, or
+    only its history. Nothing else in it counts, so a bundle in the same place is refused. Raise
+    InputError if the bundle is damaged, or of another version than its folder.
     """
-    own, pointer = Bundle.at(where, "", title, advice), read_pointer(where)
+    bundle, pointer = Bundle.at(where, "", title, advice), read_pointer(where)
     name = where.place.rpartition("/")[2]
     if pointer or where.exists(CHAMPIONS):
-        if own.manifest is not None:
+        if bundle.manifest is not None:
             raise InputError(
                 f"{where.uri} is a model's folder ({CHAMPION}) and a bundle ({MANIFEST}) in one: "
                 "move the files of the bundle elsewhere"
             )
-        bundle = Bundle.at(where, f"{pointer}/", title, advice) if pointer else own
-        if pointer and bundle.manifest is None:
-            raise InputError(
-                f"{where.uri}/{CHAMPION} names {bundle.uri}, which does not exist: upload that "
-                f"bundle again, or write another version into {CHAMPION}"
-            )
-        located, folder = Located("model", replace(bundle, model=name)), pointer
-    elif own.manifest is not None:
-        located, folder = Located("bundle", own), name if re.fullmatch(_VERSION, name) else ""
+        if pointer:
+            bundle = Bundle.at(where, f"{pointer}/", title, advice)
+            if bundle.manifest is None:
+                raise InputError(
+                    f"{where.uri}/{CHAMPION} names {bundle.uri}, which does not exist: upload that "
+                    f"bundle again, or write another version into {CHAMPION}"
+                )
+        bundle, version = replace(bundle, model=name), pointer
+    elif bundle.manifest is not None:
+        version = name if re.fullmatch(_VERSION, name) else ""
     else:
         below = Bundle.at(where, f"{NAME}/", title, advice)
-        return Located("", own) if below.manifest is None else Located("run", below)
-    if folder and located.bundle.version != folder:
-        raise located.bundle.damaged(f"{MANIFEST} is that of {located.bundle.version}")
-    return located
+        return bundle if below.manifest is None else below
+    if version and bundle.version != version:
+        raise bundle.damaged(f"{MANIFEST} is that of {bundle.version}")
+    return bundle
 
 
 def read_pointer(where: Store, name: str = "") -> str:

@@ -120,21 +120,15 @@ def _fixed(shape: list[int | str]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else -1 for size in shape)
 
 
-_LEAVES: dict[str, tuple[int, ...]] = {
-    "model": (1, 2, 3, 4, 5, 6, 8, 14),
-    "graph": (2, 10, 11, 12, 13, 14, 16),
-    "node": (1, 2, 3, 4, 6, 9),
-    "attribute": (1, 2, 3, 4, 7, 8, 9, 13, 20),
-    "tensor": (1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16),
+_FIELDS: dict[str, dict[int, str]] = {
+    "model": dict.fromkeys((1, 2, 3, 4, 5, 6, 8, 14), "") | {7: "graph"},
+    "graph": dict.fromkeys((2, 10, 11, 12, 13, 14, 16), "") | {1: "node", 5: "tensor"},
+    "node": dict.fromkeys((1, 2, 3, 4, 6, 9), "") | {5: "attribute"},
+    "attribute": dict.fromkeys((1, 2, 3, 4, 7, 8, 9, 13, 20), "")
+    | {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
+    "tensor": dict.fromkeys((1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16), ""),
 }
-_INNER: dict[str, dict[int, str]] = {
-    "model": {7: "graph"},
-    "graph": {1: "node", 5: "tensor"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
-    "tensor": {},
-}
-"""Allowed fields of the messages of onnx.proto by number: without and with a tensor in them.
+"""Allowed fields of the messages of onnx.proto by number; '' where no tensor can be in them.
 
 Left out are external data of tensors, and what export does not write: sparse tensors, functions,
 training, and operators of other domains than ONNX's own.
@@ -150,14 +144,14 @@ def _check(kind: str, message: memoryview) -> None:
     while at < len(message):
         tag, at = _varint(message, at)
         field, wire_type = tag >> 3, tag & 7
-        inner = _INNER[kind].get(field)
-        if inner is None and field not in _LEAVES[kind]:
+        inner = _FIELDS[kind].get(field)
+        if inner is None:
             raise ValueError(f"field {field} of a {kind}, such as weights in other files")
         if wire_type == 0:
             size, at = 0, _varint(message, at)[1]
         else:
             size, at = _varint(message, at) if wire_type == 2 else ({1: 8, 5: 4}[wire_type], at)
-        if inner is not None:
+        if inner:
             if wire_type != 2:
                 raise ValueError(f"field {field} of a {kind} in another wire type")
             _check(inner, message[at : at + size])

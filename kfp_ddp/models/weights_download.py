@@ -75,13 +75,11 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
     unknown; with `own_image` the workers have another image than our trainer.
     """
     optional, name = pretrained == "auto", pretrained.removeprefix(PREFIX)
-    if pretrained == "false":
+    if pretrained == "false" or (optional and model not in TORCHVISION):
         return RANDOM_START
     if pretrained not in ("auto", "true") and name == pretrained:
         return Start(pretrained, network_in(pretrained), f"starts from {pretrained}")
     name = DEFAULT if name == pretrained else name
-    if optional and model not in TORCHVISION:
-        return RANDOM_START
     file = file_of(name, model)
     if optional and images >= MOST_IMAGES:
         return RANDOM_START._replace(
@@ -162,8 +160,8 @@ def is_per_node(pretrained: str) -> bool:
     """Return whether it must be downloaded: an address, or a folder with a bundle below it."""
     if not is_path(pretrained):
         return is_remote(pretrained)
-    located = champion.locate(open_store(pretrained), "the bundle", "export it again")
-    return located.kind in ("model", "run")
+    bundle = champion.locate(open_store(pretrained), "the bundle", "export it again")
+    return bool(bundle.model or bundle.folder)
 
 
 def check(pretrained: str) -> None:
@@ -228,30 +226,28 @@ def _place(address: str, target: Path, aside: Path) -> None:
 def _download(address: str, file: Path) -> Path:
     """Download to `file` or to the folder around it, and return which of them."""
     folder = file.parent
-    if address.startswith("https://"):
-        _download_https(address, file)
-    elif _is_file(address):
-        parent, _, name = address.rpartition("/")
-        _fetch(parent, name, file)
+    if _is_file(address):
+        fetch = _download_https if address.startswith("https://") else _fetch
+        fetch(address, file)
+        return file
+    if (model := champion.find(address)) is not None:
+        model.fetch_weights(folder)
+    elif open_store(address).read(MANIFEST, _BLOCK) is not None:
+        for name in (MANIFEST, STATE):
+            _fetch(f"{address}/{name}", folder / name)
     else:
-        if (model := champion.find(address)) is not None:
-            model.fetch_weights(folder)
-        elif open_store(address).read(MANIFEST, _BLOCK) is not None:
-            for name in (MANIFEST, STATE):
-                _fetch(address, name, folder / name)
-        else:
-            raise InputError(
-                f"pretrained={address} has neither a bundle nor a checkpoint: give the address of "
-                "either, or of a file of weights"
-            )
-        return folder
-    return file
+        raise InputError(
+            f"pretrained={address} has neither a bundle nor a checkpoint: give the address of "
+            "either, or of a file of weights"
+        )
+    return folder
 
 
-def _fetch(where: str, name: str, target: Path) -> None:
+def _fetch(address: str, target: Path) -> None:
+    where, _, name = address.rpartition("/")
     with target.open("w+b") as file:
         if not open_store(where).fetch(name, file, _LARGEST):
-            raise _missing(f"{where}/{name}")
+            raise _missing(address)
 
 
 def _download_https(url: str, target: Path) -> None:

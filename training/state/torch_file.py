@@ -3,9 +3,9 @@
 import pickle
 import re
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import torch
 from torch.serialization import safe_globals
@@ -13,17 +13,11 @@ from torch.serialization import safe_globals
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 
-_DAMAGE = (
-    *(RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError),
-    *(zipfile.BadZipFile, NotImplementedError),
-)
+_DAMAGE = (RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError, BadZipFile)
 
 
 class _Ignored:
     """Stand-in for a value beside the weights; neither its class nor its content is used."""
-
-    def __new__(cls, *_arguments: object) -> "_Ignored":
-        return super().__new__(cls)
 
     def __init__(self, *_arguments: object) -> None: ...
 
@@ -35,11 +29,7 @@ _IGNORED = (
     *("argparse.Namespace", "types.SimpleNamespace"),
     *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),
     *(f"datetime.{name}" for name in ("date", "time", "datetime", "timedelta", "timezone")),
-    *(
-        f"numpy.{core}.multiarray.{n}"
-        for core in ("core", "_core")
-        for n in ("scalar", "_reconstruct")
-    ),
+    *(f"numpy.{c}.multiarray.{n}" for c in ("core", "_core") for n in ("scalar", "_reconstruct")),
     *("numpy.dtype", "numpy.ndarray"),
     *(f"builtins.{name}" for name in ("bool", "int", "float", "str", "list", "dict", "tuple")),
 )
@@ -76,11 +66,11 @@ def load(path: Path, foreign: bool = False) -> Any:
 
 def _check_sizes(path: Path) -> None:
     """Raise ValueError for an archive that expands: torch only writes stored members."""
-    if not zipfile.is_zipfile(path):
+    if not is_zipfile(path):
         return
-    with zipfile.ZipFile(path) as archive:
+    with ZipFile(path) as archive:
         members = archive.infolist()
-    stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+    stored = all(member.compress_type == ZIP_STORED for member in members)
     if not stored or sum(member.file_size for member in members) > path.stat().st_size:
         raise ValueError("it is a compressed archive")
 
