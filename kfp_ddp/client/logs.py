@@ -74,12 +74,7 @@ def _stored_log(run: RunInfo, leaf: Leaf) -> Iterator[str]:
 
 
 def follow(
-    run: RunInfo,
-    word: str,
-    api: Api,
-    reload: Callable[[], RunInfo],
-    prefix: bool,
-    every: bool,
+    run: RunInfo, word: str, api: Api, reload: Callable[[], RunInfo], prefix: bool, every: bool
 ) -> None:
     """Print the logs of steps as they are written, until the steps are over."""
     printer = _StepPrinter(prefix, every)

@@ -309,15 +309,11 @@ class FileStage:
         try:
             with self.folders.at(within) as folder:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                if (status.st_size, status.st_mtime_ns, status.st_ino) != (
-                    noted.size,
-                    noted.mtime_ns,
-                    noted.inode,
-                ):
+                seen = (status.st_size, status.st_mtime_ns, status.st_ino)
+                if seen != (noted.size, noted.mtime_ns, noted.inode):
                     return False
-                if not stat.S_ISREG(status.st_mode):
-                    return False
-                return noted.trusted or checksum(name, folder) == noted.crc
+                regular = stat.S_ISREG(status.st_mode)
+                return regular and (noted.trusted or checksum(name, folder) == noted.crc)
         except OSError:
             return False
 

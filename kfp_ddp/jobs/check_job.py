@@ -27,21 +27,16 @@ class Gang(NamedTuple):
     pod_key: str
 
 
+VOLCANO = "scheduling.volcano.sh/v1beta1"
+QUEUES = Resource(VOLCANO, "queues", namespaced=False)
 GANGS = {
-    "volcano": Gang(
-        Resource("scheduling.volcano.sh/v1beta1", "podgroups"),
-        "Volcano",
-        "scheduling.k8s.io/group-name",
-    ),
+    "volcano": Gang(Resource(VOLCANO, "podgroups"), "Volcano", "scheduling.k8s.io/group-name"),
     "coscheduling": Gang(
         Resource("scheduling.x-k8s.io/v1alpha1", "podgroups"),
         "scheduler-plugins",
         "scheduling.x-k8s.io/pod-group",
     ),
 }
-
-QUEUES = Resource("scheduling.volcano.sh/v1beta1", "queues", namespaced=False)
-"""Of Volcano."""
 
 
 def check(api: Api, spec: LaunchSpec) -> list[str]:

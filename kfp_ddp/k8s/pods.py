@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
@@ -39,7 +39,6 @@ TRANSIENT = ("quota", "image")
 STARTS = ("", "ContainerCreating", "PodInitializing")
 """Reasons of a container that starts as it should; any other prevents it."""
 NOT_CREATED = ("FailedCreatePod", "FailedCreate")
-CONFIG = "CreateContainerConfigError"
 CRASHES = 5  # the back-off is then minutes long
 LOGIN = "log in with image_pull_secrets"
 # Words about a failed pull, the kind of wait, and the remedy; the first that match count.
@@ -118,9 +117,12 @@ def container_reason(pod: Object) -> Reason | None:
         if why == "ErrImageNeverPull":
             return Reason("image not on the node", f"{pull}; let image_pull_policy pull it")
         if "Pull" in why or "Registry" in why:
-            kind, remedy = pull_problem(cause.replace(image, ""))
+            # Names and addresses may have any words.
+            text = re.sub(r'"[^"]*"', "", cause.replace(image, ""))
+            rows = (row[1:] for row in PULLS if re.search(row[0], text, re.IGNORECASE))
+            kind, remedy = next(rows, NO_CAUSE)
             return Reason(kind, f"{pull}; {remedy}")
-        kind = "configuration" if why == CONFIG else "container"
+        kind = "configuration" if why == "CreateContainerConfigError" else "container"
         if ended := (container.get("lastState") or {}).get("terminated"):
             kind = "crashes" if int(container.get("restartCount") or 0) >= CRASHES else kind
             last = one_line(ended.get("message") or ended.get("reason") or "")
@@ -129,15 +131,6 @@ def container_reason(pod: Object) -> Reason | None:
             hint = "; set run_as_user, or non_root=false"
         return Reason(kind, f"cannot start {detail}{hint}")
     return None
-
-
-def pull_problem(message: str) -> tuple[str, str]:
-    """Return the kind of wait and the remedy for a failed pull; NO_CAUSE for an unknown cause."""
-    text = re.sub(r'"[^"]*"', "", message)  # names and addresses, which may have any words
-    for words, kind, remedy in PULLS:
-        if re.search(words, text, re.IGNORECASE):
-            return kind, remedy
-    return NO_CAUSE
 
 
 def creation_reason(events: Iterable[Object]) -> Reason | None:
@@ -174,15 +167,12 @@ def track(
     The kubelet reports alternately why a pull failed and that it waits before the next one, which
     names no cause; both are one wait.
     """
-    waits = {}
-    for who, reason in reasons.items():
-        earlier, kind = before.get(who), reason.kind.removesuffix(" refused")
-        if earlier is None or earlier.reason.kind.removesuffix(" refused") != kind:
-            waits[who] = Wait(who, reason, clock)
-        elif reason.text.endswith(NO_CAUSE[1]):
-            waits[who] = earlier
-        else:
-            waits[who] = Wait(who, reason, earlier.since)
+    waits = {who: Wait(who, reason, clock) for who, reason in reasons.items()}
+    for who in waits.keys() & before.keys():
+        earlier, reason = before[who], reasons[who]
+        if earlier.reason.kind.removesuffix(" refused") == reason.kind.removesuffix(" refused"):
+            no_cause = reason.text.endswith(NO_CAUSE[1])
+            waits[who] = earlier if no_cause else replace(earlier, reason=reason)
     return waits
 
 
@@ -281,16 +271,14 @@ def has_failed(pod: Object) -> bool:
 
 def has_crashed(pod: Object) -> bool:
     """Return whether the pod's own program failed, not stopped or removed from its node."""
-    if any(item["type"] == "DisruptionTarget" for item in conditions(pod)):
-        return False
-    return any(code not in (0, 143) for code in _exit_codes(pod))
+    disrupted = any(item["type"] == "DisruptionTarget" for item in conditions(pod))
+    return not disrupted and any(code not in (0, 143) for code in _exit_codes(pod))
 
 
 def was_restarted(pod: Object) -> bool:
     """Return whether a container of the pod was restarted."""
-    return any(
-        (status.get("lastState") or {}).get("terminated") for status in container_statuses(pod)
-    )
+    states = (status.get("lastState") or {} for status in container_statuses(pod))
+    return any(state.get("terminated") for state in states)
 
 
 def _exit_codes(pod: Object) -> list[int]:

@@ -41,7 +41,6 @@ MOUNT = {
 NO_PODS = "no pods yet"
 OF_CLAIMS = re.compile("volume|storage ?class|free storage", re.IGNORECASE)
 """Words of the scheduler about PVCs."""
-BINDING = "volumeBindingMode"
 
 
 class StatusPrinter:
@@ -185,5 +184,6 @@ def claim_problem(api: Api, claim: str) -> Reason | None:
     name, kind = pvc["spec"].get("storageClassName"), ""
     with suppress(ApiError):
         storage = api.get(STORAGE_CLASSES, name) if name else None
-        kind = "claim" if not storage or storage.get(BINDING) == "Immediate" else ""
+        at_once = not storage or storage.get("volumeBindingMode") == "Immediate"
+        kind = "claim" if at_once else ""
     return Reason(kind, f"claim {claim} is not bound (StorageClass {name or 'no class'})")
