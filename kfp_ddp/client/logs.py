@@ -131,10 +131,7 @@ def print_logs(
 
 
 class StepLines:
-    """Separates a step's own lines from those of KFP's executor and launcher, and of Argo.
-
-    They also log the step's inputs and outputs, some hundred lines of indented JSON.
-    """
+    """Separates a step's own lines from those of Argo, and of KFP, which logs indented JSON."""
 
     def __init__(self) -> None:
         self._inside = False

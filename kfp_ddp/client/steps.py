@@ -198,9 +198,8 @@ def _steps_in(group: _Node) -> list[Step]:
         if display.endswith(HOOK):
             steps += _steps_in(node)
         elif iteration := ITERATION.match(display):
-            steps += [
-                replace(step, name=iteration[1], title=iteration[1]) for step in _steps_in(node)
-            ]
+            name = iteration[1]
+            steps += [replace(step, name=name, title=name) for step in _steps_in(node)]
         elif display.endswith(DRIVER):
             name = display.removesuffix(DRIVER)
             if name not in group.children:

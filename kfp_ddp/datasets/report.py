@@ -200,13 +200,8 @@ def markdown(result: Result) -> str:
 def _images(images: "DatasetImages") -> list[str]:
     layout, number = images.layout, len(images.layout.classes)
     total = sum(len(part) for part in layout.parts.values())
-    lines = [
-        "",
-        f"## Images: {total:,} in {number:,} classes",
-        "",
-        f"From {cell(layout.form)}.",
-        "",
-    ]
+    title = f"## Images: {total:,} in {number:,} classes"
+    lines = ["", title, "", f"From {cell(layout.form)}.", ""]
     lines += [f"- {cell(warning)}" for warning in images.warnings]
     lines += ["", f"| class | {' | '.join(layout.parts)} |", "|---|---|---|---|"]
     columns = [part.counts(number) for part in layout.parts.values()]

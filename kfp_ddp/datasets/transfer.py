@@ -186,11 +186,10 @@ class Transfer:
                 await reader.pour(entry, target.size, take)
                 if target.size < entry.size:
                     raise Transient(f"the body ended {entry.size - target.size} bytes early")
-            except Damaged:
-                raise
-            except Transient:
+            except Transient as error:
                 breaks = breaks + 1 if target.size < before + PROGRESS else 1
-                if not self._source.resumes or breaks >= self._retry.attempts:
+                resumes = self._source.resumes and not isinstance(error, Damaged)
+                if not resumes or breaks >= self._retry.attempts:
                     raise
                 reader.close()
                 self.meter.retries += 1

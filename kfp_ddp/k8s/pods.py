@@ -299,10 +299,7 @@ def record_images(workers: Iterable[Object] = (), containers_of: Collection[str]
 
 
 def used_images(pods: Iterable[Object], of: Collection[str]) -> list[dict[str, str]]:
-    """Return name and digest of each image that these containers ran, by the pods' nodes.
-
-    A tag may move.
-    """
+    """Return name and digest (as a tag may move) of each image that these containers ran."""
     images: dict[tuple[str, str], None] = {}
     for pod in pods:
         names = {item["name"]: item["image"] for item in pod["spec"]["containers"]}

@@ -190,9 +190,8 @@ class Bundle:
         size = 0
         for name in self.listed.keys() - set(but):
             file: Any = _Digest()
-            if name not in existing or not self.where.fetch(
-                self.folder + name, file, _LARGEST_FILE
-            ):
+            path = self.folder + name
+            if name not in existing or not self.where.fetch(path, file, _LARGEST_FILE):
                 raise self.damaged(f"{name} is missing")
             self.check(name, file.digest.hexdigest())
             size += file.size
@@ -237,8 +236,7 @@ def version(folder: Path) -> str:
 
 def files(folder: Path) -> list[str]:
     """Return the names of all files and links below `folder`, sorted, with forward slashes."""
-    entries = (name for name in Folder(folder, str(folder)).entries("") if name[-1] != "/")
-    return sorted(entries)
+    return sorted(name for name in Folder(folder, str(folder)).entries("") if name[-1] != "/")
 
 
 def intact(folder: Path, but: Collection[str] = ()) -> bool:

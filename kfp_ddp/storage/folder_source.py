@@ -110,20 +110,17 @@ class FolderSource:
                 raise
             if self._symlinks == "follow" and self._filter.selects(name):
                 raise _unreadable(path, error) from error
-        if name == LOST_AND_FOUND and stat.S_ISDIR(mode):
-            return "nothing"
-        out = (
-            self._filter.excludes_folder(name)
-            if stat.S_ISDIR(mode)
-            else not self._filter.selects(name)
-        )
-        if out or (link and self._symlinks == "skip"):
+        is_folder = stat.S_ISDIR(mode)
+        chosen = self._filter
+        out = chosen.excludes_folder(name) if is_folder else not chosen.selects(name)
+        lost = is_folder and name == LOST_AND_FOUND
+        if out or lost or (link and self._symlinks == "skip"):
             return "nothing"
         if link and self._symlinks != "follow":
             raise InputError(
                 f"source {printable(str(path))} is a symbolic link; set symlinks to skip or follow"
             )
-        if stat.S_ISDIR(mode):
+        if is_folder:
             return "folder"
         if stat.S_ISREG(mode):
             return "file"

@@ -120,9 +120,8 @@ class GcsSource(HttpSource):
         """The account of the credentials, for messages."""
         if self._credentials is None:
             return "anonymous (no credentials were found)"
-        return (
-            getattr(self._credentials, "service_account_email", None) or "the default credentials"
-        )
+        email = getattr(self._credentials, "service_account_email", None)
+        return email or "the default credentials"
 
     def _renew(self, refused: bool) -> None:
         if self._credentials is None:

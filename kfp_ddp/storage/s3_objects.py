@@ -333,13 +333,10 @@ def _split_page(page: bytes) -> tuple[list[tuple[str, str, str]], bytes]:
         return [], page  # botocore reports it
     space = root.tag[: root.tag.find("}") + 1]
     key, size, tag = f"{space}Key", f"{space}Size", f"{space}ETag"
-    contents = root.findall(f"{space}Contents")
-    for item in contents:
+    rows = []
+    for item in root.findall(f"{space}Contents"):
         root.remove(item)
-    rows = [
-        (item.findtext(key, ""), item.findtext(size, ""), item.findtext(tag, ""))
-        for item in contents
-    ]
+        rows.append((item.findtext(key, ""), item.findtext(size, ""), item.findtext(tag, "")))
     return rows, ElementTree.tostring(root)
 
 

@@ -389,6 +389,5 @@ def no_permission(verb: str, uri: str, reason: str, advice: str) -> InputError:
 
 def failed(verb: str, uri: str, reason: str, advice: str, *, temporary: bool) -> KfpDdpError:
     """Return the error for a request that failed otherwise; UnavailableError if temporary."""
-    return (UnavailableError if temporary else InputError)(
-        f"cannot {verb} {uri}: {reason}; {advice}"
-    )
+    kind = UnavailableError if temporary else InputError
+    return kind(f"cannot {verb} {uri}: {reason}; {advice}")

@@ -136,12 +136,12 @@ class ManifestRows:
 
     def _take_row(self, row: Any) -> None:
         types = [type(column) for column in row[:4]] if isinstance(row, list) else []
-        if types[:2] != [str, int] or types[3:] != [str]:
-            raise self._wrong("is not [name, size, token, crc32c]")
-        name, size, _, crc = row[:4]
-        if not (is_text(name) and 0 <= size < _MAX_SIZE and _CRC.fullmatch(crc)):
-            raise self._wrong("is not [name, size, token, crc32c]")
-        self._listing.add(name, size, int(crc, 16))
+        if types[:2] == [str, int] and types[3:] == [str]:
+            name, size, _, crc = row[:4]
+            if is_text(name) and 0 <= size < _MAX_SIZE and _CRC.fullmatch(crc):
+                self._listing.add(name, size, int(crc, 16))
+                return
+        raise self._wrong("is not [name, size, token, crc32c]")
 
     def _wrong(self, why: str) -> InputError:
         return InputError(f"{self._url} is not a manifest of data_sync: line {self._lines} {why}")

@@ -173,8 +173,7 @@ def initialise(
         tensors = {n: value for n, value in tensors.items() if not n.startswith(f"{head}.")}
         if log:
             print(f"pretrained: a new classifier for {len(classes)} classes", flush=True)
-    problem = _misfit(tensors, own, f"{head}.", places)
-    if problem:
+    if problem := _misfit(tensors, own, f"{head}.", places):
         raise InputError(
             f"pretrained={source} does not fit {config.model}: {problem}; set model to the network "
             "of these weights, or use other weights"
@@ -228,20 +227,19 @@ def named_alike(
                 known = names.get(".".join(parts[-depth:]), "") if depth <= len(parts) else ""
                 if known and not known.endswith(_COUNTER):
                     same = not known.startswith(head) and value.shape == own[known].shape
-                    scores[place, ".".join(parts[:-depth])] += 1 + same
+                    scores[place, "".join(f"{p}." for p in parts[:-depth])] += 1 + same
     highest = max(scores.values(), default=0)
     best = [one for one, score in scores.items() if score == highest]
     averaged = [one for one in best if _AVERAGED.search(".".join((*one[0], one[1])))]
     best = averaged if len(averaged) == 1 else best or [(next(iter(weights.mappings)), "")]
     place, prefix = best[0]
-    below = f"{prefix}." if prefix else ""
     plain = ((_plain(name), value) for name, value in weights.mappings[place].items())
-    inner = ((n.removeprefix(below), value) for n, value in plain if n.startswith(below))
+    inner = ((n.removeprefix(prefix), value) for n, value in plain if n.startswith(prefix))
     named = {names.get(name, name): value for name, value in inner}
     fitting = {n: v for n, v in named.items() if n in own or not n.startswith(_SURPLUS)}
     if model.startswith("vit_"):
         fitting = _resized_positions(fitting, model, image_size)
-    return fitting, [".".join(filter(None, (*at, start))) or "the file" for at, start in best]
+    return fitting, [".".join((*at, start)).strip(".") or "the file" for at, start in best]
 
 
 def _plain(name: str) -> str:
@@ -265,10 +263,7 @@ def _resized_positions(
 def _misfit(
     tensors: dict[str, Tensor], own: dict[str, Tensor], head: str, places: Sequence[str]
 ) -> str:
-    """Describe the first tensors that do not fit the network; '' if all fit.
-
-    Raise InputError if those of another place fit, too.
-    """
+    """Describe the first tensors that do not fit; '' if all do, InputError if other places do."""
     optional = {name for name in own if name.startswith(head) or name.endswith(_COUNTER)}
     present = optional | tensors.keys()
     shapes = [
