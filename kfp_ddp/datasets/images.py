@@ -80,7 +80,7 @@ def look_at(listing: Listing, rule: LayoutRule, tables: Sequence[Labels]) -> Dat
 def _table(context: Context, name: str, listing: Listing) -> bytes:
     index = bisect_left(listing.names, name)
     if index == len(listing) or listing.names[index] != name:
-        tables = tables_in({"": listing.names})
+        tables = tables_in(listing.names)
         hint = f"; it has {', '.join(tables[:_SHOWN])}" if tables else ""
         raise InputError(f"labels={name} is not in it{hint}")
     if listing.sizes[index] > LARGEST:

@@ -270,11 +270,10 @@ def _role_of(folder: str, label: str) -> str:
     return next(filter(None, map(role_in, parts)), "")
 
 
-def assign_by_labels(
-    tops: dict[str, list[str]], tables: Sequence[Labels], layout: str
-) -> Assignment:
+def assign_by_labels(names: Sequence[str], tables: Sequence[Labels], layout: str) -> Assignment:
     """Assign by tables, and splits that they do not list by folders; raise InputError."""
-    images = _Images({name for names in tops.values() for name in names if is_image(name)})
+    images = _Images(set(filter(is_image, names)))
+    tops = {name.partition("/")[0] for name in images.names if "/" in name}
     sides = {side: Side() for side in SIDES}
     assigned: dict[str, tuple[str, str]] = {}
     forms: dict[str, list[str]] = {}
@@ -282,9 +281,7 @@ def assign_by_labels(
     for table in tables:
         folder, _, file = table.name.rpartition("/")
         own = role_in(file) or role_in(folder)
-        alike = [
-            one for one in tops if own and role_in(one) == own and any(map(is_image, tops[one]))
-        ]
+        alike = [top for top in tops if own and role_in(top) == own]
         images.folders = [f"{one}/" for one in (folder, *alike[: len(alike) == 1]) if one] + [""]
         read = _Table(table, images)
         forms.setdefault(read.form, []).append(table.name)
@@ -294,28 +291,29 @@ def assign_by_labels(
                 place = name.rpartition("/")[0]
                 role = _role_of(place, label) or TRAIN
                 places.setdefault(role, place)
-            before = assigned.get(name)
-            if before is None:
-                sides[role].classes.setdefault(label, []).append(name)
-                assigned[name] = label, role
-            elif before != (label, role):
+            before = assigned.setdefault(name, (label, role))
+            if before != (label, role):
                 raise InputError(
                     f"labels {table.name} has {name} both {' in '.join(before)} and {label} "
                     f"in {role}: keep one row for each image"
                 )
-    form = "; ".join(f"labels {' and '.join(names)}: {form}" for form, names in forms.items())
+    for name, (label, role) in assigned.items():
+        sides[role].classes.setdefault(label, []).append(name)
+    form = "; ".join(f"labels {' and '.join(files)}: {form}" for form, files in forms.items())
     form += "".join(f", {role} from {places[role]}/" for role in (VAL, TEST) if role in places)
     result = Assignment({role: side for role, side in sides.items() if side}, form)
-    rest = {top: [n for n in names if n not in assigned] for top, names in tops.items()}
-    rest = {top: names for top, names in rest.items() if not top or any(map(is_image, names))}
     unnamed = sorted(images.names - assigned.keys())
     if unnamed and not sides[TRAIN]:
+        full = {"", *(name.partition("/")[0] for name in unnamed)}
+        rest = [
+            n for n in names if n not in assigned and n.rpartition("/")[0].partition("/")[0] in full
+        ]
         other = assign_by_folders(rest, layout)
         other.sides |= result.sides
         return replace(other, form=f"{form} and {other.form}")
-    names = [table.name for table in tables]
-    more = [name for name in tables_in(tops) if name not in names]
+    files = [table.name for table in tables]
+    more = [name for name in tables_in(names) if name not in files]
     hint = f" ({more[0]} is not used; labels takes several names)" if more else ""
-    result.leave_out(unnamed, f"images that {' and '.join(names)} does not name{hint}: {{:,}}")
+    result.leave_out(unnamed, f"images that {' and '.join(files)} does not name{hint}: {{:,}}")
     result.sides.setdefault(TRAIN, Side())
     return result

@@ -16,13 +16,13 @@ from kfp_ddp.training.data.sides import (
     TEST,
     TRAIN,
     VAL,
-    Assignment,
     Side,
     assign_by_folders,
+    fork_of,
     group_by_folder,
     no_images,
     not_read,
-    side_of,
+    some,
     system_folder,
     tables_in,
     unify,
@@ -103,30 +103,31 @@ def lay_out(
         classes: Classes of a model; then the training images are not checked.
     """
     names = list(names)
-    tops = group_by_folder(names)
     try:
         assignment = (
-            assign_by_labels(tops, labels, layout) if labels else assign_by_folders(tops, layout)
+            assign_by_labels(names, labels, layout) if labels else assign_by_folders(names, layout)
         )
         unify(assignment.sides.values(), classes or ())
         if classes is None:
-            _check_classes(assignment.sides[TRAIN], tops)
+            _check_classes(assignment.sides[TRAIN], names)
     except InputError as error:
         raise InputError("; ".join([str(error), *_systems(names)])) from None
-    known = tuple(sorted(assignment.sides[TRAIN].classes) if classes is None else classes)
+    sides = {role: assignment.sides.get(role, Side()) for role in SIDES}
+    known = tuple(sorted(sides[TRAIN].classes) if classes is None else classes)
     by_name = VAL not in assignment.sides and (val_fraction > 0 or classes is None)
     if by_name:
         assignment.form += f", validation by name (val_fraction={val_fraction:g})"
-        assignment.sides[VAL] = _split_by_name(
-            assignment.sides[TRAIN], val_fraction, classes is None
-        )
-    _check_known(assignment, known)
-    assignment.notes += _systems(names)
+        sides[VAL] = _split_by_name(sides[TRAIN], val_fraction, classes is None)
+    folder = sides[VAL].folder
+    check_known(sides[VAL], known, f"{folder}/" if folder else "the validation images")
+    for name in sorted(sides[TEST].classes.keys() - set(map(same_text, known))):
+        what = f"images of {name!r}, a class of {sides[TEST].folder}/ alone: {{:,}}"
+        assignment.leave_out(sides[TEST].classes[name], what)
     tables = {table.name for table in labels}
-    if text := not_read(name for name in names if name not in tables):
-        assignment.notes.append(text)
-    train, val, test = (number(assignment.sides.get(side, Side()), known) for side in SIDES)
-    return Layout(known, train, val, test, by_name, assignment.form, tuple(assignment.notes))
+    others = not_read(name for name in names if name not in tables)
+    notes = (*assignment.notes, *_systems(names), *filter(None, [others]))
+    train, val, test = (number(side, known) for side in sides.values())
+    return Layout(known, train, val, test, by_name, assignment.form, notes)
 
 
 def _systems(names: Sequence[str]) -> Iterator[str]:
@@ -144,38 +145,33 @@ def _position(name: str) -> float:
     return int(digest.hexdigest()[:8], 16) / 2**32
 
 
-def _check_classes(train: Side, tops: dict[str, list[str]]) -> None:
+def _check_classes(train: Side, names: Sequence[str]) -> None:
     folder = f"{train.folder}/" if train.folder else ""
+    if not train and train.loose:
+        raise InputError(
+            f"{len(train.loose):,} images are in no class folder: put them in {folder}<class>/, "
+            f"or {use_a_table(names)}"
+        )
     if not train:
-        if train.loose:
+        tops = " and ".join(f"{top}/" for top in sorted(group_by_folder(names)) if top)
+        raise InputError(
+            f"{tops or 'a table of labels'} found, but no train/ with images: put the training "
+            "images in train/<class>/"
+        )
+    for name, members in sorted(train.classes.items()):
+        if not members:
             raise InputError(
-                f"{len(train.loose):,} images are in no class folder: put them in "
-                f"{folder}<class>/, or {use_a_table(tops)}"
+                f"class folder {folder}{name} has {no_images(names, folder + name)}: fill it, "
+                "remove it, or exclude it from the sync"
             )
-        existing = " and ".join(f"{top}/" for top in sorted(tops) if top) or "a table of labels"
-        raise InputError(
-            f"{existing} found, but no train/ with images: put the training images in "
-            "train/<class>/"
-        )
-    empty = sorted(name for name, members in train.classes.items() if not members)
-    if empty:
-        raise InputError(
-            f"class folder {folder}{empty[0]} has {no_images(_below(tops, folder + empty[0]))}: "
-            "fill it, remove it, or exclude it from the sync"
-        )
     if len(train.classes) == 1:
-        (only,) = train.classes
-        inner = sorted(side_of(train.classes[only], f"{folder}{only}").classes)
-        hint = f"; {use_a_table(tops)}" if tables_in(tops) else ""
+        ((only, members),) = train.classes.items()
+        below = [name for name in members if name.startswith(f"{folder}{only}/")]
+        source, inner = fork_of(below, f"{folder}{only}")
+        hint = f"; {use_a_table(names)}" if tables_in(names) else ""
         if len(inner) > 1:
-            shown = ", ".join(inner[:_SHOWN])
-            hint = f"; if {shown} are classes or splits, use {folder}{only}/ as the source"
+            hint = f"; if {some(sorted(inner))} are classes or splits, use {source}/ as the source"
         raise InputError(f"there is one class only ({only}): a classifier needs two or more{hint}")
-
-
-def _below(tops: dict[str, list[str]], folder: str) -> Iterator[str]:
-    names = tops.get(folder.partition("/")[0], ())
-    return (name for name in names if name.startswith(f"{folder}/"))
 
 
 def _split_by_name(train: Side, val_fraction: float, must: bool) -> Side:
@@ -211,21 +207,13 @@ def _enough(chosen: int, images: int, val_fraction: float) -> int:
     return max(0, min(max(chosen, min(max(_FEWEST, tenth), images // 2)), images - 1))
 
 
-def _check_known(assignment: Assignment, known: Sequence[str]) -> None:
-    """Raise InputError for validation images of unknown classes; leave out such test images."""
-    for role in (VAL, TEST):
-        side = assignment.sides.get(role, Side())
-        unknown = sorted(set(side.classes) - set(map(same_text, known)))
-        if unknown and role == VAL:
-            where = f"{side.folder}/" if side.folder else "the validation images"
-            raise InputError(
-                f"class {unknown[0]!r} is in {where} but not in the training split: "
-                "remove it, or add it to both"
-            )
-        for name in unknown:
-            images = side.classes.pop(name)
-            what = f"images of {name!r}, a class of {side.folder}/ alone: {{:,}}"
-            assignment.leave_out(images, what)
+def check_known(side: Side, known: Sequence[str], where: str) -> None:
+    """Raise InputError for images of a class that is not known."""
+    for name in sorted(side.classes.keys() - set(map(same_text, known))):
+        raise InputError(
+            f"class {name!r} is in {where} but not in the training split: "
+            "remove it, or add it to both"
+        )
 
 
 def number(side: Side, classes: Sequence[str]) -> Part:

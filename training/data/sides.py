@@ -17,7 +17,7 @@ SUFFIXES = (
 """Names of images that `decoder` reads; the only list."""
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 _SYSTEM = re.compile(
-    r"\.|[#@$~](?=[^\W\d])|__(?!.*_$)|(lost\+found|System Volume Information|RECYCLER"
+    r"\.|[#@$~](?=[^\W\d])|__(?!.*_$)|(?i:lost\+found|System Volume Information|RECYCLER"
     r"|FOUND\.\d{3}|Network Trash Folder|Temporary Items|_temporary|_delta_log|__pycache__)$"
 )
 """Folders that systems make, most by a sign in front that people rarely give to a class."""
@@ -75,12 +75,7 @@ def role_in(name: str) -> str:
 @lru_cache(1 << 16)
 def system_folder(path: str) -> str:
     """Return the first folder in a path that a system made; '' without."""
-    return next(filter(is_hidden, path.split("/")), "")
-
-
-def is_hidden(folder: str) -> bool:
-    """Return whether a folder of this name is ignored."""
-    return _SYSTEM.match(folder) is not None
+    return next(filter(_SYSTEM.match, path.split("/")), "")
 
 
 def is_image(name: str) -> bool:
@@ -117,9 +112,9 @@ def _kind(name: str) -> str:
     return ".".join(["", *ends[-2 if two else -1 :]]) if ends else "without a suffix"
 
 
-def no_images(names: Iterable[str]) -> str:
-    """Return "no images", the suffixes of images, and what is there instead."""
-    others = not_read(names)
+def no_images(names: Iterable[str], folder: str = "") -> str:
+    """Return "no images", the suffixes of images, and what is in a folder instead."""
+    others = not_read(name for name in names if name.startswith(folder and f"{folder}/"))
     hint = f"; {others}; convert pictures of other kinds to .jpg or .png" if others else ""
     return f"no images ({', '.join(SUFFIXES)}{hint})"
 
@@ -128,13 +123,10 @@ def group_by_folder(names: Iterable[str]) -> dict[str, list[str]]:
     """Group names by their top-level folder, '' for names outside of folders."""
     tops: dict[str, list[str]] = {"": []}
     for name in names:
-        top, slash, _ = name.partition("/")
-        if not slash:
-            tops[""].append(name)
-        elif top in tops:
-            tops[top].append(name)
-        elif not is_hidden(top):
-            tops[top] = [name]
+        folder, slash, _ = name.partition("/")
+        top = folder if slash else ""
+        if not system_folder(top):
+            tops.setdefault(top, []).append(name)
     return tops
 
 
@@ -142,13 +134,10 @@ def side_of(names: Iterable[str], folder: str) -> Side:
     """Collect the class folders below a folder; '' is the dataset itself."""
     side, start = Side(folder), len(folder) + 1 if folder else 0
     for name in names:
-        top, slash, rest = name[start:].partition("/")
-        if not slash:
-            if top and is_image(name):
-                side.loose.append(name)
-        elif top in side.classes or not is_hidden(top):
-            members = side.classes.setdefault(top, [])
-            if rest and is_image(name):
+        top, slash, _ = name[start:].partition("/")
+        if not system_folder(top if slash else ""):
+            members = side.classes.setdefault(top, []) if slash else side.loose
+            if is_image(name):
                 members.append(name)
     return side
 
@@ -182,12 +171,13 @@ def _top(names: Iterable[str], folder: str) -> Side:
     return side
 
 
-def _forks(images: Iterable[str], folder: str) -> set[str]:
-    """Return the folders at the first level below `folder` that has more than one folder."""
+def fork_of(images: Iterable[str], folder: str) -> tuple[str, set[str]]:
+    """Return the first folder, from this one down, with other than one folder, and its folders."""
     paths = {name[len(folder) + 1 :].rpartition("/")[0] for name in images}
     while len(first := {path.partition("/")[0] for path in paths}) == 1 and "" not in first:
+        folder = f"{folder}/{first.pop()}"
         paths = {path.partition("/")[2] for path in paths}
-    return first - {""}
+    return folder, first - {""}
 
 
 def _check_forks(forks: dict[str, set[str]], classes: Collection[str], advice: str) -> bool:
@@ -195,12 +185,12 @@ def _check_forks(forks: dict[str, set[str]], classes: Collection[str], advice: s
 
     These may be the classes instead, unless all are dates: return whether they are.
     """
-    counts = Counter(name for names in forks.values() for name in names)
+    counts = Counter(chain.from_iterable(forks.values()))
     same = {name for name, count in counts.items() if 1 < count >= len(forks) / 2}
     alike = [folder for folder in forks if len(same & forks[folder]) > 1]
     dates = len(alike) > 1 and all(map(_DATE.fullmatch, same))
     if len(alike) > 1 and not dates and not set(classes).isdisjoint(alike):
-        outer, inner = _some(alike), _some(sorted(same))
+        outer, inner = some(alike), some(sorted(same))
         raise InputError(
             f"{outer} have the same folders {inner}: {advice.format(outer=outer, inner=inner)}"
         )
@@ -210,10 +200,11 @@ def _check_forks(forks: dict[str, set[str]], classes: Collection[str], advice: s
 def _deep(forks: dict[str, set[str]]) -> list[str]:
     """Return a note about folders in class folders, if there are any."""
     deep = [f"{folder}/{min(names)}" for folder, names in forks.items() if names]
-    return [f"folders in class folders are no classes: {_some(deep)}"] if deep else []
+    return [f"folders in class folders are no classes: {some(deep)}"] if deep else []
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Return the first of some names."""
     return ", ".join([*names[:3], *["…"] * (len(names) > 3)])
 
 
@@ -224,49 +215,49 @@ def _roles(sides: dict[str, Side], forks: dict[str, set[str]], layout: str) -> d
     """
     inside = {top: set(side.classes) if side else set() for top, side in sides.items()}
     folds = {top: TRAIN for top in sides if inside[top] and _FOLD.search(top)}
-    roles = {top: role for top in sides if (role := role_in(top) or folds.get(top, ""))}
-    others = [top for top in forks if top not in roles]
+    roles = {top: role_in(top) or folds.get(top, "") for top in sides}
+    others = [top for top in forks if not roles[top]]
     if layout == "splits" and TRAIN not in roles.values():
         roles |= dict.fromkeys(others, TRAIN)
     if layout != "auto" or not others:
         return {} if layout == "classes" else roles
     advice = "set layout=classes if {outer} are the classes, or layout=splits if {inner} are"
     dates = _check_forks(forks, others, advice)
-    splits = {roles[top]: top for top in roles if inside[top]}
+    splits = {role: top for top, role in roles.items() if role and inside[top]}
     train = inside.get(splits.get(TRAIN, ""), set())
     if not dates and any(train & inside[top] for role, top in splits.items() if role != TRAIN):
         return roles
-    if dates and len(splits) == 1:
-        return {}
-    for top in splits.values():
-        if top == splits.get(TRAIN) or inside[top].intersection(others):
+    for role, top in splits.items():
+        if (role == TRAIN or inside[top].intersection(others)) and not (dates and len(splits) == 1):
             raise InputError(
-                f"{top}/ is next to {_some(others)} and has the folders "
-                f"{_some(sorted(inside[top]))}: set layout=splits if it is a split, or "
+                f"{top}/ is next to {some(others)} and has the folders "
+                f"{some(sorted(inside[top]))}: set layout=splits if it is a split, or "
                 "layout=classes if all these are classes; exclude leaves folders out"
             )
     return {}
 
 
-def assign_by_folders(tops: dict[str, list[str]], layout: str = "auto") -> Assignment:
+def assign_by_folders(names: Collection[str], layout: str = "auto") -> Assignment:
     """Assign splits and classes by folders; raise InputError if there are no images to train on.
 
     `layout` is a setting of `TrainConfig`.
     """
-    sides = {top: _top(names, top) for top, names in sorted(tops.items()) if top}
-    outside = side_of(tops[""], "").loose
-    forks = {top: _forks(side.images, top) for top, side in sides.items() if side.images}
+    tops = group_by_folder(names)
+    outside = list(filter(is_image, tops.pop("")))
+    sides = {top: _top(members, top) for top, members in sorted(tops.items())}
+    forks = {top: fork_of(side.images, top)[1] for top, side in sides.items() if side.images}
     if not outside and not forks:
-        content = no_images(name for names in tops.values() for name in names)
         raise InputError(
-            f"there are {content}: put them in <class>/, or in train/<class>/ and val/<class>/"
+            f"there are {no_images(names)}: put them in <class>/, or in train/<class>/ and "
+            "val/<class>/"
         )
     roles = _roles(sides, forks, layout)
-    if not roles:
-        return _class_folders(tops, sides, forks, layout)
-    result = Assignment({}, "")
+    if not any(roles.values()):
+        train = Side("", {top: side.images for top, side in sides.items()}, outside)
+        return _class_folders(train, forks, names, layout)
+    result = Assignment({TRAIN: Side()}, "")
     for role in SIDES:
-        every = [side for top, side in sides.items() if roles.get(top) == role]
+        every = [side for top, side in sides.items() if roles[top] == role]
         full = [side for side in every if side] or [side for side in every if side.loose] or every
         if len(full) > 1 and any(role_in(side.folder.partition("/")[0]) for side in full):
             one, other = (side.folder for side in full[:2])
@@ -274,82 +265,73 @@ def assign_by_folders(tops: dict[str, list[str]], layout: str = "auto") -> Assig
                 f"{one}/ and {other}/ are both for {role}: put the images in one of them, or "
                 "leave one out with exclude"
             )
-        for side in full:
-            result.notes += _check_side(side, role, tops, layout)
         if full:
-            folder = full[0].folder if len(full) == 1 else ""
-            result.sides[role] = Side(folder, _joined(one.classes for one in full))
-            result.form += " and " * bool(result.form) + _some([f"{one.folder}/" for one in full])
+            result.sides[role] = Side(full[0].folder if len(full) == 1 else "")
+            result.form += " and " * bool(result.form) + some([f"{one.folder}/" for one in full])
+        for side in full:
+            result.notes += _check_side(side, role, names, layout)
+            for label, images in side.classes.items():
+                result.sides[role].classes.setdefault(label, []).extend(images)
         for side in every:
             result.leave_out(side.loose, f"images of {side.folder}/ in no class folder: {{:,}}")
-    aside = [top for top in forks if top not in roles]
+    aside = [top for top in forks if not roles[top]]
     result.leave_out(aside, "folders next to the splits: {:,}")
     result.leave_out(outside, "images in no split: {:,}")
-    result.sides.setdefault(TRAIN, Side())
     return result
 
 
-def _joined(groups: Iterable[dict[str, list[str]]]) -> dict[str, list[str]]:
-    joined: dict[str, list[str]] = {}
-    for label, images in chain.from_iterable(group.items() for group in groups):
-        joined[label] = joined.get(label, []) + images
-    return joined
-
-
 def _class_folders(
-    tops: dict[str, list[str]], sides: dict[str, Side], forks: dict[str, set[str]], layout: str
+    train: Side, forks: dict[str, set[str]], names: Iterable[str], layout: str
 ) -> Assignment:
-    train = Side("", {top: side.images for top, side in sides.items()}, side_of(tops[""], "").loose)
     result = Assignment({TRAIN: train}, "class folders", _deep(forks))
-    splits = [top for top in sides if role_in(top)]
+    splits = list(filter(role_in, train.classes))
     if len(set(map(role_in, splits))) > 1 and layout == "auto":
-        if tables_in(tops):
+        if tables_in(names):
             raise InputError(
-                f"{_some(splits)} have no class folders: {use_a_table(tops)}, or set "
+                f"{some(splits)} have no class folders: {use_a_table(names)}, or set "
                 "layout=classes if they are classes"
             )
-        result.notes.append(f"{_some(splits)} are classes, as they have no class folders")
+        result.notes.append(f"{some(splits)} are classes, as they have no class folders")
     result.leave_out(train.loose, "images in no class folder: {:,}")
     return result
 
 
-def _check_side(side: Side, role: str, tops: dict[str, list[str]], layout: str) -> list[str]:
+def _check_side(side: Side, role: str, names: Iterable[str], layout: str) -> list[str]:
     """Return notes; raise InputError without images or class folders, or with two readings."""
     if role != TEST and side.loose and not side:
         raise InputError(
             f"{side.folder}/ has no class folders: put its {len(side.loose):,} images in "
-            f"{side.folder}/<class>/, {use_a_table(tops)}, or set layout=classes if it is a class"
+            f"{side.folder}/<class>/, {use_a_table(names)}, or set layout=classes if it is a class"
         )
     if role == VAL and not side:
         raise InputError(
-            f"{side.folder}/ has {no_images(tops[side.folder.partition('/')[0]])}: fill it, or "
-            "remove it to choose validation images by name"
+            f"{side.folder}/ has {no_images(names, side.folder)}: fill it, or remove it to choose "
+            "validation images by name"
         )
     if role != TRAIN or not side:
         return []
     if len(side.classes) > 1 and all(map(role_in, side.classes)) and layout == "auto":
         raise InputError(
-            f"{side.folder}/ has the splits {_some(sorted(side.classes))}: use it as the source, "
+            f"{side.folder}/ has the splits {some(sorted(side.classes))}: use it as the source, "
             "or set layout=splits if these are classes"
         )
     folders = {f"{side.folder}/{name}": images for name, images in side.classes.items()}
-    forks = {folder: _forks(images, folder) for folder, images in folders.items()}
+    forks = {folder: fork_of(images, folder)[1] for folder, images in folders.items()}
     advice = "set layout=splits if {outer} are the classes; if {inner} are, move them up"
     _check_forks(forks, folders if layout == "auto" else (), advice)
     return _deep(forks)
 
 
-def use_a_table(tops: dict[str, list[str]]) -> str:
+def use_a_table(names: Iterable[str]) -> str:
     """Advise a table of labels in place of class folders, with an example of such a file."""
-    tables = tables_in(tops)
+    tables = tables_in(names)
     alike = [name for name in tables if name.rpartition("/")[2] == tables[0].rpartition("/")[2]]
     like = f", such as {','.join(alike)}" if tables else ""
     return f"set labels to the name of a CSV of path,label in the dataset{like}"
 
 
-def tables_in(tops: dict[str, list[str]]) -> list[str]:
+def tables_in(names: Iterable[str]) -> list[str]:
     """Return the names of files that may be tables of labels, those for training first."""
     kinds = (".csv", ".jsonl", ".tsv")
-    names = (name for members in tops.values() for name in members)
     tables = (name for name in names if name.lower().endswith(kinds) and not is_ignored(name))
     return sorted(tables, key=lambda name: (name.count("/"), role_in(name) != TRAIN, name))

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.core.files import read_below
-from kfp_ddp.core.text import same_text
 from kfp_ddp.training.data import shards
-from kfp_ddp.training.data.layout import Part, lay_out, number
+from kfp_ddp.training.data.layout import Part, check_known, lay_out, number
 from kfp_ddp.training.data.shards import Slices, Where
 from kfp_ddp.training.data.sides import (
     SIDES,
@@ -20,9 +19,9 @@ from kfp_ddp.training.data.sides import (
     TEST,
     TRAIN,
     VAL,
-    is_hidden,
     is_image,
     side_of,
+    system_folder,
     unify,
 )
 from kfp_ddp.training.data.tables import LARGEST, Labels, labels_of
@@ -176,7 +175,7 @@ def _names(data: Path) -> Iterator[str]:
         for name, is_folder in children:
             if not is_folder:
                 yield folder + name
-            elif not is_hidden(name):
+            elif not system_folder(name):
                 waiting.append((f"{folder}{name}/", depth + 1))
                 if depth < 2:
                     yield f"{folder}{name}/"
@@ -191,12 +190,7 @@ def scan(split: Path, classes: Sequence[str] | None = None) -> Index:
     side = side_of(_names(split), "")
     unify([side], classes or ())
     known = tuple(sorted(side.classes) if classes is None else classes)
-    unknown = sorted(set(side.classes) - set(map(same_text, known)))
-    if unknown:
-        raise InputError(
-            f"class {unknown[0]!r} is in {split} but not in the training split: "
-            "remove it, or add it to both"
-        )
+    check_known(side, known, str(split))
     if not side:
         raise InputError(
             f"{split} has no images ({', '.join(SUFFIXES)}): put them in {split}/<class>/"
