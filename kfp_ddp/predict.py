@@ -150,11 +150,9 @@ def load(bundle: str, signer: "Signer | None" = None, *, allow_code: bool = Fals
         return Model(*interface, _TORCH[0], _in_torch(sealed, allow_code))
     needed = {ONNX: ONNXRUNTIME, WEIGHTS: " ".join(_TORCH)}
     commands = [f"pip install {names}" for file, names in needed.items() if file in sealed.listed]
-    raise InputError(
-        f"{bundle} cannot be computed here: {' or '.join(commands)}"
-        if commands
-        else f"{bundle} has neither {ONNX} nor {WEIGHTS}: export the model again"
-    )
+    if not commands:
+        raise InputError(f"{bundle} has neither {ONNX} nor {WEIGHTS}: export the model again")
+    raise InputError(f"{bundle} cannot be computed here: {' or '.join(commands)}")
 
 
 def _in_torch(bundle: Bundle, allow_code: bool) -> Logits:

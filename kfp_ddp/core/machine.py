@@ -33,7 +33,7 @@ def threads(processes: int = 1) -> int:
 def memory() -> int:
     """Return the bytes of memory for this process and those that share its limits."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for group in _groups("memory"):
+    for group in _groups():
         limits += [int(word) for name in MEMORY for word in _words(group / name) if word != "max"]
     return min(limits)
 
@@ -45,25 +45,22 @@ def _allowed() -> set[int]:
 
 def _quotas() -> Iterator[float]:
     """Yield the CPUs that each cgroup grants: quota by period, where 'max' and -1 are no limit."""
-    for group in _groups("cpu"):
+    for group in _groups():
         first = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
         for words in (first, _words(group / "cpu.max")):
             if len(words) == 2 and words[0].isdecimal():
                 yield int(words[0]) / int(words[1])
 
 
-def _groups(controller: str) -> Iterator[Path]:
+def _groups() -> Iterator[Path]:
     """Yield the folders of this process's cgroups and of those above, of versions 1 and 2."""
     lines = ["0::/"]
     with suppress(OSError):
         lines = OWN_GROUPS.read_text().splitlines()
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            roots = [CGROUPS / controllers, CGROUPS / controller]
-        else:
-            roots = [] if controllers else [CGROUPS, CGROUPS / "unified"]
-        for root in roots:
+        for name in (controllers, *(controllers or "unified").split(",")):
+            root = CGROUPS / name
             group = root / path.strip("/")
             # A container may show its own group as the root, under the host's path.
             yield from (one for one in (group, *group.parents) if one.is_relative_to(root))

@@ -119,18 +119,7 @@ def rewritten(draw: random.Random, kind: str, data: bytes) -> bytes:
         parts.append((name, data[at + 8 : at + 8 + size]))
         at += 12 + size
     at = draw.randrange(len(parts) or 1)
-    names = (
-        b"tEXt",
-        b"zTXt",
-        b"iCCP",
-        b"PLTE",
-        b"tRNS",
-        b"eXIf",
-        b"pHYs",
-        b"IHDR",
-        b"IEND",
-        b"\xff",
-    )
+    names = b"tEXt zTXt iCCP PLTE tRNS eXIf pHYs IHDR IEND \xff".split()
     other = draw.choice(names), random_bytes
     change = draw.choice(([], [other], [(b"IDAT", zlib.compress(bytes(9)))], parts[at : at + 1]))
     parts[at : at + draw.randrange(2)] = change

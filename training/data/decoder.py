@@ -3,12 +3,12 @@
 Pillow reads them, HEIC needs the extra `heif`. Of several frames or pages the first one counts.
 """
 
-import functools
+import contextlib
 import importlib
 import io
 import re
-from collections.abc import Callable
-from typing import Any, BinaryIO, ParamSpec, TypeVar
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,35 +65,28 @@ _SUBFILE, _PHOTOMETRIC, _DNG = 0x00FE, 0x0106, 0xC612
 _BITS = (8, 12, 14, 16)
 _OPAQUE_RGB = ("RGB", "RGBX", "P")
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
-
-def _refusing(function: Callable[_P, _T]) -> Callable[_P, _T]:
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
     """Raise ValueError, with the reason in one line, for whatever a library raises on a picture."""
-
-    @functools.wraps(function)
-    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        try:
-            return function(*args, **kwargs)
-        except MemoryError:
-            raise ValueError("it needs more memory than there is") from None
-        except Exception as error:  # noqa: BLE001  Pillow and its plugins raise any
-            why = one_line(error) if str(error) else f"it is damaged: {type(error).__name__}"
-            raise ValueError(why) from None
-
-    return guarded
+    try:
+        yield
+    except MemoryError:
+        raise ValueError("it needs more memory than there is") from None
+    except Exception as error:  # noqa: BLE001  Pillow and its plugins raise any
+        why = one_line(error) if str(error) else f"it is damaged: {type(error).__name__}"
+        raise ValueError(why) from None
 
 
-@_refusing
+@_refusing()
 def open_picture(file: BinaryIO, reading: Reading = READING) -> Image.Image:
     """Read the header of a picture, whose file must stay open; raise ValueError."""
     head = file.read(_HEAD)
     match = _MAGIC.match(head)
     file.seek(0)
-    kind = (match and match.lastgroup) or ""
-    if not kind:
+    if match is None:
         raise ValueError(_other(head))
+    kind = match.lastgroup
     try:
         # `Image.open` would try the readers of other formats, and limits the size.
         module = importlib.import_module("pi_heif" if kind == "Heif" else f"PIL.{kind}ImagePlugin")
@@ -138,7 +131,7 @@ def is_deep(image: Image.Image) -> bool:
     return image.mode[0] in "IF"
 
 
-@_refusing
+@_refusing()
 def to_rgb(image: Image.Image, reading: Reading, orientation: int = 0) -> Image.Image:
     """Return a picture in RGB of 8 bits, upright by `orientation` or its own; raise ValueError."""
     image.load()
@@ -179,8 +172,7 @@ def _range_of(values: NDArray[Any], full_range: bool, value_range: str) -> tuple
     least, largest = float(values.min()), float(values.max())
     if fractions and least >= 0 and (1 / 255 <= largest <= 1 or not largest):
         return 0.0, 1.0
-    whole = not fractions or bool((values == np.rint(values)).all())
-    if not whole or least < 0 or largest >= 2**16:
+    if (values != np.rint(values)).any() or least < 0 or largest >= 2**16:
         raise ValueError(
             f"its values from {least:g} to {largest:g} have no known black and white: set "
             "value_range to both for all images of the dataset, such as value_range=-1000,1000"
@@ -198,7 +190,7 @@ def _to_8_bits(values: NDArray[Any], black: float, white: float) -> NDArray[np.u
     return np.nan_to_num(deep, copy=False).astype(np.uint8)
 
 
-@_refusing
+@_refusing()
 def decode(data: bytes, reading: Reading = READING) -> tuple[NDArray[np.uint8], bool]:
     """Return uint8 [H, W, 3], RGB, upright, and whether the file is RGB; raise ValueError."""
     image = open_picture(io.BytesIO(data), reading)

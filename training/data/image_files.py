@@ -1,6 +1,5 @@
 """Image files: decoding, the part of a JPEG that training needs, and broken or unusual images."""
 
-import contextlib
 import io
 import struct
 from collections.abc import Callable, Sequence
@@ -32,16 +31,8 @@ Needed = Callable[[int, int], Need]
 _END = b"\xff\xd9"
 _BELOW = 2
 """Rows below the last one that its colours depend on, if stored at half the height."""
-_TURNS: dict[int, tuple[bool, list[int]]] = {
-    2: (False, [-1]),
-    3: (False, [-2, -1]),
-    4: (False, [-2]),
-    5: (True, []),
-    6: (True, [-1]),
-    7: (True, [-2, -1]),
-    8: (True, [-2]),
-}
-"""By EXIF orientation: whether rows become columns, and the axes that are then mirrored."""
+_MIRRORED = {2: [-1], 3: [-2, -1], 4: [-2], 6: [-1], 7: [-2, -1], 8: [-2]}
+"""Mirrored axes by EXIF orientation, after rows became columns from 5 on."""
 
 
 class Decoded(NamedTuple):
@@ -66,7 +57,7 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
     frame = frame_of(data)
     if frame is None or frame.components != 3:
         return None
-    swapped, mirrored = _TURNS.get(frame.orientation, (False, []))
+    swapped, mirrored = 5 <= frame.orientation <= 8, _MIRRORED.get(frame.orientation, [])
     height, width = frame.height, frame.width
     if swapped:
         height, width = width, height
@@ -163,12 +154,13 @@ def _plain(data: bytes) -> Decoded | None:
     """Decode a file of `plain_pixels` in three quarters of the time of Pillow; None for damage."""
     from torchcodec.decoders import decode_image  # type: ignore[attr-defined]
 
-    with contextlib.suppress(RuntimeError):
-        # A tensor: from bytes, torchcodec changes the warning filters each time.
-        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    # A tensor: from bytes, torchcodec changes the warning filters each time.
+    tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    try:
         image: Tensor = decode_image(tensor, mode="RGB")
-        return Decoded(image, *image.shape[-2:])
-    return None
+    except RuntimeError:
+        return None
+    return Decoded(image, *image.shape[-2:])
 
 
 class Findings(NamedTuple):
@@ -195,17 +187,16 @@ def examine(
     broken: list[str] = []
     not_rgb, first = 0, ""
     for position in positions:
+        decoded = None
         try:
             decoded = read_part(where(position), config.reading)
         except InputError:
             if config.on_bad_image == "fail":
                 raise
             broken.append(str(where(position)).removeprefix(f"{Path(config.data)}/"))
-            if keep:
-                keep(position, None)
-            continue
-        not_rgb += not decoded.plain
-        first = first or ("" if decoded.plain else str(where(position)))
+        if decoded and not decoded.plain:
+            not_rgb += 1
+            first = first or str(where(position))
         if keep:
-            keep(position, decoded.image)
+            keep(position, decoded.image if decoded else None)
     return Findings(len(positions), tuple(broken), not_rgb, first)

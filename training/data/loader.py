@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import READING, Reading, TrainConfig
 from kfp_ddp.training.data import transforms
 from kfp_ddp.training.data.cache import Cache
@@ -77,17 +78,13 @@ class Images(Dataset[Batch]):
 
     def _usable(self, epoch: int, position: int, again: int) -> tuple[Decoded, int]:
         """Load the image at `position`, or with on_bad_image=skip the next readable one."""
-        try:
-            return self._read(epoch, position, again), position
-        except InputError:
-            if self.config.on_bad_image == "fail":
-                raise
-        for offset in range(1, min(len(self.index), 100)):
+        for offset in range(min(len(self.index), 100)):
             at = (position + offset) % len(self.index)
             try:
                 return self._read(epoch, at, again), at
             except InputError:
-                continue
+                if self.config.on_bad_image == "fail":
+                    raise
         raise InputError(f"100 images in a row cannot be read from {self.index.where(position)}")
 
     def _read(self, epoch: int, position: int, again: int) -> Decoded:
@@ -160,8 +157,7 @@ def _send_error(queue: "Queue[Any]", error: Exception, unsent: Any) -> None:
     number, batch = unsent
     if getattr(batch, "error", ""):
         os._exit(1)
-    first = str(error).strip().partition("\n")[0]
-    line = f"a loader process cannot send its images: {first}; {REMEDY}; or raise ulimit -n"
+    line = f"a loader process cannot send its images: {one_line(error)}; {REMEDY}, or ulimit -n"
     queue.put((number, Batch(torch.empty(0), [], [], [], line)))
 
 
@@ -193,10 +189,7 @@ def evaluation_batches(
 
 
 def decoded(
-    index: Index,
-    image_size: int,
-    batches: Iterable[Keys],
-    reading: Reading = READING,
+    index: Index, image_size: int, batches: Iterable[Keys], reading: Reading = READING
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield images uint8 [N, 3, S, S], targets [N] and positions in the index [N] of each batch.
 
@@ -236,9 +229,8 @@ def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Device
     Images are copied as uint8, a quarter of float32, from pinned memory. Raises a batch's error.
     """
     if device.type != "cuda":
-        for ready in _on_cpu(batches):
-            images, targets = ready.images.to(device), ready.targets.to(device)
-            yield ready._replace(images=images, targets=targets)
+        for images, targets, *others in _on_cpu(batches):
+            yield DeviceBatch(images.to(device), targets.to(device), *others)
         return
     side = _side_stream(device)
     scale, shift = (value.to(device).view(1, -1, 1, 1) for value in affine())

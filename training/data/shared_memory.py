@@ -11,8 +11,8 @@ PREFETCH = 4
 """Batches that each loader process has ready."""
 _USED = 2
 """Batches besides: the one of the step, and the one that follows it."""
-_OF_OTHERS, _LEAST = 1 << 30, 2
-"""Bytes of a pod for NCCL and others, and GiB of every pod."""
+_OF_OTHERS = 1 << 30
+"""Bytes of a pod for NCCL and others."""
 REMEDY = (
     "lower workers, micro_batch_size or batch_size, or give more: shm_size of a job, --shm-size of "
     "docker run"
@@ -38,12 +38,12 @@ def size_of_pod(config: TrainConfig, local_ranks: int, ranks: int) -> str:
     """Return the shared memory of a pod of `local_ranks` as a quantity; no less than 2Gi."""
     each = config.batch_size_per_rank or -(-config.batch_size // ranks)
     total = local_ranks * needed(config, config.micro_batch_size or each, None) + _OF_OTHERS
-    return f"{max(_LEAST, -(-total // (1 << 30)))}Gi"
+    return f"{max(2, -(-total // (1 << 30)))}Gi"
 
 
 def prefetch_that_fits(config: TrainConfig, local_ranks: int, validation: int) -> int:
     """Return `PREFETCH`, or as many batches as this machine has room for; raise InputError."""
-    if not config.workers or not FOLDER.is_dir():
+    if not FOLDER.is_dir():
         return PREFETCH
     free, micro = shutil.disk_usage(FOLDER).free, config.micro_batch_size
     for prefetch in range(PREFETCH, 0, -1):
