@@ -111,7 +111,7 @@ def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     say(f"{photographs}; {computer}: {_title(choice)}")
     if choice.why:
         say(f"chosen for {choice.why}")
-    reading = surveyed.reading if command.check else ()
+    reading = surveyed.reading if command.check else surveyed.reading[:1]
     for line in (*surveyed.table, *reading, *surveyed.left_out):
         say(line)
     for note in filter(None, (*photographs.notes, start.origin)):

@@ -18,18 +18,10 @@ from kfp_ddp.local.results import shown
 from kfp_ddp.storage.folder_source import LOST_AND_FOUND
 from kfp_ddp.storage.kinds import check_address, open_source
 from kfp_ddp.storage.listing import Filter
-from kfp_ddp.training.config import Reading, TrainConfig
-from kfp_ddp.training.data.layout import Layout, lay_out
+from kfp_ddp.training.config import Reading
+from kfp_ddp.training.data.layout import Layout, LayoutRule, lay_out
 from kfp_ddp.training.data.shards import Where, content
-from kfp_ddp.training.data.sides import (
-    ARCHIVES,
-    TEST,
-    TRAIN,
-    VAL,
-    group_by_folder,
-    is_image,
-    tables_in,
-)
+from kfp_ddp.training.data.sides import ARCHIVES, TEST, TRAIN, VAL, is_image, tables_in
 from kfp_ddp.training.data.splits import read_tables
 
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
@@ -93,12 +85,10 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     selection = Filter(*(tuple(sync.get(name, ())) for name in ("include", "exclude")))
     everything = list(_names(folder, sync)) if folder else open_source(source).listing().names
     names = [name for name in everything if selection.selects(name)]
-    table = training.get("labels") or TrainConfig.model_fields["labels"].default
-    labels = read_tables(folder, table, None) if folder else ()
-    fraction = training.get("val_fraction", TrainConfig.model_fields["val_fraction"].default)
-    meaning = training.get("layout") or TrainConfig.model_fields["layout"].default
-    layout = lay_out(names, val_fraction=fraction, labels=labels, layout=meaning)
-    notes = [f"classes from {layout.form}"] * bool(labels) + list(layout.notes)
+    rule = LayoutRule(**{name: training[name] for name in LayoutRule._fields if name in training})
+    labels = read_tables(folder, rule.labels, None) if folder else ()
+    layout = lay_out(names, val_fraction=rule.val_fraction, labels=labels, layout=rule.layout)
+    notes = list(layout.notes)
     images, chosen = (sum(map(is_image, group)) for group in (everything, names))
     if images > chosen:
         what = " and ".join(name for name in ("include", "exclude") if sync.get(name))
@@ -106,9 +96,8 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
     tags = arguments.get("gate", {}).get("tags", "")
     if tags and is_relative(tags) and tags not in names:
         raise InputError(f"tags is {tags}, but {source} has no such file: correct it")
-    others = [] if table else [one for one in tables_in(group_by_folder(names)) if one != tags]
-    for name in others[:1]:
-        notes.append(f"{name} is not used: if it has the classes, --set labels={name}")
+    if not rule.labels and (others := [one for one in tables_in(names) if one != tags]):
+        notes.append(f"{others[0]} is not used: if it has the classes, --set labels={others[0]}")
     known = {name: training[name] for name in Reading._fields if name in training}
     headers, broken = _open_all(folder, layout, Reading(**known), notes) if folder else ([], {})
     pictures = [header[:3] for header in headers]
@@ -126,7 +115,7 @@ def survey(source: str, arguments: Mapping[str, Any]) -> Survey:
         excluded += _other_files(names, {tags, *(one.name for one in labels)}.intersection(names))
     if broken and not reads_any and not labels and len(broken) <= MOST_ROWS:
         excluded += map(glob_of, broken)
-        layout = _without(broken, names, fraction, meaning)
+        layout = _without(broken, names, rule)
     columns = {}
     for side, part in layout.parts.items():
         by_class = Counter(target for name, target in part if name not in broken)
@@ -150,14 +139,13 @@ def _other_files(names: Iterable[str], tables: Collection[str]) -> list[str]:
     return sorted(f"*{one}" for one in plain)
 
 
-def _without(
-    broken: Mapping[str, str], names: Iterable[str], val_fraction: float, meaning: str
-) -> Layout:
+def _without(broken: Mapping[str, str], names: Iterable[str], rule: LayoutRule) -> Layout:
     """Return the layout without the broken images; raise InputError if it cannot train."""
     folders = (f"{os.path.dirname(name)}/" for name in broken)
     readable = [name for name in names if name not in broken]
     try:
-        return lay_out([*readable, *folders], val_fraction=val_fraction, layout=meaning)
+        everything = [*readable, *folders]
+        return lay_out(everything, val_fraction=rule.val_fraction, layout=rule.layout)
     except InputError as error:
         raise InputError(
             f"{plural(len(broken), 'image')} cannot be read, {next(iter(broken))} first; "

@@ -75,6 +75,7 @@ def test_folder_becomes_a_report_and_a_bundle(
     assert "<svg" in report
     assert "1 file not read: 1 .txt" in report
     assert "note: 1 file not read: 1 .txt" in ran.stderr
+    assert ran.stderr.count("classes and splits: ") == 1
     assert (Path(summary["bundle"]) / "_SUCCESS").is_file()
     kept = photos.parent / "result" / "labels_to_check-2.csv"
     assert kept.read_text() == "labels_to_check.csv of an earlier run"
