@@ -35,7 +35,6 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 UNRESPONSIVE_SECONDS = 5.0
 """Seconds without a response to a signal, after which this process exits at once."""
 PROGRAM = "python -m kfp_ddp.training.node [torchrun flags] --"
-LOOPBACK = "127.0.0.1"
 
 
 def main() -> int:
@@ -136,8 +135,8 @@ def _complete(args: argparse.Namespace, least: int, most: int) -> None:
     """Set what torchrun would set or leaves open, and pass it to the ranks."""
     if args.standalone or most == 1:
         # Its own name, and the address that this has, may be of no use: renamed, offline, in a VPN.
-        args.rdzv_backend, args.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"
-        args.rdzv_id, args.local_addr = str(uuid.uuid4()), LOOPBACK
+        args.rdzv_backend, args.rdzv_endpoint = "c10d", "127.0.0.1:0"
+        args.rdzv_id, args.local_addr = str(uuid.uuid4()), "127.0.0.1"
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
         if loopback:
             os.environ.update({"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback})

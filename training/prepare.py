@@ -183,9 +183,7 @@ def _built_or_examined(
     if world.first:
         _warn(reports)
         if prefetch < shared_memory.PREFETCH:
-            print(
-                f"loader processes have {prefetch} batches ready: {shared_memory.FOLDER} is small"
-            )
+            print(f"loaders have {prefetch} batches ready: {shared_memory.FOLDER} is small")
     return caches, prefetch
 
 
@@ -229,9 +227,9 @@ def check_network(config: TrainConfig, classes: tuple[str, ...]) -> None:
     for size in sorted({*training, config.image_size}):
         with torch.no_grad():
             _logits(network, config, len(classes), size)
-        if config.micro_batch_size == 1 and config.freeze_epochs < config.epochs:
-            network.train()
-            _logits(network, config, len(classes), min(training), images=1)
+    if config.micro_batch_size == 1 and config.freeze_epochs < config.epochs:
+        network.train()
+        _logits(network, config, len(classes), min(training), images=1)
     own = None if config.script else own_model.load_for(config)
     if own:
         network.train()
