@@ -298,7 +298,8 @@ def test_error_of_a_step_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of all commands: one cleans up after another
     write(tmp_path / "photos", each=24)
     (tmp_path / "photos" / "bark" / "birds.ogg").write_text("no image")
     return tmp_path
@@ -314,8 +315,7 @@ def stop(step: str, number: signal.Signals, home: Path) -> str:
     run = home / "run-output" / "photos"
     (run / "pipeline.log").unlink(missing_ok=True)
     trained = newest_step(run)
-    inside = {**os.environ, "TMPDIR": str(home)}
-    with subprocess.Popen(COMMAND, cwd=home, stderr=subprocess.PIPE, text=True, env=inside) as one:
+    with subprocess.Popen(COMMAND, cwd=home, stderr=subprocess.PIPE, text=True) as one:
         log = ""
         while f"Executing task '{step}'" not in log or (
             step == "train" and newest_step(run) == trained
