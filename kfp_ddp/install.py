@@ -17,6 +17,7 @@ from kfp_ddp.core.config import setting
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
+from kfp_ddp.jobs.source import archive, config_map, map_name
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import QUANTITY, condition
 from kfp_ddp.k8s.pods import waiting_reason
@@ -32,6 +33,7 @@ State = Literal["made", "changed", "unchanged", "left", "refused"]
 DRY_RUN = {"dryRun": "All"}
 PARTS = ("rules", "roleRef", "subjects", "spec")
 """Parts of an object that are compared and changed."""
+DATA = ("data", "binaryData")
 IMMUTABLE = ("PersistentVolumeClaim", "Job")
 """Kinds of which an existing object is not changed."""
 # Drivers whose volumes only one node can mount, in any access mode.
@@ -62,6 +64,10 @@ class Installation:
     image: str = setting(
         "", "Image of the job for volumes, with sh and chown; empty for the launcher."
     )
+    source: bool = True
+    """Whether pods of public images take the source from a ConfigMap."""
+    pip_index_url: str = ""
+    pip_proxy: str = ""
 
     @property
     def claims(self) -> dict[str, str]:
@@ -81,6 +87,9 @@ def manifests(target: Installation) -> list[Object]:
         files = [DEPLOY / folder / name for name in kustomization["resources"]]
         objects += [into(one, target.namespace) for file in files for one in read(file)]
     objects.sort(key=lambda one: one["kind"].endswith("Binding"))
+    if target.source:
+        source = config_map(archive(), map_name(), target.pip_index_url, target.pip_proxy)
+        objects.insert(0, into(source, target.namespace))
     return [*claims(target), *objects]
 
 
@@ -223,6 +232,11 @@ def _put(api: Api, target: Object, new: set[tuple[str, str]], *, dry_run: bool) 
             return Done(kind, name, "made")
         if kind in IMMUTABLE:
             return Done(kind, name, "left", _describe(existing))
+        if kind == "ConfigMap" and any(existing.get(part) != target[part] for part in DATA):
+            if not dry_run:  # pods that run have it already
+                api.delete(resource, name)
+                api.create(resource, target)
+            return Done(kind, name, "changed")
         change = {part: target[part] for part in PARTS if part in target}
         after = api.patch(resource, name, change, query=DRY_RUN)
         if all(after.get(part) == existing.get(part) for part in PARTS):

@@ -2,13 +2,12 @@
 
 import importlib
 import importlib.util
-import re
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from google.protobuf.struct_pb2 import Value
@@ -19,51 +18,16 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
 from kfp_ddp.checks.form import choices
 from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.core.text import one_line
+from kfp_ddp.jobs.source import FOLDER, USER, map_name, started
 from kfp_ddp.pipelines import MODULES, NAMES
 from kfp_ddp.pipelines.document import SUFFIXES
 
-REGISTRY = "ghcr.io/kfp-ddp"
 # kfp.local only runs commands that name KFP's executor.
 PROGRAM = ["python3", "-m", "kfp_ddp.components", "kfp.dsl.executor_main"]
 # What our steps have for the pods of their jobs.
 PASSED = (dsl.TaskConfigField.ENV, dsl.TaskConfigField.KUBERNETES_VOLUMES)
-# Host, port and path of an image; a URL scheme does not match.
-_FOLDERS = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
-_TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
-
-
-class ImageOverrides(NamedTuple):
-    """Replacements for the images of components."""
-
-    registry: str = REGISTRY
-    """Registry of launcher and trainer; the tag is that of the component."""
-    launcher: str = ""
-    """Image to use as launcher; empty for that of the registry."""
-    trainer: str = ""
-    """Image to use as trainer, such as one built from ours; empty for that of the registry."""
-
-    def check(self) -> None:
-        """Raise InputError if a registry or an image is invalid."""
-        if not re.fullmatch(f"{_FOLDERS}/?", self.registry):
-            raise InputError(
-                f"registry {self.registry!r} is not a registry: give host/path in lower case, "
-                "without a scheme"
-            )
-        for name in ("launcher", "trainer"):
-            image = getattr(self, name)
-            if image and not re.fullmatch(_FOLDERS + _TAG, image):
-                raise InputError(
-                    f"{name} image {image!r} is not an image: give host/path:tag or @sha256:…, the "
-                    "path in lower case, without a scheme"
-                )
-
-    def put_into(self, document: str) -> str:
-        """Return a compiled pipeline with these images."""
-        for name in ("launcher", "trainer"):
-            if image := getattr(self, name):
-                document = re.sub(rf"{re.escape(REGISTRY)}/{name}:[\w.-]+", image, document)
-        return document.replace(f"{REGISTRY}/", f"{self.registry.rstrip('/')}/")
 
 
 def built_in(names: Sequence[str] = NAMES) -> dict[str, Any]:
@@ -83,24 +47,27 @@ def built_in(names: Sequence[str] = NAMES) -> dict[str, Any]:
 def write(
     pipelines: Mapping[str, Any],
     directory: Path,
-    images: ImageOverrides = ImageOverrides(),  # noqa: B008
+    images: Images = Images(),  # noqa: B008
     restricted: bool = False,
+    source: str = "",
 ) -> list[Path]:
     """Compile pipelines to `<directory>/<name>.yaml` for these images, or raise InputError.
 
-    `restricted` is for namespaces under PodSecurity `restricted`.
+    `restricted` is for namespaces under PodSecurity `restricted`; `source` names the ConfigMap, ''
+    for that of this version.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, pipeline in pipelines.items():
         path = directory / f"{name}.yaml"
         try:
-            _refuse_root(pipeline, restricted)
-            _shorten(pipeline)
+            _adapt_steps(pipeline)
+            _secure(pipeline, restricted)
             compiler.Compiler().compile(pipeline, package_path=str(path))
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{name} cannot be compiled: {one_line(error, 2000)}") from error
-        path.write_text(images.put_into(path.read_text()))
+        text = images.put_into(path.read_text())
+        path.write_text(text.replace(map_name(), source or map_name()))
         paths.append(path)
     return paths
 
@@ -123,13 +90,14 @@ def _adapt(component: Any) -> None:
             parameter.parameter_type = ParameterType.STRUCT
 
 
-def _shorten(pipeline: Any) -> None:
-    """Remove from our components what their steps do not need; the pipeline's form stays.
+def _adapt_steps(pipeline: Any) -> None:
+    """Start our components from an image or the ConfigMap, without what their steps do not need.
 
     Argo holds both parts of a step six times in the Workflow, and KFP's API no longer updates the
-    tasks of a run whose Workflow is near 1 MB. The images contain the source of our components.
+    tasks of a run whose Workflow is near 1 MB. The pipeline's form stays.
     """
     spec = pipeline.pipeline_spec
+    platform = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
     tasks_of: dict[str, list[Any]] = {}
     for group in (spec.root, *spec.components.values()):
         for task in group.dag.tasks.values():
@@ -139,7 +107,12 @@ def _shorten(pipeline: Any) -> None:
         executor = spec.deployment_spec["executors"][label] if label else {}
         if not _is_ours(executor):
             continue
-        executor["container"].update({"command": PROGRAM})
+        lock = "trainer" if "/trainer:" in executor["container"]["image"] else "launcher"
+        executor["container"].update({"command": started(PROGRAM, lock)})
+        constant = {"runtimeValue": {"constant": map_name()}}
+        platform[label].get_or_create_list("configMapAsVolume").append(
+            {"configMapNameParameter": constant, "mountPath": FOLDER, "optional": True}
+        )
         for side in (component.input_definitions, component.output_definitions):
             for definition in (*side.parameters.values(), *side.artifacts.values()):
                 definition.description = ""
@@ -175,12 +148,18 @@ def _is_ours(executor: Any) -> bool:
     return bool(ours.command == list(container["command"]))
 
 
-def _refuse_root(pipeline: Any, restricted: bool) -> None:
-    """Set runAsNonRoot on every step, or on none: a user's image may run as root elsewhere."""
+def _secure(pipeline: Any, restricted: bool) -> None:
+    """Set a user other than root on our steps, and for `restricted` refuse root on all others."""
     names = pipeline.pipeline_spec.deployment_spec["executors"].keys()
     executors = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
     for name in names:
-        if restricted:
+        own = executors.get(name, {})
+        mounts = own["configMapAsVolume"] if "configMapAsVolume" in own else ()  # noqa: SIM401
+        if any(mount["mountPath"] == FOLDER for mount in mounts):
+            executors[name].update(
+                {"securityContext": {"runAsUser": str(USER), "runAsNonRoot": True}}
+            )
+        elif restricted:
             executors[name].update({"securityContext": {"runAsNonRoot": True}})
         elif name in executors:
             executors[name].fields.pop("securityContext", None)
@@ -189,7 +168,7 @@ def _refuse_root(pipeline: Any, restricted: bool) -> None:
 def differences(
     pipelines: Mapping[str, Any],
     directory: Path,
-    images: ImageOverrides = ImageOverrides(),  # noqa: B008
+    images: Images = Images(),  # noqa: B008
     restricted: bool = False,
 ) -> list[str]:
     """Return a line for each pipeline whose file in `directory` is missing or stale."""

@@ -1,9 +1,19 @@
-"""A local package index of two packages: kfpddp-one needs kfpddp-two and PyYAML."""
+"""Local package indexes: of two packages, kfpddp-one needs kfpddp-two and PyYAML, and of our locks.
+
+python -m tests.package_index FOLDER    downloads what the locks of the images name, but torch
+"""
 
 import hashlib
+import re
+import subprocess
+import sys
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
+
+from kfp_ddp.core.images import KINDS
+from kfp_ddp.jobs.worker_start import WITH_TORCH
+from tests.conftest import CHECKOUT
 
 
 def index(folder: Path) -> str:
@@ -21,6 +31,28 @@ def index(folder: Path) -> str:
             links.append(f'<a href="../../{file.name}#sha256={digest(file)}">{file.name}</a>')
         page.write_text("\n".join(links))
     return (folder / "simple").as_uri()
+
+
+def download(folder: Path) -> None:
+    """Create the index of the packages of launcher and trainer in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in KINDS:
+        text = (CHECKOUT / "images" / kind / "requirements.lock").read_text()
+        pins = [pin for pin in re.split(r"^(?=\w)", text, flags=re.M) if not WITH_TORCH.match(pin)]
+        (lock := folder / f"{kind}.lock").write_text("".join(pins))
+        options = ["--quiet", "--no-deps", "--require-hashes", "--dest", str(folder)]
+        command = [sys.executable, "-m", "pip", "download", *options, "--requirement", str(lock)]
+        subprocess.run(command, check=True)
+    # What builds a package of which there is no wheel.
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder)]
+    subprocess.run([*command, "setuptools", "wheel"], check=True)
+    for file in folder.glob("*.*"):
+        if file.suffix in (".whl", ".gz"):
+            name = re.sub(r"[-_.]+", "-", re.split(r"-\d", file.name)[0]).lower()
+            (page := folder / "simple" / name / "index.html").parent.mkdir(
+                parents=True, exist_ok=True
+            )
+            page.write_text(f'<a href="../../{file.name}#sha256={digest(file)}">{file.name}</a>')
 
 
 def wheel(folder: Path, name: str, number: str, content: str, requires: list[str]) -> Path:
@@ -43,3 +75,7 @@ def wheel(folder: Path, name: str, number: str, content: str, requires: list[str
 def digest(file: Path) -> str:
     """Return the hash of a file for a lock file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    download(Path(sys.argv[1]))

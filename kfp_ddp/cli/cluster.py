@@ -5,7 +5,6 @@ from typing import Any
 
 import click
 
-from kfp_ddp import __version__
 from kfp_ddp import install as installer
 from kfp_ddp.checks.access import enforced, secret
 from kfp_ddp.checks.claims import unfinished_owner
@@ -21,6 +20,7 @@ from kfp_ddp.cli.options import (
     model_options,
 )
 from kfp_ddp.core.config import Connection
+from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.install import OWNERS, Done, Installation
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Api
@@ -30,7 +30,7 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 
 
 @click.command("install")
-@configured("namespace", "context", "registry", "launcher_image")
+@configured("namespace", "context", *SETTINGS, "pip_index_url", "pip_proxy")
 @field_options(Installation, "storage_class", "access_mode", "size", "image", "see_nodes", "copies")
 @click.option(
     "--claims",
@@ -67,18 +67,17 @@ def install(
     as_json: bool,
     bucket_secret: str,
     context: str,
-    registry: str,
-    launcher_image: str,
     **fields: Any,
 ) -> None:
-    """Create what runs need in a namespace: PVCs, permissions, a disruption budget.
+    """Create what runs need in a namespace: PVCs, permissions, our source, a disruption budget.
 
-    It can be repeated: existing objects are updated, except PVCs, which do not change. All objects
-    are validated by the server first; if it refuses one, nothing is created. A namespace with a
-    quota and no LimitRange also gets one.
+    The source of this version is put into a ConfigMap, from which pods of public images take it;
+    with a registry of your own images it is not. It can be repeated: existing objects are updated,
+    except PVCs, which do not change. All objects are validated by the server first; if it refuses
+    one, nothing is created. A namespace with a quota and no LimitRange also gets one.
     """
-    launcher = launcher_image or f"{registry.rstrip('/')}/launcher:{__version__}"
-    fields["image"] = fields["image"] or launcher
+    images = Images.create({name: fields.pop(name) for name in SETTINGS})
+    fields["image"], fields["source"] = fields["image"] or images.launcher, images.public
     for name in {"data", "work"} - {*CLAIMS[which]}:
         fields[f"{name}_claim"] = ""
     if only_print:

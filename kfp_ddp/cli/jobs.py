@@ -4,14 +4,14 @@ import contextlib
 import os
 import sys
 import uuid
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import yaml
 
-from kfp_ddp import __version__
 from kfp_ddp.cli.options import AS_JSON, configured, echo, model_options, show, text_option
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.images import PUBLIC, SETTINGS, Images
 from kfp_ddp.core.text import yaml_of
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec
@@ -92,7 +92,7 @@ def setting(text: str) -> tuple[str, object]:
 
 
 @click.command("netcheck")
-@configured("namespace", "context", "registry", "trainer_image")
+@configured("namespace", "context", *SETTINGS)
 @click.option("--nodes", type=click.IntRange(1), default=2, help="Pods, or local processes.")
 @click.option("--gpus-per-node", default=0, help="GPUs per pod; uses NCCL.")
 @click.option(
@@ -116,12 +116,10 @@ def netcheck(
     nodes: int,
     gpus_per_node: int,
     kind: str,
-    registry: str,
-    trainer_image: str,
     image: str,
     settings: tuple[str, ...],
     as_json: bool,
-    **limits: float | None,
+    **options: Any,
 ) -> None:
     """Measure the network between the pods of a job, and name slow links.
 
@@ -129,15 +127,16 @@ def netcheck(
     DNS, and the estimated time of a training step. The job is like that of a training, and is
     deleted at the end, unless it failed. The exit code is 1 if there is a problem.
     """
+    from kfp_ddp.client.source import ensure
     from kfp_ddp.jobs.netcheck import here, job_settings, measure_on_cluster
     from kfp_ddp.k8s.api import Api
     from kfp_ddp.runs.teardown.engine import delete_jobs
 
-    check = NetworkCheck.create(**{n: value for n, value in limits.items() if value is not None})
+    image = image or Images.create({name: options.pop(name) for name in SETTINGS}).trainer
+    check = NetworkCheck.create(**{n: value for n, value in options.items() if value is not None})
     if not as_json:
         where = "processes of this machine" if kind == "local" else f"pods of a {kind}"
         echo(f"measuring the network between {nodes} {where}", err=True)
-    image = image or trainer_image or f"{registry.rstrip('/')}/trainer:{__version__}"
     with contextlib.redirect_stdout(sys.stderr):
         own = {"nodes": nodes, "gpus_per_node": gpus_per_node, "image": image}
         fields = job_settings("--job", dict(map(setting, settings)), own, "is an option of its own")
@@ -145,6 +144,8 @@ def netcheck(
             network = here(check, LaunchSpec.create(**fields).nodes)
         else:
             api, run_id = Api.connect(namespace, context), f"netcheck-{uuid.uuid4().hex[:8]}"
+            if image == PUBLIC["trainer"]:
+                ensure(api)
             try:
                 network = measure_on_cluster(
                     check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api

@@ -193,15 +193,6 @@ def inputs(
     return [*words, *options["words"]], boxes
 
 
-def registry_set() -> str:
-    """Return the registry that the user sets; '' for the default, which has no images."""
-    flag = (
-        click.get_current_context().params["registry"] if is_on_command_line("registry") else None
-    )
-    chosen = config.resolved({"registry": flag})["registry"]
-    return "" if chosen.origin == "default" else str(chosen.value)
-
-
 def echo(line: object, err: bool = False) -> None:
     """Print a line; what would move the cursor, such as a name from a bucket may, is escaped."""
     click.echo(printable(str(line)), err=err)

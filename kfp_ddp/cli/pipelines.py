@@ -11,13 +11,12 @@ from kfp_ddp.cli.options import (
     configured,
     connected,
     echo,
-    registry_set,
     show,
     text_option,
 )
-from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError, writing
+from kfp_ddp.core.images import SETTINGS, Images
 
 COMPILED = Path("compiled")
 
@@ -34,7 +33,7 @@ COMPILED = Path("compiled")
     type=FOLDER,
     help="Folder of the YAML files.  [default: compiled; with FILE that of the file]",
 )
-@configured("registry", "launcher_image", "trainer_image")
+@configured(*SETTINGS)
 @click.option(
     "--restricted",
     is_flag=True,
@@ -44,23 +43,20 @@ def compile_(
     files: tuple[Path, ...],
     check: bool,
     directory: Path | None,
-    registry: str,
-    launcher_image: str,
-    trainer_image: str,
     restricted: bool,
+    **settings: str,
 ) -> None:
     """Compile pipelines to YAML files for Kubeflow Pipelines: the built-in ones, or those of FILE.
 
-    Each pipeline of a Python FILE becomes <function>.yaml, with the images of the components from
-    your registry, which can also be set by KFP_DDP_REGISTRY or in kfp-ddp.yaml:
+    Each pipeline of a Python FILE becomes <function>.yaml. Its steps have public images, and take
+    our source from the ConfigMap of kfp-ddp install, or have the images of your registry, which
+    can also be set by KFP_DDP_REGISTRY or in kfp-ddp.yaml:
 
     kfp-ddp compile my_pipeline.py --registry registry.example.com/ml
     """
     from kfp_ddp.pipelines import compiled
-    from kfp_ddp.pipelines.compiled import ImageOverrides
 
-    images = ImageOverrides(registry, launcher_image, trainer_image)
-    images.check()
+    images = Images.create(settings)
     targets = [(directory or file.parent, compiled.pipelines_of(file)) for file in files]
     targets = targets or [(directory or COMPILED, compiled.built_in())]
     if not check:
@@ -100,7 +96,7 @@ def graph(file: Path, output: Path | None) -> None:
 @text_option("--name", help="Name on the server.  [default: the pipeline's]")
 @text_option("--description", help="Description of this version.")
 @AS_JSON
-@configured("registry", "launcher_image", "trainer_image")
+@configured(*SETTINGS)
 @connected
 def upload(
     connection: Connection,
@@ -108,9 +104,7 @@ def upload(
     name: str,
     description: str,
     as_json: bool,
-    registry: str,
-    launcher_image: str,
-    trainer_image: str,
+    **settings: str,
 ) -> None:
     """Upload PIPELINE, a compiled YAML file or a built-in pipeline, as the newest version.
 
@@ -122,23 +116,24 @@ def upload(
     """
     from kfp_ddp.client import submission
     from kfp_ddp.client.pipelines import upload
+    from kfp_ddp.client.run_info import RunFinder
+    from kfp_ddp.client.source import with_source
     from kfp_ddp.core.settings import hint
     from kfp_ddp.pipelines import NAMES
-    from kfp_ddp.pipelines.compiled import ImageOverrides
     from kfp_ddp.pipelines.document import is_file, read
 
     if is_file(pipeline):
         document = read(Path(pipeline))
     else:
-        images = ImageOverrides(registry, launcher_image, trainer_image)
-        built_in = submission.built_in(pipeline, images)
+        built_in = submission.built_in(pipeline, Images.create(settings))
         if built_in is None:
             near = hint(pipeline, NAMES) or f", which are {', '.join(NAMES)}"
             raise InputError(f"{pipeline} is not a YAML file, and not a built-in pipeline{near}")
         document = built_in
-    submission.check_images(document, registry_set())
-    with open_client(connection) as client:
-        done = upload(client, document, name, description)
+    submission.check_images(document, settings["registry"])
+    with RunFinder(connection) as finder:
+        document = with_source(document, finder, settings)
+        done = upload(finder.client, document, name, description)
     line = f"unchanged: {done.pipeline} already has version {done.version}"
     if done.new:
         line = f"uploaded {done.pipeline}, version {done.version}"

@@ -1,5 +1,6 @@
 """`kfp-ddp run` and `demo`: train on images, or run any pipeline, here or on KFP."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,15 @@ from kfp_ddp.cli.options import (
     echo,
     echo_json,
     inputs,
-    registry_set,
     require,
     show,
     text_option,
 )
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.images import SETTINGS, Images
 
 RUN_SETTINGS = ("experiment", "pipeline_root", "service_account")
-IMAGES = ("registry", "launcher_image", "trainer_image")
 SHORTCUTS = ("model", "epochs", "batch_size")
 """Settings that are options, too."""
 LOCAL_ONLY = ("output", "ranks", "fresh", "replace", "check")
@@ -101,7 +101,7 @@ class RunCommand(click.Command):
     help="With --local, number of training processes.  [default: by cores]",
 )
 @AS_JSON
-@configured(*RUN_SETTINGS, "destination", *IMAGES)
+@configured(*RUN_SETTINGS, "destination", *SETTINGS)
 @connected
 def run(connection: Connection, source: str, local: bool, **options: Any) -> None:
     """Train on SOURCE: gs://, s3://, az:// or hf://, with a folder for each class, or run FILE.
@@ -198,19 +198,19 @@ def _run_on_kfp(
     from kfp_ddp.client import submission
     from kfp_ddp.client.follow import check_success, until_over
     from kfp_ddp.client.run_info import RunFinder, info_of
-    from kfp_ddp.pipelines.compiled import ImageOverrides
+    from kfp_ddp.client.source import with_source
     from kfp_ddp.pipelines.document import read
 
     as_json, waits = options["as_json"], options["follow"] or options["wait"]
     with RunFinder(connection) as finder:
-        images = ImageOverrides(*(options[name] for name in IMAGES))
+        images = Images.create(options)
         name, version = options["pipeline"] or "train_resnet", None
         pipeline = read(file) if file else submission.built_in(name, images)
         if pipeline is None:
             pipeline, version = submission.uploaded(finder.client, options["pipeline"])
         words, boxes = inputs(pipeline, options, source)
         arguments = submission.arguments(pipeline, options["file"], words, boxes)
-        submission.check_images(pipeline, registry_set())  # last: `--local` needs none
+        submission.check_images(pipeline, options["registry"])  # last: `--local` needs none
         submission.check_secrets({one: options[one] for one in ("name", *RUN_SETTINGS)})
         name = options["name"] or submission.default_name(pipeline, arguments)
         settings = {setting: options[setting] for setting in RUN_SETTINGS}
@@ -220,6 +220,8 @@ def _run_on_kfp(
             text = yaml.safe_dump(preview, sort_keys=False, allow_unicode=True)
             show(as_json, preview, *text.splitlines())
             return
+        if version is None:
+            request = dataclasses.replace(request, pipeline=with_source(pipeline, finder, options))
         run = info_of(request.send(finder.client), connection)
         if finder.client.new_experiment not in ("", "Default"):
             echo(f"the experiment {finder.client.new_experiment} is new", err=True)

@@ -18,7 +18,6 @@ from kfp_ddp.cli.options import (
     echo_json,
     inputs,
     is_on_command_line,
-    registry_set,
     show,
 )
 from kfp_ddp.client import cron, schedules
@@ -91,7 +90,7 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
     submission.check_secrets({"name": name, "experiment": options["experiment"], **settings})
     with open_client(connection) as client:
         pipeline, version = submission.uploaded(client, options["pipeline"])
-        submission.check_images(pipeline, registry_set())
+        submission.check_images(pipeline, chosen("registry")["registry"])
         words, boxes = inputs(pipeline, options)
         plan = schedules.SchedulePlan(
             name=name,

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp import __version__
 from kfp_ddp.client import runs
 from kfp_ddp.client.connection import open_client, own_namespace
 from kfp_ddp.client.pipelines import graph_of
@@ -20,6 +19,7 @@ from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.folders import is_remote
+from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.k8s.api import Api, Object
 from kfp_ddp.local.folder import is_running, read_local_run
 from kfp_ddp.local.results import ENDED, LOG, STARTED
@@ -246,11 +246,11 @@ def _image(spec: Mapping[str, Any] | None) -> str:
     """Return a launcher image that the run has pulled, else the configured one."""
     executors = graph_of(spec).get("deploymentSpec", {}).get("executors", {})
     images = [str(one.get("container", {}).get("image", "")) for one in executors.values()]
-    launchers = sorted(image for image in images if "launcher" in image.rpartition("/")[2])
+    names = ("launcher", "python")
+    launchers = sorted(one for one in images if one.rpartition("/")[2].startswith(names))
     if launchers:
         return launchers[0]
-    own = config.chosen("launcher_image", "registry")
-    return own["launcher_image"] or f"{own['registry']}/launcher:{__version__}"
+    return Images.create(config.chosen(*SETTINGS)).launcher
 
 
 def read_trainings(files: RunFiles, folder: Path) -> tuple[TaskRecord, ...]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.client.pipelines import PipelineVersion, content_name, find_pipeline, find_version
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.core.settings import hint
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines import NAMES
-from kfp_ddp.pipelines.compiled import REGISTRY, ImageOverrides
 from kfp_ddp.pipelines.document import Document, from_api, parsed
 from kfp_ddp.pipelines.form import COMPILED, Form, check_arguments, named_after
 
@@ -94,12 +94,11 @@ class Submission:
         return client.run_service.run_service_create_run(run=run)
 
 
-def built_in(name: str, images: ImageOverrides = ImageOverrides()) -> Document | None:  # noqa: B008  a tuple
+def built_in(name: str, images: Images = Images()) -> Document | None:  # noqa: B008  a tuple
     """Return a built-in pipeline by its name, written with - or _; None for another."""
     file = COMPILED / f"{name.replace('-', '_')}.yaml"
     if file.stem not in NAMES:
         return None
-    images.check()
     return parsed(images.put_into(file.read_text(encoding="utf-8")), str(file))
 
 
@@ -194,15 +193,12 @@ def check_secrets(value: Any, name: str = "") -> None:
 
 
 def check_images(pipeline: Document, registry: str) -> None:
-    """Raise InputError for images of the default registry, where none are published.
-
-    `registry` is the one that the user sets; '' for the default.
-    """
+    """Raise InputError for images of the components' own registry, unless it is the user's."""
     default = [image for image in pipeline.images() if image.startswith(f"{REGISTRY}/")]
     if default and registry.rstrip("/") != REGISTRY:
         raise InputError(
-            f"{default[0]} is published nowhere: push the images (images/README.md), then "
-            "give --registry or set KFP_DDP_REGISTRY, also to compile a file or to upload it again"
+            f"{default[0]} is published nowhere: compile the file again for public images, or push "
+            "your own (images/README.md) and give --registry"
         )
 
 

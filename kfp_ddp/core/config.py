@@ -86,11 +86,20 @@ class Config(Connection):
     """All configuration."""
 
     experiment: str = setting("Default", "Experiment of new runs.")
-    registry: str = setting("ghcr.io/kfp-ddp", "Registry of the launcher and trainer images.")
-    launcher_image: str = setting("", "Image to use as launcher.")
+    images: str = setting(
+        "",
+        "public: images that everybody can pull, with our source from a ConfigMap; registry: those "
+        "of your registry; empty for registry where one is set, else public.",
+    )
+    registry: str = setting("", "Registry of the launcher and trainer images.")
+    launcher_image: str = setting("", "Image to use as launcher, or a mirror of the public one.")
     trainer_image: str = setting(
         "", "Image to use as trainer, such as one built from ours with more packages."
     )
+    pip_index_url: str = setting(
+        "", "Package index of pods with public images; empty for that of pip."
+    )
+    pip_proxy: str = setting("", "Proxy through which these pods reach it.")
     destination: str = setting("", "Destination of exported models: gs://, s3:// or a folder.")
     model_registry: str = setting(
         "",

@@ -19,6 +19,7 @@ from kfp_ddp.evaluation.request import EvaluationRequest, Measuring
 from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.source import on_workers
 from kfp_ddp.jobs.task import with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models.evaluation import FILE, Evaluation
@@ -176,4 +177,4 @@ def run_job(
     fields = with_folders(api, fields, request.data, request.run_dir, "evaluate")
     command = ["python3", "-m", EVALUATION, "--", *map(unexpanded, request.to_argv())]
     with followed_folder(request.run_dir) as (folder, _):
-        launch(LaunchSpec.create(**fields, command=command), *ids, api, folder)
+        launch(LaunchSpec.create(**on_workers(fields, command)), *ids, api, folder)

@@ -15,6 +15,7 @@ from kfp_ddp.core.step import step
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, check_backend
 from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.source import on_workers
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.training.netcheck.record import RESULT, Network, NetworkCheck, need, problems, table
 
@@ -93,7 +94,7 @@ def measure_on_cluster(
     Raises KfpDdpError.
     """
     command = ["python3", "-m", PROGRAM, "--", json.dumps(settings.explicit())]
-    spec = LaunchSpec.create(**{**fields, "command": command})
+    spec = LaunchSpec.create(**on_workers(fields, command))
     with contextlib.redirect_stdout(_WithoutResult()):
         finished = launch(spec, *ids, api)
     api.delete(spec.job_kind.resource, finished.job["metadata"]["name"])

@@ -1,9 +1,11 @@
-"""The first program of a worker: unpack the code, install the packages, and exec the command.
+"""The first program of a pod: unpack the code, install the packages, and exec the command.
 
     python3 start.py alone|together COMMAND...
+    python3 start.py source MAP LOCK COMMAND...
 
-`together` is for several ranks started in one pod: one prepares, the others wait for it. This runs
-in images without our package, so it uses only the standard library of Python 3.8.
+`together` is for several ranks started in one pod: one prepares, the others wait for it. `source`
+is for a command of kfp_ddp in an image without it: the source and its LOCK are beside this file,
+in the ConfigMap MAP. This uses only the standard library of Python 3.8.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import base64
 import contextlib
 import fcntl
 import hashlib
+import importlib.metadata
+import importlib.util
 import io
 import json
+import lzma
 import os
 import re
 import signal
@@ -25,8 +30,12 @@ import zlib
 
 OURS = "KFP_DDP_"
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
-NAME = re.compile(r"[A-Za-z0-9._-]+")
+PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^\s;+]+)")
 UNREACHED = re.compile(r"connection broken by '(.*?)': /")
+HERE = os.path.dirname(os.path.abspath(__file__)) if "__file__" in globals() else ""
+CACHE = "/work/.cache/kfp-ddp-pip"
+WITH_TORCH = re.compile(r"(torch|nvidia-.*|cuda-.*|triton)==")
+"""Pins that an image with torch has, in its own way."""
 
 
 class StartError(Exception):
@@ -39,7 +48,10 @@ def main(how: str, command: list[str]) -> None:
     os.environ.pop(OURS + "START", None)
     try:
         needs = Needs()
-        folder = shared(needs) if how == "together" else needs.prepare(None)
+        if how == "source":
+            folder, command = prepare_source(*command[:2]), command[2:]
+        else:
+            folder = shared(needs) if how == "together" else needs.prepare(None)
         paths = [os.path.join(folder, name) for name in ("code", "packages")]
         paths = [path for path in paths if os.path.isdir(path)]
         before = os.environ.get("PYTHONPATH")
@@ -51,6 +63,34 @@ def main(how: str, command: list[str]) -> None:
         sys.exit(f"error: {error}")
     except OSError as error:
         sys.exit(f"error: cannot start {error.filename or command[0]}: {error.strerror}")
+
+
+def prepare_source(name: str, lock: str) -> str:
+    """Return a new folder with the source of the ConfigMap `name`, and the packages of a lock."""
+    if (own := _read("name").decode()) != name:
+        raise StartError(f"the ConfigMap is {own}, not {name}: run kfp-ddp install of this version")
+    folder = tempfile.mkdtemp(prefix="kfp-ddp-")
+    code = os.path.join(folder, "code")
+    _extract(_read("source.tar.xz"), code)
+    with open(os.path.join(code, f"{lock}.lock"), encoding="utf-8") as file:
+        lines = re.sub(r"\\\n", " ", file.read()).splitlines()
+    if importlib.util.find_spec("torch") is not None:
+        lines = [line for line in lines if not WITH_TORCH.match(line)]
+    if os.path.exists(pip_conf := os.path.join(HERE, "pip.conf")):
+        os.environ["PIP_CONFIG_FILE"] = pip_conf
+    on_claim = os.path.ismount("/work") and os.access("/work", os.W_OK)
+    install(lines, [], folder, CACHE if on_claim else "")
+    os.environ["KFP_DDP_SOURCE"] = name
+    os.environ.setdefault("USER", "kfp")  # torch asks for a name, which a bare user id has not
+    if not os.access(os.path.expanduser("~"), os.W_OK):
+        os.environ["HOME"] = folder
+    return folder
+
+
+def _read(name: str) -> bytes:
+    """Return a file beside this one."""
+    with open(os.path.join(HERE, name), "rb") as file:
+        return file.read()
 
 
 def shared(needs: Needs) -> str:
@@ -109,9 +149,13 @@ def unpack(archive: bytes, digest: str, folder: str) -> None:
     actual = hashlib.sha256(archive).hexdigest()
     if actual != digest:
         raise StartError(f"the code has SHA-256 {actual[:12]}..., not {digest[:12]}... as packed")
+    _extract(archive, folder)
+
+
+def _extract(archive: bytes, folder: str) -> None:
     os.mkdir(folder)
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as opened:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as opened:
             for member in opened:
                 parts = member.name.split("/")
                 content = opened.extractfile(member) if member.isreg() else None
@@ -124,42 +168,47 @@ def unpack(archive: bytes, digest: str, folder: str) -> None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
                 with open(os.open(path, flags, 0o600 | member.mode & 0o755), "wb") as file:
                     file.write(content.read())
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise StartError(f"the code cannot be unpacked: {error}") from None
 
 
-def install(lines: list[str], urls: list[str], folder: str) -> None:
-    """Install the pins that the image lacks into a separate folder.
+def install(lines: list[str], urls: list[str], folder: str, cache: str = "") -> None:
+    """Install the pins that the image lacks into a separate folder; `cache` is pip's.
 
     Single pins are installed with their dependencies; a lock names all, and its hashes are checked.
     """
     locked = "--hash=" in lines[0]
-    options = ["--cache-dir", os.path.join(folder, "cache")]
+    options = ["--cache-dir", cache or os.path.join(folder, "cache")]
     options += ["--no-deps", "--require-hashes"] if locked else []
     for at, url in enumerate(urls):
         options += ["--extra-index-url" if at else "--index-url", url]
     requirements = os.path.join(folder, "requirements.txt")
     report = os.path.join(folder, "report.json")
-    _write(requirements, lines)
-    pip("--dry-run", "--report", report, "--requirement", requirements, *options)
-    with open(report, encoding="utf-8") as file:
-        missing = [item["metadata"] for item in json.load(file)["install"]]
-    if not missing:
-        return
-    pins = [f"{item['name']}=={item['version']}" for item in missing]
-    print("installing", ", ".join(pins), flush=True)
     if locked:
-        names = {_canonical(pin) for pin in pins}
-        pins = [line for line in lines if _canonical(line) in names]
+        pins = [line for line in lines if not _is_installed(line)]
+    else:
+        _write(requirements, lines)
+        pip("--dry-run", "--report", report, "--requirement", requirements, *options)
+        with open(report, encoding="utf-8") as file:
+            missing = [item["metadata"] for item in json.load(file)["install"]]
+        pins = [f"{item['name']}=={item['version']}" for item in missing]
+    if not pins:
+        return
+    print("installing", ", ".join(pin.partition(" ")[0] for pin in pins), flush=True)
     _write(requirements, pins)
-    into = ["--target", os.path.join(folder, "packages"), "--no-deps"]
+    # Most modules of a package are not used in this pod: Python compiles those that are.
+    into = ["--target", os.path.join(folder, "packages"), "--no-deps", "--no-compile"]
     pip("--requirement", requirements, *into, *options)
 
 
-def _canonical(pin: str) -> str:
-    """Return the normalized name of a pin."""
-    match = NAME.match(pin)
-    return re.sub(r"[-_.]+", "-", match.group()).lower() if match else pin
+def _is_installed(pin: str) -> bool:
+    """Return whether the image has the version of a pin, of any build."""
+    match = PIN.match(pin)
+    try:
+        version = importlib.metadata.version(match[1]) if match else ""
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return match is not None and version.partition("+")[0] == match[2]
 
 
 def _write(path: str, lines: list[str]) -> None:

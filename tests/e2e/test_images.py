@@ -10,8 +10,8 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp import __version__
+from kfp_ddp.core.images import Images
 from kfp_ddp.pipelines import compiled
-from kfp_ddp.pipelines.compiled import ImageOverrides
 from tests.e2e.harness.scene import Scene
 from tests.e2e.harness.training import TRAINING, WORKERS
 
@@ -38,9 +38,8 @@ def registry(cluster: client.ApiClient) -> str:
 
 
 def test_the_images_train_a_model(scene: Scene, registry: str, tmp_path: Path) -> None:
-    (document,) = compiled.write(
-        compiled.built_in(["train_resnet"]), tmp_path, ImageOverrides(registry)
-    )
+    images = Images.create({"registry": registry})
+    (document,) = compiled.write(compiled.built_in(["train_resnet"]), tmp_path, images)
     workers: dict[str, Any] = {key: WORKERS[key] for key in WORKERS if key != "run_as_user"}
     run = scene.run(
         document,

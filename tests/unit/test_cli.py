@@ -10,8 +10,8 @@ import click
 import pytest
 
 from kfp_ddp.cli import COMMANDS, app, options
+from kfp_ddp.core.images import Images
 from kfp_ddp.jobs.launch_spec import LaunchSpec
-from kfp_ddp.pipelines.compiled import ImageOverrides
 from tests import run_output
 from tests.commands import call, output, refused
 from tests.kfp_server import faults
@@ -92,7 +92,7 @@ def test_settings_of_a_run_are_listed_with_their_defaults() -> None:
     "registry",
     [
         *("https://registry.example.com/ml/", "http://localhost:5000", "host//x", "host/x//"),
-        *("Host/x", "host:port/x", "host/x:1.0", "/x", "host/-x", "-host/x", "host/x y", ""),
+        *("Host/x", "host:port/x", "host/x:1.0", "/x", "host/-x", "-host/x", "host/x y"),
     ],
 )
 def test_a_registry_that_no_image_could_come_from_is_refused(registry: str, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_registry_that_no_image_could_come_from_is_refused(registry: str, tmp_
     assert refused(*arguments).endswith("give host/path in lower case, without a scheme")
     assert list(tmp_path.iterdir()) == []
     for valid in ("localhost:5000/a", "10.0.0.1:5000", "e.com/a_b/c-d/e__f.g/", "a-b.dev/p/r"):
-        ImageOverrides(valid).check()
+        Images.create({"registry": valid})
 
 
 @pytest.mark.parametrize(("word", "meant"), [("predic", "predict"), ("train", "run")])

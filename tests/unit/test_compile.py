@@ -12,9 +12,9 @@ import yaml
 
 from kfp_ddp import __version__
 from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
+from kfp_ddp.core.images import Images
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.pipelines import NAMES, compiled
-from kfp_ddp.pipelines.compiled import ImageOverrides
 from kfp_ddp.training.recipes import RECIPES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -57,7 +57,9 @@ def test_names_of_artifacts_are_unique(name: str) -> None:
 
 
 def test_registry_replaces_that_of_all_images(pipelines: dict[str, Any], tmp_path: Path) -> None:
-    (path,) = compiled.write(pipelines, tmp_path, ImageOverrides("registry.example.com/team/"))
+    (path,) = compiled.write(
+        pipelines, tmp_path, Images.create({"registry": "registry.example.com/team/"})
+    )
     assert "ghcr.io" not in path.read_text()
     document = next(yaml.safe_load_all(path.read_text()))
     executors = document["deploymentSpec"]["executors"].values()

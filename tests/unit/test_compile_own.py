@@ -1,6 +1,7 @@
 """`kfp-ddp compile my_pipeline.py`: pipelines of a user's file, with configured images."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -92,15 +93,20 @@ def test_check_lists_missing_and_stale_files(own: Path) -> None:
     assert not (own.parent / "birds.yaml").exists()
 
 
-def test_steps_of_a_file_run_as_root_unless_restricted(own: Path) -> None:
+def test_own_steps_of_a_file_run_as_root_unless_restricted(own: Path) -> None:
+    ours = {"runAsUser": "1000", "runAsNonRoot": True}
     output("compile", own)
-    assert "runAsNonRoot" not in (own.parent / "flowers.yaml").read_text()
+    assert contexts_of(own) == {"exec-say": {}, "exec-gate": ours, "exec-evaluate": ours}
     output("compile", own, "--restricted")
-    _, platform = yaml.safe_load_all((own.parent / "flowers.yaml").read_text())
+    theirs = {"runAsNonRoot": True}
+    assert contexts_of(own) == {"exec-say": theirs, "exec-gate": ours, "exec-evaluate": ours}
+
+
+def contexts_of(own: Path) -> dict[str, dict[str, Any]]:
+    spec, platform = yaml.safe_load_all((own.parent / "flowers.yaml").read_text())
     executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    contexts = {name: executor["securityContext"] for name, executor in executors.items()}
-    assert set(contexts) == {"exec-say", "exec-gate", "exec-evaluate"}
-    assert all(context == {"runAsNonRoot": True} for context in contexts.values())
+    names = spec["deploymentSpec"]["executors"]
+    return {name: executors.get(name, {}).get("securityContext", {}) for name in names}
 
 
 AUTHORING = "from kfp_ddp.jobs.authoring import as_script\n"

@@ -18,6 +18,7 @@ from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, chec
 from kfp_ddp.jobs.local import local_gpus, run_ranks
 from kfp_ddp.jobs.netcheck import require
 from kfp_ddp.jobs.run import launch
+from kfp_ddp.jobs.source import on_workers
 from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
@@ -139,7 +140,8 @@ def _train_on_cluster(
     api = Api.connect()
     fields = with_folders(api, fields, config.data, config.output_dir, "train")
     port = config.prometheus_port
-    spec = LaunchSpec.create(**fields, command=node_command(config), metrics_port=port)
+    fields = on_workers(fields, node_command(config))
+    spec = LaunchSpec.create(**fields, metrics_port=port)
     if "shm_size" not in fields:
         ranks = spec.node_range()[0] * spec.processes()
         spec = spec.model_copy(update={"shm_size": size_of_pod(config, spec.processes(), ranks)})

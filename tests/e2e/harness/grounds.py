@@ -15,9 +15,11 @@ from urllib.parse import quote
 import urllib3
 from kubernetes import client
 
+from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.jobs.kinds import KINDS
 
-IMAGE = "ghcr.io/kfp-ddp/launcher:0.1.0"
+IMAGES = Images.create({"registry": REGISTRY})
+IMAGE = IMAGES.launcher
 UID = 1000  # the user of our images
 PATIENCE_SECONDS = 90.0
 R = TypeVar("R")

@@ -29,8 +29,9 @@ from kfp.local import (
 from kfp.local import utils as local_utils
 from kfp.local.orchestrator import enhanced_dag_orchestrator, task_executor
 
+from kfp_ddp.core.images import Images
 from tests.e2e.harness import kfp_pods, step_pod, task_config, workflow
-from tests.e2e.harness.grounds import Folder, Grounds
+from tests.e2e.harness.grounds import IMAGES, Folder, Grounds
 from tests.e2e.harness.running import Attempt, forget, signal_step
 
 LOST_PODS = 2  # Argo's limit for pods that are lost, in KFP's configuration
@@ -79,6 +80,7 @@ class Run:
         artifacts: Folder,
         mirror: Path,
         grace: float = 0.2,
+        images: Images = IMAGES,
     ) -> None:
         """`artifacts` reads the claim that is mounted, in each step, where `mirror` lies here."""
         self.id = str(uuid.uuid4())
@@ -87,7 +89,8 @@ class Run:
         """How many ids tasks of a name were given."""
         self.succeeded: bool | None = None
         self.grounds = grounds
-        self._document = components.load_component_from_file(str(compiled))
+        text = images.put_into(compiled.read_text(encoding="utf-8"))
+        self._document = components.load_component_from_text(text)
         self._arguments = arguments
         self._claim, self._artifacts, self._mirror = artifacts_claim, artifacts, mirror
         self._grace = grace

@@ -11,8 +11,9 @@ from typing import Any
 
 from kubernetes import client
 
+from kfp_ddp.core.images import Images
 from tests.e2e.harness import grounds, rights, workflow
-from tests.e2e.harness.grounds import Folder, Grounds
+from tests.e2e.harness.grounds import IMAGES, Folder, Grounds
 from tests.e2e.harness.play import Run
 
 COMPILED = Path(__file__).parents[3] / "compiled" / "train_resnet.yaml"
@@ -34,7 +35,15 @@ class Scene:
         (task,) = (name for name in self.work.names(run.id) if name.startswith("train"))
         return self.work.events(f"{run.id}/{task}metrics.jsonl")
 
-    def run(self, compiled: Path = COMPILED, /, *, grace: float = 0.2, **arguments: Any) -> Run:
+    def run(
+        self,
+        compiled: Path = COMPILED,
+        /,
+        *,
+        grace: float = 0.2,
+        images: Images = IMAGES,
+        **arguments: Any,
+    ) -> Run:
         """A run that is about to be played: of the committed pipeline, or of another one."""
         return Run(
             self.grounds,
@@ -44,6 +53,7 @@ class Scene:
             artifacts=self.artifacts,
             mirror=self.mirror,
             grace=grace,
+            images=images,
         )
 
 

@@ -64,6 +64,8 @@ def manifest(
             _secrets(container, value, resolve)
         elif setting == "secretAsVolume":
             _secret_volumes(spec, value, resolve)
+        elif setting == "configMapAsVolume":
+            _config_maps(spec, value, resolve)
         elif setting == "fieldPathAsEnv":
             container["env"] += [_field(item["name"], item["fieldPath"]) for item in value]
         elif setting == "podMetadata":
@@ -72,7 +74,8 @@ def manifest(
         elif setting == "activeDeadlineSeconds":
             spec["activeDeadlineSeconds"] = int(value)
         elif setting == "securityContext":
-            container["securityContext"] = _SECURITY | value
+            user = {"runAsUser": int(value["runAsUser"])} if "runAsUser" in value else {}
+            container["securityContext"] = _SECURITY | value | user
         elif setting == "nodeSelector":
             spec["nodeSelector"] = value["labels"]
         elif setting == "tolerations":
@@ -163,6 +166,16 @@ def _secret_volumes(
         spec["containers"][0]["volumeMounts"].append(
             {"name": f"secret-{secret}", "mountPath": item["mountPath"], "readOnly": True}
         )
+
+
+def _config_maps(
+    spec: dict[str, Any], maps: list[dict[str, Any]], resolve: Callable[[dict[str, Any]], str]
+) -> None:
+    for item in maps:
+        name = resolve(item["configMapNameParameter"])  # KFP gives the volume this name, too
+        source = {"name": name, "optional": item.get("optional", False)}
+        spec["volumes"].append({"name": name, "configMap": source})
+        spec["containers"][0]["volumeMounts"].append({"name": name, "mountPath": item["mountPath"]})
 
 
 def _affinity(terms: list[dict[str, Any]]) -> dict[str, Any]:

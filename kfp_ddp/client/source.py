@@ -1,0 +1,67 @@
+"""The ConfigMap with our source, which pods of public images need, in the namespace of a run."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kfp_ddp.client.run_info import RunFinder
+from kfp_ddp.core import config
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.images import Images
+from kfp_ddp.jobs.source import DIGEST, archive, config_map, digest_of, map_name
+from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.resource import CONFIG_MAPS
+from kfp_ddp.pipelines.document import Document
+
+Settings = Mapping[str, Any]
+
+
+def with_source(pipeline: Document, finder: RunFinder, settings: Settings) -> Document:
+    """Return a pipeline that uses the ConfigMap of this very source, and create that if needed.
+
+    `settings` are those of the images. Without a cluster to look into, or the right to, it is that
+    of the version. InputError if it is missing and may not be created.
+    """
+    images = Images.create(settings)
+    if not (images.public and {images.launcher, images.trainer} & {*pipeline.images()}):
+        return pipeline
+    try:
+        api = finder.api()
+    except InputError:  # no cluster is configured
+        return pipeline
+    name = ensure(api)
+    spec, platforms = (
+        json.loads(json.dumps(part).replace(map_name(), name))
+        for part in (pipeline.spec, pipeline.platforms)
+    )
+    return Document(spec, platforms)
+
+
+def ensure(api: Api) -> str:
+    """Return the name of the namespace's ConfigMap with this source; create it if needed."""
+    content = archive()
+    digest = digest_of(content)
+    for name in (map_name(), map_name(digest)):
+        try:
+            existing = api.get(CONFIG_MAPS, name)
+        except ApiError:
+            return map_name()  # it may be there
+        if existing is None:
+            pip = config.chosen("pip_index_url", "pip_proxy")
+            create(api, config_map(content, name, *pip.values()))
+            return name
+        if existing["metadata"].get("labels", {}).get(DIGEST) == digest:
+            break
+    return name
+
+
+def create(api: Api, target: Object) -> None:
+    """Create the ConfigMap; InputError if the account may not."""
+    try:
+        api.create(CONFIG_MAPS, target)
+    except ApiError as error:
+        raise InputError(
+            f"the namespace lacks the ConfigMap {target['metadata']['name']} with the source for "
+            f"public images: run kfp-ddp install -n {api.namespace} by an account that may "
+            f"create it; {error.message}"
+        ) from error

@@ -1,0 +1,61 @@
+"""The images of steps and workers: of a registry, or public ones without our package."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kfp_ddp import __version__
+from kfp_ddp.core.errors import InputError
+
+KINDS = ("launcher", "trainer")
+SETTINGS = ("images", "registry", "launcher_image", "trainer_image")
+REGISTRY = "ghcr.io/kfp-ddp"
+"""Registry in the components' sources."""
+PUBLIC = {
+    "launcher": "docker.io/library/python:3.12-slim",
+    # With the torch of images/trainer/requirements.lock.
+    "trainer": "docker.io/pytorch/pytorch:2.15.0-cuda13.2-cudnn9-runtime",
+}
+# Host, port and path of an image; a URL scheme does not match.
+_FOLDERS = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+_TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+
+
+class Images(NamedTuple):
+    """Image of each kind, and whether pods take our package from a ConfigMap."""
+
+    launcher: str = PUBLIC["launcher"]
+    trainer: str = PUBLIC["trainer"]
+    public: bool = True
+
+    @classmethod
+    def create(cls, settings: Mapping[str, Any]) -> "Images":
+        """Return the images of `SETTINGS`, '' for a missing one; InputError for an invalid one."""
+        images, registry, *own = (str(settings.get(name, "")) for name in SETTINGS)
+        if images not in ("", "public", "registry"):
+            raise InputError(f"images={images!r} is neither public nor registry")
+        if images == "registry" and not registry:
+            raise InputError("images=registry without a registry: give --registry host/path")
+        if registry and not re.fullmatch(f"{_FOLDERS}/?", registry):
+            raise InputError(
+                f"registry {registry!r} is not a registry: give host/path in lower case, "
+                "without a scheme"
+            )
+        public = images == "public" or not registry
+        chosen = list[str]()
+        for kind, image in zip(KINDS, own, strict=True):
+            if image and not re.fullmatch(_FOLDERS + _TAG, image):
+                raise InputError(
+                    f"{kind} image {image!r} is not an image: give host/path:tag or @sha256:…, the "
+                    "path in lower case, without a scheme"
+                )
+            default = PUBLIC[kind] if public else f"{registry.rstrip('/')}/{kind}:{__version__}"
+            chosen.append(image or default)
+        return cls(chosen[0], chosen[1], public)
+
+    def put_into(self, document: str) -> str:
+        """Return a compiled pipeline of ours with these images."""
+        for kind in KINDS:
+            theirs = rf"{re.escape(REGISTRY)}/{kind}:[\w.-]+|{re.escape(PUBLIC[kind])}(?![\w.-])"
+            document = re.sub(theirs, getattr(self, kind), document)
+        return document

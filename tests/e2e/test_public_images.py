@@ -1,0 +1,108 @@
+"""Pipelines in public images: with our source from a ConfigMap, and packages from an index."""
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from kfp_ddp.core.images import Images
+from kfp_ddp.jobs.source import map_name
+from tests.conftest import CHECKOUT
+from tests.e2e.harness import bucket
+from tests.e2e.harness.programs import kfp_ddp
+from tests.e2e.harness.scene import COMPILED, Scene, make_scene
+from tests.e2e.harness.training import TRAINING
+from tests.e2e.test_images import CLUSTER
+from tests.serving import serving
+
+IN_PODS = Path("/opt/kf/checkout")
+"""The checkout in containers of such images; claims may hide its own path."""
+INDEX = CHECKOUT / "build" / "index"
+PUBLIC = Images("e2e.local/library/python:3.12-slim", "e2e.local/pytorch/pytorch:2-runtime")
+"""Mirrors of the public images: an environment with nothing but pip, and one with torch, too."""
+QUOTA = {"limits.cpu": "32", "limits.memory": "64Gi"}
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    if not INDEX.exists():
+        pytest.skip(f"no packages in {INDEX}: python -m tests.package_index build/index")
+    if not CLUSTER.exists():
+        pytest.skip(f"no {CLUSTER} to name images with; KFP_DDP_CLUSTER names another program")
+    for image, packages in ((PUBLIC.launcher, ()), (PUBLIC.trainer, ("torch", "functorch"))):
+        folder = CHECKOUT / "build" / image.partition("/")[2].replace(":", "-")
+        subprocess.run(["python3", "-m", "venv", "--clear", folder], check=True)
+        (site,) = folder.glob("lib/python*/site-packages")
+        for package in packages:
+            for path in Path(sys.prefix, *site.relative_to(folder).parts).glob(f"{package}*"):
+                if not path.name.startswith(("torchmetrics", "torchcodec")):
+                    (site / path.name).symlink_to(os.path.relpath(path, site))
+        environment = {"KF_PATH": f"{IN_PODS / folder.relative_to(CHECKOUT)}/bin:/usr/bin:/bin"}
+        subprocess.run([CLUSTER, "image", image], check=True, env={**os.environ, **environment})
+    return PUBLIC
+
+
+@pytest.fixture(scope="module")
+def public(
+    cluster: client.ApiClient,
+    bucket_url: str,
+    images: Images,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Scene]:
+    """A namespace under PodSecurity `restricted`, in which nothing is installed yet."""
+    environment = {"STORAGE_EMULATOR_HOST": bucket_url}
+    folder = tmp_path_factory.mktemp("public")
+    with make_scene(cluster, folder, environment, strict=QUOTA) as scene:
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def index(cluster: client.ApiClient) -> Iterator[str]:
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("0.0.0.0", 0), functools.partial(Quiet, directory=INDEX))
+    with serving(server):
+        yield f"http://{bucket.node_address(cluster)}:{server.server_port}/simple/"
+
+
+@pytest.mark.smoke
+def test_a_step_without_the_source_ends_in_one_line(public: Scene) -> None:
+    run = public.run(COMPILED, images=PUBLIC, **TRAINING).play()
+    assert list(run.steps) == ["preflight"]
+    assert (
+        run.steps["preflight"]
+        .log.strip()
+        .splitlines()[-1]
+        .startswith("error: no kfp_ddp in this image")
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "nodes"), [pytest.param("pytorchjob", 2, marks=pytest.mark.smoke), ("trainjob", 2)]
+)
+def test_public_images_train_a_model(public: Scene, index: str, backend: str, nodes: int) -> None:
+    where = ("-n", public.grounds.namespace)
+    options = (*where, "--claims", "none", "--pip-index-url", index)
+    first, again = kfp_ddp("install", *options), kfp_ddp("install", *options)
+    assert first.returncode == 0, first.stderr
+    assert f"ConfigMap {map_name()} unchanged" in again.stdout
+    run = public.run(
+        COMPILED,
+        images=PUBLIC,
+        **TRAINING | {"job": {"env": {"OMP_NUM_THREADS": "1"}, "nproc_per_node": 1}},
+        backend=backend,
+        nodes=nodes,
+    ).play()
+    assert run.succeeded, run.explain()
+    assert "publish" in run.steps
+    for step in run.steps.values():
+        (attempt,) = step.attempts
+        print(step.name, f"{attempt.log().count('installing')} installed")
