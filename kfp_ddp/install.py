@@ -61,6 +61,9 @@ class Installation:
     work_claim: str = Requirements.work_claim
     see_nodes: bool = setting(True, "Permission to read the GPUs of nodes, for gpus_per_node=-1.")
     copies: bool = setting(False, "Permissions for publish=clone, snapshot, populator and auto.")
+    network_policy: bool = setting(False, "NetworkPolicies: only the connections that runs need.")
+    egress_ports: tuple[int, ...] = ()
+    """Further TCP ports that the policies allow to any address."""
     image: str = setting(
         "", "Image of the job for volumes, with sh and chown; empty for the launcher."
     )
@@ -81,11 +84,15 @@ def manifests(target: Installation) -> list[Object]:
     folders = ["rbac", "eviction"]
     folders += ["rbac/nodes"] if target.see_nodes else []
     folders += ["storage"] if target.copies else []
+    folders += ["network"] if target.network_policy or target.egress_ports else []
     objects: list[Object] = []
     for folder in folders:
         (kustomization,) = read(DEPLOY / folder / "kustomization.yaml")
         files = [DEPLOY / folder / name for name in kustomization["resources"]]
         objects += [into(one, target.namespace) for file in files for one in read(file)]
+    for spec in (one["spec"] for one in objects if one["kind"] == "NetworkPolicy"):
+        if target.egress_ports and "Egress" in spec["policyTypes"]:
+            spec["egress"].append({"ports": [{"port": port} for port in target.egress_ports]})
     objects.sort(key=lambda one: one["kind"].endswith("Binding"))
     if target.source:
         source = config_map(archive(), map_name(), target.pip_index_url, target.pip_proxy)
@@ -263,7 +270,9 @@ def _describe(existing: Object) -> str:
 def resource_of(document: Object) -> Resource:
     """Return the resource of an object of deploy/."""
     namespaced = "namespace" in document["metadata"]
-    return Resource(document["apiVersion"], f"{document['kind'].lower()}s", namespaced, role="")
+    name = document["kind"].lower()
+    plural = f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+    return Resource(document["apiVersion"], plural, namespaced, role="")
 
 
 def lacks_limits(api: Api) -> bool:

@@ -30,6 +30,7 @@ from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
 from kfp_ddp.core.folders import SCRATCH
 from kfp_ddp.core.step import SECRET
+from kfp_ddp.jobs.identity import STEP
 
 # A PodDisruptionBudget in deploy/eviction selects by this label.
 NO_EVICTION = ("kfp-ddp/evict", "false")
@@ -39,9 +40,14 @@ NO_EVICTION_ANNOTATIONS = (
 )
 
 
+def named(task: dsl.PipelineTask) -> dsl.PipelineTask:
+    """Label the pod of a step with the name of its component."""
+    return kubernetes.add_pod_label(task, STEP, task.component_spec.name)
+
+
 def small(task: dsl.PipelineTask) -> dsl.PipelineTask:
     """Set the resources of a step that only makes requests."""
-    task.set_cpu_request("100m").set_cpu_limit("1")
+    named(task).set_cpu_request("100m").set_cpu_limit("1")
     return task.set_memory_request("256Mi").set_memory_limit("1Gi")
 
 
@@ -57,7 +63,7 @@ def sized(
     limits = (cpu, memory, gpus, gpu_resource)
     channels = [limit for limit in limits if isinstance(limit, PipelineChannel)]
     task.register_pipeline_channels(channels)  # so that groups around the task pass them on
-    task.set_cpu_request(requests["cpu"]).set_cpu_limit(cpu)
+    named(task).set_cpu_request(requests["cpu"]).set_cpu_limit(cpu)
     task.set_memory_request(requests["memory"]).set_memory_limit(memory)
     if gpus is not None:
         task.set_accelerator_type(gpu_resource).set_accelerator_limit(gpus)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from kfp_ddp.checks.access import admitted, rights, secret
 from kfp_ddp.checks.claims import claims, storage
 from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
+from kfp_ddp.checks.network import network
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import gangs, kserve, operators, queues
 from kfp_ddp.core.errors import KfpDdpError
@@ -16,7 +17,10 @@ from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
 
 NEEDED = (2, 17)
 LOGIN = "kfp-ddp config show --origin lists the address and the login"
-CHECKS = (operators, gangs, kserve, rights, claims, storage, secret, admitted, room, gpus, queues)
+CHECKS = (
+    *(operators, gangs, kserve, rights, claims, storage, secret, admitted, network),
+    *(room, gpus, queues),
+)
 
 
 def examine(run: Requirements, version: Callable[[], str]) -> list[Finding]:

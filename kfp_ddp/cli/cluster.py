@@ -32,6 +32,14 @@ CLAIMS = {"both": ("data", "work"), "data": ("data",), "none": ()}
 @click.command("install")
 @configured("namespace", "context", *SETTINGS, "pip_index_url", "pip_proxy")
 @field_options(Installation, "storage_class", "access_mode", "size", "image", "see_nodes", "copies")
+@field_options(Installation, "network_policy")
+@click.option(
+    *("--egress-port", "egress_ports"),
+    type=click.IntRange(1, 65535),
+    multiple=True,
+    help="With --network-policy, a further TCP port that pods may connect to, such as 9000 of a "
+    "bucket. May be repeated.",
+)
 @click.option(
     "--claims",
     "which",

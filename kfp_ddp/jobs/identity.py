@@ -19,6 +19,8 @@ from kfp_ddp.k8s.resource import WORKFLOWS, Resource
 KFP_RUN = "pipeline/runid"
 """The label that KFP gives a run's Workflow and pods."""
 RUN, TASK, SPEC, ATTEMPT = (f"kfp-ddp/{key}" for key in ("run-id", "task", "spec", "attempt"))
+STEP = "kfp-ddp/step"
+"""The label of a step's pod with the name of its component; deploy/network selects by it."""
 OVER = ("Succeeded", "Failed", "Error")
 
 

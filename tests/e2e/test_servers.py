@@ -68,6 +68,48 @@ def test_each_alert_fires_for_the_runs_that_it_is_about(rules: Path) -> None:
 
 
 @pytest.mark.slow
+def test_nights_without_a_run_or_a_model_are_reported(tmp_path: Path) -> None:
+    """Of four namespaces: all is well, no model, no run, and one installed yesterday."""
+    manifest = yaml.safe_load((MONITORING / "alerts" / "nightlyrule.yaml").read_text())
+    rules, hours = tmp_path / "rules.yaml", 24 * 4
+    rules.write_text(json.dumps(manifest["spec"]))
+    installed = 'kube_poddisruptionbudget_created{poddisruptionbudget="kfp-ddp",namespace="%s"}'
+    series = [
+        {"series": installed % name, "values": f"{at}x{hours * 12}"}
+        for name, at in (("well", 0), ("none", 0), ("stopped", 0), ("new", 80 * 3600))
+    ]
+    # A pod remains for an hour: of the first night in `stopped`, of the last in the others.
+    night = {"stopped": 2, "well": 90, "none": 90}
+    for name, hour in night.items():
+        values = f"_x{hour * 12} 1x12 _x{(hours - hour) * 12}"
+        for step in ("preflight", "publish")[: 1 + (name != "none")]:
+            pod = f'namespace="{name}",pod="{step}"'
+            labels = f'{{{pod},label_kfp_ddp_step="{step}"}}'
+            series.append({"series": f"kube_pod_labels{labels}", "values": values})
+            status = f'kube_pod_status_phase{{{pod},phase="Succeeded"}}'
+            series.append({"series": status, "values": values})
+    firing = {
+        ("NoBlessedModel", "none"),
+        ("NoBlessedModel", "stopped"),
+        ("ScheduleDidNotFire", "stopped"),
+    }
+    expected = {
+        "expr": "count by (alertname, namespace) (ALERTS{alertstate='firing'})",
+        "eval_time": f"{hours}h",
+        "exp_samples": [
+            {"labels": f"{{alertname='{alert}', namespace='{name}'}}", "value": 1}
+            for alert, name in firing
+        ],
+    }
+    case = {"interval": "5m", "input_series": series, "promql_expr_test": [expected]}
+    test = tmp_path / "test.yaml"
+    test.write_text(json.dumps({"rule_files": [str(rules)], "tests": [case]}))
+    promtool = prometheus_program("promtool")
+    subprocess.run([promtool, "check", "rules", rules], check=True)
+    subprocess.run([promtool, "test", "rules", test], check=True)
+
+
+@pytest.mark.slow
 def test_each_query_has_series_of_two_trainings_of_a_run(tmp_path: Path, rules: Path) -> None:
     port = free_port()
     targets = [

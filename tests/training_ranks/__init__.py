@@ -93,11 +93,19 @@ class Ranks:
     ) -> None:
         self.log = Path(run.output_dir).parent / f"{Path(run.output_dir).name}-{time.time_ns()}"
         self.log.mkdir(parents=True)
-        port = free_port()
+        self.port = free_port()
         self.processes: list[BaseProcess] = [
             _CONTEXT.Process(
                 target=_rank,
-                args=(run.to_argv(), rank, world, port, str(self.log), die_at, dict(env or {})),
+                args=(
+                    run.to_argv(),
+                    rank,
+                    world,
+                    self.port,
+                    str(self.log),
+                    die_at,
+                    dict(env or {}),
+                ),
             )
             for rank in range(world)
         ]

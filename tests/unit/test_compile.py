@@ -14,6 +14,7 @@ from kfp_ddp import __version__
 from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
 from kfp_ddp.core.images import Images
 from kfp_ddp.core.step import SECRET
+from kfp_ddp.jobs.identity import STEP
 from kfp_ddp.pipelines import NAMES, compiled
 from kfp_ddp.training.recipes import RECIPES
 
@@ -268,13 +269,14 @@ def test_resources_of_the_launcher_are_not_passed_to_workers(name: str) -> None:
 
 @every
 def test_long_steps_are_not_evicted(name: str) -> None:
-    metadata = PLATFORMS.get(name, {}).get("podMetadata", {})
+    metadata = PLATFORMS[name]["podMetadata"]
+    own = {STEP: name.removeprefix("exec-")}
     if name not in LAUNCHING:
-        assert metadata == {}
+        assert metadata == {"labels": own}
         return
     assert metadata["annotations"] == {
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
         "karpenter.sh/do-not-disrupt": "true",
     }
     budget = yaml.safe_load((REPOSITORY / "deploy/eviction/poddisruptionbudget.yaml").read_text())
-    assert metadata["labels"] == budget["spec"]["selector"]["matchLabels"]
+    assert metadata["labels"] == own | budget["spec"]["selector"]["matchLabels"]

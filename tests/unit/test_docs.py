@@ -10,6 +10,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -21,6 +22,7 @@ from kfp_ddp import __version__
 from kfp_ddp.checks.form import SUBJECTS
 from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.components.preflight.component import preflight
+from kfp_ddp.jobs.identity import STEP
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from tests.pages import ROOT, SETTINGS_FILE, commands, fences, of_ours
 
@@ -66,6 +68,28 @@ def anchors(page: Path) -> set[str]:
     match = re.findall(r"^#+ (.+)$", text, re.M)
     plain = (re.sub(r"[^\w\- ]", "", item.lower().strip()) for item in match)
     return {item.replace(" ", "-") for item in plain}
+
+
+RULES = [
+    rule
+    for file in ROOT.glob("deploy/monitoring/alerts/*rule.yaml")
+    for group in yaml.safe_load(file.read_text())["spec"]["groups"]
+    for rule in group["rules"]
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_alerts_link_to_a_heading_of_their_own(rule: dict[str, Any]) -> None:
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("/blob/main/")[2].partition("#")
+    assert anchor == rule["alert"].lower()
+    assert anchor in anchors(ROOT / page)
+
+
+def test_alerts_of_nights_select_steps_by_their_label() -> None:
+    text = (ROOT / "deploy" / "monitoring" / "alerts" / "nightlyrule.yaml").read_text()
+    label = f"label_{re.sub(r'[^a-z]', '_', STEP)}"
+    assert set(re.findall(rf'{label}="([^"]+)"', text)) == {"preflight", "publish"} <= OURS.keys()
+    assert STEP in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)

@@ -100,6 +100,8 @@ class Kind(ABC):
     """Whether the operator restarts a failed container in its pod whatever we set."""
     waits_silently = False
     """Whether ranks wait silently for a rank that was lost before they met, as in torch."""
+    rendezvous_port = 0
+    """TCP port at which the ranks meet, which the operator sets; 0 for an ephemeral one."""
 
     def pod_selector(self, name: str) -> str:
         """Return the label selector of a job's pods."""

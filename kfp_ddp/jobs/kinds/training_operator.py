@@ -28,8 +28,6 @@ JOB = "training.kubeflow.org/job-name"
 TYPE, INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 LEADING = ("launcher", "master", "chief")
 INDEX_FIELD = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
-# The port of a PyTorchJob's rendezvous, which the operator gives the pods' Services.
-PORT = "23456"
 # A pod's name resolves while the pod runs. Process 1 gets SIGTERM only if it traps it.
 WHEN_FIRST_RUNS = """trap exit TERM
 [ "$INDEX" = 0 ] || ! command -v getent || until getent hosts "$0"; do sleep 2; done
@@ -114,6 +112,7 @@ class PyTorchJob(TrainingOperatorKind):
     unsupported = (NO_RUNTIME,)
     environment = RENDEZVOUS
     waits_silently = True
+    rendezvous_port = 23456
 
     def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of a PyTorchJobSpec."""
@@ -175,6 +174,7 @@ class TFJob(TrainingOperatorKind):
         ),
     )
     environment = UNBUFFERED
+    rendezvous_port = 2222
 
     def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
         """Return the fields of a TFJobSpec."""
@@ -245,11 +245,12 @@ def _replica(spec: JobFields, count: int, template: Object) -> Any:
 
 def _rendezvous(spec: JobFields, first: str) -> dict[str, Object]:
     """Return the variables that the operator sets where there is a master."""
+    port = str(PyTorchJob.rendezvous_port)
     fixed = {
         "MASTER_ADDR": first,
-        "MASTER_PORT": PORT,
+        "MASTER_PORT": port,
         "PET_MASTER_ADDR": first,
-        "PET_MASTER_PORT": PORT,
+        "PET_MASTER_PORT": port,
         "WORLD_SIZE": str(spec.nodes * spec.processes()),
     }
     variables: dict[str, Object] = {name: {"name": name, "value": fixed[name]} for name in fixed}

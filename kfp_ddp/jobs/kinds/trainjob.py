@@ -67,6 +67,7 @@ class TrainJob(Kind):
     environment: ClassVar[Mapping[str, str]] = {**UNBUFFERED, **RENDEZVOUS}
     restarts_in_place = True
     waits_silently = True
+    rendezvous_port = 29500
 
     def manifest(
         self,
