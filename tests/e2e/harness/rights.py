@@ -56,7 +56,8 @@ def grant(api: client.ApiClient, namespace: str, *, ours: bool = True) -> str:
 def _roles() -> list[dict[str, Any]]:
     documents = [
         document
-        for file in sorted(DEPLOY.rglob("*.yaml"))
+        for folder in ("rbac", "storage")  # the others are of people
+        for file in sorted((DEPLOY / folder).rglob("*.yaml"))
         for document in yaml.safe_load_all(file.read_text())
     ]
     return [d for d in documents if d and d.get("kind") == "Role"]

@@ -1,0 +1,97 @@
+"""The Roles of people in deploy/multi-team, with a token of each, and the overlay of the page."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes import client
+
+from kfp_ddp.checks.network import OURS
+from kfp_ddp.install import Installation, manifests
+from kfp_ddp.k8s.api import Api, ApiError, review
+from kfp_ddp.k8s.resource import PODS, Resource
+from tests.e2e.harness.programs import kubectl
+from tests.e2e.harness.rights import DEPLOY, act_as
+from tests.e2e.harness.scene import namespace
+from tests.pages import fences
+
+pytestmark = pytest.mark.smoke
+PEOPLE = ("look", "run", "promote")
+SECRETS = Resource("v1", "secrets")
+# Verb, group, resource and subresource, and who may.
+RIGHTS = {
+    ("list", "", "pods", ""): "look run promote",
+    ("get", "", "pods", "log"): "look run promote",
+    ("get", "pipelines.kubeflow.org", "runs", ""): "look run promote",
+    ("list", "kubeflow.org", "pytorchjobs", ""): "look run promote",
+    ("create", "pipelines.kubeflow.org", "runs", ""): "run",
+    ("terminate", "pipelines.kubeflow.org", "runs", ""): "run",
+    ("create", "pipelines.kubeflow.org", "jobs", ""): "run",
+    ("create", "", "pods", ""): "run",
+    ("create", "", "pods", "exec"): "run",
+    ("delete", "trainer.kubeflow.org", "trainjobs", ""): "run",
+    ("patch", "serving.kserve.io", "inferenceservices", ""): "promote",
+    ("delete", "serving.kserve.io", "inferenceservices", ""): "",
+    ("get", "", "secrets", ""): "",
+    ("create", "rbac.authorization.k8s.io", "rolebindings", ""): "",
+    ("delete", "", "persistentvolumeclaims", ""): "",
+    ("delete", "networking.k8s.io", "networkpolicies", ""): "",
+}
+POD = {
+    "metadata": {"name": "any"},
+    "spec": {"containers": [{"name": "any", "image": "example.com/any:1"}]},
+}
+
+
+def test_people_may_what_their_role_is_for(cluster: client.ApiClient) -> None:
+    with namespace(cluster, ours=False) as ground:
+        built = kubectl("kustomize", str(DEPLOY / "multi-team"))
+        for document in yaml.safe_load_all(built):
+            for subject in document.get("subjects", ()):
+                name = subject["name"].removeprefix("kfp-ddp-")
+                subject.clear()  # a token of a group's member needs a login outside of the cluster
+                subject |= {"kind": "ServiceAccount", "name": name, "namespace": ground.namespace}
+            kubectl("apply", "-n", ground.namespace, "-f", "-", text=yaml.safe_dump(document))
+        for person in PEOPLE:
+            ground.core.create_namespaced_service_account(
+                ground.namespace, {"metadata": {"name": person}}
+            )
+            with act_as(cluster, ground.namespace, person) as acts:
+                api = Api(acts, ground.namespace)
+                for right, who in RIGHTS.items():
+                    assert review(api, *right) == (person in who.split()), (person, right)
+                assert isinstance(api.list_objects(PODS), list)
+                assert _allowed(api, PODS, create=True) == (person == "run")
+                assert not _allowed(api, SECRETS, create=False)
+
+
+def _allowed(api: Api, resource: Resource, *, create: bool) -> bool:
+    try:
+        if create:
+            api.create(resource, POD, query={"dryRun": "All"})
+        else:
+            api.list_objects(resource)
+    except ApiError as error:
+        return error.status != 403
+    return True
+
+
+def test_overlay_of_the_page_is_what_install_applies(tmp_path: Path) -> None:
+    page = DEPLOY / "README.md"
+    (overlay,) = (text for text in fences(page, "yaml") if "components:" in text)
+    near = Path("../" * len(tmp_path.parts[1:]), *DEPLOY.resolve().parts[1:])
+    local = re.sub(r"https://github\.com/[^/]+/[^/]+//deploy(\S*)\?ref=\S+", rf"{near}\1", overlay)
+    (tmp_path / "kustomization.yaml").write_text(local)
+    built = list(yaml.safe_load_all(kubectl("kustomize", str(tmp_path))))
+    assert {item["metadata"]["namespace"] for item in built} == {"vision"}
+    specs = {(item["kind"], item["metadata"]["name"]): item.get("spec") for item in built}
+    target = Installation("vision", "nfs", see_nodes=False, egress_ports=(9000,))
+    installed = {
+        (one["kind"], one["metadata"]["name"]): one.get("spec") for one in manifests(target)
+    }
+    for name, *_ in OURS:  # the protocol is that of the default
+        specs["NetworkPolicy", name]["egress"][-1]["ports"][0].pop("protocol")
+    assert installed.items() <= specs.items()
+    rest = {kind for kind, _ in specs.keys() - installed.keys()}
+    assert rest == {"Role", "RoleBinding", "LimitRange", "PodMonitor"}
