@@ -45,6 +45,7 @@ SECTIONS = {
         "graph": "Draw a compiled pipeline, as a Mermaid flowchart.",
         "install": "Create PVCs and permissions in a namespace.",
         "netcheck": "Measure the network between the pods of a job, and name slow links.",
+        "gc": "Delete copies of datasets and published bundles that nobody uses.",
         "doctor": "Check that a cluster and namespace have what the components need.",
         "config": "Show the settings of this program, and the origin of each.",
         "init": "Write kfp-ddp.yaml: host, namespace, registry, destination.",

@@ -83,7 +83,8 @@ def policy(name: str, *types: str, selector: Object | None = None, **rules: Any)
     return {"metadata": {"name": name}, "spec": spec}
 
 
-ALL, KEY = [{}], "matchExpressions"
+ALL: list[Object] = [{}]
+KEY = "matchExpressions"
 KFP = {"matchLabels": {"pipelines.kubeflow.org/v2_component": "true"}}
 WITHOUT = {KEY: [{"key": STEP, "operator": "DoesNotExist"}]}
 JOB_PODS = {KEY: [{"key": "kfp-ddp/run-id", "operator": "In", "values": ["any"]}]}

@@ -102,7 +102,7 @@ def mount_in_place(api: Api, request: VolumeRequest, staging: Object) -> Publish
     return Published(request.claim, request.path, "in-place", notes)
 
 
-def collect(api: Api, request: VolumeRequest, current: str) -> list[str]:
+def collect(api: Api, request: VolumeRequest, current: str, dry_run: bool = False) -> list[str]:
     """Delete published PVCs of the dataset that are old and not in use; return their names.
 
     In use is what a pod mounts, and what was handed to a run that still lives. Keeps the
@@ -121,15 +121,17 @@ def collect(api: Api, request: VolumeRequest, current: str) -> list[str]:
     claims.sort(key=lambda claim: str(claim["metadata"]["creationTimestamp"]), reverse=True)
     old = [claim for claim in claims[request.keep_claims :] if claim["metadata"]["name"] != current]
     alive = live_runs(api) if old else lambda run_id: False
-    return [claim["metadata"]["name"] for claim in old if _collected(api, claim, alive)]
+    return [claim["metadata"]["name"] for claim in old if _collected(api, claim, alive, dry_run)]
 
 
-def _collected(api: Api, claim: Object, alive: Callable[[str], bool]) -> bool:
-    """Delete an unused PVC with its snapshot; return whether it was deleted."""
+def _collected(api: Api, claim: Object, alive: Callable[[str], bool], dry_run: bool) -> bool:
+    """Delete an unused PVC with its snapshot; return whether it was, or would be, deleted."""
     name, notes = claim["metadata"]["name"], claim["metadata"].get("annotations", {})
     runs = [run for key, run in notes.items() if key.startswith(LEASE)]
-    if any(map(alive, runs)) or pods_mounting(api, name) or not delete_unchanged(api, claim):
+    if any(map(alive, runs)) or pods_mounting(api, name):
         return False
+    if dry_run or not delete_unchanged(api, claim):
+        return dry_run
     for kind in (SNAPSHOTS, GCP_SOURCES):
         try:
             api.delete(kind, name)
