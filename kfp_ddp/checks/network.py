@@ -15,6 +15,10 @@ OURS = (
 )
 
 
+# A rule for all connections, and one for all from the namespace.
+OPEN: tuple[Object, ...] = ({}, {"from": [{"podSelector": {}}]})
+
+
 def network(cluster: CheckContext) -> list[Finding]:
     """Check whether policies deny by default what ours allow, while ours are missing."""
     title, policies = "network policies", items(cluster.api, POLICIES)
@@ -23,11 +27,11 @@ def network(cluster: CheckContext) -> list[Finding]:
     specs = {policy["metadata"]["name"]: policy["spec"] for policy in policies}
     denying: set[str] = set()
     for ours, labels, directions in OURS:
-        selecting = {name: spec for name, spec in specs.items() if _may_select(spec, labels)}
         for direction in directions if ours not in specs else ():
-            closed = {n: s for n, s in selecting.items() if direction in s.get("policyTypes", ())}
-            if not any(_allows(spec, direction) for spec in closed.values()):
-                denying |= closed.keys()
+            of_pods = {n: s for n, s in specs.items() if direction in s.get("policyTypes", ())}
+            of_pods = {n: s for n, s in of_pods.items() if _may_select(s, labels)}
+            rules = [rule for s in of_pods.values() for rule in s.get(direction.lower()) or ()]
+            denying |= set() if any(rule in OPEN for rule in rules) else of_pods.keys()
     if denying:
         message = f"{', '.join(sorted(denying))}: what a run connects to is denied by default"
         remedy = f"kfp-ddp install -n {cluster.api.namespace} --network-policy"
@@ -43,13 +47,3 @@ def _may_select(spec: Object, labels: set[str]) -> bool:
     absent = {term["key"] for term in terms if term["operator"] == "DoesNotExist"}
     present = {term["key"] for term in terms if term["operator"] in ("In", "Exists")}
     return {*(selector.get("matchLabels") or ()), *present} <= labels and not absent & labels
-
-
-def _allows(spec: Object, direction: str) -> bool:
-    """Return whether a policy allows all connections of a direction; in: of the namespace."""
-    peers, rules = {"Ingress": ("from", "ingress"), "Egress": ("to", "egress")}[direction]
-    return any(
-        not rule.get("ports")
-        and (not rule.get(peers) or (peers == "from" and {"podSelector": {}} in rule[peers]))
-        for rule in spec.get(rules) or ()
-    )

@@ -19,8 +19,7 @@ from kfp_ddp.models.serving.rollout import versions_in_service
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
 
-LASTING = timedelta(days=1)
-"""How long an upload may take; one that has not ended after it is left."""
+LASTING = timedelta(days=1)  # of an upload
 UPLOADED = re.compile(rf"[^/]+/[0-9a-f]{{12}}/{re.escape(LINEAGE)}")
 
 
