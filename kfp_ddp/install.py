@@ -18,7 +18,7 @@ from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.source import archive, config_map, map_name
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import Api, ApiError, Object, Refused
 from kfp_ddp.k8s.objects import QUANTITY, condition
 from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.k8s.resource import NAMESPACES, PODS, STORAGE_CLASSES, Resource
@@ -138,6 +138,15 @@ def owner(target: Installation, how: str) -> Object:
     names = [volume["name"] for volume in volumes]
     container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] in names]
     container["image"] = target.image or container["image"]
+    return into(job, target.namespace)
+
+
+def index(target: Installation) -> Object:
+    """Return the job that tries whether pods of public images reach the package index."""
+    (job,) = read(DEPLOY / "source" / "index.yaml")
+    pod = job["spec"]["template"]["spec"]
+    pod["volumes"][0]["configMap"]["name"] = map_name()
+    pod["containers"][0]["image"] = target.image
     return into(job, target.namespace)
 
 
@@ -287,7 +296,10 @@ def lacks_limits(api: Api) -> bool:
 def replace(api: Api, job: Object, seconds: float = 60) -> list[Done]:
     """Create a job in place of an existing one; JobError if that is not deleted in time."""
     name, end = job["metadata"]["name"], time.monotonic() + seconds
-    api.delete(resource_of(job), name)
+    try:
+        api.delete(resource_of(job), name)
+    except Refused as error:
+        return [Done(job["kind"], name, "refused", one_line(error.message))]
     while api.get(resource_of(job), name) is not None:
         if time.monotonic() > end:
             raise JobError(f"{name} of an earlier install is not deleted after {seconds:g} s")

@@ -11,6 +11,7 @@ from kfp_ddp.checks.finding import CheckContext, Finding, Requirements
 from kfp_ddp.checks.network import network
 from kfp_ddp.checks.nodes import gpus, room
 from kfp_ddp.checks.operators import gangs, kserve, operators, queues
+from kfp_ddp.checks.public_images import public_images
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.text import printable
 from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
@@ -18,7 +19,7 @@ from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
 NEEDED = (2, 17)
 LOGIN = "kfp-ddp config show --origin lists the address and the login"
 CHECKS = (
-    *(operators, gangs, kserve, rights, claims, storage, secret, admitted, network),
+    *(operators, gangs, kserve, rights, claims, storage, secret, admitted, network, public_images),
     *(room, gpus, queues),
 )
 

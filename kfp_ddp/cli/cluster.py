@@ -132,6 +132,8 @@ def _install(
     if chown == "auto" and target.claims and (fresh or unfinished_owner(api)):
         how = "group" if enforced(api) == "restricted" else "root"
     job = installer.owner(target, how) if how else None
+    if target.source and not dry_run:
+        done += installer.replace(api, installer.index(target))
     if job and not dry_run:
         done += installer.replace(api, job)
     for one in () if quiet else done:

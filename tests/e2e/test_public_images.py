@@ -1,6 +1,7 @@
 """Pipelines in public images: with our source from a ConfigMap, and packages from an index."""
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from kfp_ddp.core.images import Images
 from kfp_ddp.jobs.source import map_name
 from tests.conftest import CHECKOUT
 from tests.e2e.harness import bucket
+from tests.e2e.harness.grounds import until
 from tests.e2e.harness.programs import kfp_ddp
 from tests.e2e.harness.scene import COMPILED, Scene, make_scene
 from tests.e2e.harness.training import TRAINING
@@ -85,24 +87,39 @@ def test_a_step_without_the_source_ends_in_one_line(public: Scene) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("backend", "nodes"), [pytest.param("pytorchjob", 2, marks=pytest.mark.smoke), ("trainjob", 2)]
-)
-def test_public_images_train_a_model(public: Scene, index: str, backend: str, nodes: int) -> None:
-    where = ("-n", public.grounds.namespace)
+@pytest.fixture(scope="module")
+def installed(public: Scene, index: str) -> Scene:
+    where = ("-n", public.grounds.namespace, "--launcher-image", PUBLIC.launcher)
     options = (*where, "--claims", "none", "--pip-index-url", index)
     first, again = kfp_ddp("install", *options), kfp_ddp("install", *options)
     assert first.returncode == 0, first.stderr
     assert f"ConfigMap {map_name()} unchanged" in again.stdout
-    run = public.run(
+    return public
+
+
+@pytest.mark.smoke
+def test_steps_take_the_source_and_their_packages(installed: Scene) -> None:
+    document = COMPILED.with_name("sync_dataset.yaml")
+    settings = {name: TRAINING[name] for name in ("source", "sync")}
+    run = installed.run(document, images=PUBLIC, **settings).play()
+    assert run.succeeded, run.explain()
+
+    def index_state() -> str:
+        where = ("-n", installed.grounds.namespace)
+        findings = json.loads(kfp_ddp("doctor", "--json", *where).stdout)["findings"]
+        return str(next(one["state"] for one in findings if one["what"] == "public images"))
+
+    until(lambda: index_state() == "ok", "a pod that reached the index")
+
+
+@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+def test_public_images_train_a_model(installed: Scene, backend: str) -> None:
+    run = installed.run(
         COMPILED,
         images=PUBLIC,
         **TRAINING | {"job": {"env": {"OMP_NUM_THREADS": "1"}, "nproc_per_node": 1}},
         backend=backend,
-        nodes=nodes,
+        nodes=2,
     ).play()
     assert run.succeeded, run.explain()
-    assert "publish" in run.steps
-    for step in run.steps.values():
-        (attempt,) = step.attempts
-        print(step.name, f"{attempt.log().count('installing')} installed")
+    assert "publish" in run.steps, run.explain()
