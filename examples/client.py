@@ -1,7 +1,8 @@
-"""Run a pipeline of kfp-ddp from a Python program, and wait for what it comes to.
+"""Run a pipeline of kfp-ddp from a Python program, and wait for its end.
 
     kfp-ddp compile --registry registry.example.com/ml --output build/compiled
-    python client.py http://localhost:8888 gs://bucket/photographs build/compiled/train_resnet.yaml
+    python examples/client.py http://localhost:8888 gs://bucket/photos \
+        build/compiled/train_resnet.yaml
 
 Everything here is KFP's own client; `kfp-ddp run --wait` does the same, and checks the settings
 before they are sent.
@@ -13,7 +14,7 @@ import kfp
 
 
 def main(host: str, source: str, package: str) -> int:
-    """Start a run, wait for its end, and tell its state; 0 where it succeeded."""
+    """Start a run, wait for its end, and print its state; return 0 if it succeeded."""
     client = kfp.Client(host=host)
     started = client.create_run_from_pipeline_package(
         package,

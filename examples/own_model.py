@@ -1,6 +1,9 @@
-"""A network of one's own, trained by kfp-ddp's loop.
+"""A network of your own, trained by kfp-ddp's loop.
 
-kfp-ddp run ./photographs --local --set model=own_model.py:build
+    kfp-ddp run ./photos --local --set model=examples/own_model.py:build
+    kfp-ddp run gs://bucket/photos --set model=examples/own_model.py:build
+
+The file is sent with the run; no image has to contain it.
 """
 
 import torch

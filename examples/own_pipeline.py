@@ -1,12 +1,11 @@
-"""A pipeline of one's own of kfp-ddp's components and a step of one's own.
+"""A pipeline of your own, of kfp-ddp's components and a step of yours.
 
-    kfp-ddp compile own_pipeline.py --registry registry.example.com/ml
-    kfp-ddp run photographs.yaml --set source=gs://bucket/photographs
+    kfp-ddp compile examples/own_pipeline.py --output build --registry registry.example.com/ml
+    kfp-ddp run build/photographs.yaml --set source=gs://bucket/photos
 
 The registry may also be set once: KFP_DDP_REGISTRY, or `registry:` in kfp-ddp.yaml.
 """
 
-# ruff: noqa: B006  KFP has defaults of mappings
 from kfp import dsl, kubernetes
 
 from kfp_ddp.components.data_sync.component import data_sync
@@ -16,7 +15,7 @@ from kfp_ddp.components.train.component import train
 
 @dsl.component(base_image="python:3.11-slim", install_kfp_package=False)
 def verdict(accuracy: float, least: float) -> str:
-    """A step of one's own, in any image."""
+    """A step of yours, in any image."""
     return "good" if accuracy >= least else "not yet"
 
 
@@ -30,7 +29,7 @@ def photographs(
     work_claim: str = "kfp-ddp-work",
     least: float = 0.8,
 ) -> None:
-    """Sync, train and evaluate, and say whether that is good."""
+    """Sync, train and evaluate, and compare the accuracy with the least that is good."""
     synced = data_sync(source=source, run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
     trained = train(
         # By these a retried step finds its job, and two steps never share a folder.

@@ -1,9 +1,12 @@
-"""A training script of one's own, between kfp-ddp's sync, evaluation, gate and export.
+"""A training script of your own, between kfp-ddp's sync, evaluation, gate and export.
 
-    kfp-ddp run ./photos --local --set script=own_script.py --set model=own_script.py:build
+    kfp-ddp run ./photos --local \
+        --set script=examples/own_script.py --set model=examples/own_script.py:build
+    kfp-ddp run gs://bucket/photos --pipeline own_script \
+        --set script=examples/own_script.py --set model=examples/own_script.py:build
 
-On a cluster it is the parameter `script` of the pipeline `own_script`. Each rank runs this file as
-under torchrun. It is told what to read by three variables, and rank 0 leaves the weights.
+Each rank runs this file as under torchrun. Variables name the file of the settings, the table of
+the images and the folder of the results, in which rank 0 saves the weights.
 """
 
 import argparse

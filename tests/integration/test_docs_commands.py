@@ -1,14 +1,19 @@
 """The commands of the pages and the files in examples/ run."""
 
 import os
+import re
 import runpy
+import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+import yaml
 from click.testing import CliRunner
 from PIL import Image
 
@@ -17,6 +22,7 @@ from kfp_ddp.local.results import outputs
 from kfp_ddp.training import rank
 from kfp_ddp.training.data import image_files, transforms
 from kfp_ddp.training.flags import parse
+from kfp_ddp.training.model import networks
 from kfp_ddp.training.state.checkpoint import load_model, newest_valid
 from tests.commands import call
 from tests.kfp_server.server import KfpServer
@@ -30,11 +36,13 @@ ELSEWHERE = {
     *("compile", "install", "doctor", "demo", "predict", "compare", "describe", "logs", "download"),
     *("models", "promote", "retry", "rollback", "serve", "tensorboard", "verify"),
 }
+PROGRAMS = ("kfp-ddp", "mkdir", "cp")
 FOLLOWS = ("--follow", "--watch")
 """Options that wait for the end of a run."""
 if TYPE_CHECKING:
     from tests.kfp_server.server import KfpServer
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
+FILES = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml"))
 
 
 @pytest.fixture
@@ -79,7 +87,49 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_readme_lists_every_file() -> None:
     listed = (EXAMPLES / "README.md").read_text()
-    assert all(f"({path.name})" in listed for path in EXAMPLES.glob("*.py"))
+    assert all(f"({path.name})" in listed for path in FILES)
+
+
+def header(example: Path) -> Iterator[list[str]]:
+    """Yield the commands that are indented in the text at the top of a file."""
+    for line in re.sub(r"\\\n#? *", "", example.read_text()).splitlines():
+        words = line.removeprefix("#").split()
+        if words and line.startswith(("    ", "#     ")) and words[0] in PROGRAMS:
+            yield shlex.split(line.removeprefix("#"), comments=True)
+
+
+@pytest.mark.parametrize(
+    "example", [path for path in FILES if path.stem != "client"], ids=lambda path: path.name
+)
+def test_commands_at_the_top_work_as_printed(example: Path, scene: KfpServer) -> None:
+    Path("build/compiled").unlink()
+    Path("examples").symlink_to(EXAMPLES)
+    classes = ("bark", "gravel", "water")
+    rows = [f"{name}/img {number}.jpg,{name}" for name in classes for number in (0, 1)]
+    if "csv" in example.name:
+        Path("photos/labels.csv").write_text("\n".join(["path,label", *rows]))
+    torch.save(networks.build("resnet18", 3).state_dict(), "resnet18.pth")
+    written = list(header(example))
+    assert written
+    for words in written:
+        words = [word.replace("photos-model/bundle", "resnet18.pth") for word in words]
+        if words[0] == "kfp-ddp":
+            answer = call(*words[1:], *(["--check"] if "--local" in words else []))
+            assert answer.exit_code == 0, f"{words}: {answer.output}{answer.exception}"
+        else:
+            subprocess.run(words, check=True)
+
+
+def test_a_merge_without_a_change_uploads_nothing(scene: KfpServer) -> None:
+    Path("examples").symlink_to(EXAMPLES)
+    steps = yaml.safe_load((EXAMPLES / "upload_on_merge.yaml").read_text())["jobs"]["upload"]
+    ours = [
+        words for step in steps["steps"] if (words := of_ours(shlex.split(step.get("run", ""))))
+    ]
+    assert [words[0] for words in ours] == ["compile", "upload"]
+    for words in ours * 2:
+        assert call(*words).exit_code == 0, words
+    assert len(scene.store.versions) == 1
 
 
 @pytest.mark.slow
