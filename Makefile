@@ -2,9 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install demo test test-all e2e e2e-smoke images-test soak check reference format lock clean
+.PHONY: help install demo test test-all e2e e2e-smoke e2e-kind images-test soak check reference format lock release-dry-run clean
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,9 @@ e2e: $(INSTALLED) ## all tests on the cluster that KUBECONFIG names
 e2e-smoke: $(INSTALLED) ## those of them that every change must pass
 	$(VENV)/bin/pytest tests/e2e -m smoke --numprocesses 2 --dist loadfile --durations 10
 
+e2e-kind: ## these on a new cluster of kind (needs docker, kind, kubectl)
+	tests/e2e/kind/run.sh
+
 IMAGES := launcher server trainer-cpu trainer
 images-test: $(INSTALLED) ## build the images and look into them (needs buildah, mmdebstrap, 30 GB of disk)
 	images/build.sh "$(IMAGES)" $(VENV)/bin/pytest tests/images
@@ -46,12 +49,16 @@ images-test: $(INSTALLED) ## build the images and look into them (needs buildah,
 soak: $(INSTALLED) ## hours of random faults; with KUBECONFIG set, those on a cluster too
 	$(VENV)/bin/pytest -m soak
 
+# A module, so that its sum is checked by Go; without shellcheck and pyflakes, which may be missing.
+ACTIONLINT := GOFLAGS=-mod=mod go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12 \
+	-shellcheck= -pyflakes= .github/workflows/*.yaml examples/upload_on_merge.yaml
 check: $(INSTALLED) ## lint, format, types, and that nothing made from elsewhere is stale
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy kfp_ddp docs tests examples benchmarks
+	$(VENV)/bin/mypy kfp_ddp docs tests examples benchmarks release
 	$(VENV)/bin/python -m docs.reference --check
 	$(VENV)/bin/kfp-ddp compile --check
+	@if command -v go > /dev/null; then $(ACTIONLINT); else echo "no go: workflow files are not checked"; fi
 
 reference: $(INSTALLED) ## write anew what is made from elsewhere: preflight's inputs, tables, compiled YAML
 	$(VENV)/bin/python -m docs.reference
@@ -69,6 +76,9 @@ lock: ## the locks again, from pyproject.toml (needs uv)
 	$(UV_LOCK) --constraint requirements.lock --extra train --extra monitor --extra mlflow --extra export --extra heif $(STORES) pyproject.toml --output-file images/trainer/requirements.lock
 	$(UV_LOCK) --constraint requirements.lock --extra serve $(STORES) pyproject.toml --output-file images/server/requirements.lock
 	echo hatchling | $(UV_LOCK) --constraint requirements.lock - --output-file images/wheel/requirements.lock
+
+release-dry-run: $(INSTALLED) ## all of a release that needs no network, in dist/release
+	release/dry_run.sh
 
 clean: ## remove what make and the demo wrote
 	rm -rf $(VENV) .coverage build dist demo-output .mypy_cache .pytest_cache .ruff_cache

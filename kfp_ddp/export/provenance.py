@@ -74,16 +74,13 @@ def packages() -> list[dict[str, Any]]:
     versions = {
         re.sub(r"[-_.]+", "-", str(one["Name"])).lower(): one["Version"] for one in installed
     }
-    return [
-        {
-            "type": "library",
-            "bom-ref": f"pkg:pypi/{name}@{version}",
-            "name": name,
-            "version": version,
-            "purl": f"pkg:pypi/{name}@{version}",
-        }
-        for name, version in sorted(versions.items())
-    ]
+    return [library(name, version) for name, version in sorted(versions.items())]
+
+
+def library(name: str, version: str) -> dict[str, Any]:
+    """Return a package of Python as a component."""
+    purl = f"pkg:pypi/{name}@{version}"
+    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
 
 
 def revision() -> str:

@@ -30,7 +30,10 @@ PAGES = sorted(
     [
         *ROOT.glob("docs/*.md"),
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")),
-        *(ROOT / f"{name}/README.md" for name in ("deploy", "examples", "images", "training")),
+        *(
+            ROOT / f"{name}/README.md"
+            for name in ("deploy", "examples", "images", "release", "training")
+        ),
         *ROOT.glob("components/**/README.md"),
     ]
 )
