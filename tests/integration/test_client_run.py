@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kfp_ddp import __version__
 from kfp_ddp.client import follow
 from kfp_ddp.core.errors import ServerError
 from kfp_ddp.export.publish import Lineage
@@ -136,7 +137,7 @@ def test_without_a_registry_a_folder_is_told_to_train_here(tmp_path: Path) -> No
     (tmp_path / ".config" / "kfp-ddp" / "config.yaml").unlink()
     Path("photos").mkdir()
     assert "or train here with --local" in refused("run", "photos")
-    assert "launcher:0.1.0 is published nowhere" in refused("run", FLOWERS)
+    assert f"launcher:{__version__} is published nowhere" in refused("run", FLOWERS)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kfp_ddp import __version__
 from kfp_ddp.pipelines.document import read
 from tests.commands import call, document, output, refused
 from tests.kfp_server import faults
@@ -63,7 +64,7 @@ def test_a_built_in_pipeline_is_uploaded_with_the_configured_images(
     kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("train_resnet", COMPILED):
-        assert "launcher:0.1.0 is published nowhere" in refused("upload", name)
+        assert f"launcher:{__version__} is published nowhere" in refused("upload", name)
     monkeypatch.setenv("KFP_DDP_REGISTRY", "registry.example.com/ml")
     assert "is published nowhere" in refused("upload", COMPILED)
     assert not kfp_server.requests
