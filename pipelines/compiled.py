@@ -16,6 +16,7 @@ from kfp.dsl.graph_component import GraphComponent
 from kfp.dsl.structures import ResourceSpec
 from kfp.pipeline_spec.pipeline_spec_pb2 import ParameterType
 
+from kfp_ddp import __version__
 from kfp_ddp.checks.form import choices
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.images import REGISTRY, Images
@@ -26,6 +27,7 @@ from kfp_ddp.pipelines.document import SUFFIXES
 
 # kfp.local only runs commands that name KFP's executor.
 PROGRAM = ["python3", "-m", "kfp_ddp.components", "kfp.dsl.executor_main"]
+NEEDS = f"Its namespace needs kfp-ddp install of version {__version__}."
 # What our steps have for the pods of their jobs.
 PASSED = (dsl.TaskConfigField.ENV, dsl.TaskConfigField.KUBERNETES_VOLUMES)
 
@@ -96,7 +98,7 @@ def _adapt_steps(pipeline: Any) -> None:
     Argo holds both parts of a step six times in the Workflow, and KFP's API no longer updates the
     tasks of a run whose Workflow is near 1 MB. The pipeline's form stays.
     """
-    spec = pipeline.pipeline_spec
+    spec, info = pipeline.pipeline_spec, pipeline.pipeline_spec.pipeline_info
     platform = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
     tasks_of: dict[str, list[Any]] = {}
     for group in (spec.root, *spec.components.values()):
@@ -107,6 +109,8 @@ def _adapt_steps(pipeline: Any) -> None:
         executor = spec.deployment_spec["executors"][label] if label else {}
         if not _is_ours(executor):
             continue
+        if NEEDS not in info.description:
+            info.description = f"{info.description} {NEEDS}".strip()
         lock = "trainer" if "/trainer:" in executor["container"]["image"] else "launcher"
         executor["container"].update({"command": started(PROGRAM, lock)})
         constant = {"runtimeValue": {"constant": map_name()}}

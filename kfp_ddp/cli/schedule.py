@@ -24,6 +24,7 @@ from kfp_ddp.client import cron, schedules
 from kfp_ddp.client.connection import open_client
 from kfp_ddp.core.config import Connection, chosen
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.images import PUBLIC
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1RecurringRun
@@ -106,6 +107,10 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
             echo(f"the experiment {client.new_experiment} is new", err=True)
         if warning := cron.often(plan.cron):
             echo(f"! {name} {warning}", err=True)
+        if {*PUBLIC.values()} & {*pipeline.images()}:
+            echo(
+                f"! {name} installs packages in each step: build images, and set registry", err=True
+            )
         _print(client, created, options["time_zone"], as_json)
 
 
