@@ -1,9 +1,12 @@
 """The nodes of a run's Argo Workflow, as KFP compiles it, and as the KFP API lists them."""
 
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from kfp_ddp.client.steps import fnv
 
 Node = dict[str, Any]
 BEGIN = datetime(2026, 11, 21, 22, 51, 6, tzinfo=UTC)
@@ -16,7 +19,12 @@ states of its iterations. A task that is not named has not started."""
 
 def details(nodes: Iterable[Node], run_id: str) -> list[Node]:
     """Return nodes as the KFP API lists them, in no order."""
-    listed = []
+    listed, nodes = [], list(nodes)
+    ids, children = {node["name"]: node["id"] for node in nodes}, dict[str, list[str]]()
+    for node in nodes:
+        name = re.sub(r"\(\d+\)$", "", node["name"])
+        parent = ids.get(name if name != node["name"] else f"{name}-driver(0)", "")
+        children.setdefault(parent, []).append(node["id"])
     for node in nodes:
         state = {"Omitted": None, "": None}.get(node["phase"], node["phase"].upper())
         detail = {
@@ -27,6 +35,8 @@ def details(nodes: Iterable[Node], run_id: str) -> list[Node]:
             "start_time": node["startedAt"],
             "end_time": node["finishedAt"] or "0001-01-01T00:00:00Z",
         }
+        below = [{"pod_name": one} for one in children.get(node["id"], [])]
+        detail |= {"child_tasks": below} if below else {}
         listed.append(detail | ({"state": state} if state else {}))
     return sorted(listed, key=lambda one: str(one["task_id"]))
 
@@ -147,8 +157,8 @@ class Workflow:
         self.nodes.append(node)
 
     def id(self, name: str) -> str:
-        """Return the id of a node; Argo's ends with a hash of the name, too."""
-        return f"{self._name}-{uuid.uuid5(SPACE, name).int % 10**10}"
+        """Return the id of a node as Argo does, with a hash of the name."""
+        return f"{self._name}-{fnv(name)}"
 
 
 def _summed(states: Sequence[str], over: bool) -> str:

@@ -9,7 +9,7 @@ import click
 
 from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, require
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, KfpDdpError, writing
+from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
 from kfp_ddp.core.text import printable
 
@@ -105,12 +105,12 @@ def download(
 
     RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. Files
     on a PVC are read through a temporary pod: you need permission to create pods and pods/exec in
-    the namespace. If the files cannot be read, only the bundle is downloaded, from the run's
-    destination. The bundle is verified, and a failed download leaves no files.
+    the namespace. Otherwise the reports and metrics are read through KFP's UI, and the bundle from
+    the run's destination. The bundle is verified, and a failed download leaves no files.
 
     kfp-ddp download last --output flowers-model
     """
-    from kfp_ddp.client.download import check_output, download, find_uploaded
+    from kfp_ddp.client.download import check_output, download
     from kfp_ddp.client.run_info import RunFinder
     from kfp_ddp.local.results import shown
 
@@ -118,14 +118,10 @@ def download(
         info = finder.find(run)
         folder = output or Path(info.name.replace("/", "-").strip(".") or info.id)
         check_output(folder)
-        try:
-            tasks = download(info.files(), folder, checkpoint=checkpoint)
-        except KfpDdpError as error:
-            bundle = find_uploaded(info.id, info.values)
-            if bundle is None:
-                raise
-            echo(f"warning: {error}; downloading only the bundle, {bundle.where}", err=True)
-            tasks = download(bundle, folder)
+        files = info.files()
+        tasks = download(files, folder, checkpoint=checkpoint)
+        if files.note:
+            echo(f"warning: {files.note}", err=True)
     if as_json:
         rows = [task._asdict() for task in tasks]
         echo_json({"run_id": info.id, "output": str(folder), "tasks": rows})

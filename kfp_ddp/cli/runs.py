@@ -1,6 +1,7 @@
 """`kfp-ddp runs`, `status`, `logs`, `describe`, `cancel` and `retry`: runs and their steps."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -63,7 +64,7 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 @click.option(
     *("--follow", "--watch", "watch"),
     is_flag=True,
-    help="Show its steps until it ends; exit code 1 if it failed, 143 if it was cancelled.",
+    help="Show its steps until it ends.",
 )
 @AS_JSON
 @connected
@@ -71,13 +72,13 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
     """Show the steps of RUN and the progress of its training.
 
     RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. The exit
-    code is 0 whatever the state of the run is, and with --follow 0 only if it succeeded.
+    code is 1 if the run failed, and 143 if it was cancelled.
 
     kfp-ddp status last --follow
     """
     from kfp_ddp.client.follow import check_success, console, tree, until_over, watched
     from kfp_ddp.client.run_info import RunFinder
-    from kfp_ddp.client.steps import documents
+    from kfp_ddp.client.steps import OVER, documents
 
     with RunFinder(connection) as finder:
         info = finder.find(run)
@@ -90,7 +91,7 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
             console().print(tree(info, progress))
             if info.folder is None:
                 echo(info.page or info.id)
-    if watch:
+    if watch or info.state in OVER:
         check_success(info)
 
 
@@ -177,8 +178,8 @@ def describe(run: str, files: bool, as_json: bool, connection: Connection) -> No
     """Show how RUN ended, why, and what to do next.
 
     The output has the failed step and its cause in one line, warnings of its pods, the newest
-    checkpoint of each training, and the next command. Information that cannot be read, such as
-    pods without a kubeconfig, is left out with a note.
+    checkpoint of each training, and the next command. Without a
+    kubeconfig, log and files are read through KFP; what cannot be read is left out with a note.
 
     RUN is an id or the start of one, a name, `last`, or the folder of a run with --local.
 
@@ -204,8 +205,9 @@ def logs(run: str, step: str, follow: bool, every: bool, connection: Connection)
     RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. STEP is
     a step's name, such as train, whose log contains those of all its ranks; a group of steps,
     such as training; or a step of a loop with its number, such as 0/train. With several steps,
-    each line starts with the step's name. The lines of KFP and Argo are left out. If a pod was
-    deleted, the log that KFP stores is read, if the pipeline root is gs://, s3:// or az://.
+    each line starts with the step's name. The lines of KFP and Argo are left out. If the pods
+    cannot be read or were deleted, the logs are read through KFP, or where it stores them, if the
+    pipeline root is gs://, s3:// or az://.
 
     kfp-ddp logs last train -f
     """
@@ -220,7 +222,8 @@ def logs(run: str, step: str, follow: bool, every: bool, connection: Connection)
         if over or not follow:
             logs.print_logs(info, steps, finder.api, len(steps) > 1, every, all_of_them=True)
             return
-        logs.follow(info, step, finder.api(), lambda: finder.find(info.id), len(steps) > 1, every)
+        again = partial(finder.find, info.id)
+        logs.follow(info, step, finder.api, again, len(steps) > 1, every)
 
 
 def _description_lines(description: "Description") -> Iterator[str]:

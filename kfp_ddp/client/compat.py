@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import warnings
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class Transport(RESTClientObject):  # type: ignore[misc]
         return self._request(method, url, **more)
 
     def _request(self, method: str, url: str, **more: Any) -> Any:
-        """Return the answer; refuse one whose body is not a JSON object."""
+        """Return the answer; refuse one whose body is not a JSON object, or a page if unread."""
         limit = (min(self._seconds, CONNECT_SECONDS), self._seconds)
         more["_request_timeout"] = more.get("_request_timeout") or limit
         more["headers"] = {**more.get("headers", {}), **self._login.headers()}
@@ -77,22 +78,28 @@ class Transport(RESTClientObject):  # type: ignore[misc]
             answer = super().request(method, url, **more)
         except kfp_server_api.ApiException as error:
             if not error.status:  # an invalid certificate, the only one without an answer
-                raise self._no_answer(urllib3.exceptions.SSLError(error.reason)) from None
+                raise self.no_answer(urllib3.exceptions.SSLError(error.reason)) from None
             raise self._refusal(error) from None
         except urllib3.exceptions.HTTPError as error:
-            raise self._no_answer(error) from None
+            raise self.no_answer(error) from None
+        kind = str(answer.getheader("content-type") or "bytes").split(";")[0]
+        if not more.get("_preload_content", True):
+            if kind == "text/html":  # a login, or the UI, which answers so for any path
+                answer.close()
+                raise self._not_kfp("with a page")
+            return answer
         try:
             document = json.loads(answer.data)
         except (ValueError, RecursionError):
-            kind = str(answer.getheader("content-type") or "bytes").split(";")[0]
             if "json" in kind:
-                raise self._no_answer(CUT_OFF) from None
+                raise self.no_answer(CUT_OFF) from None
             raise self._not_kfp(f"with {kind} instead of JSON") from None
         if not isinstance(document, dict):
             raise self._not_kfp("with JSON that KFP does not write")
         return answer
 
-    def _no_answer(self, error: urllib3.exceptions.HTTPError | str) -> ServerError:
+    def no_answer(self, error: urllib3.exceptions.HTTPError | str) -> ServerError:
+        """Return the error of a request without an answer, or with a part of one."""
         reason: Any = getattr(error, "reason", None) or error
         text = one_line(reason)
         if isinstance(reason, urllib3.exceptions.NameResolutionError):
@@ -208,6 +215,18 @@ class Client(kfp.Client):  # type: ignore[misc]
     def set_user_namespace(self, namespace: str) -> None:
         """Use this namespace from now on; kfp's own also writes it to the home folder."""
         self._context_setting["namespace"] = namespace
+
+    def blocks(self, path: str, query: dict[str, str], **parts: str) -> Iterator[bytes]:
+        """Yield the blocks of an answer that is not JSON, as they arrive; `parts` of the path."""
+        more: Any = {"auth_settings": ["Bearer"], "_preload_content": False}
+        answer = self.api.call_api(path, "GET", parts, list(query.items()), **more)
+        try:
+            while block := answer.read1(65536):
+                yield block
+        except urllib3.exceptions.HTTPError as error:
+            raise self.api.rest_client.no_answer(error) from None
+        finally:
+            answer.close()
 
     def create_experiment(self, name: str) -> Any:
         """Return an experiment, created (`new_experiment`) if missing; kfp's own prints a link."""

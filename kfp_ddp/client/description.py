@@ -123,7 +123,9 @@ def describe(run: RunInfo, api: Callable[[], Api], files: bool = True) -> Descri
     if files and any(step.name != CHECKS or step.state == "CACHED" for step in wrote):
         try:
             with tempfile.TemporaryDirectory() as scratch:
-                result.trainings = read_trainings(run.files(), Path(scratch))
+                own = run.files()
+                result.trainings = read_trainings(own, Path(scratch))
+            result.notes += [f"its files: {own.note}"] * bool(own.note)
         except KfpDdpError as error:
             result.notes.append(f"its files were not read: {error}")
     if run.state != "SUCCEEDED":

@@ -20,7 +20,7 @@ from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.report.metrics import read_events
 
 BUNDLE = RunFolder.BUNDLE
-REPORTS = ("config.json", "metrics.jsonl", "evaluation*/*")
+REPORTS = ("config.json", "metrics.jsonl", "evaluation*/*", "loss_curve.html")
 CHECKPOINTS = RunFolder.CHECKPOINTS
 LOSS_CURVE = "loss_curve.html"
 
@@ -36,8 +36,10 @@ class Downloaded(NamedTuple):
     checkpoint: Path | None
 
 
-def find_uploaded(run_id: str, parameters: Mapping[str, Any]) -> RunFiles | None:
-    """Return the bundle that a run exported to its destination, as a task called `uploaded`."""
+def find_uploaded(
+    run_id: str, parameters: Mapping[str, Any], task: str = "uploaded"
+) -> RunFiles | None:
+    """Return the bundle that a run exported to its destination, as files of a task."""
     destination, name = parameters.get("destination"), parameters.get("model_name")
     if not destination or not name:
         return None
@@ -46,7 +48,7 @@ def find_uploaded(run_id: str, parameters: Mapping[str, Any]) -> RunFiles | None
     except KfpDdpError:
         return None
     uris = [one.uri for one in versions if one.run_id == run_id and not one.damaged]
-    return StoredFiles(uris[0], f"uploaded/{BUNDLE}/") if uris else None
+    return StoredFiles(uris[0], f"{task}/{BUNDLE}/") if uris else None
 
 
 def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list[Downloaded]:
@@ -86,7 +88,10 @@ def download(files: RunFiles, output: Path, *, checkpoint: bool = False) -> list
         report = RunFolder(folder).evaluation("val") / REPORT
         newest = newest_checkpoint(folder)
         paths = (folder / BUNDLE, report, folder / LOSS_CURVE, newest and newest.path)
-        size = sum(sizes[name] for name in names if name.startswith(f"{task}/"))
+        own = (
+            folder / name.removeprefix(f"{task}/") for name in names if name.startswith(f"{task}/")
+        )
+        size = sum(path.stat().st_size for path in own if path.exists())
         existing = (path if path and path.exists() else None for path in paths)
         results.append(Downloaded(task, size, *existing))
     return results

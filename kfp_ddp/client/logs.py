@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from kfp_ddp.client import pods
+from kfp_ddp.client.kfp_logs import KfpLogs
 from kfp_ddp.client.run_info import RunInfo
 from kfp_ddp.client.steps import OVER, Leaf, leaves
-from kfp_ddp.core.errors import InputError, KfpDdpError
-from kfp_ddp.jobs.follow.logs import LogCursor, PodLogs, Printer
-from kfp_ddp.k8s.api import Api
+from kfp_ddp.core.errors import InputError, KfpDdpError, ServerError, StorageError
+from kfp_ddp.jobs.follow.logs import LogCursor, PodLogs, Printer, Stamp
+from kfp_ddp.k8s.api import Api, review
 from kfp_ddp.storage.kinds import open_store
 
 POLL_SECONDS = 2.0
+UNWRITTEN = ("SKIPPED", "OMITTED", "CACHED")
+"""States of steps without a log."""
 LARGEST = 256 << 20
 BUCKETS = ("gs://", "s3://", "az://")
 EXECUTOR, INPUTS = "[KFP Executor ", "Got executor_input:"
@@ -42,42 +45,70 @@ def _all_lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str
     if run.folder is not None:
         yield from run.local_log(leaf.step.name)
         return
-    if leaf.step.state in ("SKIPPED", "OMITTED", "CACHED"):
+    if leaf.step.state in UNWRITTEN:
         return
-    over, pod = leaf.step.state in OVER, None
-    try:
-        cluster = api()
-        pod = pods.find_pod(pods.list_pods(cluster, run.id), leaf.step, leaf.step.by_driver)
-    except KfpDdpError:
-        if not (over and run.root.startswith(BUCKETS)):
-            raise
+    sources = [_pod_log(run, leaf, api), *([run.kfp_logs.lines(leaf)] if run.kfp_logs else [])]
+    if leaf.step.state in OVER and run.root.startswith(BUCKETS):
+        sources.append(_stored_log(run, leaf))
+    problems: list[KfpDdpError] = []
+    for source in sources:
+        try:
+            first = next(source, None)
+        except KfpDdpError as error:
+            problems.append(error)
+            continue
+        if first is not None:
+            yield first
+            yield from source
+        return
+    reasons = "; ".join(dict.fromkeys(map(str, problems)))
+    raise StorageError(f"the log of {leaf.label} cannot be read: {reasons}")
+
+
+def _pod_log(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
+    cluster = api()
+    pod = pods.find_pod(pods.list_pods(cluster, run.id), leaf.step, leaf.step.by_driver)
     if pod is not None:
         yield from pods.log(cluster, pod)
-    elif over:
-        yield from _stored_log(run, leaf)
+    elif leaf.step.state in OVER:
+        raise StorageError(f"the pod of {leaf.label} was deleted")
 
 
 def _stored_log(run: RunInfo, leaf: Leaf) -> Iterator[str]:
     """Yield the log that KFP stores as an artifact, if the pipeline root is a bucket."""
-    deleted = f"the pod of {leaf.label} was deleted"
-    see = f": its log is in the UI, {run.page}" if run.page else ""
-    if not run.root.startswith(BUCKETS):
-        raise InputError(f"{deleted}{see or '; set pipeline_root to read the log that KFP stores'}")
     store = open_store(run.root)
     prefix = f"{run.pipeline}/{run.id}/{leaf.step.name}/"
     names = [name for name, _ in store.list(prefix) if name.rpartition("/")[2] == LOG_ARTIFACT]
     if not names:
-        raise InputError(f"{deleted}, and there is no log of it below {run.root}/{prefix}{see}")
+        raise InputError(f"there is no log of it below {run.root}/{prefix}")
     for name in names:
         text = store.read(name, LARGEST) or b""
         yield from text.decode("utf-8", "replace").splitlines()
 
 
 def follow(
-    run: RunInfo, word: str, api: Api, reload: Callable[[], RunInfo], prefix: bool, every: bool
+    run: RunInfo,
+    word: str,
+    connect: Callable[[], Api],
+    reload: Callable[[], RunInfo],
+    prefix: bool,
+    every: bool,
 ) -> None:
-    """Print the logs of steps as they are written, until the steps are over."""
+    """Print the logs of steps as they are written, until the steps are over.
+
+    Without the permission for pods and their logs, they are read through KFP.
+    """
     printer = _StepPrinter(prefix, every)
+    try:
+        api = connect()
+        pods.list_pods(api, run.id)
+        if not review(api, "get", "", "pods", "log"):
+            raise StorageError("no permission to get pods/log")
+    except KfpDdpError:
+        if run.kfp_logs is None:
+            raise
+        _follow_kfp(run, run.kfp_logs, word, reload, printer)
+        return
     labels: dict[str, str] = {}
     logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
     done = [leaf for leaf in select_steps(run, word) if leaf.step.state in OVER]
@@ -99,6 +130,37 @@ def follow(
             run = reload()
     finally:
         logs.abandon()
+
+
+def _follow_kfp(
+    run: RunInfo, kfp: KfpLogs, word: str, reload: Callable[[], RunInfo], printer: Printer
+) -> None:
+    """Print logs through KFP, one after another, and what is left when their steps are over."""
+    done = set[str]()
+    while True:
+        for leaf in select_steps(run, word):
+            over = leaf.step.state in OVER
+            if leaf.label in done or leaf.step.state in (*UNWRITTEN, "PENDING"):
+                continue
+            try:
+                _print_new(kfp, leaf, printer)
+            except (StorageError, ServerError):  # not started, or cut
+                if over:
+                    raise
+            done |= {leaf.label} if over else set()
+        if run.state in OVER or all(leaf.step.state in OVER for leaf in select_steps(run, word)):
+            return
+        time.sleep(POLL_SECONDS)
+        run = reload()
+
+
+def _print_new(kfp: KfpLogs, leaf: Leaf, printer: Printer) -> None:
+    for nodes in leaf.step.nodes:
+        cursor = printer.cursors.get(nodes[-1])
+        for number, line in enumerate(kfp.log(nodes, follow=True), 1):
+            if not cursor or number > cursor.lines:
+                at = LogCursor(0, Stamp(0, 0), number)
+                printer.line(nodes[-1], at, f"[{leaf.label}] {line}")
 
 
 def print_logs(

@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kfp_ddp.client import pod_program
 from kfp_ddp.core.errors import JobError, StorageError, writing
@@ -28,8 +28,24 @@ from kfp_ddp.runs.workspace import fetch, is_plain
 from kfp_ddp.storage.kinds import open_store
 
 
+class RunFiles(Protocol):
+    """Files of one run, named `<task>/<file>`; hidden ones and links are left out."""
+
+    where: str
+    note: str
+    """What this place lacks, and why it is read; '' for the run's own folder."""
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file in bytes, by its name; empty if there are none."""
+
+    def fetch(self, names: Iterable[str], folder: Path) -> None:
+        """Copy files to a folder, each atomically; skip those that were deleted."""
+
+
 class StoredFiles:
     """The files of a run below a local folder or a URI such as gs://."""
+
+    note = ""
 
     def __init__(self, uri: str, prefix: str = "") -> None:
         """Open the folder; its files are named `<prefix><file>`."""
@@ -37,12 +53,12 @@ class StoredFiles:
         self._store = open_store(self.where)
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each file in bytes, by its name; empty if there are none."""
+        """Return the size of each file; see `RunFiles`."""
         listed = self._store.list("")
         return {f"{self._prefix}{name}": size for name, size in listed if is_plain(name)}
 
     def fetch(self, names: Iterable[str], folder: Path) -> None:
-        """Copy files to a folder, each atomically; skip those that were deleted."""
+        """Copy files to a folder; see `RunFiles`."""
         stored = [name.removeprefix(self._prefix) for name in names]
         with writing(folder):
             fetch(self._store, stored, folder / self._prefix)
@@ -86,18 +102,20 @@ spec:
 class ClaimFiles:
     """The files of a run in its folder on a PVC, through a pod that mounts it."""
 
+    note = ""
+
     def __init__(self, api: Api, pod: str, claim: str, run_id: str) -> None:
         check_run_id(run_id)
         self.where = f"{run_id} on the claim {claim}"
         self._api, self._pod, self._root = api, pod, f"{MOUNT}/{run_id}"
 
     def sizes(self) -> dict[str, int]:
-        """Return the size of each file; see `StoredFiles`."""
+        """Return the size of each file; see `RunFiles`."""
         sizes: dict[str, int] = json.loads(b"".join(self._run(None)))
         return {name: size for name, size in sizes.items() if is_plain(name)}
 
     def fetch(self, names: Iterable[str], folder: Path) -> None:
-        """Copy files to a folder; see `StoredFiles`."""
+        """Copy files to a folder; see `RunFiles`."""
         requested = list(names)
         if not requested:
             return
@@ -108,10 +126,6 @@ class ClaimFiles:
         program = Path(pod_program.__file__).read_text()
         request = json.dumps({"root": self._root, "names": names})
         return execute(self._api, self._pod, ["python3", "-c", program], request)
-
-
-RunFiles = StoredFiles | ClaimFiles
-"""Files of one run, named `<task>/<file>`; hidden ones and links are left out."""
 
 
 @contextlib.contextmanager

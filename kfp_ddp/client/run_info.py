@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.client import runs
 from kfp_ddp.client.connection import open_client, own_namespace
+from kfp_ddp.client.kfp_logs import KfpLogs
 from kfp_ddp.client.pipelines import graph_of
 from kfp_ddp.client.pods import list_nodes
 from kfp_ddp.client.run_files import USER, RunFiles, StoredFiles, open_claim
-from kfp_ddp.client.steps import Step, every_step, steps_of
+from kfp_ddp.client.steps import OVER, Step, every_step, leaves, steps_of
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.images import SETTINGS, Images
 from kfp_ddp.k8s.api import Api, Object
@@ -63,6 +64,8 @@ class RunInfo:
     """Name of the pipeline, as in the URIs of its artifacts."""
     root: str = ""
     """URI of its artifacts; '' if not known."""
+    kfp_logs: KfpLogs | None = None
+    """The logs that KFP has."""
     cancelled: bool = False
     error: str = ""
     """The server's error."""
@@ -161,17 +164,47 @@ class RunFinder(contextlib.ExitStack):
         if nodes is None:
             with contextlib.suppress(KfpDdpError):
                 nodes = list_nodes(self.api(), run.run_id)
+        steps = steps_of(run, spec, nodes or ())
         return info_of(
             run,
             self.connection,
-            steps=steps_of(run, spec, nodes or ()),
-            files=lambda: self._files(run, values, spec),
+            steps=steps,
+            files=lambda: self._files(run, values, spec, steps),
+            kfp_logs=KfpLogs(self.client, run.run_id),
             values=values,
             pipeline=str(graph_of(spec).get("pipelineInfo", {}).get("name", "")),
             root=str(root or config.chosen("pipeline_root")["pipeline_root"]).rstrip("/"),
         )
 
     def _files(
+        self,
+        run: "V2beta1Run",
+        values: Mapping[str, Any],
+        spec: Mapping[str, Any] | None,
+        steps: Sequence[Step],
+    ) -> RunFiles:
+        """Return the files in the run's folder, or what KFP has if that cannot be read."""
+        from kfp_ddp.client.kfp_files import kfp_files
+
+        own: RunFiles | None = None
+        try:
+            own = self._own_files(run, values, spec)
+            if run.state not in OVER or own.sizes():
+                return own
+            problem: KfpDdpError = InputError(f"there are no files of the run in {own.where}")
+        except KfpDdpError as error:
+            problem = error
+        note = f"{problem}; read through KFP, which has no checkpoints and no logs of the ranks"
+        kept = kfp_files(self.client, run.run_id, leaves(steps), values, note)
+        if kept.sizes():
+            return kept
+        kind = InputError if isinstance(problem, InputError) else StorageError
+        raise kind(
+            f"{problem}; KFP itself has the results of a step when it has succeeded, and a run "
+            "with work in a bucket (work=gs://…) needs no cluster to be read"
+        )
+
+    def _own_files(
         self, run: "V2beta1Run", parameters: Mapping[str, Any], spec: Mapping[str, Any] | None
     ) -> RunFiles:
         work, claim = parameters.get("work"), parameters.get("work_claim")

@@ -29,6 +29,9 @@ OF_A_LOOP = ("iteration-driver", "iteration-iterations")
 """Nodes of a loop that are not iterations."""
 GROUP = re.compile(r"root|iteration(-item)?|(exit-handler|condition(-branches)?|for-loop)-\d+")
 """Names of what is not a task of a pipeline whose spec is not known."""
+EXECUTED = [f".executor({at})" for at in range(10)]
+BELOW = [f"({at}){end}" for at in range(3) for end in ("", ".executor", *EXECUTED)]
+"""Ends of the names of a task's own nodes."""
 HOOK, DRIVER = ".onExit", "-driver"
 URGENT = {state: at for at, state in enumerate(("FAILED", "RUNNING", "PENDING", "SUCCEEDED"))}
 STATES = {"Error": "FAILED", "": "PENDING", "RUNTIME_STATE_UNSPECIFIED": "OMITTED"}
@@ -51,6 +54,9 @@ class Step:
     """Argo's ids of its pods, newest last; empty without the Workflow."""
     driver: str = ""
     """Argo's id of its driver's pod; '' without the Workflow."""
+    nodes: tuple[tuple[str, ...], ...] = ()
+    """For each iteration the ids by which KFP may know the pod of this state, the likeliest last;
+    without the Workflow all iterations of a loop are one step."""
     by_driver: bool = False
     """True if the state is that of its driver."""
     steps: tuple["Step", ...] = ()
@@ -99,11 +105,13 @@ def steps_of(
     if nodes:
         steps = _steps_in(_tree(nodes))
     else:
-        listed = _by_name((run.run_details and run.run_details.task_details) or [])
+        details = (run.run_details and run.run_details.task_details) or []
+        listed, ids = _by_name(details), _listed_nodes(details)
         drivers = {name.removesuffix(DRIVER) for name in listed if name.endswith(DRIVER)}
         names = {name for name in drivers if not GROUP.fullmatch(name)}
         names |= tasks & (drivers | listed.keys())
-        steps = [_step(one, listed.get(one), listed.get(one + DRIVER)) for one in names]
+        flat = (_step(one, listed.get(one), listed.get(one + DRIVER)) for one in names)
+        steps = [replace(one, nodes=ids.get((one.name, one.by_driver), ())) for one in flat]
         steps.sort(key=_started)
         if over and "root" in listed and _state(listed["root"]) not in OVER:
             missing = UNKNOWN
@@ -234,6 +242,7 @@ def _step(name: str, node: _Node | None, driver: _Node | None) -> Step:
         start=first.start,
         end=first.end if state in OVER else None,
         pods=_pods(executor) if executor else (),
+        nodes=(_ids(driver) if by_driver else _ids(node, executor),),
         driver=_pods(driver)[-1] if driver else "",
         by_driver=by_driver and state != "OMITTED",
         steps=() if executor or not node else tuple(_steps_in(node)),
@@ -257,6 +266,40 @@ def _state(node: _Node) -> str:
     """Return the state of a node; while it runs, that of its last attempt."""
     chosen = node.attempts[min(node.attempts)]
     return (node.attempts[max(node.attempts)] if chosen.state == "RUNNING" else chosen).state
+
+
+def _ids(*nodes: _Node | None) -> tuple[str, ...]:
+    return tuple(one.attempts[at].id for one in nodes if one for at in sorted(one.attempts))
+
+
+def _listed_nodes(
+    details: "Sequence[V2beta1PipelineTaskDetail]",
+) -> dict[tuple[str, bool], tuple[tuple[str, ...], ...]]:
+    """Return the `nodes` of steps, and those of drivers, in what the KFP API lists.
+
+    It lists the ids of children: of a driver's pod the node of its task. An id ends with the hash
+    of a name, from which that of the task's own nodes follows.
+    """
+    children = {one.task_id: [str(c.pod_name) for c in one.child_tasks or ()] for one in details}
+    listed = {child for below in children.values() for child in below}
+    nodes: dict[tuple[str, bool], tuple[tuple[str, ...], ...]] = {}
+    for detail in sorted(details, key=lambda one: str(one.start_time)):
+        name, number = _attempt(detail.display_name)
+        if name.endswith(DRIVER):
+            key = name.removesuffix(DRIVER), number < 0
+            for task in children[detail.task_id]:
+                workflow, _, state = task.rpartition("-")
+                known = (f"{workflow}-{fnv(end, int(state))}" for end in BELOW)
+                ids = task, *(one for one in known if one in listed)
+                nodes[key] = (*nodes.get(key, ()), ids)
+    return nodes
+
+
+def fnv(text: str, state: int = 2166136261) -> int:
+    """Return the hash (FNV-1a, 32 bits) of a text, or of one after another of the hash `state`."""
+    for byte in text.encode():
+        state = (state ^ byte) * 16777619 & 0xFFFFFFFF
+    return state
 
 
 def _pods(node: _Node) -> tuple[str, ...]:

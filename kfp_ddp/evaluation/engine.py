@@ -10,7 +10,7 @@ from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.failure import read
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split as split_fields
-from kfp_ddp.core.step import step
+from kfp_ddp.core.step import step, write_artifact
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
@@ -102,6 +102,7 @@ def run(
         trackers.note(folder.path, metrics, digests)
         evaluation = folder.to_uri(target / FILE)
     log_metrics(result, evaluation_metrics)
+    write_artifact(evaluation_metrics, result.model_dump_json())
     log_charts(result, evaluated.roc, confusion_matrix)
     Path(evaluation_report.path).write_text(evaluated.document, encoding="utf-8")
     Path(evaluation_summary.path).write_text(markdown(result, evaluated.test), encoding="utf-8")

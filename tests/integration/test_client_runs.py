@@ -176,13 +176,18 @@ def test_a_run_is_cancelled_and_retried(kfp_server: KfpServer) -> None:
     assert output("describe", run_id, "--no-files").startswith("flowers  CANCELED")
     assert isinstance(call("status", run_id, "--follow").exception, RunCancelledError)
     assert document("runs", "--state", "failed") == []
-    assert "CANCELED" in output("status", "flowers")
+    assert isinstance((shown := call("status", "flowers")).exception, RunCancelledError)
+    assert "CANCELED" in shown.stdout
     assert "flowers is already over (FAILED)" in refused("cancel", "flowers")
     assert len(kfp_server.requests_for("terminate_run")) == 1
     output("retry", run_id[:8])
     assert kfp_server.store.runs[run_id]["state"] == "RUNNING"
+    assert call("status", "flowers").exit_code == 0
     kfp_server.store.set_state(run_id, "FAILED")
-    assert "FAILED" in output("status", "flowers")
+    for words in ((), ("--json",)):
+        failed = call("status", "flowers", *words)
+        assert isinstance(failed.exception, JobError)
+        assert "FAILED" in failed.stdout
 
 
 def test_terminal(

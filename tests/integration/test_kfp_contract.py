@@ -7,10 +7,11 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
+import requests
 
 from tests.kfp_server import contract
 from tests.kfp_server.runs import Store
-from tests.kfp_server.server import RECORDED, KfpServer
+from tests.kfp_server.server import MULTI_USER, RECORDED, KfpServer, serving
 
 PIPELINE, VERSION = "678ed99d-7cc9-410a-a99d-e6533b66bc57", "e534b044-8c74-4b71-b4a7-611f415b15f2"
 RECURRING = "3a073443-eb30-446c-af84-d572c029566f"
@@ -108,6 +109,33 @@ def test_a_recorded_answer_is_of_the_contract(name: str) -> None:
     ][:1]
     if record["status"] == 200 and operation.name != "get_healthz":
         assert contract.faults(record["answer"], operation.answer, "answer") == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MULTI_USER.glob("*.json")))
+def test_a_server_of_several_users_answers_as_recorded(name: str) -> None:
+    record = json.loads((MULTI_USER / f"{name}.json").read_text())
+    with serving(multi_user=True) as server:
+        server.store.namespaces = [] if "stranger" in name else ["team-a"]
+        server.store.experiments["e"] = {"experiment_id": "e", "namespace": "team-a"}
+        server.cookie = "session=alice" if name == "no_cookie" else ""
+        server.record("multi_user/run_get")
+        log = json.loads((MULTI_USER / "node_log.json").read_text())
+        server.logs[log["request"]["path"].split("/")[-2]] = log["body"].encode()
+        status, answer, location = got(server.url + record["request"]["path"])
+    assert status == record["status"]
+    assert bool(location) == bool(record["location"])
+    if isinstance(record["body"], dict) and status == 200:
+        assert set(json.loads(answer)) == set(record["body"])
+    elif isinstance(record["body"], dict):
+        assert json.loads(answer)["code"] == record["body"]["code"]
+    else:
+        assert answer == record["body"]
+
+
+def got(url: str) -> tuple[int, str, str]:
+    """Return status, text and redirection of the answer to a request, without following it."""
+    answer = requests.get(url, allow_redirects=False, timeout=10)
+    return answer.status_code, answer.text, answer.headers.get("Location", "")
 
 
 def test_what_is_not_of_the_contract_is_refused_and_remembered(kfp_server: KfpServer) -> None:

@@ -5,6 +5,7 @@ subject, and kept in `violations`.
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from tests.kfp_server.specs import NotYamlError
 from tests.serving import Faulty, Handler
 
 RECORDED = Path(__file__).with_name("recorded")
+MULTI_USER = RECORDED / "multi_user"
+NODE_LOG = re.compile(r"/apis/v1alpha1/runs/([^/]+)/nodes/([^/]+)/log")
+"""The path that the contract lacks, as the server answers it without a check of rights."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,14 @@ class KfpServer(Faulty):
     cookie: str = ""
     """The cookie that requests must bring; '' for none."""
     requests: list[Request] = field(default_factory=list)
+    logs: dict[str, bytes] = field(default_factory=dict)
+    """By the node's id."""
+    written: set[str] = field(default_factory=set)
+    """Nodes whose pods still run: a log that is followed ends when its node is not one of them."""
+    artifacts: dict[str, bytes] = field(default_factory=dict)
+    """Of the UI's server, by `bucket/key`."""
+    ui: bool = True
+    """False for the API server alone."""
 
     def requests_for(self, operation: str) -> list[Request]:
         """The requests for an operation, such as create_run."""
@@ -54,7 +66,8 @@ class KfpServer(Faulty):
 
     def record(self, name: str, **other: Any) -> str:
         """Have the run of recorded/NAME.json, with other fields set; its id."""
-        run = json.loads((RECORDED / f"{name}.json").read_text())["answer"] | other
+        record = json.loads((RECORDED / f"{name}.json").read_text())
+        run = record.get("answer", record.get("body")) | other
         if run["experiment_id"] not in self.store.experiments:
             run["experiment_id"] = next(iter(self.store.experiments))
         if not isinstance(run.get("pipeline_spec", {}), dict):
@@ -92,7 +105,9 @@ class _Handler(Handler):
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         query = dict(parse_qsl(parts.query))
         called = _find(self.command, parts.path)
-        name = called[0].name if called else ""
+        raw = {"/artifacts/get": "artifact"}.get(parts.path, "")
+        raw = "node_log" if NODE_LOG.fullmatch(parts.path) else raw
+        name = called[0].name if called else raw
         body: Any = data
         if called and called[0].body not in ("", "file"):
             body = json.loads(data) if data else {}
@@ -103,6 +118,10 @@ class _Handler(Handler):
             fault = self.stand_in.fault(name)
         try:
             if fault and not fault(self, self.stand_in):
+                return
+            if raw:
+                self._check_login(request)
+                getattr(self, f"_{raw}")(request)
                 return
             self.answer(200, self._called(called, request))
         except RefusalError as refusal:
@@ -144,6 +163,41 @@ class _Handler(Handler):
         # The recorded server's healthz says more than the contract knows of.
         assert not wrong or operation.name == "get_healthz", wrong
         return answer
+
+    def _node_log(self, request: Request) -> None:
+        match = NODE_LOG.fullmatch(request.path)
+        assert match
+        server, node = self.stand_in, match[2]
+        if node not in server.logs:
+            missing = json.loads((MULTI_USER / "node_log_missing.json").read_text())["body"]
+            self.answer(200, json.dumps(missing).encode(), Content_Type="text/plain")
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        sent, over = 0, False
+        while not over:
+            over = request.query.get("follow") != "true" or node not in server.written
+            if block := server.logs[node][sent:]:
+                self.wfile.write(f"{len(block):x}\r\n".encode() + block + b"\r\n")
+                sent += len(block)
+            server.closing.wait(0 if over else 0.02)
+            over = over or server.closing.is_set()
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _artifact(self, request: Request) -> None:
+        server, query = self.stand_in, request.query
+        if not server.ui:
+            raise gateway(404, "Not Found", request.path)
+        if server.store.multi_user and query.get("namespace") not in server.store.namespaces:
+            self.answer(403, b"not authorized to GET viewers", Content_Type="text/plain")
+            return
+        content = server.artifacts.get(f"{query['bucket']}/{query['key']}")
+        if content is None or query["source"] not in ("minio", "s3", "gcs"):
+            self.answer(500, b"Failed to get object: NoSuchKey", Content_Type="text/plain")
+            return
+        self.answer(200, content, Content_Type="application/octet-stream")
 
     def _check_login(self, request: Request) -> None:
         token, cookies = request.headers.get("authorization", ""), request.headers.get("cookie", "")

@@ -7,6 +7,7 @@ from typing import Any
 
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.run_folder import RunFolder
+from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import write_artifact
 from kfp_ddp.report import training_page
 from kfp_ddp.runs.record import chosen_checkpoint
@@ -19,8 +20,9 @@ def write_outputs(
 ) -> Manifest:
     """Write the step's artifacts; the file of `trained_model` is a JSON pointer to the checkpoint.
 
-    `place` is the path or URI of the run's folder for other steps, `claim` its PVC, '' for none.
-    JobError if the training left no checkpoint.
+    It also has the settings, and the file of `metrics` is a copy of `metrics.jsonl`, so that runs
+    can be compared by their artifacts. `place` is the path or URI of the run's folder for other
+    steps, `claim` its PVC, '' for none. JobError if the training left no checkpoint.
     """
     newest = chosen_checkpoint(run_dir)
     if newest is None:
@@ -40,7 +42,9 @@ def write_outputs(
     for name, value in figures.items():
         metrics.log_metric(name, value)
     trained_model.metadata.update(pointer)
-    write_artifact(trained_model, json.dumps(pointer, indent=2) + "\n")
+    settings = mapping_of(RunFolder(run_dir).config)
+    write_artifact(trained_model, json.dumps({**pointer, "settings": settings}, indent=2) + "\n")
+    write_artifact(metrics, RunFolder(run_dir).metrics.read_text(encoding="utf-8"))
     write_artifact(loss_curve, training_page(run_dir))
     return newest
 
