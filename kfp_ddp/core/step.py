@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import logging
 import os
 import re
 import signal
@@ -58,6 +59,8 @@ def handling_signals(handler: Callable[[int, Any], None], *numbers: int) -> Iter
 
 def adopt_secrets() -> None:
     """Use mounted credentials, unless the environment has others."""
+    # At this level libraries log the headers of requests, and each user of KFP can read the logs.
+    logging.disable(logging.DEBUG)
     with contextlib.suppress(OSError):
         for path in Path(SECRET).iterdir():
             if path.name in CREDENTIALS:
