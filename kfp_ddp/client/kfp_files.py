@@ -1,5 +1,6 @@
 """The files of a run that KFP has: artifacts of its steps, and the bundle at its destination."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,25 +82,12 @@ def kfp_files(
 ) -> KfpFiles:
     """Return the files of a run that can be read without its folder; `note` says why."""
     logs, files = KfpLogs(client, run_id), dict[str, list[Reader]]()
-    folder, task = "", "uploaded"
     ended = [leaf for leaf in leaves if leaf.step.state in ("SUCCEEDED", "UNKNOWN")]
     for output in (one for leaf in ended for one in outputs(logs.lines(leaf))):
-        parameters, artifacts = (output.get(key) or {} for key in ("parameterValues", "artifacts"))
-        if "run_dir" in parameters:
-            folder = str(parameters["run_dir"]).rstrip("/").rpartition("/")[2]
-        elif "evaluation" in parameters:
-            folder = "/".join(str(parameters["evaluation"]).split("/")[-3:-1])
-        if not all(RUN_ID.fullmatch(part) for part in folder.split("/")):
-            continue
-        task = folder.partition("/")[0]
-        for name in ARTIFACTS.keys() & artifacts.keys():
-            read = _artifact(client, str(artifacts[name]["artifacts"][0]["uri"]))
-            read = _part(read, "settings") if name == "trained_model" else read
-            files.setdefault(f"{folder}/{ARTIFACTS[name]}", []).insert(0, read)
-        if "gate_verdict" in artifacts:
-            verdict = json.dumps(artifacts["gate_verdict"]["artifacts"][0]["metadata"]).encode()
-            files[f"{folder}/{VERDICT}"] = [lambda verdict=verdict: verdict]  # type: ignore[misc]
-    task = task if len({name.partition("/")[0] for name in files}) == 1 else "uploaded"
+        with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError):  # not KFP's
+            _add(output, files, client)
+    tasks = {name.partition("/")[0] for name in files}
+    task = tasks.pop() if len(tasks) == 1 else "uploaded"
     if uploaded := find_uploaded(run_id, values, task):
         for name, stored in ((FILE, bundle.METRICS), (REPORT, REPORT), (VERDICT, VERDICT)):
             name = f"{task}/{RunFolder.evaluation_name('val')}/{name}"
@@ -107,6 +95,28 @@ def kfp_files(
         config = _part(_stored(uploaded.where, bundle.CONFIG), "training")
         files.setdefault(f"{task}/{RunFolder.CONFIG}", []).append(config)
     return KfpFiles(files, uploaded, f"run {run_id} in KFP", note)
+
+
+def _add(output: Mapping[str, Any], files: dict[str, list[Reader]], client: "Client") -> None:
+    """Add the files of one step, by the folder of the run that it returned."""
+    parameters = output.get("parameterValues") or {}
+    artifacts = {name: one["artifacts"][0] for name, one in output["artifacts"].items()}
+    if "gate_verdict" in artifacts:
+        folders = [name.rpartition("/")[0] for name in files if name.endswith(f"/{FILE}")]
+        folder = folders[0] if len(folders) == 1 else ""  # it does not name its evaluation
+    elif "run_dir" in parameters:
+        folder = parameters["run_dir"].rstrip("/").rpartition("/")[2]
+    else:
+        folder = "/".join(parameters["evaluation"].split("/")[-3:-1])
+    if not all(RUN_ID.fullmatch(part) for part in folder.split("/")):
+        return
+    for name in ARTIFACTS.keys() & artifacts.keys():
+        read = _artifact(client, artifacts[name]["uri"])
+        read = _part(read, "settings") if name == "trained_model" else read
+        files.setdefault(f"{folder}/{ARTIFACTS[name]}", []).insert(0, read)
+    if "gate_verdict" in artifacts:
+        verdict = json.dumps(artifacts["gate_verdict"]["metadata"]).encode()
+        files[f"{folder}/{VERDICT}"] = [lambda: verdict]
 
 
 def outputs(lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:

@@ -62,6 +62,7 @@ def test_the_step_fills_every_artifact(trained: Trained, tmp_path: Path) -> None
     assert record.dataset_digest == "ab" * 32
     assert record.checkpoint_digest == checkpoints.verify(trained.checkpoint).digest
 
+    assert Evaluation.read(Path(filled["evaluation_metrics"].path)) == record
     accuracy = filled["evaluation_metrics"].metadata["accuracy"]
     assert accuracy == pytest.approx(record.accuracy, abs=1e-6)
     matrix = filled["confusion_matrix"].metadata["confusionMatrix"]

@@ -151,6 +151,10 @@ def test_train_writes_checkpoint_artifacts_and_progress(trained: Path) -> None:
     assert outputs["train_metrics"]["train_loss"] > 0
     assert "loss" not in outputs["train_metrics"]  # as evaluate has such a metric
     assert outputs["train_metrics"]["val_accuracy"] == model["metrics"]["val_accuracy"]
+    copied = next((trained / "outputs").rglob("train_metrics")).read_text()
+    assert copied == (trained / "work/run-1/train/metrics.jsonl").read_text()
+    pointer = json.loads(next((trained / "outputs").rglob("trained_model")).read_text())
+    assert pointer["settings"] == json.loads((trained / "work/run-1/train/config.json").read_text())
     html = next((trained / "outputs").rglob("loss_curve")).read_text()
     assert "<svg" in html
     assert "step 6/6" in output
