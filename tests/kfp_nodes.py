@@ -23,7 +23,8 @@ def details(nodes: Iterable[Node], run_id: str) -> list[Node]:
     ids, children = {node["name"]: node["id"] for node in nodes}, dict[str, list[str]]()
     for node in nodes:
         name = re.sub(r"\(\d+\)$", "", node["name"])
-        parent = ids.get(name if name != node["name"] else f"{name}-driver(0)", "")
+        before = f"{name}-driver(0)" if name == node["name"] else name
+        parent = ids.get(before, node.get("boundaryID", ""))
         children.setdefault(parent, []).append(node["id"])
     for node in nodes:
         state = {"Omitted": None, "": None}.get(node["phase"], node["phase"].upper())

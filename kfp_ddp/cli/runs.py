@@ -206,8 +206,7 @@ def logs(run: str, step: str, follow: bool, every: bool, connection: Connection)
     a step's name, such as train, whose log contains those of all its ranks; a group of steps,
     such as training; or a step of a loop with its number, such as 0/train. With several steps,
     each line starts with the step's name. The lines of KFP and Argo are left out. If the pods
-    cannot be read or were deleted, the logs are read through KFP, or where it stores them, if the
-    pipeline root is gs://, s3:// or az://.
+    cannot be read or were deleted, the logs are read through KFP.
 
     kfp-ddp logs last train -f
     """

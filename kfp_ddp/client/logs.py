@@ -1,29 +1,25 @@
-"""The logs of a run's steps: from their pods, the pipeline root, or a local run."""
+"""The logs of a run's steps: from their pods, KFP, or a local run."""
 
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from kfp_ddp.client import pods
 from kfp_ddp.client.kfp_logs import KfpLogs
 from kfp_ddp.client.run_info import RunInfo
 from kfp_ddp.client.steps import OVER, Leaf, leaves
-from kfp_ddp.core.errors import InputError, KfpDdpError, ServerError, StorageError
+from kfp_ddp.core.errors import KfpDdpError, ServerError, StorageError
 from kfp_ddp.jobs.follow.logs import LogCursor, PodLogs, Printer, Stamp
 from kfp_ddp.k8s.api import Api, review
-from kfp_ddp.storage.kinds import open_store
 
 POLL_SECONDS = 2.0
 UNWRITTEN = ("SKIPPED", "OMITTED", "CACHED")
 """States of steps without a log."""
-LARGEST = 256 << 20
-BUCKETS = ("gs://", "s3://", "az://")
 EXECUTOR, INPUTS = "[KFP Executor ", "Got executor_input:"
 LAUNCHER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ [\w.]+\.go:\d+\] ")
 ARGO = re.compile(r"time=\S+ level=\w+ msg=.* argo=true")
-LOG_ARTIFACT = "executor-logs"
-"""The artifact in which KFP's launcher stores the log of each step."""
 
 
 def select_steps(run: RunInfo, word: str) -> list[Leaf]:
@@ -48,21 +44,16 @@ def _all_lines(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str
     if leaf.step.state in UNWRITTEN:
         return
     sources = [_pod_log(run, leaf, api), *([run.kfp_logs.lines(leaf)] if run.kfp_logs else [])]
-    if leaf.step.state in OVER and run.root.startswith(BUCKETS):
-        sources.append(_stored_log(run, leaf))
-    problems: list[KfpDdpError] = []
+    problems = []
     for source in sources:
         try:
             first = next(source, None)
         except KfpDdpError as error:
-            problems.append(error)
+            problems.append(str(error))
             continue
-        if first is not None:
-            yield first
-            yield from source
+        yield from () if first is None else chain([first], source)
         return
-    reasons = "; ".join(dict.fromkeys(map(str, problems)))
-    raise StorageError(f"the log of {leaf.label} cannot be read: {reasons}")
+    raise StorageError(f"the log of {leaf.label} cannot be read: {'; '.join(problems)}")
 
 
 def _pod_log(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
@@ -72,18 +63,6 @@ def _pod_log(run: RunInfo, leaf: Leaf, api: Callable[[], Api]) -> Iterator[str]:
         yield from pods.log(cluster, pod)
     elif leaf.step.state in OVER:
         raise StorageError(f"the pod of {leaf.label} was deleted")
-
-
-def _stored_log(run: RunInfo, leaf: Leaf) -> Iterator[str]:
-    """Yield the log that KFP stores as an artifact, if the pipeline root is a bucket."""
-    store = open_store(run.root)
-    prefix = f"{run.pipeline}/{run.id}/{leaf.step.name}/"
-    names = [name for name, _ in store.list(prefix) if name.rpartition("/")[2] == LOG_ARTIFACT]
-    if not names:
-        raise InputError(f"there is no log of it below {run.root}/{prefix}")
-    for name in names:
-        text = store.read(name, LARGEST) or b""
-        yield from text.decode("utf-8", "replace").splitlines()
 
 
 def follow(

@@ -60,10 +60,6 @@ class RunInfo:
     """Output of a local run; None for a run on KFP."""
     page: str = ""
     """Its address in the UI."""
-    pipeline: str = ""
-    """Name of the pipeline, as in the URIs of its artifacts."""
-    root: str = ""
-    """URI of its artifacts; '' if not known."""
     kfp_logs: KfpLogs | None = None
     """The logs that KFP has."""
     cancelled: bool = False
@@ -160,7 +156,6 @@ class RunFinder(contextlib.ExitStack):
             self._specs[run.run_id] = runs.spec_of(self.client, run)
         spec = self._specs[run.run_id]
         values = defaults_of(graph_of(spec).get("root", {})) | runs.parameters_of(run)
-        root = run.runtime_config and run.runtime_config.pipeline_root
         if nodes is None:
             with contextlib.suppress(KfpDdpError):
                 nodes = list_nodes(self.api(), run.run_id)
@@ -172,8 +167,6 @@ class RunFinder(contextlib.ExitStack):
             files=lambda: self._files(run, values, spec, steps),
             kfp_logs=KfpLogs(self.client, run.run_id),
             values=values,
-            pipeline=str(graph_of(spec).get("pipelineInfo", {}).get("name", "")),
-            root=str(root or config.chosen("pipeline_root")["pipeline_root"]).rstrip("/"),
         )
 
     def _files(

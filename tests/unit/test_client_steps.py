@@ -217,6 +217,10 @@ def test_iterations_of_a_loop_are_steps_with_unique_names() -> None:
         *((f"trials/{number}/trial", f"{number}/trial") for number in range(3)),
         ("choose the best", "best"),
     ]
+    flat = next(step for step in every_step(steps_of(run, LOOP)) if step.name == "trial")
+    iterations = [one.steps[0].nodes[0] for one in loop.steps]
+    assert [sorted(ids) for ids in flat.nodes] == [sorted(ids) for ids in iterations]
+    assert [ids[-1] for ids in flat.nodes] == [one.steps[0].pods[-1] for one in loop.steps]
     assert _states(steps_of(run, LOOP)) == {
         "plan": "SUCCEEDED", "for-loop-1": "FAILED", "trial": "FAILED", "best": "PENDING"
     }  # fmt: skip
