@@ -24,7 +24,7 @@ def details(nodes: Iterable[Node], run_id: str) -> list[Node]:
     for node in nodes:
         name = re.sub(r"\(\d+\)$", "", node["name"])
         before = f"{name}-driver(0)" if name == node["name"] else name
-        parent = ids.get(before, node.get("boundaryID", ""))
+        parent = str(ids.get(before, node.get("boundaryID", "")))
         children.setdefault(parent, []).append(node["id"])
     for node in nodes:
         state = {"Omitted": None, "": None}.get(node["phase"], node["phase"].upper())

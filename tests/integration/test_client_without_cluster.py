@@ -142,17 +142,23 @@ def test_logs_are_followed_over_cuts(
     profile.put_run(run_id, "RUNNING", states | {"train": "RUNNING"})
     node = write(profile, run_id, "train", "step 1", launched({}))
     profile.written = {node}
-    profile.fail("node_log", faults.gone, times=2)
+
+    def cut(handler: Any, server: KfpServer) -> None:
+        handler.answer(200, server.logs[node], Content_Type="text/plain", Content_Length="10000")
+        handler.close_connection = True
+
+    profile.fail("node_log", cut, times=2)
     lines = [f"step {number}" for number in range(2, 50)]
 
     def train() -> None:
+        while len(profile.requests_for("node_log")) < 3:  # both cuts
+            profile.closing.wait(0.01)
         for line in lines:
             profile.logs[node] += f"{line}\n".encode()
-        profile.fail("node_log", faults.gone, times=1)
         profile.put_run(run_id, "SUCCEEDED", states | {"train": "SUCCEEDED"})
         profile.written.clear()
 
-    later = threading.Timer(0.3, train)
+    later = threading.Thread(target=train)
     later.start()
     followed = output("logs", run_id, "train", "-f")
     later.join()
