@@ -43,7 +43,7 @@ from kfp_ddp.jobs.run import launch
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.resource import NAMESPACES
 
-IMAGE = os.environ.get("KFP_DDP_BENCHMARK_IMAGE", "ghcr.io/kfp-ddp/trainer:0.1.0")
+IMAGE = os.environ.get("KFP_DDP_BENCHMARK_IMAGE", "ghcr.io/kfp-ddp/trainer:0.2.0")
 # Spread over the SDK's interval, so that none of its phases is favoured.
 SECONDS = (2, 5, 8, 11, 14)
 PODS = os.environ.get("KFP_DDP_BENCHMARK_PODS", "1,10,100,1000")

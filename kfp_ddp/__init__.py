@@ -3,7 +3,7 @@
 import os
 import sys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # ONNX Runtime, MLflow and OpenVINO would report each use to their makers.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

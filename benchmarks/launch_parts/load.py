@@ -14,7 +14,7 @@ from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import IN_BACKGROUND, Api
 from kfp_ddp.k8s.watch_cache import WatchCache
 
-IMAGE = "ghcr.io/kfp-ddp/trainer:0.1.0"
+IMAGE = "ghcr.io/kfp-ddp/trainer:0.2.0"
 PODS_A_NODE = 50
 LOST_PEER = "RuntimeError: Connection closed by peer [10.0.0.1]:1"
 TRACEBACK = ("Traceback (most recent call last):", "ValueError: no layer 5")

@@ -6,7 +6,7 @@ from kfp import dsl
 
 
 @dsl.component(
-    base_image="ghcr.io/kfp-ddp/trainer:0.1.0",
+    base_image="ghcr.io/kfp-ddp/trainer:0.2.0",
     install_kfp_package=False,
     task_config_passthroughs=[
         dsl.TaskConfigPassthrough(field=field, apply_to_task=True)
@@ -37,7 +37,7 @@ def evaluate(
     work_dir: str = "",
     backend: str = "local",
     job: dict = {},  # noqa: B006
-    image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
+    image: str = "ghcr.io/kfp-ddp/trainer:0.2.0",
     task_name: str = "evaluate",
     task_id: str = "",
     task_config: dsl.TaskConfig = None,

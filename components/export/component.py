@@ -3,7 +3,7 @@
 from kfp import dsl
 
 
-@dsl.component(base_image="ghcr.io/kfp-ddp/trainer:0.1.0", install_kfp_package=False)
+@dsl.component(base_image="ghcr.io/kfp-ddp/trainer:0.2.0", install_kfp_package=False)
 def export(
     checkpoint: str,
     run_dir: str,

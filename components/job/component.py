@@ -4,7 +4,7 @@ from kfp import dsl
 
 
 @dsl.component(
-    base_image="ghcr.io/kfp-ddp/launcher:0.1.0",
+    base_image="ghcr.io/kfp-ddp/launcher:0.2.0",
     install_kfp_package=False,
     task_config_passthroughs=[
         dsl.TaskConfigField.RESOURCES,

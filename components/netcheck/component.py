@@ -3,7 +3,7 @@
 from kfp import dsl
 
 
-@dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.1.0", install_kfp_package=False)
+@dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.2.0", install_kfp_package=False)
 def netcheck(
     run_id: str,
     task_name: str,
@@ -15,7 +15,7 @@ def netcheck(
     gpus_per_node: int = 0,
     job: dict = {},  # noqa: B006
     check: dict = {},  # noqa: B006
-    image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
+    image: str = "ghcr.io/kfp-ddp/trainer:0.2.0",
 ) -> bool:
     """Measure the network between the pods of a job: all-reduce, latency, each pair of nodes.
 

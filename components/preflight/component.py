@@ -5,7 +5,7 @@ from typing import NamedTuple
 from kfp import dsl
 
 
-@dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.1.0", install_kfp_package=False)
+@dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.2.0", install_kfp_package=False)
 def preflight(
     plan_summary: dsl.Output[dsl.Markdown],
     source: str,
@@ -25,7 +25,7 @@ def preflight(
     model_name: str = "resnet",
     destination: str = "",
     work_claim: str = "kfp-ddp-work",
-    image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
+    image: str = "ghcr.io/kfp-ddp/trainer:0.2.0",
     work: str = "",
     publish: str = "",
     run_id: str = "",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from kfp import dsl
 
 
-@dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.1.0", install_kfp_package=False)
+@dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.2.0", install_kfp_package=False)
 def publish(
     bundle: str,
     published_model: dsl.Output[dsl.Model],

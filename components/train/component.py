@@ -6,7 +6,7 @@ from kfp import dsl
 
 
 @dsl.component(
-    base_image="ghcr.io/kfp-ddp/launcher:0.1.0",
+    base_image="ghcr.io/kfp-ddp/launcher:0.2.0",
     install_kfp_package=False,
     task_config_passthroughs=[
         dsl.TaskConfigField.RESOURCES,
@@ -30,7 +30,7 @@ def train(
     training: dict = {},  # noqa: B006
     backend: str = "pytorchjob",
     job: dict = {},  # noqa: B006
-    image: str = "ghcr.io/kfp-ddp/trainer:0.1.0",
+    image: str = "ghcr.io/kfp-ddp/trainer:0.2.0",
     work_dir: str = "",
     may_fail: bool = False,
 ) -> NamedTuple("Trained", [("checkpoint", str), ("run_dir", str), ("failure", str)]):

@@ -25,7 +25,7 @@ INPUTS = {
     name: parameter.default
     for name, parameter in inspect.signature(preflight.python_func).parameters.items()
 }
-IMAGE = "ghcr.io/kfp-ddp/trainer:0.1.0"
+IMAGE = "ghcr.io/kfp-ddp/trainer:0.2.0"
 SCRIPT = packed.pack(b"def build(num_classes): ...")
 
 

@@ -9,7 +9,7 @@ from tests.e2e.harness import step_pod, workflow
 from tests.e2e.harness.grounds import IMAGE, UID, Grounds, until
 from tests.e2e.harness.running import Attempt, evict, run_in, signal_step
 
-TRAINER = "ghcr.io/kfp-ddp/trainer:0.1.0"
+TRAINER = "ghcr.io/kfp-ddp/trainer:0.2.0"
 
 LAUNCH = """
 import json, sys
