@@ -9,7 +9,6 @@ import platform
 import re
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from contextlib import suppress
 from importlib import metadata
@@ -131,15 +130,15 @@ def _run(request: dict[str, Any]) -> tuple[dict[str, Any], str]:
 @functools.cache
 def _runtime() -> dict[str, list[str]]:
     """Return the packages of the runtime with its dependencies, and their folders."""
-    paths = sysconfig.get_paths()
-    packages, seen = set[str](), set[str]()
+    packages, folders, seen = set[str](), set[str](), set[str]()
     names = set(metadata.packages_distributions().get(_RUNTIME, [_RUNTIME]))
     while names:
         name = names.pop()
         seen.add(name)
         with suppress(metadata.PackageNotFoundError):  # needed on other platforms only
             one = metadata.distribution(name)
+            folders.add(str(one.locate_file("")))  # of the environment, or on PYTHONPATH
             packages |= {path.parts[0].removesuffix(".py") for path in one.files or ()}
             needed = [need for need in one.requires or () if "extra ==" not in need]
             names |= {re.split(r"[^\w.-]", need)[0] for need in needed} - seen
-    return {"packages": sorted(packages), "folders": [paths["purelib"], paths["platlib"]]}
+    return {"packages": sorted(packages), "folders": sorted(folders)}
