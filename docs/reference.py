@@ -31,9 +31,12 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/*.md", "training/README.md", "components/*/README.md")
 NAMING_IMAGES = (
     *("components/*/component.py", "deploy/**/*.yaml", "images/README.md", "images/*/Dockerfile"),
-    *(".ci/run", "benchmarks/**/*.py", "tests/**/*.py"),
+    *(".ci/run", "deploy/README.md", "benchmarks/**/*.py", "tests/**/*.py"),
 )
-IMAGE = re.compile(r"((?:(?:kfp-ddp|\$REGISTRY)/(?:launcher|server|trainer)|\$image):)\d[\w.+-]*\w")
+IMAGE = re.compile(
+    r"((?:kfp-ddp|\$REGISTRY)/(?:launcher|server|trainer):|\$image:|kfp-ddp//deploy[\w/-]*\?ref=v)"
+    r"\d[\w.+-]*\w"
+)
 BLOCK = re.compile(
     r"(<!-- (settings|inputs|command|once|graph): (\S+) -->\n).*?(<!-- /\2 -->)", re.S
 )
