@@ -34,84 +34,71 @@ SERIES = {
 }
 
 
-@pytest.fixture
-def rules(tmp_path: Path) -> Path:
-    """The alerts, as the operator gives them to Prometheus."""
-    manifest = yaml.safe_load((MONITORING / "alerts" / "prometheusrule.yaml").read_text())
-    (tmp_path / "rules.yaml").write_text(json.dumps(manifest["spec"]))
-    return tmp_path / "rules.yaml"
+def rules_of(name: str, folder: Path) -> Path:
+    """The alerts of a file, as the operator gives them to Prometheus."""
+    manifest = yaml.safe_load((MONITORING / "alerts" / name).read_text())
+    (folder / "rules.yaml").write_text(json.dumps(manifest["spec"]))
+    return folder / "rules.yaml"
+
+
+def check(
+    rules: Path, by: str, firing: set[tuple[str, str]], series: dict[str, str], step: str, at: str
+) -> None:
+    """Check which alerts fire, by a label, at a time of series that have a value each step."""
+    samples = [
+        {"labels": f"{{alertname='{alert}', {by}='{name}'}}", "value": 1} for alert, name in firing
+    ]
+    expected = {
+        "expr": f"count by (alertname, {by}) (ALERTS{{alertstate='firing'}})",
+        "eval_time": at,
+        "exp_samples": samples,
+    }
+    listed = [{"series": name, "values": values} for name, values in series.items()]
+    case = {"interval": step, "input_series": listed, "promql_expr_test": [expected]}
+    test = rules.with_name("test.yaml")
+    test.write_text(json.dumps({"rule_files": [str(rules)], "tests": [case]}))
+    promtool = prometheus_program("promtool")
+    subprocess.run([promtool, "check", "rules", rules], check=True)
+    subprocess.run([promtool, "test", "rules", test], check=True)
 
 
 @pytest.mark.slow
-def test_each_alert_fires_for_the_runs_that_it_is_about(rules: Path) -> None:
-    promtool = prometheus_program("promtool")
-    subprocess.run([promtool, "check", "rules", rules], check=True)
-    series = []
+def test_each_alert_fires_for_the_runs_that_it_is_about(tmp_path: Path) -> None:
+    series = {}
     for metric, good, bad in SERIES.values():
         ended = f"{bad} stale".replace("x60", "x10").replace("x70", "x20").replace("x80", "x30")
         for name, values in (("good", good), ("bad", bad), ("ended", ended)):
-            series.append({"series": f"{metric}{{run='{name}'}}", "values": values})
-    firing = [(alert, "bad") for alert in SERIES]
-    firing.append(("TrainingJobsFail", "ended"))  # the operator counts what failed before
-    expected = {
-        "expr": "count by (alertname, run) (ALERTS{alertstate='firing'})",
-        "eval_time": "55m",
-        "exp_samples": [
-            {"labels": f"{{alertname='{alert}', run='{name}'}}", "value": 1}
-            for alert, name in firing
-        ],
-    }
-    case = {"interval": "1m", "input_series": series, "promql_expr_test": [expected]}
-    test = rules.with_name("test.yaml")
-    test.write_text(json.dumps({"rule_files": [str(rules)], "tests": [case]}))
-    subprocess.run([promtool, "test", "rules", test], check=True)
+            series[f"{metric}{{run='{name}'}}"] = values
+    firing = {(alert, "bad") for alert in SERIES}
+    firing.add(("TrainingJobsFail", "ended"))  # the operator counts what failed before
+    rules = rules_of("prometheusrule.yaml", tmp_path)
+    check(rules, "run", firing, series, "1m", "55m")
 
 
 @pytest.mark.slow
 def test_nights_without_a_run_or_a_model_are_reported(tmp_path: Path) -> None:
     """Of four namespaces: all is well, no model, no run, and one installed yesterday."""
-    manifest = yaml.safe_load((MONITORING / "alerts" / "nightlyrule.yaml").read_text())
-    rules, hours = tmp_path / "rules.yaml", 24 * 4
-    rules.write_text(json.dumps(manifest["spec"]))
     installed = 'kube_poddisruptionbudget_created{poddisruptionbudget="kfp-ddp",namespace="%s"}'
-    series = [
-        {"series": installed % name, "values": f"{at}x{hours * 12}"}
-        for name, at in (("well", 0), ("none", 0), ("stopped", 0), ("new", 80 * 3600))
-    ]
+    hours = 24 * 4
+    since = {"well": 0, "none": 0, "stopped": 0, "new": 80 * 3600}
+    series = {installed % name: f"{at}x{hours * 12}" for name, at in since.items()}
     # A pod remains for an hour: of the first night in `stopped`, of the last in the others.
     night = {"stopped": 2, "well": 90, "none": 90}
     for name, hour in night.items():
         values = f"_x{hour * 12} 1x12 _x{(hours - hour) * 12}"
         for step in ("preflight", "publish")[: 1 + (name != "none")]:
             pod = f'namespace="{name}",pod="{step}"'
-            labels = f'{{{pod},label_kfp_ddp_step="{step}"}}'
-            series.append({"series": f"kube_pod_labels{labels}", "values": values})
-            status = f'kube_pod_status_phase{{{pod},phase="Succeeded"}}'
-            series.append({"series": status, "values": values})
-    firing = {
-        ("NoBlessedModel", "none"),
-        ("NoBlessedModel", "stopped"),
-        ("ScheduleDidNotFire", "stopped"),
-    }
-    expected = {
-        "expr": "count by (alertname, namespace) (ALERTS{alertstate='firing'})",
-        "eval_time": f"{hours}h",
-        "exp_samples": [
-            {"labels": f"{{alertname='{alert}', namespace='{name}'}}", "value": 1}
-            for alert, name in firing
-        ],
-    }
-    case = {"interval": "5m", "input_series": series, "promql_expr_test": [expected]}
-    test = tmp_path / "test.yaml"
-    test.write_text(json.dumps({"rule_files": [str(rules)], "tests": [case]}))
-    promtool = prometheus_program("promtool")
-    subprocess.run([promtool, "check", "rules", rules], check=True)
-    subprocess.run([promtool, "test", "rules", test], check=True)
+            series[f'kube_pod_labels{{{pod},label_kfp_ddp_step="{step}"}}'] = values
+            series[f'kube_pod_status_phase{{{pod},phase="Succeeded"}}'] = values
+    firing = {("NoBlessedModel", "none"), ("NoBlessedModel", "stopped")}
+    firing.add(("ScheduleDidNotFire", "stopped"))
+    rules = rules_of("nightlyrule.yaml", tmp_path)
+    check(rules, "namespace", firing, series, "5m", f"{hours}h")
 
 
 @pytest.mark.slow
-def test_each_query_has_series_of_two_trainings_of_a_run(tmp_path: Path, rules: Path) -> None:
-    port = free_port()
+def test_each_query_has_series_of_two_trainings_of_a_run(tmp_path: Path) -> None:
+    port, rules = free_port(), rules_of("prometheusrule.yaml", tmp_path)
     targets = [
         {"targets": [f"127.0.0.1:{port}"], "labels": {LABEL: "1f0c", "kfp_ddp_task": task}}
         for task in ("train", "train-2")

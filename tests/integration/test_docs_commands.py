@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -36,11 +35,8 @@ ELSEWHERE = {
     *("compile", "install", "doctor", "demo", "predict", "compare", "describe", "logs", "download"),
     *("models", "promote", "retry", "rollback", "serve", "tensorboard", "verify"),
 }
-PROGRAMS = ("kfp-ddp", "mkdir", "cp")
 FOLLOWS = ("--follow", "--watch")
 """Options that wait for the end of a run."""
-if TYPE_CHECKING:
-    from tests.kfp_server.server import KfpServer
 EXAMPLES = ROOT / "examples"
 FILES = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml"))
 
@@ -94,7 +90,7 @@ def header(example: Path) -> Iterator[list[str]]:
     """Yield the commands that are indented in the text at the top of a file."""
     for line in re.sub(r"\\\n#? *", "", example.read_text()).splitlines():
         words = line.removeprefix("#").split()
-        if words and line.startswith(("    ", "#     ")) and words[0] in PROGRAMS:
+        if words and line.startswith(("    ", "#     ")) and words[0] in ("kfp-ddp", "mkdir", "cp"):
             yield shlex.split(line.removeprefix("#"), comments=True)
 
 
@@ -104,9 +100,9 @@ def header(example: Path) -> Iterator[list[str]]:
 def test_commands_at_the_top_work_as_printed(example: Path, scene: KfpServer) -> None:
     Path("build/compiled").unlink()
     Path("examples").symlink_to(EXAMPLES)
-    classes = ("bark", "gravel", "water")
-    rows = [f"{name}/img {number}.jpg,{name}" for name in classes for number in (0, 1)]
     if "csv" in example.name:
+        classes = ("bark", "gravel", "water")
+        rows = [f"{name}/img {number}.jpg,{name}" for name in classes for number in (0, 1)]
         Path("photos/labels.csv").write_text("\n".join(["path,label", *rows]))
     torch.save(networks.build("resnet18", 3).state_dict(), "resnet18.pth")
     written = list(header(example))
@@ -123,9 +119,8 @@ def test_commands_at_the_top_work_as_printed(example: Path, scene: KfpServer) ->
 def test_a_merge_without_a_change_uploads_nothing(scene: KfpServer) -> None:
     Path("examples").symlink_to(EXAMPLES)
     steps = yaml.safe_load((EXAMPLES / "upload_on_merge.yaml").read_text())["jobs"]["upload"]
-    ours = [
-        words for step in steps["steps"] if (words := of_ours(shlex.split(step.get("run", ""))))
-    ]
+    runs = (shlex.split(step.get("run", "")) for step in steps["steps"])
+    ours = list(filter(None, map(of_ours, runs)))
     assert [words[0] for words in ours] == ["compile", "upload"]
     for words in ours * 2:
         assert call(*words).exit_code == 0, words
@@ -163,7 +158,7 @@ def test_own_network_is_trained_and_loaded(photographs: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
 def test_program_starts_a_run_and_waits_for_it(
-    kfp_server: "KfpServer", tmp_path: Path, state: str, code: int
+    kfp_server: KfpServer, tmp_path: Path, state: str, code: int
 ) -> None:
     package = ROOT / "compiled" / "train_resnet.yaml"
     program = [sys.executable, str(EXAMPLES / "client.py"), kfp_server.url, "gs://bucket/x"]

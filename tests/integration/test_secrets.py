@@ -25,22 +25,18 @@ SECRETS = {
 LOUD = "import logging; logging.basicConfig(level=logging.DEBUG)"
 
 
-def test_no_step_prints_a_secret_at_any_level_of_logs(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_step_prints_a_secret(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photographs, source = plain(tmp_path / "photographs", 16), open_store("s3://bucket/shades")
     for path in photographs.rglob("*.*"):
         source.put(path, path.relative_to(photographs).as_posix())
     key = ec.generate_private_key(ec.SECP256R1())
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    secrets = {**SECRETS, "signing.pem": pem}
-    for name, content in secrets.items():
-        monkeypatch.setenv(name, content)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(LOUD)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    monkeypatch.setenv("NCCL_DEBUG", "TRACE")
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    loud = {"NCCL_DEBUG": "TRACE", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    loud["PYTHONPATH"] = str(tmp_path / "site")
+    for name, content in {**SECRETS, "signing.pem": pem, **loud}.items():
+        monkeypatch.setenv(name, content)
     arguments = {
         "source": "s3://bucket/shades",
         "sync": {"dataset": "shades"},

@@ -6,8 +6,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from kfp_ddp.training.recipes import RECIPES, configured
@@ -25,6 +27,7 @@ from tests.training_ranks import (
 )
 from tests.waiting import until
 
+POLICY = Path(__file__).parents[2] / "deploy" / "network" / "jobs.yaml"
 SMALL: dict[str, Any] = {
     "epochs": 2,
     "batch_size": 8,
@@ -253,15 +256,26 @@ def test_short_run_is_reported_and_a_completed_one_ends_at_once(data: Path, tmp_
 
 
 @pytest.mark.slow
-def test_checkpoint_minutes_save_within_an_epoch(data: Path, tmp_path: Path) -> None:
+def test_ranks_save_within_an_epoch_and_listen_where_the_policy_allows(
+    data: Path, tmp_path: Path
+) -> None:
     run = config(
         data, tmp_path / "run", epochs=5000, warmup_epochs=0, checkpoint_epochs=0
     ).model_copy(update={"checkpoint_minutes": 0.005})
     ranks = Ranks(run, 2)
     directory = tmp_path / "run" / "checkpoints"
     until(lambda: len(checkpoint.steps(directory)) >= 2, ranks.output, 60)
+    listening = {
+        connection.laddr.port
+        for process in ranks.processes
+        for connection in psutil.Process(process.pid).connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
     ranks.kill(0, 15)  # type: ignore[arg-type]
     assert ranks.wait() == [143, 143]
+    (rule,) = yaml.safe_load(POLICY.read_text())["spec"]["ingress"]
+    (peers,) = (range(one["port"], one["endPort"] + 1) for one in rule["ports"] if "endPort" in one)
+    assert {ranks.port} < listening <= {ranks.port, *peers}
 
 
 @pytest.mark.slow

@@ -94,19 +94,9 @@ class Ranks:
         self.log = Path(run.output_dir).parent / f"{Path(run.output_dir).name}-{time.time_ns()}"
         self.log.mkdir(parents=True)
         self.port = free_port()
+        more = (world, self.port, str(self.log), die_at, dict(env or {}))
         self.processes: list[BaseProcess] = [
-            _CONTEXT.Process(
-                target=_rank,
-                args=(
-                    run.to_argv(),
-                    rank,
-                    world,
-                    self.port,
-                    str(self.log),
-                    die_at,
-                    dict(env or {}),
-                ),
-            )
+            _CONTEXT.Process(target=_rank, args=(run.to_argv(), rank, *more))
             for rank in range(world)
         ]
         for process in self.processes:

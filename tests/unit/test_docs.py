@@ -26,14 +26,12 @@ from kfp_ddp.jobs.identity import STEP
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from tests.pages import ROOT, SETTINGS_FILE, commands, fences, of_ours
 
+FOLDERS = ("deploy", "examples", "images", "release", "training")
 PAGES = sorted(
     [
         *ROOT.glob("docs/*.md"),
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")),
-        *(
-            ROOT / f"{name}/README.md"
-            for name in ("deploy", "examples", "images", "release", "training")
-        ),
+        *(ROOT / name / "README.md" for name in FOLDERS),
         *ROOT.glob("components/**/README.md"),
     ]
 )

@@ -22,6 +22,7 @@ STEPS, JOBS, METRICS = (
     yaml.safe_load((DEPLOY / "network" / f"{name}.yaml").read_text())
     for name in ("steps", "jobs", "metrics")
 )
+KEY = "matchExpressions"
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SPEC = LaunchSpec.create(image="a:1", nodes=2, metrics_port=8000)
 LABELS = identify("run", "train", "1", SPEC).labels(0)
@@ -41,15 +42,12 @@ def test_jobs_allow_the_ports_at_which_ranks_meet_and_the_ephemeral_ones() -> No
         assert [ephemeral["port"], ephemeral["endPort"]] == [*map(int, RANGE.read_text().split())]
 
 
-def test_steps_allow_the_ports_of_kfp_and_of_a_service() -> None:
+def test_steps_allow_kfp_a_service_and_what_jobs_allow_outside() -> None:
     (kfp,) = (one for one in STEPS["spec"]["egress"] if "namespaceSelector" in str(one))
     (service,) = (one for one in STEPS["spec"]["egress"] if "podSelector" in str(one))
     assert {KFP_PORT} < ports(kfp)
     assert ports(service) == {SERVICE_PORT}
     assert "ingress" not in STEPS["spec"], "nothing connects to a step"
-
-
-def test_what_both_allow_outside_is_the_same() -> None:
     assert STEPS["spec"]["egress"][:3] == JOBS["spec"]["egress"][1:]
 
 
@@ -59,22 +57,15 @@ def test_metrics_port_is_that_of_the_service() -> None:
     assert listed == ports(METRICS["spec"]["ingress"][0])
 
 
-@pytest.mark.parametrize("policy", [JOBS, METRICS], ids=["jobs", "metrics"])
-def test_pods_of_jobs_are_selected(policy: Object) -> None:
+def test_pods_of_jobs_are_selected() -> None:
     labels = pod.template(SPEC, LABELS, "pytorch")["metadata"]["labels"]
-    selector = policy["spec"]["podSelector"]
-    assert {term["key"] for term in selector.get("matchExpressions", ())} <= labels.keys()
-    assert selector.get("matchLabels", {}).items() <= labels.items()
+    assert {term["key"] for term in JOBS["spec"]["podSelector"][KEY]} <= labels.keys()
+    assert METRICS["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
 
 
 def test_ports_of_options_are_added() -> None:
-    printed = yaml.safe_load_all(output("install", "--print", "--egress-port", "9000"))
-    added = {
-        item["metadata"]["name"]
-        for item in printed
-        if {"ports": [{"port": 9000}]} in item.get("spec", {}).get("egress", ())
-    }
-    assert added == {name for name, *_ in OURS}
+    printed = output("install", "--print", "--egress-port", "9999")
+    assert printed.count("port: 9999") == len(OURS)
     assert "NetworkPolicy" not in output("install", "--print")
 
 
@@ -83,8 +74,6 @@ def policy(name: str, *types: str, selector: Object | None = None, **rules: Any)
     return {"metadata": {"name": name}, "spec": spec}
 
 
-ALL: list[Object] = [{}]
-KEY = "matchExpressions"
 KFP = {"matchLabels": {"pipelines.kubeflow.org/v2_component": "true"}}
 WITHOUT = {KEY: [{"key": STEP, "operator": "DoesNotExist"}]}
 JOB_PODS = {KEY: [{"key": "kfp-ddp/run-id", "operator": "In", "values": ["any"]}]}
@@ -94,19 +83,14 @@ DNS = [{"ports": [{"port": 53}]}]
 @pytest.mark.parametrize(
     ("policies", "named"),
     [
-        ([], ""),
-        ([policy("deny", "Egress")], "deny"),
-        ([policy("dns", "Egress", egress=DNS)], "dns"),
         ([policy("deny", "Egress"), policy("dns", "Egress", egress=DNS)], "deny, dns"),
-        ([policy("deny", "Egress"), policy("open", "Egress", egress=ALL)], ""),
-        ([policy("in", "Ingress")], "in"),
+        ([policy("deny", "Egress"), policy("open", "Egress", egress=[{}])], ""),
         ([policy("near", "Ingress", ingress=[{"from": [{"podSelector": {}}]}])], ""),
         ([policy("web", "Egress", selector={"matchLabels": {"app": "web"}})], ""),
         ([policy("runs", "Egress", selector=KFP)], "runs"),
         ([policy("runs", "Ingress", selector=KFP)], ""),
         ([policy("jobs", "Ingress", selector=JOB_PODS)], "jobs"),
         ([policy("rest", "Egress", selector=WITHOUT)], "rest"),
-        ([policy("rest", "Egress", selector=WITHOUT), JOBS], ""),
         ([policy("deny", "Ingress", "Egress"), JOBS], "deny"),
         ([policy("deny", "Ingress", "Egress"), STEPS, JOBS], ""),
     ],

@@ -40,10 +40,7 @@ def test_archive_has_the_package_and_its_locks() -> None:
 
 def test_torch_of_the_public_image_is_that_of_the_lock() -> None:
     lock = (CHECKOUT / "images" / "trainer" / "requirements.lock").read_text()
-    pins = {
-        name: re.search(rf"^{name}==(\S+)", lock, re.M) for name in ("torch", "nvidia-cuda-runtime")
-    }
-    torch, cuda = (str(pin and pin[1]) for pin in pins.values())
+    ((_, cuda), (_, torch)) = re.findall(r"^(nvidia-cuda-runtime|torch)==(\S+)", lock, re.M)
     assert f":{torch}-cuda{cuda.rpartition('.')[0]}-cudnn9-" in PUBLIC["trainer"]
 
 
@@ -53,10 +50,7 @@ def test_torch_of_the_public_image_is_that_of_the_lock() -> None:
         ({}, PUBLIC["launcher"]),
         ({"images": "public", "registry": "a.b/c"}, PUBLIC["launcher"]),
         ({"launcher_image": "mirror.a/python:3.12"}, "mirror.a/python:3.12"),
-        (
-            {"images": "registry", "registry": "a.b/c/"},
-            f"a.b/c/launcher:{__version__}",
-        ),
+        ({"images": "registry", "registry": "a.b/c/"}, f"a.b/c/launcher:{__version__}"),
     ],
 )
 def test_launcher_of_settings(settings: dict[str, str], image: str) -> None:
@@ -85,9 +79,8 @@ def test_workers_start_as_their_step_did(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [one["mountPath"] for one in spec.volume_mounts] == [source.FOLDER]
     assert spec.command[-3:] == ("kfp-ddp-source-1", "trainer", "true")
     assert spec.run_as_user == source.USER
-    assert (
-        LaunchSpec.create(**source.on_workers({**fields, "run_as_user": 7}, ["a"])).run_as_user == 7
-    )
+    other = source.on_workers({**fields, "run_as_user": 7}, ["true"])
+    assert LaunchSpec.create(**other).run_as_user == 7
 
 
 @pytest.fixture
@@ -100,9 +93,8 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, text in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(text)
-            tar.addfile(member, io.BytesIO(text.encode()))
+            (tmp_path / "packed").write_text(text)
+            tar.add(tmp_path / "packed", name)
     folder = tmp_path / "map"
     folder.mkdir()
     own = source.config_map(packed.getvalue(), "kfp-ddp-source-1")
@@ -118,8 +110,8 @@ def start(pod: Path, name: str = "kfp-ddp-source-1") -> "subprocess.CompletedPro
     command = source.started(["python3", "-c", TELL], "launcher", name)
     command[2] = command[2].replace(source.FOLDER, str(pod))
     environment = {"PATH": f"{sys.base_prefix}/bin:/usr/bin:/bin", "TMPDIR": str(pod.parent)}
-    where = pod.parent  # not the checkout: Python would find the package in it
-    return subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True)
+    # Not in the checkout: Python would find the package in it.
+    return subprocess.run(command, cwd=pod.parent, env=environment, capture_output=True, text=True)
 
 
 def test_bare_image_starts_from_the_map(pod: Path) -> None:
