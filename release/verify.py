@@ -25,7 +25,7 @@ from release.artifacts import (
 WHEEL = f"kfp_ddp-{__version__}-py3-none-any.whl"
 SDIST = f"kfp_ddp-{__version__}.tar.gz"
 IMAGE = re.compile(r"[\w./:-]+/(?:launcher|server|trainer)[:@][\w.:-]+")
-LINKED = ("compiled", "components", "deploy", "pipelines", "training")
+LINKED = ("compiled", "components", "deploy", "images", "pipelines", "training")
 """Folders that are links in `kfp_ddp/`."""
 WHERE = "import kfp_ddp, sys; print(kfp_ddp.__file__); from kfp_ddp.cli import main; main()"
 

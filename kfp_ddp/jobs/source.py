@@ -33,12 +33,16 @@ _PACKAGE = Path(kfp_ddp.__file__).parent
 _NOT_IN_PODS = ("compiled", "deploy", "images")
 _LARGEST = 1 << 20
 """Bytes of a ConfigMap."""
-# `$0` is the name of the ConfigMap, `$1` a lock, and the command follows. Argo holds it six times.
-_SHELL = (
-    'python3 -c "import kfp_ddp" 2>/dev/null && { shift; exec "$@"; }; '
-    f's={FOLDER}/{START}; test -r $s && exec python3 $s source $0 "$@"; '
-    'echo "error: no kfp_ddp in this image, and no ConfigMap $0: run kfp-ddp install"; exit 1'
-)
+# Its arguments are the name of the ConfigMap, a lock, and the command. Argo holds it six times.
+_BEGIN = f"""import importlib.util as u, os, sys
+n, l, *c = sys.argv[1:]
+s = "{FOLDER}/{START}"
+if not u.find_spec("kfp_ddp"):
+  if not os.path.exists(s):
+    sys.exit(f"error: no kfp_ddp in this image, and no ConfigMap {{n}}: run kfp-ddp install")
+  c = ["python3", s, "source", n, l, *c]
+os.execvp(c[0], c)
+"""
 
 
 def map_name(state: str = kfp_ddp.__version__) -> str:
@@ -51,7 +55,7 @@ def map_name(state: str = kfp_ddp.__version__) -> str:
 
 def started(command: Iterable[str], lock: str, name: str = "") -> list[str]:
     """Return the command of a pod, started from the ConfigMap where its image lacks kfp_ddp."""
-    return ["sh", "-c", _SHELL, name or map_name(), lock, *command]
+    return ["python3", "-c", _BEGIN, name or map_name(), lock, *command]
 
 
 def on_workers(fields: Mapping[str, Any], command: list[str]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def prepare_source(name: str, lock: str) -> str:
         raise StartError(f"the ConfigMap is {own}, not {name}: run kfp-ddp install of this version")
     folder = tempfile.mkdtemp(prefix="kfp-ddp-")
     code = os.path.join(folder, "code")
-    _extract(_read("source.tar.xz"), code)
+    _extract(_read("source.tar.xz"), code, "r:xz")
     with open(os.path.join(code, f"{lock}.lock"), encoding="utf-8") as file:
         lines = re.sub(r"\\\n", " ", file.read()).splitlines()
     if importlib.util.find_spec("torch") is not None:
@@ -149,13 +149,13 @@ def unpack(archive: bytes, digest: str, folder: str) -> None:
     actual = hashlib.sha256(archive).hexdigest()
     if actual != digest:
         raise StartError(f"the code has SHA-256 {actual[:12]}..., not {digest[:12]}... as packed")
-    _extract(archive, folder)
+    _extract(archive, folder, "r:gz")
 
 
-def _extract(archive: bytes, folder: str) -> None:
+def _extract(archive: bytes, folder: str, mode: str) -> None:
     os.mkdir(folder)
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:*") as opened:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode=mode) as opened:
             for member in opened:
                 parts = member.name.split("/")
                 content = opened.extractfile(member) if member.isreg() else None

@@ -12,6 +12,7 @@ import yaml
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.images import REGISTRY
 from kfp_ddp.install import Installation, apply, manifests
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import grounds, step_pod, workflow
@@ -249,7 +250,7 @@ def test_nothing_is_created_if_one_object_is_refused(cluster: client.ApiClient) 
         who = f"system:serviceaccount:{ground.namespace}:{ground.service_account}"
         account.set_default_header("Impersonate-User", who)
         api = Api(account, ground.namespace)
-        objects = manifests(Installation(ground.namespace, "standard", size="1Gi"))
+        objects = manifests(Installation(ground.namespace, "standard", size="1Gi", source=False))
         with pytest.raises(InputError, match=r"^Role kfp-ddp-launcher is refused: .*; nothing was"):
             apply(api, objects)
         assert _claims(ground) == {}
@@ -289,7 +290,8 @@ def _key(document: dict[str, Any]) -> tuple[str, str]:
 
 def _install(ground: Grounds, *options: str) -> tuple[int, dict[str, Any]]:
     arguments = options if "--size" in options else (*WITH, *options)
-    done = kfp_ddp("install", "-n", ground.namespace, "--json", *WITH[:2], *arguments)
+    own = ("--registry", REGISTRY)  # test_public_images.py has the source in a ConfigMap
+    done = kfp_ddp("install", "-n", ground.namespace, "--json", *own, *WITH[:2], *arguments)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kfp_ddp import __version__
 from kfp_ddp.client import follow
 from kfp_ddp.core.errors import ServerError
+from kfp_ddp.core.images import PUBLIC, REGISTRY, Images
 from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models.bundle import LINEAGE
 from kfp_ddp.storage.kinds import open_store
@@ -46,7 +46,10 @@ def test_a_source_is_trained_on_with_what_was_set(kfp_server: KfpServer) -> None
         "epochs": 30,
         "training": {"seed": 7},
     }
-    file = list(yaml.safe_load_all((COMPILED / "train_resnet.yaml").read_text()))
+    text = Images.create({"registry": REGISTRY}).put_into(
+        (COMPILED / "train_resnet.yaml").read_text()
+    )
+    file = list(yaml.safe_load_all(text))
     assert sent["pipeline_spec"] == {"pipeline_spec": file[0], "platform_spec": file[1]}
 
 
@@ -133,11 +136,11 @@ def test_invalid_input(kfp_server: KfpServer, words: list[str], line: str) -> No
     assert [request for request in kfp_server.requests if request.method == "POST"] == []
 
 
-def test_without_a_registry_a_folder_is_told_to_train_here(tmp_path: Path) -> None:
+def test_without_a_registry_images_are_public(tmp_path: Path) -> None:
     (tmp_path / ".config" / "kfp-ddp" / "config.yaml").unlink()
     Path("photos").mkdir()
     assert "or train here with --local" in refused("run", "photos")
-    assert f"launcher:{__version__} is published nowhere" in refused("run", FLOWERS)
+    assert document("run", FLOWERS, "--dry-run")["images"] == [*PUBLIC.values()]
 
 
 @pytest.mark.parametrize(
@@ -228,23 +231,11 @@ def test_inspection_of_a_bucket(kfp_server: KfpServer, s3: Any, tmp_path: Path) 
     assert [path.name for path in tmp_path.glob(".*")] == [".config"]
 
 
-def test_a_log_of_a_deleted_pod_is_that_of_kfp(kfp_server: KfpServer, s3: Any) -> None:
-    spec = {"pipelineInfo": {"name": "train-resnet"}, "root": {"dag": {"tasks": {}}}}
-    root = {"parameters": {}, "pipeline_root": "s3://bucket/kfp"}
-    kfp_server.record("run_get_failed", pipeline_spec=spec, runtime_config=root)
-    key = f"kfp/train-resnet/{RUN}/train/0a1b/executor-logs"
-    s3.put_object(Bucket="bucket", Key=key, Body=b"step 1\nerror: rank 0: no room\n")
-    for more in ([], ["--follow"]):
-        assert output("logs", RUN, "train", *more) == "step 1\nerror: rank 0: no room\n"
-    assert document("describe", RUN)["cause"] == "rank 0: no room"
-
-
 def test_what_cannot_be_read_is_an_error_of_one_line(kfp_server: KfpServer) -> None:
     kfp_server.record("run_get_failed", runtime_config={"parameters": {}})
     messages = {
         ("compare", RUN): "its pipeline has no parameter work or work_claim",
         ("download", RUN): "its pipeline has no parameter work or work_claim",
-        ("logs", RUN, "train"): "no cluster is configured",
         ("logs", RUN, "trian"): "shapes-1 has no step 'trian'",
         ("describe", "shapes-2"): "there is no run 'shapes-2'",
     }

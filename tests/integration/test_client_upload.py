@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from kfp_ddp import __version__
+from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.pipelines.document import read
 from tests.commands import call, document, output, refused
 from tests.kfp_server import faults
@@ -61,20 +62,21 @@ def test_changed_content_is_a_new_version(kfp_server: KfpServer, file: Path) -> 
 
 
 def test_a_built_in_pipeline_is_uploaded_with_the_configured_images(
-    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
+    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("train_resnet", COMPILED):
-        assert f"launcher:{__version__} is published nowhere" in refused("upload", name)
-    monkeypatch.setenv("KFP_DDP_REGISTRY", "registry.example.com/ml")
-    assert "is published nowhere" in refused("upload", COMPILED)
-    assert not kfp_server.requests
-    output("upload", "train_resnet", "--name", "nightly")
-    assert [one["name"] for one in kfp_server.store.pipelines.values()] == ["nightly"]
-    sent = json.dumps(next(iter(kfp_server.store.versions.values()))["pipeline_spec"])
-    assert "registry.example.com/ml/launcher" in sent
-    monkeypatch.setenv("KFP_DDP_REGISTRY", "ghcr.io/kfp-ddp")
     output("upload", COMPILED)
-    assert list(kfp_server.store.versions.values())[1]["pipeline_spec"] == read(COMPILED).body()
+    public = next(iter(kfp_server.store.versions.values()))["pipeline_spec"]
+    assert public == read(COMPILED).body()
+    monkeypatch.setenv("KFP_DDP_REGISTRY", "registry.example.com/ml")
+    output("upload", "train_resnet", "--name", "nightly")
+    assert [one["name"] for one in kfp_server.store.pipelines.values()][1:] == ["nightly"]
+    sent = json.dumps(list(kfp_server.store.versions.values())[1]["pipeline_spec"])
+    assert "registry.example.com/ml/launcher" in sent
+    file = tmp_path / "own.yaml"
+    file.write_text(Images.create({"registry": REGISTRY}).put_into(COMPILED.read_text()))
+    assert f"launcher:{__version__} is published nowhere" in refused("upload", file)
+    monkeypatch.setenv("KFP_DDP_REGISTRY", REGISTRY)
+    output("upload", file, "--name", "ours")
 
 
 def test_an_invalid_file_or_name_is_not_sent(kfp_server: KfpServer, tmp_path: Path) -> None:

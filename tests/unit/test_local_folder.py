@@ -21,7 +21,7 @@ from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinishe
 from kfp_ddp.local.screen import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import resolve_source, survey
 from tests import run_output
-from tests.commands import call, document
+from tests.commands import call
 from tests.run_output import Terminal
 
 
@@ -138,7 +138,9 @@ def test_running_command_is_refused_and_keeps_its_cache(tmp_path: Path) -> None:
 def test_status_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_output.make(tmp_path / "mine", failed="train")
     (tmp_path / "latest").symlink_to(folder.name)
-    status = document("status", "latest")
+    answer = call("status", "latest", "--json")
+    assert answer.exit_code == 1
+    status = json.loads(answer.stdout)
     assert (status["name"], status["state"]) == ("mine", "FAILED")
     train = next(step for step in status["steps"] if step["name"] == "train")
     assert (train["state"], train["end"] > train["start"]) == ("FAILED", True)
