@@ -63,7 +63,7 @@ def test_overlay_of_the_page_is_what_install_applies(tmp_path: Path) -> None:
     built = list(yaml.safe_load_all(kubectl("kustomize", str(tmp_path))))
     assert {item["metadata"]["namespace"] for item in built} == {"vision"}
     specs = {(item["kind"], item["metadata"]["name"]): item.get("spec") for item in built}
-    target = Installation("vision", "nfs", see_nodes=False, egress_ports=(9000,))
+    target = Installation("vision", "nfs", see_nodes=False, egress_ports=(9000,), source=False)
     installed = {
         (one["kind"], one["metadata"]["name"]): one.get("spec") for one in manifests(target)
     }
