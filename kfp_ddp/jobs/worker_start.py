@@ -27,6 +27,7 @@ import sys
 import tarfile
 import tempfile
 import zlib
+from typing import Literal
 
 OURS = "KFP_DDP_"
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
@@ -152,7 +153,7 @@ def unpack(archive: bytes, digest: str, folder: str) -> None:
     _extract(archive, folder, "r:gz")
 
 
-def _extract(archive: bytes, folder: str, mode: str) -> None:
+def _extract(archive: bytes, folder: str, mode: Literal["r:gz", "r:xz"]) -> None:
     os.mkdir(folder)
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode=mode) as opened:
