@@ -272,10 +272,10 @@ def _image(spec: Mapping[str, Any] | None) -> str:
     """Return a launcher image that the run has pulled, else the configured one."""
     executors = graph_of(spec).get("deploymentSpec", {}).get("executors", {})
     images = [str(one.get("container", {}).get("image", "")) for one in executors.values()]
-    names = ("launcher", "python")
-    launchers = sorted(one for one in images if one.rpartition("/")[2].startswith(names))
-    if launchers:
-        return launchers[0]
+    names = {image: image.rpartition("/")[2] for image in sorted(images)}
+    for kind in ("launcher", "python"):
+        if launcher := next((image for image in names if kind in names[image]), ""):
+            return launcher
     return Images.create(config.chosen(*SETTINGS)).launcher
 
 
