@@ -51,12 +51,10 @@ def write(
     directory: Path,
     images: Images = Images(),  # noqa: B008
     restricted: bool = False,
-    source: str = "",
 ) -> list[Path]:
     """Compile pipelines to `<directory>/<name>.yaml` for these images, or raise InputError.
 
-    `restricted` is for namespaces under PodSecurity `restricted`; `source` names the ConfigMap, ''
-    for that of this version.
+    `restricted` is for namespaces under PodSecurity `restricted`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -68,8 +66,7 @@ def write(
             compiler.Compiler().compile(pipeline, package_path=str(path))
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{name} cannot be compiled: {one_line(error, 2000)}") from error
-        text = images.put_into(path.read_text())
-        path.write_text(text.replace(map_name(), source or map_name()))
+        path.write_text(images.put_into(path.read_text()))
         paths.append(path)
     return paths
 

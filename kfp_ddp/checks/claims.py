@@ -9,7 +9,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.task import claims_by_volume
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import annotation, condition, phase
-from kfp_ddp.k8s.resource import CLAIMS, STORAGE_CLASSES, Resource
+from kfp_ddp.k8s.resource import CLAIMS, JOBS, STORAGE_CLASSES, Resource
 
 VOLUMES = Resource("v1", "persistentvolumes", namespaced=False)
 ON_MANY_NODES = {"ReadWriteMany", "ReadOnlyMany"}
@@ -139,7 +139,7 @@ def unfinished_owner(api: Api) -> str:
     """Return the name of a job for volumes that exists and is not complete; '' for none."""
     for name in OWNER_JOBS:
         try:
-            job = api.get(Resource("batch/v1", "jobs"), name)
+            job = api.get(JOBS, name)
         except ApiError:
             continue
         if job and not condition(job, "Complete"):

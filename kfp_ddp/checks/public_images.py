@@ -3,10 +3,10 @@
 from kfp_ddp.checks.finding import CheckContext, Finding
 from kfp_ddp.core import config
 from kfp_ddp.core.images import SETTINGS, Images
-from kfp_ddp.jobs.source import DIGEST, archive, digest_of, map_name
+from kfp_ddp.jobs.source import archive, digest_of, is_of, map_name
 from kfp_ddp.k8s.api import ApiError
 from kfp_ddp.k8s.objects import condition
-from kfp_ddp.k8s.resource import CONFIG_MAPS, Resource
+from kfp_ddp.k8s.resource import CONFIG_MAPS, JOBS
 
 INDEX_JOB = "kfp-ddp-index"
 
@@ -19,12 +19,12 @@ def public_images(cluster: CheckContext) -> list[Finding]:
     install = f"kfp-ddp install -n {api.namespace}, or set registry for your own images"
     try:
         source = api.get(CONFIG_MAPS, name)
-        job = api.get(Resource("batch/v1", "jobs"), INDEX_JOB)
+        job = api.get(JOBS, INDEX_JOB)
     except ApiError as error:
         return [Finding("warn", what, error.message, "ask for the right to read ConfigMaps")]
     if source is None:
         return [Finding("warn", what, f"there is no ConfigMap {name} with our source", install)]
-    if source["metadata"].get("labels", {}).get(DIGEST) != digest_of(archive()):
+    if not is_of(source, digest_of(archive())):
         message = f"{name} holds another state of this version than your kfp-ddp"
         return [Finding("warn", what, message, install)]
     if job is not None and condition(job, "Failed"):

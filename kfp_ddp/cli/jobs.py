@@ -132,7 +132,8 @@ def netcheck(
     from kfp_ddp.k8s.api import Api
     from kfp_ddp.runs.teardown.engine import delete_jobs
 
-    image = image or Images.create({name: options.pop(name) for name in SETTINGS}).trainer
+    images = Images.create({name: options.pop(name) for name in SETTINGS})
+    image = image or images.trainer
     check = NetworkCheck.create(**{n: value for n, value in options.items() if value is not None})
     if not as_json:
         where = "processes of this machine" if kind == "local" else f"pods of a {kind}"
@@ -144,11 +145,11 @@ def netcheck(
             network = here(check, LaunchSpec.create(**fields).nodes)
         else:
             api, run_id = Api.connect(namespace, context), f"netcheck-{uuid.uuid4().hex[:8]}"
-            if image == PUBLIC["trainer"]:
-                ensure(api)
+            public = image == PUBLIC["trainer"] or (images.public and image == images.trainer)
+            source = ensure(api) if public else ""
             try:
                 network = measure_on_cluster(
-                    check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api
+                    check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api, source
                 )
             finally:
                 delete_jobs(api, KINDS[kind], run_id)  # if it has not ended

@@ -20,9 +20,9 @@ from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.report.metrics import read_events
 
 BUNDLE = RunFolder.BUNDLE
-REPORTS = ("config.json", "metrics.jsonl", "evaluation*/*", "loss_curve.html")
 CHECKPOINTS = RunFolder.CHECKPOINTS
 LOSS_CURVE = "loss_curve.html"
+REPORTS = ("config.json", "metrics.jsonl", "evaluation*/*", LOSS_CURVE)
 
 
 class Downloaded(NamedTuple):

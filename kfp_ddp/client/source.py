@@ -8,7 +8,7 @@ from kfp_ddp.client.run_info import RunFinder
 from kfp_ddp.core import config
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import Images
-from kfp_ddp.jobs.source import DIGEST, archive, config_map, digest_of, map_name
+from kfp_ddp.jobs.source import archive, config_map, digest_of, is_of, map_name
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.resource import CONFIG_MAPS
 from kfp_ddp.pipelines.document import Document
@@ -50,7 +50,7 @@ def ensure(api: Api) -> str:
             pip = config.chosen("pip_index_url", "pip_proxy")
             create(api, config_map(content, name, *pip.values()))
             return name
-        if existing["metadata"].get("labels", {}).get(DIGEST) == digest:
+        if is_of(existing, digest):
             break
     return name
 

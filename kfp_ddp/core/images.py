@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from kfp_ddp import __version__
 from kfp_ddp.core.errors import InputError
 
-KINDS = ("launcher", "trainer")
 SETTINGS = ("images", "registry", "launcher_image", "trainer_image")
 REGISTRY = "ghcr.io/kfp-ddp"
 """Registry in the components' sources."""
@@ -16,6 +15,7 @@ PUBLIC = {
     # With the torch of images/trainer/requirements.lock.
     "trainer": "docker.io/pytorch/pytorch:2.15.0-cuda13.2-cudnn9-runtime",
 }
+KINDS = (*PUBLIC,)
 # Host, port and path of an image; a URL scheme does not match.
 _FOLDERS = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 _TAG = r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"

@@ -7,7 +7,7 @@ import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from kfp_ddp.core.errors import InputError
@@ -29,43 +29,48 @@ def archive_of(folder: str | Path) -> bytes:
     root = Path(folder)
     if not root.is_dir():
         raise InputError(f"{root} is no folder: give the one that holds the code")
-    packed, total = io.BytesIO(), 0
+    return gzip.compress(tar_of(_files(root)), mtime=0)
+
+
+def tar_of(files: Iterable[tuple[str, bytes, int]]) -> bytes:
+    """Return files, by name, content and mode, as an uncompressed tar of nothing else."""
+    packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content in _files(root):
-            total += len(content)
-            if total > MOST_UNPACKED:
-                raise InputError(
-                    f"{root} has more than {MOST_UNPACKED >> 20} MiB: name the folder that holds "
-                    "the code alone, and bring data by a claim"
-                )
+        for name, content, mode in files:
             member = tarfile.TarInfo(name)
-            member.size = len(content)
-            member.mode = 0o755 if os.access(root / name, os.X_OK) else 0o644
+            member.size, member.mode = len(content), mode
             archive.addfile(member, io.BytesIO(content))
-        if not archive.getmembers():
-            raise InputError(f"{root} has no files to run: name the folder that holds the code")
-    return gzip.compress(packed.getvalue(), mtime=0)
+    return packed.getvalue()
 
 
-def _files(root: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the relative names and the contents, sorted by name."""
-    names = []
+def _files(root: Path) -> Iterator[tuple[str, bytes, int]]:
+    """Yield the relative names, the contents and the modes, sorted by name."""
+    names, total = list[str](), 0
     for above, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name != "__pycache__" and name[0] != "."]
         links = (name for name in folders if Path(above, name).is_symlink())
         paths = (Path(above, name) for name in (*links, *files) if name[0] != ".")
         names += [path.relative_to(root).as_posix() for path in paths]
+    if not names:
+        raise InputError(f"{root} has no files to run: name the folder that holds the code")
     for name in sorted(names):
         path = root / name
         if not stat.S_ISREG(path.lstat().st_mode):
             raise InputError(f"{path} is a link or not a regular file: copy its content there")
         try:
             name.encode()
-            yield name, path.read_bytes()
+            content = path.read_bytes()
         except UnicodeEncodeError:
             raise InputError(f"{name!r} in {root} is not a name in UTF-8: rename it") from None
         except OSError as error:
             raise InputError(f"{path} cannot be packed: {error.strerror}") from None
+        total += len(content)
+        if total > MOST_UNPACKED:
+            raise InputError(
+                f"{root} has more than {MOST_UNPACKED >> 20} MiB: name the folder that holds "
+                "the code alone, and bring data by a claim"
+            )
+        yield name, content, 0o755 if os.access(path, os.X_OK) else 0o644
 
 
 def digest_of(archive: bytes) -> str:

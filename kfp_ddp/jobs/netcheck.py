@@ -86,15 +86,19 @@ def job_settings(
 
 
 def measure_on_cluster(
-    settings: NetworkCheck, fields: Mapping[str, Any], ids: tuple[str, str, str], api: Api
+    settings: NetworkCheck,
+    fields: Mapping[str, Any],
+    ids: tuple[str, str, str],
+    api: Api,
+    source: str = "",
 ) -> Network:
     """Measure between the pods of a job, and delete it: a retry measures again.
 
     `fields` are fields of LaunchSpec for its pods, `ids` the ids of run, task and iteration.
-    Raises KfpDdpError.
+    `source` is as in `on_workers`. Raises KfpDdpError.
     """
     command = ["python3", "-m", PROGRAM, "--", json.dumps(settings.explicit())]
-    spec = LaunchSpec.create(**on_workers(fields, command))
+    spec = LaunchSpec.create(**on_workers(fields, command, source))
     with contextlib.redirect_stdout(_WithoutResult()):
         finished = launch(spec, *ids, api)
     api.delete(spec.job_kind.resource, finished.job["metadata"]["name"])

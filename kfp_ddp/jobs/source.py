@@ -6,10 +6,8 @@ the packages of its lock and the source from the mounted ConfigMap, by `worker_s
 
 import base64
 import hashlib
-import io
 import lzma
 import os
-import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,8 @@ from urllib.parse import urlsplit
 
 import kfp_ddp
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import KINDS, PUBLIC
+from kfp_ddp.core.images import KINDS
+from kfp_ddp.jobs.code import tar_of
 from kfp_ddp.k8s.api import Object
 
 USER = 1000
@@ -58,12 +57,12 @@ def started(command: Iterable[str], lock: str, name: str = "") -> list[str]:
     return ["python3", "-c", _BEGIN, name or map_name(), lock, *command]
 
 
-def on_workers(fields: Mapping[str, Any], command: list[str]) -> dict[str, Any]:
-    """Return `fields` of a job with a command of kfp_ddp, started as the step itself was."""
-    name = os.environ.get(VARIABLE, "")
-    if not name and fields.get("image") == PUBLIC["trainer"]:
-        name = map_name()
-    if not name:
+def on_workers(fields: Mapping[str, Any], command: list[str], source: str = "") -> dict[str, Any]:
+    """Return `fields` of a job with a command of kfp_ddp, started as the step itself was.
+
+    `source` names the ConfigMap where no step does.
+    """
+    if not (name := source or os.environ.get(VARIABLE, "")):
         return {**fields, "command": command}
     volumes, mounts = (list(fields.get(one) or ()) for one in ("volumes", "volume_mounts"))
     if not any(mount.get("mountPath") == FOLDER for mount in mounts):  # KFP may have passed it on
@@ -76,13 +75,7 @@ def on_workers(fields: Mapping[str, Any], command: list[str]) -> dict[str, Any]:
 
 def archive() -> bytes:
     """Return the package and the locks of its images as an uncompressed tar."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, path in sorted(_files()):
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = path.stat().st_size, 0o644
-            tar.addfile(member, io.BytesIO(path.read_bytes()))
-    return packed.getvalue()
+    return tar_of((name, path.read_bytes(), 0o644) for name, path in sorted(_files()))
 
 
 def _files() -> Iterable[tuple[str, Path]]:
@@ -99,6 +92,11 @@ def _files() -> Iterable[tuple[str, Path]]:
 def digest_of(content: bytes) -> str:
     """Return the digest of an archive as labels and names have it."""
     return hashlib.sha256(content).hexdigest()[:12]
+
+
+def is_of(source: Object, digest: str) -> bool:
+    """Return whether a ConfigMap has the archive of a digest."""
+    return bool(source["metadata"].get("labels", {}).get(DIGEST) == digest)
 
 
 def config_map(content: bytes, name: str, index: str = "", proxy: str = "") -> Object:

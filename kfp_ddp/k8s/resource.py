@@ -33,6 +33,7 @@ PODS = Resource("v1", "pods")
 EVENTS = Resource("v1", "events")
 CLAIMS = Resource("v1", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("v1", "configmaps")
+JOBS = Resource("batch/v1", "jobs")
 NODES = Resource("v1", "nodes", namespaced=False, role="deploy/rbac/nodes")
 NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 STORAGE_CLASSES = Resource(

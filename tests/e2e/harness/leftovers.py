@@ -2,7 +2,7 @@
 
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api
-from kfp_ddp.k8s.resource import CONFIG_MAPS, Resource
+from kfp_ddp.k8s.resource import CONFIG_MAPS, JOBS, Resource
 from tests.e2e.harness.grounds import Grounds
 
 _RESOURCES = (
@@ -10,7 +10,7 @@ _RESOURCES = (
     CONFIG_MAPS,
     Resource("v1", "services"),
     Resource("v1", "secrets"),
-    Resource("batch/v1", "jobs"),
+    JOBS,
     Resource("jobset.x-k8s.io/v1alpha2", "jobsets"),
     Resource("snapshot.storage.k8s.io/v1", "volumesnapshots"),
 )
