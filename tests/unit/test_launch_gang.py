@@ -162,10 +162,15 @@ BARE, FULL = runtime({}), runtime({"requests": {"cpu": "1"}})
 )
 def test_own_runtimes_come_first(space: Any, whole: Any, kind: str, has_resources: bool) -> None:
     """Of one that may not be looked at, nobody knows what its nodes ask for: it is not changed."""
-    assert KINDS["trainjob"].find_runtime(FakeApi({SPACE: space, WHOLE: whole}), SPEC) == (
-        kind,
-        has_resources,
-    )
+    api = FakeApi({SPACE: space, WHOLE: whole})
+    assert KINDS["trainjob"].find_runtime(api, SPEC) == (kind, has_resources)
+
+
+def test_trainers_own_runtime_has_no_resources() -> None:
+    paths = [path.replace("mine", "torch-distributed") for path in (SPACE, WHOLE)]
+    spec = SPEC.model_copy(update={"runtime": "torch-distributed"})
+    runtime = KINDS["trainjob"].find_runtime(FakeApi(dict.fromkeys(paths, 403)), spec)
+    assert runtime == ("ClusterTrainingRuntime", False)
 
 
 def test_a_missing_runtime_is_an_input_error() -> None:

@@ -155,7 +155,8 @@ class TrainJob(Kind):
     def find_runtime(self, api: Api, spec: JobFields) -> Runtime:
         """Return the runtime of a job, InputError if neither namespace nor cluster has it.
 
-        One that this account may not read counts as existing.
+        One that this account may not read counts as existing. Trainer's own has no resources, and
+        another one may have them.
         """
         unread = []
         for kind, resource in RUNTIMES.items():
@@ -169,7 +170,8 @@ class TrainJob(Kind):
                 f"runtime {spec.runtime!r} does not exist; use one of "
                 "`kubectl get trainingruntimes,clustertrainingruntimes`"
             )
-        return Runtime(unread[-1], has_resources=True)
+        own = JobFields.model_fields["runtime"].default
+        return Runtime(unread[-1], has_resources=spec.runtime != own)
 
     def _has_resources(self, runtime: Object) -> bool:
         """Return whether a runtime sets the resources of its nodes."""
