@@ -119,6 +119,7 @@ def test_public_images_train_a_model(installed: Scene, backend: str) -> None:
         **TRAINING | {"job": {"env": {"OMP_NUM_THREADS": "1"}, "nproc_per_node": 1}},
         backend=backend,
         nodes=2,
-    ).play()
+    )
+    run.start().wait(1800)  # each step installs its packages
     assert run.succeeded, run.explain()
     assert "publish" in run.steps, run.explain()
