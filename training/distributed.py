@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError, KfpDdpError, PeerLostError
+from kfp_ddp.core.machine import GPUS
 from kfp_ddp.core.run_folder import RunFolder
 
 T = TypeVar("T")
@@ -170,8 +171,15 @@ def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> 
             if apple
             else "device=mps was requested but this machine has no Apple GPU: set device=cpu"
         )
-    if requested == "cpu" or (requested == "auto" and gpus == 0):
+    promised = os.environ.get(GPUS, "") if requested == "auto" else ""
+    if requested == "cpu" or (requested == "auto" and gpus == 0 and not promised):
         return torch.device("cpu")
+    if gpus == 0 and promised:
+        raise InputError(
+            f"this pod requested {promised} GPU(s), and torch sees none ({_why_no_gpu()}): set "
+            "job.runtime_class (nvidia on k3s and RKE2), check the node's driver and device "
+            "plugin, or set device=cpu"
+        )
     if gpus == 0:
         raise InputError(
             "device=cuda was requested but this machine has no GPU: "
@@ -183,6 +191,29 @@ def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> 
             "lower the ranks per node, or set device=cpu"
         )
     return torch.device("cuda", local_rank)
+
+
+def _why_no_gpu() -> str:
+    """Return CUDA's own reason in one line."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().partition("\n")[0]
+    return "no device"
+
+
+def half_precision(device: torch.device, strategy: str) -> str:
+    """Return the fastest precision of a device for training: bf16, fp16 or fp32.
+
+    bf16 needs compute capability 8.0. A GPU from 7.0 has tensor cores for fp16 alone, which needs a
+    scaled loss, and fsdp has none.
+    """
+    if device.type != "cuda":
+        return "fp32"
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16"
+    tensor_cores = torch.cuda.get_device_capability(device) >= (7, 0)
+    return "fp16" if tensor_cores and strategy != "fsdp" else "fp32"
 
 
 @dataclass

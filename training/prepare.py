@@ -23,7 +23,7 @@ from kfp_ddp.training.data.image_files import Findings, examine
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.data.splits import Index, splits_of
 from kfp_ddp.training.data.transforms import size_of_epoch
-from kfp_ddp.training.distributed import World
+from kfp_ddp.training.distributed import World, half_precision
 from kfp_ddp.training.model import networks, own_model
 from kfp_ddp.training.state import saving
 from kfp_ddp.training.state.initial_weights import initialise, network_of
@@ -141,9 +141,11 @@ def resolve(
         saved = {name: earlier[name] for name in names if not config.is_set(name)}
     precision = config.precision
     if precision == "auto":
-        cuda = world.device.type == "cuda"
-        bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-        precision = "bf16" if bf16 else "fp32"
+        precision = half_precision(world.device, config.strategy)
+        if world.first and world.device.type == "cuda":
+            print(
+                f"precision={precision}, by {torch.cuda.get_device_name(world.device)}", flush=True
+            )
     filled = {"batch_size": batch, "micro_batch_size": micro, "precision": precision}
     return config.model_copy(update={**filled, **saved})
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from kfp_ddp.training.distributed import RankConfig
 
 STALE = "the heartbeat is stale"
+NO_MEMORY = (
+    "Set micro_batch_size, or halve it: gradients are accumulated, so batch_size and the "
+    "mathematics stay as they are"
+)
 
 
 C = TypeVar("C", bound="RankConfig")
@@ -57,6 +61,8 @@ def run_and_report(read: Callable[[], C], work: Callable[[C], bool]) -> int:
         if isinstance(error, OSError) and error.errno in FULL:
             return _end(StorageError(full(error, config.output_dir)))
         first = str(error).strip().partition("\n")[0]
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            return _end(JobError(f"{first.partition(' Process ')[0]} {NO_MEMORY}"))
         lost = isinstance(error, RuntimeError) and lost_peer(str(error))
         kind = PeerLostError if lost else JobError
         write_record(_failure(kind(f"{type(error).__name__}: {first}")), final=False)

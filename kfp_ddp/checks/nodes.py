@@ -10,6 +10,10 @@ from kfp_ddp.k8s.api import ApiError, Object
 from kfp_ddp.k8s.objects import allocatable, parse_quantity
 
 CHOOSE = "give gpus_per_node, 0 to train on CPUs"
+DRIVER, CAPABILITY = 580, (7, 5)
+"""Oldest driver and compute capability of CUDA 13, which the locked torch is built with (release
+notes of CUDA 13.0)."""
+LABELS = ("cuda.driver.major", "gpu.compute.major", "gpu.compute.minor")
 
 
 def gpus_per_node(nodes: Sequence[Object] | ApiError, resource: str, pods: int) -> int:
@@ -69,6 +73,29 @@ def too_large(
     return warnings
 
 
+def unfit(nodes: Sequence[Object] | ApiError, resource: str) -> list[str]:
+    """Return a warning for each GPU or driver, by NVIDIA's labels, that our images cannot use."""
+    names: dict[tuple[str, str], str] = {}
+    for node in () if isinstance(nodes, ApiError) else nodes:
+        labels = node["metadata"].get("labels") or {}
+        if not allocatable([node]).get(resource):
+            continue
+        driver, major, minor = (labels.get(f"nvidia.com/{name}", "") for name in LABELS)
+        problem = ""
+        if driver.isdecimal() and int(driver) < DRIVER:
+            problem = f"driver {driver}, and CUDA 13 of our images needs {DRIVER}"
+        if major.isdecimal() and (int(major), int(minor or 0)) < CAPABILITY:
+            problem = f"compute capability {major}.{minor}, for which CUDA 13 has no kernels"
+        if problem:
+            gpu = labels.get("nvidia.com/gpu.product", "its GPU")
+            names.setdefault((gpu, problem), node["metadata"]["name"])
+    return [
+        f"{gpu} of node {name} has {problem}: choose other nodes by job.node_selector, or set "
+        "job.image to an image with torch for an older CUDA"
+        for (gpu, problem), name in names.items()
+    ]
+
+
 def gpus(cluster: CheckContext) -> list[Finding]:
     """Check that enough nodes have enough GPUs."""
     run, name = cluster.run, cluster.run.gpu_resource
@@ -92,6 +119,9 @@ def gpus(cluster: CheckContext) -> list[Finding]:
     if enough < run.nodes:
         message += f"; {enough} node(s) with {max(minimum, 1)} of them, {run.nodes} requested"
         return [Finding("warn", "GPUs", message, "request fewer, unless an autoscaler adds nodes")]
+    if unusable := unfit(cluster.nodes, name):
+        message, _, remedy = unusable[0].rpartition(": ")
+        return [Finding("warn", "GPUs", message, remedy)]
     return [Finding("ok", "GPUs", message)]
 
 

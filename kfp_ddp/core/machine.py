@@ -9,6 +9,8 @@ from pathlib import Path
 CGROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
 """File of Linux with the hardware threads of the core of a CPU."""
+GPUS = "KFP_DDP_GPUS"
+"""Environment variable of a worker: the GPUs that its pod requested."""
 MEMORY = ("memory.max", "memory.high", "memory.limit_in_bytes")
 """Files of a cgroup with a limit in bytes; the last one is of version 1."""
 

@@ -194,6 +194,9 @@ class JobFields(Settings):
     topologySpreadConstraints; one without labelSelector counts the pods of the job."""
     spot: Literal["", "gke", "aks", "karpenter", "eks"] = ""
     """Provider of the interruptible (spot) nodes that the pods run on; '' for other nodes."""
+    runtime_class: str = Field("", pattern=NAME)
+    """RuntimeClass of the pods, such as nvidia where NVIDIA's runtime is not the nodes' default, as
+    on k3s and RKE2; '' for the cluster's default."""
     priority_class: str = Field("", pattern=NAME)
     """PriorityClass of the pods; '' for the cluster's default."""
     scheduler: Literal["", "kueue", "volcano", "coscheduling", "runai"] = ""

@@ -26,7 +26,7 @@ from tests.cluster import FakeApi
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CLASS = {"metadata": {"name": "standard"}, "provisioner": "x", "volumeBindingMode": "Immediate"}
 PVCS = "/api/v1/namespaces/space/persistentvolumeclaims/"
-NODES = [{"spec": {}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}] * 3
+NODES = [{"metadata": {}, "spec": {}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}] * 3
 
 
 def cluster(api: Api, existing: list[Object] | None = None, **fields: Any) -> CheckContext:

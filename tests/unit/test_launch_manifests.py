@@ -31,6 +31,7 @@ OTHER: dict[str, Any] = {
     "init_containers": [{"name": "fetch"}],
     "topology_spread": [{"topologyKey": "zone"}],
     "priority_class": "high",
+    "runtime_class": "nvidia",
     "image_pull_policy": "Always",
     "restart_policy": "OnFailure",
     "backoff_limit": 0,
@@ -83,10 +84,14 @@ def test_infiniband_adds_its_capability_and_device(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", V1)
-def test_topology_spread_counts_the_pods_of_the_job(kind: str) -> None:
+def test_scheduling_of_the_pods_of_the_job(kind: str) -> None:
     zones = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
     own = {**zones, "labelSelector": {"matchLabels": {"team": "vision"}}}
-    for template in templates(made(kind, nodes=2, topology_spread=[zones, own])).values():
+    fields = {"topology_spread": [zones, own], "runtime_class": "nvidia", "gpus_per_node": 2}
+    for template in templates(made(kind, nodes=2, **fields)).values():
+        assert template["spec"]["runtimeClassName"] == "nvidia"
+        variables = template["spec"]["containers"][0]["env"]
+        assert {"name": "KFP_DDP_GPUS", "value": "2"} in variables
         first, second = template["spec"]["topologySpreadConstraints"]
         assert first["labelSelector"] == {"matchLabels": {"kfp-ddp/run-id": "run"}}
         assert second == own

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kfp_ddp.checks.claims import check_modes, mounted_at_once, single_node_mode
 from kfp_ddp.checks.form import StepResources
-from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large
+from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large, unfit
 from kfp_ddp.checks.operators import SERVICE_VERBS, check_service
 from kfp_ddp.checks.preflight import evaluation
 from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, trials_of
@@ -90,6 +90,24 @@ def test_step_that_fits_on_no_node_is_a_warning(request_: dict[str, str], fits: 
     assert too_large(HIDDEN, {"evaluate": request_}) == too_large([], {"evaluate": request_}) == []
     name, amount = next(iter(request_.items()))
     assert all(f"{amount} {name}" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        (
+            {"cuda.driver.major": "535", "gpu.product": "NVIDIA-L4"},
+            "NVIDIA-L4 of node a has driver 535",
+        ),
+        ({"gpu.compute.major": "7", "gpu.compute.minor": "0"}, "capability 7.0"),
+        ({"gpu.compute.major": "7", "gpu.compute.minor": "5", "cuda.driver.major": "580"}, ""),
+        ({}, ""),
+    ],
+)
+def test_gpus_that_cuda_of_the_images_cannot_use(labels: dict[str, str], reason: str) -> None:
+    gpu = node(**{NVIDIA: "1"})
+    gpu["metadata"] = {"name": "a", "labels": {f"nvidia.com/{key}": labels[key] for key in labels}}
+    assert [reason in line for line in unfit([gpu, gpu, node()], NVIDIA)] == [True] * bool(reason)
 
 
 MODES = ("ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod")

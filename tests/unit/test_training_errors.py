@@ -75,6 +75,19 @@ def test_full_disk_is_one_line(record: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (failure["final"], failure["retryable"], failure["consequence"]) == (True, False, False)
 
 
+def test_a_full_gpu_is_one_line_with_the_cure(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is torch's; an allocator that refuses raises the same type."""
+    text = "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1 GiB free. Process 7 has 9 GiB"
+    ended = _fail_with(torch.OutOfMemoryError(text), monkeypatch)
+    assert rank.main(ARGV) == 1
+    failure = json.loads(record.read_text())
+    message = failure["message"]["message"]
+    assert "1 GiB free. Set micro_batch_size" in message
+    assert (failure["final"], failure["retryable"], ended) == (True, False, ["for good"])
+
+
 @pytest.mark.parametrize(
     ("error", "lost"),
     [

@@ -14,7 +14,7 @@ from torchvision.models import get_model
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.data.transforms import mixed
-from kfp_ddp.training.model import networks
+from kfp_ddp.training.model import networks, strategies
 from kfp_ddp.training.model.convolutions import Conv2d, use_products
 from kfp_ddp.training.state import learner
 from kfp_ddp.training.trainer import Loss, weights_of
@@ -261,3 +261,22 @@ def test_only_plain_convolutions_are_changed() -> None:
         other.weight.zero_()
     images = torch.ones(1, 4, 2, 2)
     assert not torch.equal(plain(images), other(images))
+
+
+@pytest.mark.parametrize(
+    ("model", "block", "blocks"),
+    [
+        ("resnet50", "Bottleneck", 16),
+        ("vit_b_16", "EncoderBlock", 12),
+        ("swin_t", "SwinTransformerBlock", 12),
+        ("convnext_tiny", "CNBlock", 18),
+    ],
+)
+def test_shards_are_the_repeated_blocks(model: str, block: str, blocks: int) -> None:
+    with torch.device("meta"):
+        network = get_model(model)
+    kinds = [type(module).__name__ for module in strategies._blocks(network)]
+    assert kinds.count(block) == blocks
+    assert sum(p.numel() for m in strategies._blocks(network) for p in m.parameters()) > 0.8 * sum(
+        p.numel() for p in network.parameters()
+    )

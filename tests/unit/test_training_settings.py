@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.machine import GPUS
 from kfp_ddp.runs.train import engine
 from kfp_ddp.runs.train.engine import node_command, with_timeout
 from kfp_ddp.training import distributed
@@ -212,10 +213,31 @@ def test_elastic_run_allows_unequal_shares(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_missing_gpu_is_refused(tmp_path: Path) -> None:
+def test_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="no GPU"):
         distributed._device(run(tmp_path, device="cuda"), 0, 1, 1)
     assert distributed._device(run(tmp_path), 0, 4, 4).type == "cpu"
+    monkeypatch.setenv(GPUS, "4")  # a pod that requested some does not train on its CPUs
+    with pytest.raises(InputError, match=r"requested 4 GPU.*runtime_class"):
+        distributed._device(run(tmp_path), 0, 4, 4)
+    assert distributed._device(run(tmp_path, device="cpu"), 0, 4, 4).type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("capability", "strategy", "precision"),
+    [
+        ((8, 0), "ddp", "bf16"),
+        ((7, 5), "ddp", "fp16"),
+        ((7, 5), "fsdp", "fp32"),
+        ((6, 1), "ddp", "fp32"),
+    ],
+)
+def test_precision_by_the_hardware(
+    capability: tuple[int, int], strategy: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: capability >= (8, 0))
+    assert distributed.half_precision(torch.device("cuda"), strategy) == precision
 
 
 def test_recipes_are_complete_configurations() -> None:

@@ -1,6 +1,7 @@
 """Distribution of the network over the ranks (DDP, FSDP), and of its saved state."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -150,9 +151,22 @@ def _compile(network: nn.Module, config: TrainConfig) -> nn.Module:
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """Return the residual blocks, the units in which weights are gathered."""
-    return [
-        module
-        for module in network.modules()
-        if type(module).__name__ in ("BasicBlock", "Bottleneck", "CifarBlock")
-    ]
+    """Return the units in which weights are gathered: the outermost modules that are repeated.
+
+    A repeated module has parts of its own, and its class has several instances: a residual block, a
+    transformer's layer. Sequential and its like only list such blocks.
+    """
+    lists = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    count = Counter(type(module) for module in network.modules())
+    blocks: list[nn.Module] = []
+
+    def collect(module: nn.Module) -> None:
+        for child in module.children():
+            parts = type(child) not in lists and next(child.children(), None) is not None
+            if parts and count[type(child)] > 1 and next(child.parameters(), None) is not None:
+                blocks.append(child)
+            else:
+                collect(child)
+
+    collect(network)
+    return blocks

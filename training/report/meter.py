@@ -84,6 +84,13 @@ def before_exchange(loss: Tensor, then: Callable[[], None]) -> None:
 
 PEAK_TFLOPS = {
     "T4": 65.0,
+    "A30": 165.0,
+    "A40": 149.7,
+    "RTX A6000": 154.8,
+    "RTX 3090": 71.0,
+    "RTX 4090": 165.2,
+    "RTX 5090": 209.5,
+    "L40": 181.0,
     "A10G": 70.0,
     "A10": 125.0,
     "L40S": 362.0,
@@ -93,9 +100,12 @@ PEAK_TFLOPS = {
     "H100 NVL": 835.0,
     "H100": 989.0,
     "H200": 989.0,
+    "GH200": 989.0,
     "B200": 2250.0,
+    "GB200": 2500.0,
+    "MI300X": 1307.4,
 }
-"""Dense half-precision peak of a GPU, from NVIDIA's data sheets."""
+"""Dense half-precision peak of a GPU with sums in float32, from its maker's data sheet."""
 
 
 class Meter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from kfp_ddp.core.machine import GPUS
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.jobs import code, payload
 from kfp_ddp.jobs.fields import JobFields
@@ -81,6 +82,7 @@ def template(
         "terminationGracePeriodSeconds": spec.grace_seconds,
         "hostNetwork": spec.host_network or None,
         "dnsPolicy": "ClusterFirstWithHostNet" if spec.host_network else None,
+        "runtimeClassName": spec.runtime_class,
         "priorityClassName": spec.priority_class,
         # The operator sets the gang schedulers' names.
         "schedulerName": "runai-scheduler" if spec.scheduler == "runai" else "",
@@ -146,6 +148,8 @@ def environment(spec: JobFields, script_map: str) -> list[Object]:
     if spec.elastic:
         # Otherwise torchrun hangs when a new node joins one that ran before.
         preset["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if spec.gpus():
+        preset[GPUS] = str(spec.gpus())
     preset |= payload.variables(spec, script_map)
     values: dict[str, Object] = {k: {"name": k, "value": v} for k, v in preset.items()}
     values[NODE] = {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}

@@ -40,6 +40,7 @@ PATCHED = (
 OF_THE_RUNTIME = (
     *("host_network", "init_containers", "topology_spread", "priority_class", "image_pull_policy"),
     *("restart_policy", "backoff_limit", "env_from_secrets", "clean_pod_policy", "ttl_seconds"),
+    "runtime_class",
 )
 IN_THE_RUNTIME = (
     "{setting} cannot be set on a TrainJob: put it into the runtime {runtime!r}, "
