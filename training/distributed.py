@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol, TypeVar
+from typing import Literal, NoReturn, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -202,7 +202,7 @@ def _why_no_gpu() -> str:
     return "no device"
 
 
-def half_precision(device: torch.device, strategy: str) -> str:
+def half_precision(device: torch.device, strategy: str) -> Literal["bf16", "fp16", "fp32"]:
     """Return the fastest precision of a device for training: bf16, fp16 or fp32.
 
     bf16 needs compute capability 8.0. A GPU from 7.0 has tensor cores for fp16 alone, which needs a
