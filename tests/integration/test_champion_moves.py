@@ -56,12 +56,10 @@ def test_a_model_without_a_champion_to_beat_replaces_none(where: Store) -> None:
     ("champion", "own"),
     [
         ("{}/m", True),
-        ("{}/m/", True),
         ("{}/m/" + B, True),
         (f"{{}}/m/{B}/metrics.json", True),
         ("", False),
         ("{}", False),
-        ("{}/m2", False),
         ("{}/other/" + B, False),
     ],
 )

@@ -95,7 +95,6 @@ def test_version_of_the_server_is_compared_with_the_sdk(tag: str, state: str, re
         (b"Jwt is missing", 401, "requires a login (401: Jwt is missing)"),
         (b"RBAC: access denied", 403, "(403: RBAC: access denied)"),
         (b"<html>Log in</html>", 200, "instead of JSON"),
-        (b"[]", 200, "with JSON that KFP does not write"),
     ],
 )
 def test_login_or_another_server_is_bad(body: bytes, status: int, message: str) -> None:
@@ -112,7 +111,6 @@ def test_login_or_another_server_is_bad(body: bytes, status: int, message: str) 
         *((host, "is not a URL") for host in ("http://localhost:port", "http://[::1")),
         ("http://127.0.0.1:1", "Connection refused"),
         ("http://me:secret@localhost:8888", "contains a user or password"),
-        ("me:secret@localhost", "contains a user or password"),
     ],
 )
 def test_host_that_is_invalid_or_does_not_answer_is_bad(host: str, message: str) -> None:

@@ -185,7 +185,6 @@ def test_torchvision_weights_are_fetched(tmp_path: Path, monkeypatch: pytest.Mon
         ("/w/wide_resnet50_2.flowers.safetensors", "wide_resnet50_2"),
         ("https://h/shufflenetv2_x0.5-f707e7126e.pth", "shufflenet_v2_x0_5"),
         ("/w/resnet18", ""),
-        ("/w/resnet180.pth", ""),
         ("hf://o/flowers.pth", ""),
     ],
 )

@@ -79,18 +79,13 @@ def test_run_does_not_restart_from_scratch_if_no_checkpoint_is_valid(tmp_path: P
 @pytest.mark.parametrize(
     ("fields", "difference"),
     [
-        ({"saved": {"optimizer": "adamw"}}, "optimizer was adamw and is now sgd"),
         ({"saved": {"sampling": "sqrt"}}, "sampling was sqrt and is now uniform"),
         ({"saved": {"freeze_epochs": 1}}, f"{SEPARATE} was True and is now False"),
-        ({"saved": {"body_lr_factor": 0.1}}, f"{SEPARATE} was True and is now False"),
         ({"model": "resnet18"}, "model was cifar_resnet8 and is now resnet18"),
         ({"blur_pool": True}, "blur_pool was False and is now True"),
-        ({"image_size": 17}, "image_size was 16 and is now 17"),
         ({"batch_size": 8}, "batch_size was 256 and is now 8"),
-        ({"seed": 5}, "seed was 0 and is now 5"),
         ({"optimizer": "adamw"}, "optimizer was sgd and is now adamw"),
         ({"freeze_epochs": 1}, f"{SEPARATE} was False and is now True"),
-        ({"body_lr_factor": 0.1}, f"{SEPARATE} was False and is now True"),
         ({"count": 6}, "the number of training images was 4 and is now 6"),
         ({"digest": "2" * 64}, "training images was 111111111111 and is now 222222222222"),
         ({"packed": True, "shuffle_buffer_mb": 7.5}, "shuffle_buffer_mb was 1024.0 and is now 7.5"),
