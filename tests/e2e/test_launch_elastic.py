@@ -17,41 +17,10 @@ from tests.e2e.harness.launch_step import LaunchStep, python
 from tests.e2e.harness.scene import namespace
 from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
 
-# Ranks that meet in gloo and keep how far they are where a later start finds it.
-COUNT = """
-import time
-from pathlib import Path
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-world, rank = dist.get_world_size(), dist.get_rank()
-place = Path("/work/count")
-begin = torch.tensor(float(place.read_text()) if place.exists() else 0.0)
-dist.broadcast(begin, 0)
-for step in range(int(begin), 150):
-    dist.all_reduce(torch.ones(1))
-    if rank == 0:
-        place.write_text(str(step + 1))
-        if step % 10 == 0:
-            print("step", step, "of", world, "ranks", flush=True)
-    time.sleep(0.1)
-dist.barrier()
-"""
 ELASTIC = {"elastic": "1:2", "nodes": 2, "nproc_per_node": 1, "retries": 0}
 CLAIMS = {"claims": {"/data": "data", "/work": "work"}}
 RANK = 'import os, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'
 FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
-
-
-def test_a_script_resumes_when_a_worker_is_drained(grounds: Grounds) -> None:
-    """The worker ends with a signal's code, the operator makes it anew, and ranks start again."""
-    step = LaunchStep(grounds, {"script": COUNT, **ELASTIC, **CLAIMS}).start()
-    step.saw("step 30 of 2 ranks")
-    drain(grounds, step)
-    assert step.wait() == "Succeeded", step.log()
-    assert "step 140 of" in step.log()
-    assert step.log().splitlines()[-1] == f"DONE {job_name(step)}"
 
 
 @pytest.mark.parametrize(

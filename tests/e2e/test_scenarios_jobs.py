@@ -62,8 +62,9 @@ def over(run: Run) -> bool:
     return run.steps["train"].succeeded is not None
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
+)
 def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: str) -> None:
     """Its pod is lost more often than Argo retries it."""
     sleep = {"kind": backend, **python("import time; print('here'); time.sleep(900)")}
@@ -96,22 +97,6 @@ def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: 
     assert [job["metadata"]["uid"] for job in after] == [before[0]["metadata"]["uid"]]
     assert "deletionTimestamp" not in after[0]["metadata"]
     assert other.wait() == "Failed"
-
-
-@pytest.mark.soak
-def test_training_resumes_after_a_drain(scene: Scene, begin: Begin) -> None:
-    """Both the step and the workers are evicted, through the API that `kubectl drain` calls."""
-    run = begin(epochs=40)
-    until(lambda: "epoch 7/" in log(run), "a checkpoint")
-    for pod in [*workers(scene, run), run.steps["train"].pod]:
-        scene.grounds.core.create_namespaced_pod_eviction(
-            pod, scene.grounds.namespace, {"metadata": {"name": pod}}
-        )
-    run.wait()
-
-    assert run.succeeded, run.explain()
-    assert len(run.steps["train"].attempts) == 2
-    assert starts(scene, run)[-1]["resumed_from_step"] > 0
 
 
 @pytest.mark.soak
