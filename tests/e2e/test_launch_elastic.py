@@ -13,7 +13,7 @@ from tests.e2e.harness import workflow
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertise_gpus
 from tests.e2e.harness.grounds import IMAGE, Folder, Grounds, until, with_retries
-from tests.e2e.harness.launch_step import LaunchStep, python
+from tests.e2e.harness.launch_step import LaunchStep
 from tests.e2e.harness.scene import namespace
 from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
 
@@ -49,15 +49,6 @@ def test_training_loses_a_worker(grounds: Grounds, work: Folder, grace: int | No
     assert starts[0]["world_size"] == 2
     assert starts[-1]["resumed_from_step"] > 0
     assert events[-1]["status"] == "done"
-
-
-def test_elastic_job_out_of_memory_fails(grounds: Grounds) -> None:
-    """Its operator makes the pod anew without an end."""
-    spec = {**python("hoard = b'x' * 2**30"), **ELASTIC, "elastic": "1:1", "nodes": 1}
-    step = LaunchStep(grounds, {**spec, "memory": "64Mi", "shm_size": ""}).start()
-    assert step.wait() == "Failed"
-    assert "worker-0: out of memory (OOMKilled)" in step.log().splitlines()[-1], step.log()
-    assert step.jobs() == []
 
 
 def drain(grounds: Grounds, step: LaunchStep, grace: int | None = None) -> None:
@@ -107,26 +98,6 @@ def test_failed_rank_is_named_and_all_workers_end(mpi_grounds: Grounds) -> None:
     last = step.log().splitlines()[-1]
     assert "launcher-0: rank 1: ValueError: no such layer" in last, step.log()
     until(lambda: _running(step) == [], "the workers' end", 60)
-
-
-def test_a_cancelled_run_leaves_no_rank(mpi_grounds: Grounds) -> None:
-    step = LaunchStep(mpi_grounds, mpijob(FOREVER)).start()
-    step.saw("rank 1 runs")
-    step.terminate()
-    until(lambda: step.jobs("mpijob") == [], "the job's deletion", 5)
-    assert step.wait() == "Failed"
-    until(lambda: _running(step) == [], "the pods' end", 60)
-
-
-def test_lost_worker_is_retried(mpi_grounds: Grounds) -> None:
-    step = LaunchStep(mpi_grounds, mpijob(FOREVER, retries=1)).start()
-    step.saw("rank 1 runs")
-    (lost,) = (name for name in _running(step) if name.endswith("worker-1"))
-    mpi_grounds.core.delete_namespaced_pod(lost, mpi_grounds.namespace, grace_period_seconds=0)
-    step.saw("retrying, 1 of 1 retries left")
-    until(lambda: len(step.jobs("mpijob")) == 2, "the second job", 60)
-    step.terminate()
-    assert step.wait() == "Failed"
 
 
 def test_ranks_wait_for_late_workers(mpi_grounds: Grounds) -> None:

@@ -336,10 +336,3 @@ def test_service_account_of_iap(kfp_server: KfpServer, account: Path, bucket: Bu
         with pytest.raises(KfpDdpError, match="rejects Identity-Aware Proxy"):
             client.list_runs()
     assert bucket.tokens_given == 4  # the second login is refused too
-
-
-def test_no_account_is_one_line(kfp_server: KfpServer, account: Path) -> None:
-    account.unlink()
-    connection = Connection(host=kfp_server.url, iap_client_id="123.apps.googleusercontent.com")
-    with pytest.raises(KfpDdpError, match="no token for Identity-Aware Proxy"):
-        open_client(connection).__enter__()

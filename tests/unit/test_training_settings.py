@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.runs.train import engine
 from kfp_ddp.runs.train.engine import node_command, with_timeout
 from kfp_ddp.training import distributed
 from kfp_ddp.training.config import TrainConfig
@@ -296,30 +295,6 @@ def test_kubernetes_expands_nothing_in_the_command(name: str) -> None:
 )
 def test_time_out_is_that_of_the_collectives(training: Any, job: Any, minutes: Any) -> None:
     assert with_timeout(training, job).get("timeout_minutes") == minutes
-
-
-@pytest.mark.parametrize("job", [{"elastic": "1:2"}, {"restart_policy": "OnFailure"}])
-def test_pods_that_come_while_others_go_on_need_a_claim(job: Any, tmp_path: Path) -> None:
-    """Each would begin with the checkpoint that lay in the bucket when it came, or with none."""
-    (name,) = job
-    with pytest.raises(SystemExit, match=f"^error: job sets {name}=.* work in a bucket"):
-        engine.run(
-            run_id="run-1",
-            task_name="train",
-            task_id="",
-            dataset_path="/data",
-            training={},
-            backend="pytorchjob",
-            job=job,
-            image="image",
-            work_dir=(tmp_path / "bucket").as_uri(),
-            trained_model=None,
-            train_metrics=None,
-            loss_curve=None,
-            training_job=None,
-            task_config=None,
-        )
-    assert not list(tmp_path.iterdir())
 
 
 def test_two_time_outs_are_one_line() -> None:
