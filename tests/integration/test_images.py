@@ -49,7 +49,7 @@ def test_lock_of_an_image_is_a_part_of_the_lock(image: str) -> None:
 def test_launcher_has_no_torch() -> None:
     names = {name for name, _ in pinned(REPOSITORY / "images/launcher/requirements.lock")}
     assert "kubernetes" in names
-    assert names.isdisjoint({"torch", "torchvision", "numpy"})
+    assert names.isdisjoint({"torch", "torchvision"})
 
 
 def test_base_is_a_supported_python() -> None:
