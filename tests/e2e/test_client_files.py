@@ -86,15 +86,6 @@ def test_download_from_a_missing_pvc_fails_immediately(grounds: Grounds) -> None
     assert readers(grounds) == []
 
 
-def test_download_with_an_image_that_cannot_be_pulled(grounds: Grounds) -> None:
-    with (
-        pytest.raises(KfpDdpError, match="does not start: cannot pull No/Such:1"),
-        open_claim(Api.connect(grounds.namespace), WORK, "No/Such:1"),
-    ):
-        pass
-    assert readers(grounds) == []
-
-
 def test_read_write_once_pvc_is_read_on_its_node(grounds: Grounds) -> None:
     claim(grounds, "one-node", mode="ReadWriteOnce")
     program = f"mkdir -p /work/{RUN}/train && touch /work/{RUN}/train/metrics.jsonl && sleep 600"

@@ -1,6 +1,5 @@
 """The component `job`, of each kind, as a step of a pipeline: a command, a file, a folder."""
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from kfp import dsl, kubernetes
 from kubernetes import client
 
 from kfp_ddp.components.job.component import job
-from kfp_ddp.core.packed import pack_file
 from kfp_ddp.jobs.authoring import as_folder, as_function
 from tests.e2e.harness import rights
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
@@ -50,20 +48,6 @@ names = ("A", "TOKEN", "PET_NPROC_PER_NODE", "OMPI_COMM_WORLD_SIZE", "TF_CONFIG"
 said = {{name: os.environ[name] for name in names if name in os.environ}}
 print("SAID", json.dumps(said | {{"host": os.environ["HOSTNAME"]}}), flush=True)
 """
-# Everything that a shell, a template, Kubernetes or YAML would change on the way.
-FILE = (
-    r'''"""
-Ünïcode ∑ 模型, 'quotes', "double", back\slash, tab	, `id`, $(id), $HOME, ${A},
-$$, $(A) $$(A)."""'''
-    + MEET
-    + r"""
-import hashlib
-EOM = "\n\\n\"'$A"
-whole = open(__file__, "rb").read() if "__file__" in globals() else None
-whole = whole if whole is not None else os.environ["KFP_DDP_SCRIPT"].encode()
-print("FILE", hashlib.sha256(whole).hexdigest(), os.environ["HOSTNAME"], __name__, flush=True)
-# no newline at the end: {{inputs.parameters.x}} %s \u00e9 #"""
-)
 
 
 @pytest.fixture(scope="module")
@@ -149,42 +133,6 @@ def test_task_settings(full: Scene, tmp_path: Path, cluster: client.ApiClient, k
         assert roles == {"chief", "worker"}
     ended = json.loads(run.artifact("job", "job_object"))
     assert ended["metadata"]["name"] == run.steps["job"].outputs["Output"]
-
-
-@pytest.mark.parametrize("kind", list(SPEAKERS))
-@pytest.mark.parametrize("may_make_config_maps", [True, False])
-def test_file_arrives_unchanged(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str, may_make_config_maps: bool
-) -> None:
-    if kind == "mpijob":
-        skip_without_mpi()
-    scene: Scene = request.getfixturevalue("full" if may_make_config_maps else "stock")
-
-    @dsl.pipeline(name=f"own-file-{kind}")  # type: ignore[untyped-decorator]
-    def pipeline(script: str) -> None:
-        env = {"A": "expanded", "PLACE": f"file-{kind}"}
-        _task(kind, script=script, env=env, claims={"/work": WORK}, cpu_request="20m")
-
-    file = tmp_path / "train.py"
-    file.write_text(FILE)
-    text = pack_file(file)
-    if kind in ("trainjob", "tfjob"):
-        file.write_text(FILE.replace("$$", "").replace("$(A)", ""))  # what KFP itself changes
-        text = file.read_text()
-    run = scene.run(compiled(pipeline, tmp_path), script=text).play()
-
-    assert run.succeeded, run.explain()
-    result = [text.split() for _, text in _said(run, "FILE")]
-    assert len({host for _, host, _ in result}) == 2, run.explain()
-    assert {digest for digest, _, _ in result} == {hashlib.sha256(file.read_bytes()).hexdigest()}
-    assert {name for _, _, name in result} == {"__main__"}
-    maps = {
-        volume.config_map.name
-        for pod in scene.grounds.workers(run.id)
-        for volume in pod.spec.volumes or []
-        if volume.config_map and volume.name == "script"
-    }
-    assert len(maps) == may_make_config_maps
 
 
 def adding_up(start: int, text: str) -> None:

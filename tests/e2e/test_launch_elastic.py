@@ -13,45 +13,14 @@ from tests.e2e.harness import workflow
 from tests.e2e.harness.admission import provide_kubectl, skip_without_mpi
 from tests.e2e.harness.gpus import GPU, advertise_gpus
 from tests.e2e.harness.grounds import IMAGE, Folder, Grounds, until, with_retries
-from tests.e2e.harness.launch_step import LaunchStep, python
+from tests.e2e.harness.launch_step import LaunchStep
 from tests.e2e.harness.scene import namespace
 from tests.e2e.test_launch_train_step import grounds, work  # noqa: F401
 
-# Ranks that meet in gloo and keep how far they are where a later start finds it.
-COUNT = """
-import time
-from pathlib import Path
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-world, rank = dist.get_world_size(), dist.get_rank()
-place = Path("/work/count")
-begin = torch.tensor(float(place.read_text()) if place.exists() else 0.0)
-dist.broadcast(begin, 0)
-for step in range(int(begin), 150):
-    dist.all_reduce(torch.ones(1))
-    if rank == 0:
-        place.write_text(str(step + 1))
-        if step % 10 == 0:
-            print("step", step, "of", world, "ranks", flush=True)
-    time.sleep(0.1)
-dist.barrier()
-"""
 ELASTIC = {"elastic": "1:2", "nodes": 2, "nproc_per_node": 1, "retries": 0}
 CLAIMS = {"claims": {"/data": "data", "/work": "work"}}
 RANK = 'import os, time\nrank = int(os.environ["OMPI_COMM_WORLD_RANK"])\n'
 FOREVER = RANK + 'print("rank", rank, "runs", flush=True)\ntime.sleep(600)\n'
-
-
-def test_a_script_resumes_when_a_worker_is_drained(grounds: Grounds) -> None:
-    """The worker ends with a signal's code, the operator makes it anew, and ranks start again."""
-    step = LaunchStep(grounds, {"script": COUNT, **ELASTIC, **CLAIMS}).start()
-    step.saw("step 30 of 2 ranks")
-    drain(grounds, step)
-    assert step.wait() == "Succeeded", step.log()
-    assert "step 140 of" in step.log()
-    assert step.log().splitlines()[-1] == f"DONE {job_name(step)}"
 
 
 @pytest.mark.parametrize(
@@ -80,15 +49,6 @@ def test_training_loses_a_worker(grounds: Grounds, work: Folder, grace: int | No
     assert starts[0]["world_size"] == 2
     assert starts[-1]["resumed_from_step"] > 0
     assert events[-1]["status"] == "done"
-
-
-def test_elastic_job_out_of_memory_fails(grounds: Grounds) -> None:
-    """Its operator makes the pod anew without an end."""
-    spec = {**python("hoard = b'x' * 2**30"), **ELASTIC, "elastic": "1:1", "nodes": 1}
-    step = LaunchStep(grounds, {**spec, "memory": "64Mi", "shm_size": ""}).start()
-    assert step.wait() == "Failed"
-    assert "worker-0: out of memory (OOMKilled)" in step.log().splitlines()[-1], step.log()
-    assert step.jobs() == []
 
 
 def drain(grounds: Grounds, step: LaunchStep, grace: int | None = None) -> None:
@@ -138,26 +98,6 @@ def test_failed_rank_is_named_and_all_workers_end(mpi_grounds: Grounds) -> None:
     last = step.log().splitlines()[-1]
     assert "launcher-0: rank 1: ValueError: no such layer" in last, step.log()
     until(lambda: _running(step) == [], "the workers' end", 60)
-
-
-def test_a_cancelled_run_leaves_no_rank(mpi_grounds: Grounds) -> None:
-    step = LaunchStep(mpi_grounds, mpijob(FOREVER)).start()
-    step.saw("rank 1 runs")
-    step.terminate()
-    until(lambda: step.jobs("mpijob") == [], "the job's deletion", 5)
-    assert step.wait() == "Failed"
-    until(lambda: _running(step) == [], "the pods' end", 60)
-
-
-def test_lost_worker_is_retried(mpi_grounds: Grounds) -> None:
-    step = LaunchStep(mpi_grounds, mpijob(FOREVER, retries=1)).start()
-    step.saw("rank 1 runs")
-    (lost,) = (name for name in _running(step) if name.endswith("worker-1"))
-    mpi_grounds.core.delete_namespaced_pod(lost, mpi_grounds.namespace, grace_period_seconds=0)
-    step.saw("retrying, 1 of 1 retries left")
-    until(lambda: len(step.jobs("mpijob")) == 2, "the second job", 60)
-    step.terminate()
-    assert step.wait() == "Failed"
 
 
 def test_ranks_wait_for_late_workers(mpi_grounds: Grounds) -> None:

@@ -9,7 +9,6 @@ from kubernetes import client
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.k8s.api import Api
 from tests.e2e.harness import workflow
-from tests.e2e.harness.gpus import GPU, advertise_gpus
 from tests.e2e.harness.grounds import Grounds, claim, until
 from tests.e2e.harness.launch_step import LaunchStep, python
 from tests.e2e.harness.scene import namespace
@@ -97,32 +96,6 @@ def test_cancelled_run_deletes_its_job_before_any_signal(space: Grounds, kind: s
 
 
 @pytest.mark.smoke
-def test_an_unexplained_signal_deletes_the_job(grounds: Grounds) -> None:
-    step = LaunchStep(grounds, python(COUNT.format(count=1000, pause=0.1))).start()
-    step.saw("line 1")
-    step.signal()
-    until(lambda: step.jobs() == [], "the job's deletion", 10)
-    assert step.wait() == "Failed"
-    assert "stopped; job train-" in step.log()
-
-
-@pytest.mark.smoke
-def test_step_after_an_eviction_adopts_the_job(grounds: Grounds) -> None:
-    spec = python(COUNT.format(count=300, pause=0.1))
-    step = LaunchStep(grounds, spec, work_claim="work", grace=0.72).start()
-    step.saw("line 20")
-    (before,) = step.jobs()
-    step.evict()
-    assert step.wait() == "Lost"
-    assert "keeps running for the retry" in step.attempts[0].log()
-    step.start()
-    assert step.wait() == "Succeeded", step.log()
-    (after,) = step.jobs()
-    assert after["metadata"]["uid"] == before["metadata"]["uid"]
-    assert lines(step.log(), "worker-0") == list(range(300))
-
-
-@pytest.mark.smoke
 def test_step_after_a_kill_adopts_the_job(grounds: Grounds) -> None:
     spec = python(COUNT.format(count=200, pause=0.1))
     step = LaunchStep(grounds, spec, work_claim="work").start()
@@ -134,18 +107,6 @@ def test_step_after_a_kill_adopts_the_job(grounds: Grounds) -> None:
     assert step.wait() == "Succeeded", step.log()
     assert len(step.jobs()) == 1
     assert set(lines(step.log(), "worker-0")) == set(range(200))
-
-
-def test_step_retried_after_a_failure_creates_a_new_job(grounds: Grounds) -> None:
-    step = LaunchStep(grounds, python("raise ValueError('no such layer')")).start()
-    assert step.wait() == "Failed"
-    last = step.log().splitlines()[-1]
-    assert "worker-0: exit code 1: ValueError: no such layer" in last
-    assert len(step.jobs()) == 1
-    step.kill()
-    step.start()
-    assert step.wait() == "Failed"
-    assert len(step.jobs()) == 2
 
 
 def test_foreign_job_of_the_same_name_is_not_changed(grounds: Grounds) -> None:
@@ -161,21 +122,6 @@ def test_foreign_job_of_the_same_name_is_not_changed(grounds: Grounds) -> None:
     assert api.call("GET", path)["metadata"]["uid"] == job["metadata"]["uid"]
 
 
-def test_job_with_one_running_pod_also_times_out(grounds: Grounds) -> None:
-    """To its operator such a job runs; it would hold what it has for ever."""
-    spec = {"gpus_per_node": 1, "gpu_resource": GPU, "elastic": "2:2", "pending_minutes": 0.2}
-    code = "import time; print('one runs'); time.sleep(600)"
-    with advertise_gpus(grounds.api, 1):
-        step = LaunchStep(grounds, {**spec, **python(code)}).start()
-        step.saw("one runs")
-        assert step.wait() == "Failed"
-    last = step.log().splitlines()[-1]
-    assert "of PyTorchJob train-" in last, step.log()
-    assert "did not start within pending_minutes=0.2" in last
-    assert f"no node has enough {GPU} free" in last
-    assert step.jobs() == []
-
-
 # What can never start, with the rights of whoever may read events, and what is said of it.
 UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
     "image name": ({"image": "Not/A_Name:1"}, "cannot pull Not/A_Name:1 (InvalidImageName: "),
@@ -187,7 +133,6 @@ UNSTARTABLE: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.smoke
 def test_container_that_cannot_start_ends_the_job(grounds: Grounds) -> None:
     steps = {
         name: LaunchStep(grounds, {"nodes": 2, **python("print(1)"), **spec}).start()
@@ -217,29 +162,6 @@ def test_forbidden_pods_end_the_job(cluster: client.ApiClient, events: bool) -> 
         assert "no pods yet: " in last, step.log()
         assert "exceeded quota: memory" in last
         assert step.jobs() == []
-
-
-def test_deadline_without_a_step_is_not_retried(deploy_grounds: Grounds) -> None:
-    """Ranks that are stopped leave as if their node were taken, when the step is back again."""
-    stop = "import signal, sys, time; stop = lambda *_: (time.sleep(7), sys.exit(143))"
-    code = f"{stop}; signal.signal(signal.SIGTERM, stop){COUNT.format(count=2000, pause=0.1)}"
-    spec = {"kind": "trainjob", "deadline_minutes": 0.3, "grace_seconds": 30}
-    step = LaunchStep(deploy_grounds, {**spec, **python(code)}).start()
-    step.saw("line 1")
-    step.kill()
-    assert step.wait() == "Lost"
-
-    def failed() -> bool:
-        (job,) = step.jobs("trainjob")
-        conditions = job["status"].get("conditions") or []
-        return any(item.get("reason") == "DeadlineExceeded" for item in conditions)
-
-    until(failed, "the operator's deadline", 120)
-    step.start()
-    assert step.wait() == "Failed"
-    assert "it took longer than deadline_minutes=0.3 and was ended" in step.log().splitlines()[-1]
-    assert "retrying" not in step.log()
-    assert len(step.jobs("trainjob")) == 1
 
 
 @pytest.mark.smoke

@@ -54,7 +54,6 @@ found |= {{name: int(status[name], 16) for name in ("CapBnd", "CapEff")}}
 print("SAID", json.dumps(found), flush=True)
 """
 IPC_LOCK = 1 << 14
-V1 = ["pytorchjob", "tfjob"]
 
 
 @pytest.fixture(scope="module")
@@ -210,15 +209,14 @@ def test_a_job_with_defaults_runs_under_a_quota_without_a_token(
         assert item["CapBnd"] == 0
 
 
-@pytest.mark.parametrize("kind", V1)
 def test_an_init_container_hands_files_to_its_worker_under_a_quota(
-    deployed: Grounds, capsys: pytest.CaptureFixture[str], kind: str
+    deployed: Grounds, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fetch = {"name": "fetch", "command": ["touch", "/shared/fetched"]}
     result = worker_reports(
         deployed,
         capsys,
-        kind,
+        "pytorchjob",
         volumes=[{"name": "shared", "emptyDir": {}}],
         volume_mounts=[{"name": "shared", "mountPath": "/shared"}],
         init_containers=[fetch],
@@ -227,8 +225,9 @@ def test_an_init_container_hands_files_to_its_worker_under_a_quota(
     assert [item["fetched"] for item in result] == [True, True]
 
 
-@pytest.mark.parametrize("kind", [*V1, "trainjob"])
-@pytest.mark.parametrize("root", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "root"), [("pytorchjob", True), ("pytorchjob", False), ("trainjob", True)]
+)
 def test_lock(deployed: Grounds, capsys: pytest.CaptureFixture[str], kind: str, root: bool) -> None:
     user = {"run_as_user": 0, "non_root": False} if root else {}
     for item in worker_reports(deployed, capsys, kind, nccl_infiniband="on", **user):

@@ -32,37 +32,20 @@ QUOTA = {
     "limits.memory": "24Gi",
 }
 STEPS = {
-    "sync_cpu": "300m",
+    "sync_cpu": "1500m",
     "sync_memory": "512Mi",
-    "evaluate_cpu": "500m",
+    "evaluate_cpu": "1500m",
     "evaluate_memory": "2Gi",
 }
 
 
-@pytest.mark.parametrize(
-    ("backend", "publish", "evaluation"),
-    [
-        ("pytorchjob", "clone", {}),
-        (
-            "trainjob",
-            "snapshot",
-            {"evaluate_backend": "trainjob", "evaluate_nodes": 2, "evaluate_cpu": "1"},
-        ),
-    ],
-)
-def test_two_workers_over_the_pod_network(
-    scene: Scene,
-    bucket_url: str,
-    local_run: Run,
-    backend: str,
-    publish: str,
-    evaluation: dict[str, Any],
-) -> None:
+def test_two_workers_over_the_pod_network(scene: Scene, bucket_url: str, local_run: Run) -> None:
     before = claims(scene.grounds)
-    destination = f"gs://{bucket.MODELS}/{backend}"
+    destination = f"gs://{bucket.MODELS}/trainjob"
+    evaluation = {"evaluate_backend": "trainjob", "evaluate_nodes": 2, "evaluate_cpu": "1"}
     run = scene.run(
-        **TRAINING | {"destination": destination, "sync": {"dataset": publish, "publish": publish}},
-        backend=backend,
+        **TRAINING | {"destination": destination, "sync": {"dataset": "s", "publish": "snapshot"}},
+        backend="trainjob",
         nodes=2,
         job={**WORKERS, **evaluation, "nproc_per_node": 1},
     ).start()
@@ -78,10 +61,9 @@ def test_two_workers_over_the_pod_network(
     log = run.steps["train"].log
     for rank in (0, 1):
         assert f"rank {rank} of 2 on" in log, log
-    if evaluation:
-        assert "created TrainJob" in run.steps["evaluate"].log, run.steps["evaluate"].log
+    assert "created TrainJob" in run.steps["evaluate"].log, run.steps["evaluate"].log
     assert _last_evaluation(scene, run) == pytest.approx(_last_evaluation(scene, local_run))
-    assert any(n.startswith(f"{backend}/") for n in bucket.names(bucket_url, bucket.MODELS))
+    assert any(n.startswith("trainjob/") for n in bucket.names(bucket_url, bucket.MODELS))
     assert claims(scene.grounds) == before | {published}
 
     _delete_run(scene, run)
@@ -207,6 +189,7 @@ def seen(
 def test_run_succeeds(seen: Seen) -> None:
     assert seen.run.succeeded, seen.run.explain()
     assert "publish" in seen.run.steps
+    assert "rank 1 of 2 on" in seen.run.steps["train"].log
     message = "pytorchjob of 2 pods, no GPU each, at most 4 cpu and 4Gi memory"
     assert message in seen.run.steps["preflight"].log, "default resources of workers"
 
@@ -226,9 +209,9 @@ def test_quota_and_level_are_enforced(seen: Seen) -> None:
 
 
 def test_steps_have_the_resources_of_the_settings(seen: Seen) -> None:
-    launcher, evaluate = {"cpu": "500m", "memory": "1Gi"}, {"cpu": "500m", "memory": "2Gi"}
+    launcher, evaluate = {"cpu": "500m", "memory": "1Gi"}, {"cpu": "1500m", "memory": "2Gi"}
     expected = {
-        "data-sync": ({"cpu": "300m", "memory": "512Mi"}, SYNC_REQUESTS),
+        "data-sync": ({"cpu": "1500m", "memory": "512Mi"}, SYNC_REQUESTS),
         "train": (launcher, launcher),
         "evaluate": (evaluate, EVALUATE_REQUESTS),
         "export": (evaluate, EVALUATE_REQUESTS),

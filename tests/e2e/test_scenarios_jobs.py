@@ -1,6 +1,5 @@
 """Jobs whose step is evicted, lost or killed, and two recurring runs with one champion."""
 
-import random
 import re
 import time
 from pathlib import Path
@@ -19,9 +18,8 @@ from tests.e2e.harness.launch_step import LaunchStep, python
 from tests.e2e.harness.play import LOST_PODS, Run
 from tests.e2e.harness.running import evict
 from tests.e2e.harness.scene import WORK, Scene, make_scene
-from tests.e2e.harness.trainings import Begin, Seen, attempts, log, starts, workers
+from tests.e2e.harness.trainings import Begin, attempts, log, starts, workers
 
-STEPS = 12  # of an epoch: 400 images, 32 a batch, the last short one dropped
 EXPORTS = "models/squares"
 
 
@@ -62,8 +60,9 @@ def over(run: Run) -> bool:
     return run.steps["train"].succeeded is not None
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("backend", ["pytorchjob", "trainjob"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("pytorchjob", marks=pytest.mark.smoke), "trainjob"]
+)
 def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: str) -> None:
     """Its pod is lost more often than Argo retries it."""
     sleep = {"kind": backend, **python("import time; print('here'); time.sleep(900)")}
@@ -98,46 +97,6 @@ def test_the_job_of_a_lost_step_is_deleted(scene: Scene, begin: Begin, backend: 
     assert other.wait() == "Failed"
 
 
-@pytest.mark.soak
-def test_training_resumes_after_a_drain(scene: Scene, begin: Begin) -> None:
-    """Both the step and the workers are evicted, through the API that `kubectl drain` calls."""
-    run = begin(epochs=40)
-    until(lambda: "epoch 7/" in log(run), "a checkpoint")
-    for pod in [*workers(scene, run), run.steps["train"].pod]:
-        scene.grounds.core.create_namespaced_pod_eviction(
-            pod, scene.grounds.namespace, {"metadata": {"name": pod}}
-        )
-    run.wait()
-
-    assert run.succeeded, run.explain()
-    assert len(run.steps["train"].attempts) == 2
-    assert starts(scene, run)[-1]["resumed_from_step"] > 0
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(10))
-def test_step_killed_at_random_times(scene: Scene, begin: Begin, seed: int) -> None:
-    """The step, a worker or both lose their pods: the same end as without."""
-    draw = random.Random(seed)
-    run = begin(epochs=40)
-    ever = Seen(scene, run)
-    until(lambda: attempts(run) > 0, "the step")
-    for victim in draw.sample(["step", "worker", "step"], k=2):
-        time.sleep(draw.uniform(0, 12))
-        result = workers(scene, run) if victim == "worker" else [run.steps["train"].pod]
-        if result and run.succeeded is None:
-            scene.grounds.core.delete_namespaced_pod(
-                draw.choice(result), scene.grounds.namespace, grace_period_seconds=0
-            )
-    run.wait()
-
-    assert run.succeeded, run.explain()
-    ever.stop()
-    assert ever.at_once == 1
-    last = scene.events(run)[-1]
-    assert (last["event"], last["status"], last["step"]) == ("end", "done", 40 * STEPS)
-
-
 @dsl.component(base_image=IMAGE, install_kfp_package=False)  # type: ignore[untyped-decorator]
 def prepare(run_dir: str, data: str, seed: int) -> str:
     """Write the outputs of a train step: a network of this seed, and images."""
@@ -169,7 +128,6 @@ def prepare(run_dir: str, data: str, seed: int) -> str:
 def wait_for_all(folder: str, run_id: str, runs: int, version: str) -> str:
     """Wait until all runs have a verdict; return the version that this one compared with."""
     import os
-    import time
 
     os.makedirs(folder, exist_ok=True)
     open(f"{folder}/{run_id}", "w").close()

@@ -8,10 +8,10 @@ import pytest
 from kubernetes import client
 
 from tests.e2e.harness import bucket
-from tests.e2e.harness.grounds import claim, until
+from tests.e2e.harness.grounds import claim
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import ARTIFACTS, COMPILED, Scene
-from tests.e2e.harness.training import LOOP, TRAINING, WORKERS
+from tests.e2e.harness.training import TRAINING, WORKERS
 from tests.stores import versitygw
 
 RUNS = "runs"
@@ -72,31 +72,6 @@ def test_two_nodes_without_pvc(scene: Scene, bucket_url: str, backend: str) -> N
     assert len(steps) in (2, 3)  # keep_checkpoints, and the best
     models = bucket.names(bucket_url, bucket.MODELS)
     assert any(name.startswith(f"claimless-{backend}/digits/") for name in models)
-
-
-def test_a_retry_resumes_from_a_workers_checkpoint(scene: Scene, bucket_url: str) -> None:
-    run = scene.run(
-        compiled("train_resnet_claimless"),
-        **TRAINING | {"epochs": 60, "training": {**LOOP, "checkpoint_epochs": 2}},
-        work=f"gs://{RUNS}/prefix",
-        nodes=2,
-        job={**WORKERS, "nproc_per_node": 1},
-    ).start()
-    manifests = "checkpoints/step-"
-    until(
-        lambda: any(n.startswith(manifests) for n in in_bucket(bucket_url, run)),
-        "a checkpoint",
-        300,
-    )
-    first = min(pod.metadata.name for pod in scene.grounds.workers(run.id))
-    scene.grounds.core.delete_namespaced_pod(first, scene.grounds.namespace)
-    run.wait()
-
-    assert run.succeeded, run.explain()
-    log = run.steps["train"].log
-    assert "the training resumes from" in log, log
-    assert "resumed from" in log, log
-    assert "retries left" in log, log
 
 
 @pytest.fixture

@@ -196,13 +196,3 @@ def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
     with pytest.raises(InputError, match="there are no credentials for gs://bucket"):
         open_store("gs://bucket").prepare()
-
-
-def test_only_damaged_files_in_a_folder_are_written_again(sealed: Path, tmp_path: Path) -> None:
-    where = open_store(str(tmp_path / "out"))
-    uri = bundle.upload(sealed, "squares", where)
-    assert bundle.intact(Path(uri))
-    (Path(uri) / "model.onnx").write_bytes(b"torn")
-    assert where.put(sealed / "model.onnx", f"squares/{Path(uri).name}/model.onnx")
-    assert not where.put(sealed / "model.onnx", f"squares/{Path(uri).name}/model.onnx")
-    assert bundle.intact(Path(uri))

@@ -12,33 +12,6 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGE = re.compile(r"^([a-z0-9.-]+)==(\S+)", re.MULTILINE)
-STORES = (
-    *("google.cloud.storage", "boto3", "azure.storage.blob", "azure.identity", "huggingface_hub"),
-)
-# What the steps of an image import when they need it, and so does their command line.
-LIBRARIES = {
-    "launcher": (
-        *("kfp_ddp.cli", "kfp_ddp.jobs.run", "kfp_ddp.jobs.task"),
-        *("kfp_ddp.storage.gcs", "kubernetes.client", "kubeflow.training"),
-        *(*STORES, "google_crc32c"),
-    ),
-    "trainer": (
-        *("kfp_ddp.training.node", "kfp_ddp.training.rank", "kfp_ddp.training.report.trackers"),
-        *("torch", "torchvision", "torchcodec", "simplejpeg", "onnx", "onnxruntime", "safetensors"),
-        *(*STORES, "tensorboard", "prometheus_client"),
-    ),
-}
-
-
-def steps_of(image: str) -> list[str]:
-    """Components whose steps run in the image."""
-    result = [
-        path.parent.name
-        for path in sorted(REPOSITORY.glob("components/*/component.py"))
-        if f"kfp-ddp/{image}:" in path.read_text().partition("def ")[0]
-    ]
-    assert result
-    return result
 
 
 def dockerfile(image: str) -> list[str]:
@@ -76,37 +49,7 @@ def test_lock_of_an_image_is_a_part_of_the_lock(image: str) -> None:
 def test_launcher_has_no_torch() -> None:
     names = {name for name, _ in pinned(REPOSITORY / "images/launcher/requirements.lock")}
     assert "kubernetes" in names
-    assert names.isdisjoint({"torch", "torchvision", "numpy"})
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("image", ["launcher", "server", "trainer"])
-def test_install_steps_succeed_in_a_clean_environment(image: str, tmp_path: Path) -> None:
-    runs = [line for line in dockerfile(image) if line.startswith("RUN ")]
-    steps = [step for line in runs for step in re.findall(r"\bpip \w[^&;]*", line)]
-    assert len(steps) == 4
-    for name in ("wheel", "image"):
-        venv.create(tmp_path / name, with_pip=True)
-    dist = str(tmp_path / "dist")
-    here = {
-        "requirements.lock": "images/wheel/requirements.lock",
-        "/build/requirements.lock": f"images/{image}/requirements.lock",
-        "/dist": dist,
-        "/build": dist,
-    }
-    for stage, step in zip(["wheel", "wheel", "image", "image"], steps, strict=True):
-        arguments = [here.get(word, word) for word in shlex.split(step)[1:]]
-        # The hashes vouch for what a cache of this machine already holds.
-        arguments = [word for word in arguments if word != "--no-cache-dir"]
-        python = tmp_path / stage / "bin" / "python"
-        subprocess.run([python, "-m", "pip", "--quiet", *arguments], cwd=REPOSITORY, check=True)
-    modules = ["kfp.dsl.executor_main", *LIBRARIES[image]]
-    for name in steps_of(image):
-        folder = REPOSITORY / "components" / name
-        modules += [f"kfp_ddp.components.{name}.{path.stem}" for path in folder.glob("*.py")]
-    assert "kfp_ddp.evaluation.gate.engine" in modules or image == "trainer"
-    probe = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
-    subprocess.run([tmp_path / "image/bin/python", "-c", probe, *modules], cwd=tmp_path, check=True)
+    assert names.isdisjoint({"torch", "torchvision"})
 
 
 def test_base_is_a_supported_python() -> None:
@@ -162,9 +105,10 @@ def test_wheel_has_every_module_and_file_of_the_package(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_wheel_works_in_a_new_environment(wheel: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    subprocess.run([*pip, "install", "--quiet", "--no-compile", str(wheel)], check=True)
     probe = "import kfp_ddp.components, kfp_ddp.pipelines, kfp_ddp.training"
     subprocess.run([python, "-c", probe], check=True, cwd=tmp_path)
     program = tmp_path / "venv" / "bin" / "kfp-ddp"

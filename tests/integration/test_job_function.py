@@ -145,10 +145,6 @@ def around() -> Callable[..., Any]:
     return closing
 
 
-@functools.lru_cache
-def cached() -> None: ...
-
-
 def passing(func: Any) -> Any:
     return func
 
@@ -175,10 +171,6 @@ def defaults(where: str = string.digits) -> None: ...
 
 
 class Holder:
-    base = Path
-
-    def method(self) -> None: ...
-
     def __call__(self) -> None: ...
 
 
@@ -187,21 +179,15 @@ class Holder:
     [
         (lambda: 1, "is a lambda"),
         (around(), "closing uses outer of the enclosing function"),
-        (cached, "cached is not a plain Python function"),
         (decorated, "decorated is decorated"),
-        (functools.wraps(plain)(lambda: 1), "plain is decorated"),
         (functools.partial(alone, 1), "partial is not a plain Python function"),
         (waits, "waits is async"),
         (yields, "yields is a generator"),
         (of_module, "of_module uses Path, json of its module"),
         (plain, "plain uses json_of of its module"),
         (defaults, "defaults uses string of its module"),
-        (Holder().method, "method is not a plain Python function"),
         (Holder(), "Holder is not a plain Python function"),
-        (Holder, "Holder is not a plain Python function"),
         (print, "print is not a plain Python function"),
-        ("train.py", "str is not a plain Python function"),
-        (None, "NoneType is not a plain Python function"),
     ],
 )
 def test_an_incomplete_function_is_an_input_error(func: Any, says: str) -> None:
@@ -223,8 +209,6 @@ def test_a_function_without_a_file_is_an_input_error() -> None:
         {1: 2},
         b"a",
         float("nan"),
-        float("inf"),
-        {1},
         Path("a"),
         pytest.param(object(), id="object"),
         [1, (2,)],

@@ -226,7 +226,6 @@ def test_without_a_destination_the_bundle_remains_in_the_run(run_dir: Path, tmp_
     ("verdict", "text"),
     [
         (None, "run gate before publish"),
-        ("{", "run gate before publish"),
         ('{"blessed": false, "reason": "not blessed: too bad"}', "too bad"),
         ('{"blessed": true, "reason": "", "evaluation_sha256": "00"}', "of another evaluation"),
         ('{"blessed": true, "reason": "", "bundle": "00"}', "of another bundle"),
@@ -247,9 +246,7 @@ def test_a_rejected_model(verdict: str | None, text: str, run_dir: Path, tmp_pat
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"model_name": "../up"}, "model_name is '../up'"),
         ({"destination": "ftp://models"}, "cannot store files at ftp://models"),
-        ({"destination": "file://host/x"}, "is not a file URI"),
         ({"destination": "/dev/null/models"}, "cannot write /dev/null/models"),
         ({"release": {"sigm": 1}}, "release has no setting 'sigm'"),
     ],

@@ -195,12 +195,10 @@ def test_the_first_name_takes_one_request(scheme: str, monkeypatch: pytest.Monke
     ("scheme", "status", "code", "expected"),
     [
         ("s3", 503, "SlowDown", ""),
-        ("s3", 400, "RequestTimeout", ""),
         ("s3", 403, "AccessDenied", "no permission to read 'a' of"),
         ("s3", 403, "InvalidObjectState", "archive"),
         ("s3", 412, "PreconditionFailed", "changed during each of two attempts"),
         ("s3", 400, "ExpiredToken", "credentials for 'a' of .* are invalid"),
-        ("s3", 403, "InvalidAccessKeyId", "credentials for 'a' of .* are invalid"),
         ("s3", 403, "RequestTimeTooSkewed", "correct its clock"),
         ("az", 503, "ServerBusy", ""),
         ("az", 401, "InvalidAuthenticationInfo", ""),

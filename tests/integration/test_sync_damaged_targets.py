@@ -140,31 +140,6 @@ def test_planted_links_lead_nowhere(tmp_path: Path, kind: str, choose: random.Ra
     shutil.rmtree(base)
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-def test_link_in_place_of_a_folder_is_refused(bucket: Bucket, tmp_path: Path, mirror: bool) -> None:
-    """Even if the linked folder has the same files: the link itself is an extra to delete."""
-    objects = fill(bucket, 4)
-    elsewhere, target = tmp_path / "elsewhere", tmp_path / "target"
-    run(elsewhere, mirror=mirror)
-    target.mkdir()
-    name = "train" if mirror else "versions"
-    (target / name).symlink_to(elsewhere / name)
-    with pytest.raises(StorageError, match=f"{name} is a link or a file where a folder must be"):
-        run(target, mirror=mirror)
-    assert content(elsewhere if mirror else elsewhere / "current") == objects
-
-
-def test_link_in_place_of_a_file_is_replaced(bucket: Bucket, tmp_path: Path) -> None:
-    objects = fill(bucket)
-    (tmp_path / "mine").write_text("mine")
-    target = tmp_path / "target"
-    (target / "train/c0").mkdir(parents=True)
-    (target / "train/c0/0000.png").symlink_to(tmp_path / "mine")
-    run(target, mirror=True, delete=False)
-    assert content(target) == objects
-    assert (tmp_path / "mine").read_text() == "mine"
-
-
 def test_late_link_fails(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(bucket)
     outside, target = tmp_path / "outside", tmp_path / "target"

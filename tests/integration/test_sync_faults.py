@@ -120,13 +120,6 @@ def test_endless_listing(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.Mon
     assert next(pages) < 25
 
 
-def test_storm_over_every_object_is_survived(bucket: Bucket, tmp_path: Path) -> None:
-    objects = fill_ten(bucket)
-    for at, name in enumerate(objects):
-        bucket.fault(f"ds/{name}", *["503", "429", "nohash"][: 1 + at % 3])
-    assert content(quick_run(tmp_path).path) == objects
-
-
 def test_only_what_changed_is_downloaded(bucket: Bucket, tmp_path: Path) -> None:
     objects = fill_ten(bucket)
     first = quick_run(tmp_path)

@@ -279,7 +279,6 @@ def test_a_changed_file_is_refused(hub: Hub, tmp_path: Path, large: bool, found_
     ("url", "says"),
     [
         ("hf://owner/pets", "write hf://datasets/owner/name"),
-        ("hf://datasets/pets", "write hf://datasets/owner/name"),
         ("hf://datasets/owner/absent", "dataset owner/absent does not exist .* give HF_TOKEN"),
         ("hf://datasets/owner/pets@old", "has no revision 'old'"),
         ("hf://datasets/owner/pets/none", "holds no objects below 'none/'"),

@@ -97,7 +97,6 @@ def test_a_table_is_read_first_and_missing_files_are_told(bucket: Bucket, tmp_pa
         ({"labels": "none.csv"}, "labels=none.csv is not in it; it has big.csv, labels.csv"),
         ({"labels": "big.csv"}, r"labels=big.csv is too large \(9 B\)"),
         ({"val_fraction": 2}, "val_fraction=2 cannot be used"),
-        ({"val_fractoin": 0.2}, "layout has no setting 'val_fractoin'; did you mean 'val_f"),
         ({"epochs": 2}, "layout sets epochs, which is a setting of the training"),
     ],
 )

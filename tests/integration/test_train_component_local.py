@@ -166,7 +166,6 @@ def test_train_writes_checkpoint_artifacts_and_progress(trained: Path) -> None:
     ("change", "message"),
     [
         ({"backend": "pigeon"}, "backend 'pigeon' is not known"),
-        ({"training": {"output_dir": "/x"}}, "training sets output_dir, which the step sets"),
         ({"job": {"command": ["x"]}}, "job sets command, which the step sets itself"),
         ({"job": {"packages_to_install": ["timm==1"]}}, "which evaluate and export would lack"),
         ({"run_id": "../up"}, "run_id '../up' cannot name a folder"),

@@ -94,11 +94,9 @@ def test_dropout_resumes_to_the_bit_and_on_two_ranks(data: Path, tmp_path: Path)
     ("text", "line"),
     [
         ("def build(:", r"mine\.py, line 1: invalid syntax"),
-        ("import torch", r"mine\.py does not define build: add a function build\(num_classes\)"),
         ("", r"mine\.py does not define build"),
         ("import nowhere_to_be_found\ndef build(n): ...", "ModuleNotFoundError in line 1: No mod"),
         ("build = 3", r"build in the model's file mine\.py is not a function"),
-        ("loss = 3\ndef build(n): ...", r"loss in the model's file mine\.py is not a function"),
         ("import sys\nsys.exit(3)\ndef build(n): ...", "SystemExit in line 2: 3"),
         ("def build(): ...", r"mine\.py:build\(3\) raises TypeError"),
         ("def build(n):\n  return 1 / 0", r"mine.*raises ZeroDivisionError in line 2: division"),
@@ -109,7 +107,6 @@ def test_dropout_resumes_to_the_bit_and_on_two_ranks(data: Path, tmp_path: Path)
         (BESIDE_NETWORK + "def optimizer(n, c): return 3", "optimizer .* returns int, not a torch"),
         (BESIDE_NETWORK + "def optimizer(n): ...", r"optimizer in .* raises TypeError: .* takes 1"),
         (BESIDE_NETWORK + "def loss(a, b): return a", r"loss .* returns torch\.float32 \[2, 3\]"),
-        (BESIDE_NETWORK + "def loss(a, b): return a[5, 5]", "loss .* raises IndexError in line 9"),
         (BESIDE_NETWORK + "def transforms(i, s, d): return i", r"returns torch\.uint8 \[3, 8"),
     ],
 )
@@ -316,7 +313,6 @@ def test_file_of_the_command_line_is_packed(photographs: Path) -> None:
     [
         ({"script": "print(1)"}, "is not a packed Python file"),
         ({"script_args": "'open"}, 'script_args="\'open" cannot be split: No closing quotation'),
-        ({"script": "", "model": "resnet18", "script_args": "x"}, "no script takes them"),
         ({"model": "mine.py:other"}, "mine.py does not define other"),
         ({"script": packed.pack(b"x = (")}, "script, line 1: '(' was never closed"),
     ],

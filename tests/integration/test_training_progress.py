@@ -211,12 +211,9 @@ def test_a_trace_needs_a_running_rank(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "[1]",
         '{"rank": 0, "steps": 0, "id": "0123456789abcdef"}',
-        '{"rank": 0, "steps": 1001, "id": "0123456789abcdef"}',
         '{"rank": 0, "steps": 5, "id": "../../../../../x"}',
-        '{"rank": null, "steps": 5, "id": "0123456789abcdef"}',
         '{"rank": 0, "steps": 1e999, "id": "0123456789abcdef"}',
     ],
 )

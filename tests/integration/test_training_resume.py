@@ -68,7 +68,7 @@ def _interrupt_and_resume(data: Path, output: Path, number: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(3))
 def test_killed_at_any_instant(number: int, data: Path, uninterrupted: str, tmp_path: Path) -> None:
     assert _interrupt_and_resume(data, tmp_path / "run", number) == uninterrupted
 
@@ -80,7 +80,7 @@ def test_killed_in_the_soak(number: int, data: Path, uninterrupted: str, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["torch.save", "os.fsync", "os.replace"])
+@pytest.mark.parametrize("point", ["torch.save", "os.replace"])
 def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_path: Path) -> None:
     run = config(data, tmp_path / "run", checkpoint_steps=3)
     train_until_killed(run, 2, point)
@@ -92,12 +92,11 @@ def test_killed_inside_a_save(point: str, data: Path, uninterrupted: str, tmp_pa
 
 @pytest.mark.slow
 def test_other_world_sizes_see_the_same_batches(data: Path, tmp_path: Path) -> None:
-    """2 ranks, then 1, then 4: the weights differ by the order of float sums only."""
+    """2 ranks, then 4: the weights differ from those of 1 by the order of float sums only."""
     whole = config(data, tmp_path / "whole", micro_batch_size=2, epochs=2, checkpoint_steps=4)
-    output_of(whole, 2)
+    output_of(whole, 1)
     parts = config(data, tmp_path / "parts", micro_batch_size=2, epochs=2, checkpoint_steps=4)
-    for world in (2, 1):
-        train_until_killed(parts, world, "torch.save")
+    train_until_killed(parts, 2, "torch.save")
     output_of(parts, 4)
     one, other = (
         checkpoint.load_model(tmp_path / name / "checkpoints" / "step-00000024")[0]

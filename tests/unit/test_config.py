@@ -141,10 +141,8 @@ ALIASES = "host:\n- &a0 [x, x, x, x, x, x, x]\n" + "".join(
     ("text", "told"),
     [
         ("hots: http://x\n", "kfp-ddp.yaml: there is no setting 'hots'; did you mean 'host'?"),
-        ("token: abc\n", "kfp-ddp.yaml: there is no setting 'token'; did you mean 'token_file'?"),
         ("timeout: soon\n", "kfp-ddp.yaml: timeout='soon' should be a number"),
         ("timeout: 0\n", "kfp-ddp.yaml: timeout=0 should be more than 0"),
-        ("port_forward: maybe\n", "kfp-ddp.yaml: port_forward='maybe' should be true or false"),
         ("host: [a]\n", "kfp-ddp.yaml: host=['a'] should be text"),
         (ALIASES, "kfp-ddp.yaml: host=[["),
         ("#" * 2_000_000, "kfp-ddp.yaml has more than 1,048,576 bytes"),

@@ -66,7 +66,6 @@ def test_pvc_of_one_node_is_bad_on_several(nodes: list[Object] | None) -> None:
     [
         ("Lost", {}, "is Lost: its volume is gone"),
         ("Pending", {"storageClassName": "standard"}, "is Pending"),
-        ("Pending", {}, "is Pending"),
         ("Pending", {"storageClassName": "gold"}, "waits for the storage class gold, which does"),
     ],
 )

@@ -89,7 +89,6 @@ WAITING = {**pod("w-0", OLD), "status": {"phase": "Pending"}}
     ("pods", "digests"),
     [
         ([pod("w-0", NEW)], [NEW]),
-        ([pod("w-0", f"registry.example/team/trainer@{NEW}")], [NEW]),
         ([pod("w-0", f"docker-pullable://trainer@{NEW}")], [NEW]),
         ([pod("w-0", OLD), pod("w-1", NEW), pod("w-2", OLD)], [OLD, NEW]),  # a moved tag
         ([WAITING, pod("w-1", ""), {**WAITING, "status": {}}], []),  # they never started

@@ -78,7 +78,6 @@ def test_pvcs_are_those_of_the_options(which: str, names: list[str]) -> None:
     [
         (Installation("hare"), "namespace hare does not exist; did you mean 'here'?"),
         (Installation("here", "nsf"), "storage class nsf does not exist; did you mean 'nfs'?"),
-        (Installation("here", "gold"), "storage class gold does not exist; it is one of"),
         (Installation("here"), "no storage class is the default; give"),
         (Installation("here", "nfs", size="10GB"), "--size 10GB cannot be used"),
         (Installation("here", "disk"), "storage class disk (ebs.csi.aws.com) creates"),

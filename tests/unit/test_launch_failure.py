@@ -118,7 +118,6 @@ def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
     [
         ("UnexpectedAdmissionError", "Allocate failed due to requested number of devices", True),
         ("OutOfnvidia.com/gpu", "Node didn't have enough resource", True),
-        ("NodeAffinity", "Predicate NodeAffinity failed", True),
         ("ReasonOfTomorrow", "", True),
         ("SysctlForbidden", 'forbidden sysctl: "kernel.msgmax" not allowlisted', False),
         ("AppArmor", "Cannot enforce AppArmor: pod requires a profile", False),

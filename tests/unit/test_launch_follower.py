@@ -137,12 +137,6 @@ def test_the_end_of_preempted_pods_is_marked_so(ending: Ends) -> None:
     assert one.run(Limits()).preempted
 
 
-def test_a_job_that_takes_too_long_is_deleted(ending: Ends) -> None:
-    with pytest.raises(JobError, match="x took longer than deadline_minutes=1 and was deleted"):
-        follower(ending, job("Running")).run(Limits(deadline=60))
-    assert ending.deleted == 1
-
-
 def test_a_trainjob_that_lost_a_part_of_itself_is_deleted(ending: Ends) -> None:
     with pytest.raises(JobError, match="TrainJob x has lost its runtimePatches"):
         follower(ending, {**JOB, "spec": {}}, kind="trainjob").run(Limits())

@@ -96,7 +96,6 @@ def test_a_job_of_another_name_is_not_an_attempt() -> None:
         {"data": {"script.py": "print('ours')", "sitecustomize.py": "print('theirs')"}},
         {"binaryData": {"sitecustomize.pyc": "AAAA"}},
         {"metadata": {"labels": {}}},
-        {"metadata": {}},
     ],
 )
 def test_a_foreign_config_map_is_refused(change: dict[str, Any]) -> None:

@@ -109,7 +109,6 @@ REPLACED = ([pod("worker-0"), pod("master-0")], [pod("worker-0", uid="another"),
 @pytest.mark.parametrize(
     ("clock", "heard_at", "silence", "split"),
     [
-        (2, 0, 60, False),
         (62, 0, 60, False),
         (63, 0, 60, True),
         (63, 63, 60, False),
@@ -239,7 +238,6 @@ ALIVE, SILENT = (7, "step", True), (7, "step", False)
         ([ALIVE, SILENT, SILENT], 1, "rank 1 (worker-1 on node node-1) and 1 more is silent", ""),
         ([ALIVE, ALIVE], 1, "all 2 ranks are at step 7", ""),
         ([SILENT, SILENT], 1, "all 2 ranks are at step 7", ""),
-        ([ALIVE], 1, "all 1 ranks are at step 7", ""),
     ],
 )
 def test_the_rank_that_others_wait_for_is_named(

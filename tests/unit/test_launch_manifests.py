@@ -139,8 +139,6 @@ def test_default_resources_grow_with_gpus_or_ranks() -> None:
     ("fields", "left"),
     [
         ({"cpu": "4"}, {"memory"}),
-        ({"cpu_request": "1"}, {"memory"}),
-        ({"memory": "4Gi"}, {"cpu"}),
         ({"memory_request": "4Gi"}, {"cpu"}),
         ({"resources": {"limits": {"memory": "4Gi"}}}, {"cpu"}),
         ({"resources": {"requests": {"cpu": "1"}}, "memory": "1Gi"}, set()),

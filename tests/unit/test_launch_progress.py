@@ -37,7 +37,6 @@ def test_a_line_without_an_end_is_split() -> None:
     ("text", "shown"),
     [
         ("plain", "plain"),
-        ("", ""),
         ("of windows\r", "of windows"),
         ("\r\r", ""),
         (BAR, f"100%|{'#' * 100}"),

@@ -276,7 +276,6 @@ def test_a_pod_without_a_status_waits(bare: dict[str, Any]) -> None:
         ("Running", False, True),
         ("Unknown", False, True),
         ("Succeeded", False, False),
-        ("Failed", False, False),
     ],
 )
 def test_waiting_and_writing_follow_from_the_phase(phase: str, waiting: bool, writes: bool) -> None:
@@ -292,7 +291,6 @@ def test_waiting_and_writing_follow_from_the_phase(phase: str, waiting: bool, wr
         (WAITS, False),
         ({"state": None}, False),
         ({**WAITS, "restartCount": 1}, True),
-        ({**WAITS, "restartCount": 0}, False),
     ],
 )
 def test_a_container_has_a_log_once_it_ran(container: dict[str, Any], started: bool) -> None:
@@ -324,7 +322,6 @@ def test_a_pod_ended_with_its_first_container() -> None:
     ("codes", "failed", "crashed"),
     [
         ((0, 0), False, False),
-        ((None,), False, False),
         ((0, 1), True, True),
         ((143,), True, False),
         ((143, 0, 2), True, True),

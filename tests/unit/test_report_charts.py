@@ -231,9 +231,7 @@ def test_only_the_slowest_of_many_ranks_are_shown() -> None:
     "broken",
     [
         {},
-        {"seconds": []},
         {"seconds": {"data": [1.0]}},
-        {"seconds": every(1.0)},
         {"seconds": every(["x"])},
         {"seconds": every([-1.0])},
         {"seconds": {**every([1.0]), "data": [1.0, 2.0]}},

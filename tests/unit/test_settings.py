@@ -74,7 +74,6 @@ def test_error_has_the_description_of_the_setting() -> None:
     ("fields", "message"),
     [
         ({"command": "python3 train.py"}, "it should be a list such as ['python3', 'train.py'] ("),
-        ({"command": 1}, "command=1 cannot be used: it should be a list (Command of each worker"),
         ({"nodes": "two"}, "nodes='two' cannot be used: it should be a valid integer (Number of"),
         ({"gpus": 2}, "there is no setting 'gpus'; did you mean 'gpus_per_node'?"),
         ({"pip_index_urls": "https://me:5150@e.com"}, "pip_index_urls cannot be used: it"),

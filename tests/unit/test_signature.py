@@ -162,11 +162,9 @@ ENVELOPE = f'"payload": "e30=", {TYPE}, "signatures": [{{"sig": "e30="}}]'
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is not JSON"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[]", "not a signature by a key"),
-        ("{}", "not a signature by a key"),
         ('{"verificationMaterial": {}, "dsseEnvelope": {}}', "not a signature by a key"),
         (SIGNED % ('"publicKey": 1', '"payload": "e30="'), "not a signature by a key"),
         (SIGNED % ("", '"payload": "!", "signatures": []'), "not a signature by a key"),
@@ -184,7 +182,6 @@ def test_an_invalid_signature_is_one_line(tmp_path: Path, content: str, words: s
     ("change", "words"),
     [
         (b"1", "does not sign a model"),
-        (b"{}", "does not sign a model"),
         (b'{"_type": "x", "predicateType": "y"}', "does not sign a model"),
         ({"model.safetensors": ""}, r"model\.safetensors is not signed"),
         ({"more": "0" * 64}, "more, which is signed, is missing"),
@@ -257,7 +254,6 @@ def test_the_key_comes_from_the_secret(monkeypatch: pytest.MonkeyPatch, password
     ("secret", "words"),
     [
         ("", "sign_key names the key signing.pem, which the bucket's secret"),
-        ("no key", r"sign_key \(signing.pem\) is not a private key: give an EC key"),
         (public(KEY).decode(), "is not a private key: give an EC key.*with no password"),
         (pem(KEY, "word").decode(), "is not a private key: .*with the right password"),
         (pem(rsa.generate_private_key(65537, 1024)).decode(), "a key of another kind"),

@@ -62,10 +62,8 @@ def named(prefix: str, state: State) -> State:
     [
         lambda state: state,
         lambda state: named("module.", state),
-        lambda state: named("module._orig_mod.", state),
         lambda state: {"state_dict": named("model.", state) | {"loss.weight": torch.ones(2)}},
         lambda state: {"model": state, "optimizer": {"state": {}}, "epoch": 3},
-        lambda state: {"state_dict": state, "best_acc1": torch.tensor(76.1)},
         lambda state: {
             "model": named("module.", dict.fromkeys(state, torch.zeros(1))),
             "model_ema": named("module.", state) | {"n_averaged": torch.tensor(7)},
@@ -130,8 +128,6 @@ CONV = "features.0.weight"
         (changed(source(), CONV, torch.ones(1)), r"0\.weight has the shape \[1\], not \[16, 3,"),
         (source() | {"features.9.x": torch.ones(1)}, r"features\.9\.x is unknown to it; set"),
         (changed(source(), CONV, torch.full((16, 3, 3, 3), torch.nan)), "NaN or infinite"),
-        ({}, r"it contains no tensors"),
-        ({"epoch": 3, "model": {"lr": 0.1}}, r"it contains no tensors"),
         ([1, 2], r"it contains no tensors"),
         ({"args": Fraction(1), "model": source()}, r"weights \(fractions\.Fraction\)"),
         (
@@ -173,7 +169,6 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, plain: bool) -> None:
     ("name", "content", "line"),
     [
         ("a.pth", b"", "a.pth contains no readable weights"),
-        ("a.pth", b"PK\x03\x04 and no more", "a.pth contains no readable weights"),
         ("a.safetensors", b"\x00" * 9, "a.safetensors contains no readable weights"),
         ("a.pth", b"<!DOCTYPE html>", "a.pth contains no readable weights"),
         ("a/b", b"", "/a is neither a checkpoint nor a bundle: give pretrained"),

@@ -87,12 +87,6 @@ def tree(text: str, suffix: str = ".jpg") -> list[str]:
     [  # images in train and val together, and in test
         ("seg_train/seg_train,seg_test/seg_test*b,f,s seg_pred/seg_pred", "b f s", (18, 18)),
         ("training_set/training_set,test_set/test_set*cats,dogs", "cats dogs", (12, 12)),
-        (
-            "asl_alphabet_train/asl_alphabet_train*A,B asl_alphabet_test/asl_alphabet_test",
-            "A B",
-            (12, 0),
-        ),
-        ("train_set,val_set*a,b", "a b", (24, 0)),
         ("train2017,dev-2*a,b", "a b", (24, 0)),
         ("TrainData,HoldoutData*a,b", "a b", (12, 12)),
         ("fold_0,Fold1,fold-2*a,b", "a b", (36, 0)),
@@ -101,11 +95,8 @@ def tree(text: str, suffix: str = ".jpg") -> list[str]:
         ("train,val,test*a,b masks*a", "a b", (24, 12)),
         ("bus,car,train*2019,2020", "bus car train", (36, 0)),
         ("cat,dog test*a,b", "cat dog test", (24, 0)),
-        ("cat,dog validation*front,side", "cat dog validation", (24, 0)),
         ("trainer,constraint,latest", "constraint latest trainer", (18, 0)),
-        ("train,plane,test", "plane test train", (18, 0)),
         ("a/images,b/images", "a b", (12, 0)),
-        ("train/a/images,train/b/images", "a b", (12, 0)),
         ("a,b #recycle/a $RECYCLE.BIN/S-1-5 @Recently-Snapshot ~snapshot/a", "a b", (12, 0)),
         ("a,b Recycler/a LOST+FOUND found.000 a/recycler", "a b", (12, 0)),
         ("train*a,b,#recycle,lost+found,.cache a/@eaDir __MACOSX/a", "a b", (12, 0)),
@@ -126,8 +117,6 @@ def test_tree_has_one_reading(text: str, classes: str, counts: tuple[int, int]) 
         ("left/images,right/images*a,b", "left right", None),
         ("bus,car*train,test", "bus car", "test train"),
         ("train_val,test*a,b", "test train_val", "a b"),
-        ("trainset,testset*a,b", "testset trainset", "a b"),
-        ("train,test,extra*a,b", "extra test train", "a b"),
         ("bus,car,boat,train*front,side", "boat bus car train", "front side"),
         ("bus,car train*steam,diesel", "bus car train", "diesel steam"),
         ("train*a,b masks", "masks train", "a b"),
@@ -157,10 +146,8 @@ def test_tables_within_reach_are_no_class_folders() -> None:
     [
         ("cat", "cat "),
         ("cat", "cat\u200b"),
-        ("cat", "\uff43at"),
         ("cat", "\u0441at"),
         ("cat", "Cat"),
-        ("a-b", "a\u2013b"),
         ("it's", "it\u2019s"),
     ],
 )
@@ -194,7 +181,6 @@ def test_two_forms_of_one_class_are_one() -> None:
         ("", "12 without a suffix.*rename"),
         (".jpg_large", "12 .jpg_large.*rename"),
         (".JPG.1", "12 .jpg.1.*rename"),
-        (".jpeg~", "12 .jpeg~.*rename"),
     ],
 )
 def test_files_that_are_not_read_are_named(suffix: str, why: str) -> None:
@@ -230,14 +216,11 @@ def test_suffixes_of_images(suffix: str) -> None:
     ("names", "why"),
     [
         ([], "no images"),
-        (["notes.txt"], "no images"),
         (["a.jpg", "b.jpg"], r"2 images are in no class folder.*<class>/.*labels"),
         (photographs(9, "cat"), r"one class only \(cat\)"),
         ([f"all/{name}" for name in photographs(9, "cat", "dog")], r"\(all\).*cat, dog.*all/"),
         (tree("dataset/images*cat,dog"), r"\(dataset\).*cat, dog.*use dataset/images/ as"),
-        (tree("ILSVRC/Data/CLS-LOC/train*n1,n2"), "n1, n2.*use ILSVRC/Data/CLS-LOC/train/ as"),
         ([*photographs(40, "cat", "dog"), "eel/"], r"class folder eel has no images"),
-        ([*photographs(40, "cat", "dog"), "eel/x.svg"], r"class folder eel has no images"),
         ([f"train/{name}" for name in [*photographs(9, "cat", "dog"), "eel/"]], "train/eel has no"),
         (["val/cat/1.jpg", "val/dog/1.jpg"], "val/ found, but no train/"),
         (["train/cat/1.jpg", "train/dog/1.jpg", "val/eel/1.jpg"], "'eel' is in val/ but not"),

@@ -27,9 +27,7 @@ from tests.training_ranks import ALONE, run
         ("resnet18", "fc"),
         ("squeezenet1_1", "classifier.1"),  # a convolution
         ("vgg11", "classifier.6"),  # after two other linear layers
-        ("mobilenet_v3_small", "classifier.3"),
         ("efficientnet_b0", "classifier.1"),
-        ("vit_b_32", "heads.head"),
         ("swin_t", "head"),
         ("maxvit_t", "classifier.5"),
     ],

@@ -20,16 +20,10 @@ from kfp_ddp.training.model.networks import build
 from kfp_ddp.training.model.strategies import Ddp, Fsdp
 from kfp_ddp.training.prepare import resolve
 from kfp_ddp.training.state import checkpoint, saving
-from kfp_ddp.training.state.manifest import DIGEST
 from tests.training_ranks import run
 
 CLASSES = ("a", "b")
 SEPARATE = "a separate classifier group (freeze_epochs, body_lr_factor)"
-ADDED = {
-    *("model_code", "optimizer", "freeze_epochs", "body_lr_factor", "shuffle_buffer_mb"),
-    *("class_weights", "mixup", "cutmix", "sampling"),
-}
-"""Settings that checkpoints of early versions lack."""
 RECORDED = Path(__file__).parent / "recorded"
 
 
@@ -79,18 +73,13 @@ def test_run_does_not_restart_from_scratch_if_no_checkpoint_is_valid(tmp_path: P
 @pytest.mark.parametrize(
     ("fields", "difference"),
     [
-        ({"saved": {"optimizer": "adamw"}}, "optimizer was adamw and is now sgd"),
         ({"saved": {"sampling": "sqrt"}}, "sampling was sqrt and is now uniform"),
         ({"saved": {"freeze_epochs": 1}}, f"{SEPARATE} was True and is now False"),
-        ({"saved": {"body_lr_factor": 0.1}}, f"{SEPARATE} was True and is now False"),
         ({"model": "resnet18"}, "model was cifar_resnet8 and is now resnet18"),
         ({"blur_pool": True}, "blur_pool was False and is now True"),
-        ({"image_size": 17}, "image_size was 16 and is now 17"),
         ({"batch_size": 8}, "batch_size was 256 and is now 8"),
-        ({"seed": 5}, "seed was 0 and is now 5"),
         ({"optimizer": "adamw"}, "optimizer was sgd and is now adamw"),
         ({"freeze_epochs": 1}, f"{SEPARATE} was False and is now True"),
-        ({"body_lr_factor": 0.1}, f"{SEPARATE} was False and is now True"),
         ({"count": 6}, "the number of training images was 4 and is now 6"),
         ({"digest": "2" * 64}, "training images was 111111111111 and is now 222222222222"),
         ({"packed": True, "shuffle_buffer_mb": 7.5}, "shuffle_buffer_mb was 1024.0 and is now 7.5"),
@@ -125,21 +114,6 @@ def test_file_of_a_model_must_not_change(tmp_path: Path) -> None:
     was, now = (model_file.digest(code)[:12] for code in codes)
     with pytest.raises(InputError, match=f"model's file was {was} and is now {now};"):
         choose(tmp_path, **{**own, "model_code": codes[1]})
-
-
-@pytest.mark.parametrize("absent", [["config"], ["images"], [DIGEST, "images"]])
-def test_checkpoint_of_an_early_version_is_resumed(tmp_path: Path, absent: list[str]) -> None:
-    path = save(tmp_path, 1)
-    fields = json.loads((path / "manifest.json").read_text())
-    if absent == ["config"]:
-        kept = {name: value for name, value in fields["config"].items() if name not in ADDED}
-        path = save(tmp_path, 1, config=kept)
-        assert choose(tmp_path, packed=True, shuffle_buffer_mb=7.5) == path
-    else:
-        made = ("step", "files", DIGEST, *absent)
-        about = {name: value for name, value in fields.items() if name not in made}
-        path = checkpoint.write(tmp_path / "checkpoints", 1, {"model": {}}, about)
-    assert choose(tmp_path) == path
 
 
 def test_manifest_of_commit_4f70e37_is_read_and_resumed(tmp_path: Path) -> None:

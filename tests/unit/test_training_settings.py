@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.machine import GPUS
-from kfp_ddp.runs.train import engine
 from kfp_ddp.runs.train.engine import node_command, with_timeout
 from kfp_ddp.training import distributed
 from kfp_ddp.training.config import TrainConfig
@@ -41,7 +40,6 @@ PIECES = ("$", "$$", "(HOME)", "$(HOME)", "$$(A)", "a", "/", " ", "{", "}", "(",
         ({"batch_size": 10, "micro_batch_size": 3}, ("batch_size=10", "micro_batch_size=3")),
         ({"start_image_size": 300}, ("start_image_size=300", "224")),
         ({"strategy": "fsdp", "ema_decay": 0.9}, ("ema_decay", "strategy=ddp")),
-        ({"strategy": "fsdp", "compile": True}, ("compile", "strategy=ddp")),
     ],
 )
 def test_invalid_value_is_one_line(fields: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -80,7 +78,6 @@ def test_flags_have_only_the_fields_that_were_set() -> None:
         ({}, 5.0),
         ({"epochs": 3}, 0.3),
         ({"epochs": 1}, 0.1),
-        ({"epochs": 200}, 5.0),
         ({"epochs": 3, "warmup_epochs": 2.5}, 2.5),
         ({"epochs": 3, "warmup_epochs": 0}, 0),
         ({"micro_batch_size": 3}, 5.0),  # does not divide the default batch size
@@ -137,7 +134,6 @@ def world(size: int) -> World:
     [
         ({"batch_size": 9}, 2, "batch_size=9 cannot be divided evenly among 2 ranks; use"),
         ({"batch_size": 12, "micro_batch_size": 4}, 2, "among 2 ranks with micro_batch_size=4"),
-        ({"batch_size": 200}, 1, "batch_size=200 but only 96 training images"),
         ({"micro_batch_size": 64}, 2, "batch_size=128 but only 96 training images"),
         ({"batch_size": 8}, 97, "97 ranks but only 96 training images"),
         ({"strategy": "single", "batch_size": 8}, 2, "strategy=single but 2 ranks"),
@@ -164,7 +160,6 @@ def test_batch_per_rank_scales_the_rate_and_is_kept_on_resume(tmp_path: Path) ->
     [
         ({}, 1, 1000, 256, 256),
         ({}, 2, 97, 96, 48),
-        ({}, 3, 1000, 255, 85),
         ({}, 5, 7, 5, 1),
         ({}, 512, 1000, 512, 1),
         ({"micro_batch_size": 10}, 2, 97, 80, 10),
@@ -280,7 +275,6 @@ def test_another_optimizer_has_rates_of_its_own() -> None:
         ("digits", {}),
         ("digits --epochs 4", {"epochs": 4}),  # fewer than the warm-up of no recipe
         ("imagenet-fast --no-blur-pool --epochs 90", {"blur_pool": False, "epochs": 90}),
-        ("imagenet-90 --epochs 3", {"epochs": 3}),  # fewer than its own warm-up
         ("finetune --pretrained=/c", {"pretrained": "/c"}),
     ],
 )
@@ -316,7 +310,6 @@ def test_kubernetes_expands_nothing_in_the_command(name: str) -> None:
     ("training", "job", "minutes"),
     [
         ({}, {}, None),
-        ({"timeout_minutes": 5}, {}, 5),
         ({}, {"nccl_timeout_minutes": 30}, 30),
         ({"timeout_minutes": 30}, {"nccl_timeout_minutes": 30.0}, 30),
         ({"timeout_minutes": 5}, {"nccl_timeout_minutes": 0}, 5),
@@ -324,30 +317,6 @@ def test_kubernetes_expands_nothing_in_the_command(name: str) -> None:
 )
 def test_time_out_is_that_of_the_collectives(training: Any, job: Any, minutes: Any) -> None:
     assert with_timeout(training, job).get("timeout_minutes") == minutes
-
-
-@pytest.mark.parametrize("job", [{"elastic": "1:2"}, {"restart_policy": "OnFailure"}])
-def test_pods_that_come_while_others_go_on_need_a_claim(job: Any, tmp_path: Path) -> None:
-    """Each would begin with the checkpoint that lay in the bucket when it came, or with none."""
-    (name,) = job
-    with pytest.raises(SystemExit, match=f"^error: job sets {name}=.* work in a bucket"):
-        engine.run(
-            run_id="run-1",
-            task_name="train",
-            task_id="",
-            dataset_path="/data",
-            training={},
-            backend="pytorchjob",
-            job=job,
-            image="image",
-            work_dir=(tmp_path / "bucket").as_uri(),
-            trained_model=None,
-            train_metrics=None,
-            loss_curve=None,
-            training_job=None,
-            task_config=None,
-        )
-    assert not list(tmp_path.iterdir())
 
 
 def test_two_time_outs_are_one_line() -> None:

@@ -109,7 +109,6 @@ def test_slowest_rank_and_its_slow_phase() -> None:
         ([1.0], 1.0, 0, 1.0, False),
         ([0.0, 0.0], 1.0, 0, 1.0, False),
         ([1.0, 3.0], 3.5, 1, 3.0, True),
-        ([1.0, 1.1, 1.0, 1.05], 1.5, 1, 1.1, False),
         ([1.0, 1.0, 1.0, 1.31], 1.5, 3, 1.31, True),
         ([0.01, 0.03], 1.0, 1, 3.0, False),  # three times of next to nothing
         ([2.0, 1.0, 1.0], 2.0, 0, 2.0, True),
@@ -140,10 +139,8 @@ HERE = Environment(ranks=["node-a", "node-b"], cpus=8, decoded=int(7.2e9), room=
     [
         ({}, HERE, "workers=4 -> 8, or cache_gb=8"),
         ({"workers": 0}, HERE, "workers=0 -> 2, or cache_gb=8"),
-        ({}, HERE._replace(decoded=0), "workers=4 -> 8"),
         ({}, HERE._replace(room=int(7e9)), "workers=4 -> 8"),
         ({}, HERE._replace(cpus=6), "workers=4 -> 6, or cache_gb=8"),
-        ({"workers": 8}, HERE, "cache_gb=8"),
         ({"workers": 8}, HERE._replace(decoded=0), "more CPUs than 8 for a rank, or images stored"),
     ],
 )
@@ -185,7 +182,6 @@ def test_advice_on_checkpoints_evaluations_and_the_start() -> None:
 @pytest.mark.parametrize(
     ("name", "tflops"),
     [
-        ("NVIDIA A100-SXM4-40GB", 312),
         ("NVIDIA A10G", 70),
         ("NVIDIA A10", 125),
         ("NVIDIA L4", 121),
@@ -193,8 +189,6 @@ def test_advice_on_checkpoints_evaluations_and_the_start() -> None:
         ("NVIDIA GH200 480GB", 989),
         ("NVIDIA RTX A6000", 154.8),
         ("NVIDIA RTX A1000", 0),
-        ("Tesla T4", 65),
-        ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 PCIe", 756),
     ],
 )

@@ -176,17 +176,6 @@ def test_unsent_events_are_sent_once_by_the_next_process(tmp_path: Path) -> None
     assert [event.fields["step"] for event in server.took] == [1, 2, 3]
 
 
-def test_unreachable_server_ends_no_training(
-    config: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    down = config.model_copy(update={"mlflow_uri": f"http://127.0.0.1:{free_port()}"})
-    send(patient(tmp_path, lambda: MlflowRun(down)), tmp_path, "end", 1, status="done")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("warning: A is not reachable: ")
-    assert lines[1:] == ["warning: A lacks 1 events"]
-    assert not Path(config.output_dir, MLFLOW).exists()
-
-
 def test_wait_for_a_hanging_server_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,19 +1,14 @@
 """Pipelines of the data_sync or the train step alone, and what can be seen of their jobs."""
 
-import contextlib
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kfp import compiler, dsl, kubernetes
-from kubernetes import client
 
 from kfp_ddp.components.data_sync.component import data_sync
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
-from kfp_ddp.jobs.kinds import KINDS
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import Scene
 
@@ -58,33 +53,6 @@ def compiled(pipeline: Any, folder: Path) -> Path:
     path = folder / f"{pipeline.name}.yaml"
     compiler.Compiler().compile(pipeline, str(path))
     return path
-
-
-class Seen:
-    """Every job of a run that there ever was, by uid."""
-
-    def __init__(self, scene: Scene, run: Run) -> None:
-        self._scene, self._run, self._uids = scene, run, set[str]()
-        self.at_once = 0
-        """The most jobs that went on at the same time."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def _look(self) -> None:
-        while not self._over.is_set():
-            with contextlib.suppress(client.ApiException):  # of a server that just starts
-                result = self._scene.grounds.jobs(self._run.id)
-                self._uids |= {job["metadata"]["uid"] for job in result}
-                running = [job for job in result if not KINDS["pytorchjob"].state(job).over]
-                self.at_once = max(self.at_once, len(running))
-            time.sleep(0.3)
-
-    def stop(self) -> set[str]:
-        """Their uids."""
-        self._over.set()
-        self._thread.join()
-        return self._uids
 
 
 def workers(scene: Scene, run: Run) -> list[str]:
