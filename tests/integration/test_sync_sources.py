@@ -237,7 +237,7 @@ def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str
         ("gs://", "names no bucket"),
         ("gs:///prefix", "names no bucket"),
         ("file://host/x", "is not a file URI"),
-        ("", "source is empty"),
+        ("", "names no folder"),
     ],
 )
 def test_urls_that_name_nothing(tmp_path: Path, url: str, message: str) -> None:
