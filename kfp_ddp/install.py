@@ -15,6 +15,7 @@ from kfp_ddp.checks.claims import is_default
 from kfp_ddp.checks.finding import Requirements, items
 from kfp_ddp.core.config import setting
 from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.polling import poll
 from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.source import archive, config_map, map_name
@@ -128,14 +129,11 @@ def owner(target: Installation, how: str) -> Object:
     (job,) = read(DEPLOY / "storage" / OWNERS[how])
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    volumes = []
-    for volume in pod["volumes"]:
-        claim = volume["persistentVolumeClaim"]
-        if claim["claimName"] in target.claims:
-            claim["claimName"] = target.claims[claim["claimName"]]
-            volumes.append(volume)
-    pod["volumes"] = volumes
-    names = [volume["name"] for volume in volumes]
+    sources = {volume["name"]: volume["persistentVolumeClaim"] for volume in pod["volumes"]}
+    names = [name for name, source in sources.items() if source["claimName"] in target.claims]
+    pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] in names]
+    for name in names:
+        sources[name]["claimName"] = target.claims[sources[name]["claimName"]]
     container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] in names]
     container["image"] = target.image or container["image"]
     return into(job, target.namespace)
@@ -212,10 +210,7 @@ def check(api: Api, target: Installation) -> None:
 
 
 def apply(api: Api, objects: Sequence[Object], *, dry_run: bool = False) -> list[Done]:
-    """Create or change objects, if the server accepts all of them in a dry run.
-
-    A refused cluster-wide object is skipped. InputError if another one is: nothing is created.
-    """
+    """Create or change objects if a dry run accepts all; a refused cluster-wide one is skipped."""
     new: set[tuple[str, str]] = set()
     done, accepted = [], []
     for target in objects:
@@ -286,32 +281,26 @@ def resource_of(document: Object) -> Resource:
 
 def lacks_limits(api: Api) -> bool:
     """Return whether a quota of CPU or memory refuses containers without limits."""
-    quotas = items(api, QUOTAS) or ()
-    limited = any(
-        name in quota["spec"].get("hard", {}) for quota in quotas for name in QUOTA_RESOURCES
-    )
+    hard = [quota["spec"].get("hard", {}) for quota in items(api, QUOTAS) or ()]
+    limited = any(name in resources for resources in hard for name in QUOTA_RESOURCES)
     return limited and not items(api, Resource("v1", "limitranges"))
 
 
 def replace(api: Api, job: Object, seconds: float = 60) -> list[Done]:
     """Create a job in place of an existing one; JobError if that is not deleted in time."""
-    name, end = job["metadata"]["name"], time.monotonic() + seconds
+    name, late = job["metadata"]["name"], poll(seconds, 1)
     try:
         api.delete(resource_of(job), name)
     except Refused as error:
         return [Done(job["kind"], name, "refused", one_line(error.message))]
     while api.get(resource_of(job), name) is not None:
-        if time.monotonic() > end:
+        if next(late):
             raise JobError(f"{name} of an earlier install is not deleted after {seconds:g} s")
-        time.sleep(1)
     return apply(api, [job])
 
 
 def wait(api: Api, job: Object, seconds: float = 300) -> Iterator[str]:
-    """Wait for a job; yield the reason why it waits whenever that changes.
-
-    JobError: it fails, takes longer or is not there, or its image cannot be pulled twice.
-    """
+    """Wait for a job; yield why it waits whenever that changes. JobError if it fails or is late."""
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     end, last, pulls = time.monotonic() + seconds, "", 0
     describe = f"kubectl describe -n {namespace} job/{name} shows why"

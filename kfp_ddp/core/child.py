@@ -13,11 +13,7 @@ _OF_LAUNCHERS = re.compile(
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of this process for a child, with `more`.
-
-    The child does not import from the current folder, which may be a downloaded dataset, and is no
-    rank of an earlier launcher.
-    """
+    """Return variables for a child that is no rank and imports nothing from the current folder."""
     own = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
     # An empty entry, as of PYTHONPATH=$PYTHONPATH:/x, is the current folder.
     if path := os.pathsep.join(filter(None, own.pop("PYTHONPATH", "").split(os.pathsep))):

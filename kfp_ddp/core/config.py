@@ -1,7 +1,4 @@
-"""Configuration by flag, environment variable, file or default.
-
-Not a pydantic model: its import would take most of the time of `--help`.
-"""
+"""Configuration by flag, variable, file or default; not of pydantic, whose import is slow."""
 
 import hashlib
 import os
@@ -109,8 +106,7 @@ class Config(Connection):
     pipeline_root: str = setting("", "Folder of KFP's artifacts; empty for the server's default.")
     service_account: str = setting("", "Account of the steps; empty for the server's default.")
     time_zone: str = setting(
-        "UTC",
-        "Time zone of schedules: CRON_SCHEDULE_TIMEZONE of KFP's server.",
+        "UTC", "Time zone of schedules: CRON_SCHEDULE_TIMEZONE of KFP's server."
     )
 
 

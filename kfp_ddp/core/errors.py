@@ -1,7 +1,4 @@
-"""Errors with messages for the person who started the run.
-
-A message is one line: what, why and what to do. The type gives the exit code of a program.
-"""
+"""Errors with a message of one line: what, why and what to do; the type gives the exit code."""
 
 import contextlib
 import errno
@@ -94,10 +91,7 @@ def full(
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str], advice: str = "") -> Iterator[None]:
-    """Raise StorageError for an OSError of the block, which writes to `path`.
-
-    Without `advice` the message has the remedy for the error.
-    """
+    """Raise StorageError, with `advice` or the remedy, for an OSError of a block that writes."""
     try:
         yield
     except BrokenPipeError:

@@ -1,7 +1,6 @@
 """The cause of a failed run, as one line for its user and for Kubernetes.
 
-A rank writes its failure for the launcher of its node (`write_record`). The launcher reports the
-first cause of its ranks to Kubernetes and the step (`report`). The step takes the first cause of
+A rank writes it for its launcher, which reports the first to the step, which takes the first of
 all pods. Causes come before consequences, then the earliest first.
 """
 

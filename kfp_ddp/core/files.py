@@ -40,11 +40,9 @@ def fsync(path: Path) -> None:
 def folder_below(
     root: Path, name: str | Path = "", make: bool = False
 ) -> contextlib.AbstractContextManager[int]:
-    """Return a context with the descriptor of a folder below `root`, for `dir_fd`.
+    """Return a context with the descriptor of a folder below `root`; no link below is followed.
 
-    `root` may be a link; no link below it is followed. `make` creates missing folders with mode
-    0755. Raises OSError with the full path, also for a link or a file in the way, and ValueError
-    for a name that leads out of `root`.
+    `make` creates folders with mode 0755. Raises OSError with the full path, ValueError for `..`.
     """
     return _closing(_open_folder(root, name, make))
 
@@ -156,11 +154,7 @@ def open_lock(name: str | Path, mode: int = 0o644, folder: int | None = None) ->
 
 
 def lock(descriptor: int, where: Path, seconds: float = 0) -> bool:
-    """Lock an open file until it is closed; return False if another has it for `seconds`.
-
-    The kernel releases the lock if this process dies. Raises StorageError if the file system has no
-    locks; `where` is the folder that the message names.
-    """
+    """Lock an open file until it is closed or we die; False if another has it for `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -190,9 +184,8 @@ def atomic_write(
 ) -> Iterator[BinaryIO]:
     """Yield a file to write that gets its name if the block succeeds, and is deleted if not.
 
-    Its content is flushed to the disk; to flush the name, `fsync` its folder. `aside` is the
-    temporary path, by default a random name in the same folder. No link below `root` is followed,
-    by default the folders of the files. Raises OSError with the full path.
+    Its content is flushed, not its name. `aside` is the temporary path. No link below `root` is
+    followed, by default the folder of the file. Raises OSError with the full path.
     """
     aside = aside or path.with_name(f".{os.urandom(8).hex()}.tmp")
     with _folder_of(path, root) as into, _folder_of(aside, root) as folder:

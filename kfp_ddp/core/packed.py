@@ -1,7 +1,4 @@
-"""A Python file, a word or an archive as one line: a data URL (RFC 2397).
-
-Shells, KFP, Kubernetes and YAML change none of its characters.
-"""
+"""A Python file, a word or an archive as one line that no shell or YAML changes: a data URL."""
 
 import base64
 import hashlib

@@ -125,11 +125,7 @@ class TraceRequest(NamedTuple):
 
 
 def task_title(task_name: str, task_id: str) -> str:
-    """Return a name that is unique among the tasks and loop iterations of a run.
-
-    It is valid as a label and a folder: task_name or task_name.task_id, with a digest if that is
-    too long or has other characters. `task_id` is KFP's id of the iteration of a loop.
-    """
+    """Return a name that is unique among the tasks and iterations of a run, as label or folder."""
     title = f"{task_name}.{task_id}" if task_id else task_name
     if LABEL_VALUE.fullmatch(title) and "." not in task_name:
         return title

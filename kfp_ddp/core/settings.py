@@ -134,8 +134,7 @@ def split(
 ) -> list[dict[str, Any]]:
     """Split the settings in `subject`, such as job, into the fields of each model that shares it.
 
-    No two models have a field of the same name. `reserved` has further names that cannot be set,
-    each with the reason. Raises InputError if a name is unknown, or cannot be set.
+    `reserved` has further names that cannot be set, each with the reason. Raises InputError.
     """
     names_of = [
         [name for name in model.model_fields if name not in model.set_by_step] for model in models

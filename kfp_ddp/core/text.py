@@ -101,10 +101,7 @@ def same_text(text: str) -> str:
 
 
 def look(text: str) -> str:
-    """Return a form that is equal for texts which people cannot tell apart, or by case alone.
-
-    The case of a single letter counts: letters are classes of handwriting.
-    """
+    """Return a form that is equal for texts which look alike; the case of one letter counts."""
     plain = unicodedata.normalize("NFKC", text.translate(_ALIKE))
     kinds = ((c, unicodedata.category(c)) for c in plain)
     seen = ("-" if kind == "Pd" else c for c, kind in kinds if kind != "Cf")

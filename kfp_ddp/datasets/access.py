@@ -64,12 +64,10 @@ def options_on_nodes(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def local_dataset(dataset: str, run_dir: Path, run_id: str = "") -> Iterator[Path]:
-    """Yield the local folder of a dataset; one per node is synced below `folders.scratch_dir()`.
+    """Yield the local folder of a dataset; one of `EachNode` is synced to the scratch folder.
 
-    `dataset` is a folder or an address of `EachNode`. The first node writes the manifest to the
-    task's `run_dir`, so that others ignore files that the source gained since. `run_id` gets a
-    lease where nodes share a folder. Raises StorageError if the source changed since it was
-    listed.
+    The first node writes the manifest to the task's `run_dir`, so that others ignore files that the
+    source gained since. Raises StorageError if the source changed since it was listed.
     """
     if not is_per_node(dataset):
         yield pinned(Path(dataset))

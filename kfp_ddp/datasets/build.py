@@ -83,11 +83,7 @@ def download(
     missing: Sequence[int],
     result: Result,
 ) -> Result:
-    """Download the missing objects to the stage.
-
-    Raises Changed if some are no longer as listed, StorageError if there is no room for them, or
-    some are no longer in the source.
-    """
+    """Download the missing objects to the stage; raises Changed, and StorageError for no room."""
     checks.check_lost(result, missing)
     checks.check_room(store.root, stage, missing)
     size = sum(stage.listing.sizes[i] for i in missing)
@@ -102,9 +98,8 @@ def download(
 def _cloned(source: Source, stage: FileStage, missing: Sequence[int]) -> set[int]:
     """Share blocks with files of a folder until the file system refuses; return their indices."""
     cloned: set[int] = set()
-    if isinstance(stage, TarStage) or not isinstance(source, FolderSource):
-        return cloned
-    if sys.platform != "linux":  # the request has another number
+    possible = sys.platform == "linux" and not isinstance(stage, TarStage)
+    if not possible or not isinstance(source, FolderSource):  # elsewhere it has another number
         return cloned
     for index in missing:
         listing = stage.listing
@@ -214,19 +209,14 @@ def _damaged(
 
 
 def _is_intact(folders: Folders, row: manifest.ManifestRow, verify: str) -> int | None:
-    """Return the mtime of a file that matches its row of the manifest; None for a damaged one.
-
-    "quick" compares size and mtime, and reads the file if only the mtime differs; "full" reads
-    it. A link in its path counts as damage.
-    """
+    """Return the mtime of a file that matches its row; None for damage, also a link in its path."""
     within, _, name = (row.pack or row.name).rpartition("/")
     try:
         with folders.at(within) as folder:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             end = row.offset + row.size
-            if not stat.S_ISREG(status.st_mode) or status.st_size < end:
-                return None
-            if not row.pack and status.st_size > end:
+            too_long = not row.pack and status.st_size > end
+            if not stat.S_ISREG(status.st_mode) or status.st_size < end or too_long:
                 return None
             trusted = verify == "quick" and (row.pack or status.st_mtime_ns == row.mtime_ns)
             if not trusted and checksum(name, folder, row.offset, row.size) != row.crc:

@@ -17,10 +17,7 @@ MARGIN = 1.02
 
 
 def check_apart(source: str, target: Path, mirror: bool) -> None:
-    """Raise InputError if source or target contains the other, also by way of links.
-
-    A sync of versions writes only to two folders of the target.
-    """
+    """Raise InputError if source or target contains the other, also by way of links."""
     address = canonical(source)
     if "://" in address:
         return

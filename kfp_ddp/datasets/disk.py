@@ -11,7 +11,8 @@ from pathlib import Path
 
 import google_crc32c
 
-from kfp_ddp.core.errors import StorageError, full
+from kfp_ddp.core import errors
+from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.files import folder_below, lock, open_lock, open_plain
 from kfp_ddp.datasets.context import Watch
 
@@ -39,19 +40,10 @@ def write_all(descriptor: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def unwritable(path: Path, error: OSError) -> StorageError:
-    """Return the error for a target that cannot be written."""
+def writing(target: Path) -> contextlib.AbstractContextManager[None]:
+    """Raise StorageError for an OSError of the block; sources handle their own."""
     user = f"uid {os.geteuid()} (on a claim: fsGroup)"
-    return StorageError(full(error, path, f"free space there, or make it writable for {user}"))
-
-
-@contextlib.contextmanager
-def writing(target: Path) -> Iterator[None]:
-    """Raise `unwritable` for an OSError of the block; sources handle their own."""
-    try:
-        yield
-    except OSError as error:
-        raise unwritable(target, error) from None
+    return errors.writing(target, f"free space there, or make it writable for {user}")
 
 
 def unreadable(path: Path, error: OSError) -> StorageError:
@@ -105,11 +97,7 @@ def flush_filesystem(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
-    """Lock the target against other syncs, and yield whether it had to wait.
-
-    `what` is the source, shown to syncs that wait. Raises StorageError if another sync has the lock
-    for more than `wait` seconds.
-    """
+    """Lock the target; yield whether it had to wait. `what` is shown to other syncs that wait."""
     with writing(root / ".kfsync" / "lock"):
         descriptor = _opened(root, "lock")
     try:
@@ -127,11 +115,7 @@ def locked(root: Path, wait: float, what: str, watch: Watch) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def versions_lock(root: Path) -> Iterator[None]:
-    """Lock the list of versions while one is given out or removed.
-
-    Raises StorageError without flock. Without the right to write there is no lock, as no version
-    can be given out or removed.
-    """
+    """Lock the list of versions, unless this user can write nothing: then no version changes."""
     try:
         descriptor = _opened(root, "handing-out")
     except OSError:

@@ -50,11 +50,7 @@ class DatasetImages:
 def check(
     context: Context, rule: LayoutRule, listing: Listing, before: Path | None
 ) -> DatasetImages:
-    """Check the listed images before the first of them is downloaded.
-
-    With the version `before` this listing, a warning names images that changed their split.
-    Raises InputError if no training is possible with them, and as `Transfer.run` for the table.
-    """
+    """Check the listed images before any download; warn of those that changed their split."""
     try:
         tables = labels_of(rule.labels, lambda name: _table(context, name, listing))
         images = look_at(listing, rule, tables)

@@ -1,8 +1,7 @@
 """Sync to a plain folder with the files themselves, without versions.
 
-Everything new is downloaded and verified aside, in `.kfsync`; only then are files renamed into
-place, and extras deleted last. Folders are opened one by one without following links, so a link
-that was planted in the target leads nowhere.
+All that is new is verified in `.kfsync`, then renamed into place; extras are deleted last. Folders
+are opened one by one, so a link that was planted in the target leads nowhere.
 """
 
 import contextlib
@@ -23,7 +22,6 @@ from kfp_ddp.datasets.disk import (
     locked,
     no_folder,
     unreadable,
-    unwritable,
     writing,
 )
 from kfp_ddp.datasets.options import SyncOptions
@@ -226,13 +224,11 @@ def _rename_into(root: Path, stage: FileStage, plan: _Plan) -> None:
     try:
         for index in sorted([*plan.missing, *markers]):
             within, _, name = listing.names[index].rpartition("/")
-            with folders.at(within) as folder:
+            with writing(root / listing.names[index]), folders.at(within) as folder:
                 if name:
                     with stage.folders.at(within) as source:
                         os.rename(name, name, src_dir_fd=source, dst_dir_fd=folder)
                     plan.mtimes[index] = stage.mtimes[index]
-    except OSError as error:
-        raise unwritable(root / listing.names[index], error) from error
     finally:
         folders.close()
         stage.folders.close()

@@ -43,9 +43,7 @@ class Names:
 def apply(listing: Listing, policy: str, folds: bool = False, exclude: Sequence[str] = ()) -> Names:
     """Check every name, and skip or encode invalid ones by the policy: "error", "skip" or "encode".
 
-    `folds`: the target's file system treats names as one that differ by case or by Unicode
-    normalisation. `exclude`: globs of encoded names to leave out, as later steps know no others.
-    Raises InputError under the policy "error", when any name cannot be a file.
+    `folds` is of `folds_names`; `exclude` has globs of encoded names: later steps know no others.
     """
     listing = listing.sorted()  # encoded names must not depend on the source's order
     sized = enumerate(zip(listing.names, listing.sizes, strict=True))
@@ -115,8 +113,7 @@ def reason_invalid(name: str, size: int = 0) -> str:
 def folds_names(folder: Path, probe: bool = True) -> bool:
     """Return whether the file system of `folder` treats `a` and `A`, or two forms of é, as one.
 
-    Looks at the probe of an earlier run in the work area. Without one, and if `probe` allows it,
-    creates a temporary probe in the nearest existing folder; False if that is not writable.
+    Looks at the probe of an earlier run, else creates one for a moment if `probe` allows it.
     """
     try:
         with folder_below(folder, ".kfsync") as work:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from kfp_ddp.core.files import open_below
-from kfp_ddp.datasets.disk import checksum, unwritable, write_all, writing
+from kfp_ddp.datasets.disk import checksum, write_all, writing
 from kfp_ddp.datasets.stage import Arrived, FileStage
 from kfp_ddp.storage.listing import Listing
 
@@ -19,12 +19,7 @@ _LONG_NAME, _LONG_SIZE = 100, 8**11
 
 
 class TarStage(FileStage):
-    """Members in the order of their names in shard-00000.tar, shard-00001.tar, ….
-
-    Sizes are known from the listing, so every member's offset is too: members are written at
-    their offsets in any order, by many threads, without a temporary copy. The same listing
-    gives the same bytes.
-    """
+    """Members by name in shard-00000.tar, …, each written at its offset, as sizes are known."""
 
     def __init__(
         self,
@@ -87,10 +82,8 @@ class TarStage(FileStage):
     def put(self, index: int, data: bytes, crc: int) -> None:
         """Write a complete, verified body."""
         descriptor, start = self.begin(index)
-        try:
+        with writing(self.path(index)):
             write_all(descriptor, data, start)
-        except OSError as error:
-            raise unwritable(self.path(index), error) from error
         self.finish(index, descriptor, crc)
 
     def begin(self, index: int) -> tuple[int, int]:
@@ -99,11 +92,9 @@ class TarStage(FileStage):
 
     def finish(self, index: int, descriptor: int, crc: int) -> None:
         """Write the member's header."""
-        try:
+        with writing(self.path(index)):
             self._write_header(index)
             self.note(index, crc, 0, os.fstat(descriptor).st_ino)
-        except OSError as error:
-            raise unwritable(self.path(index), error) from error
 
     def drop(self, index: int, descriptor: int) -> None:
         """Keep the archive open for its other members."""

@@ -1,7 +1,4 @@
-"""Progress, result and report of a sync.
-
-The progress is a bar on a terminal and one line each ten seconds in a log.
-"""
+"""Progress, result and report of a sync."""
 
 import sys
 import threading

@@ -16,7 +16,7 @@ import google_crc32c
 
 from kfp_ddp.core.files import Folders, folder_below, open_below, open_plain
 from kfp_ddp.core.text import from_json
-from kfp_ddp.datasets.disk import checksum, plain_folder, remove, unwritable, write_all, writing
+from kfp_ddp.datasets.disk import checksum, plain_folder, remove, write_all, writing
 from kfp_ddp.storage.listing import Listing, folders_of
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -40,11 +40,7 @@ class Arrived(NamedTuple):
 
 
 class Journal:
-    """A line for each verified file, after the boot id of the machine.
-
-    The next sync reuses the files in the journal; it reads those of another boot or machine again,
-    as they may not be on disk.
-    """
+    """A line for each verified file, after the boot id: those of another boot are read again."""
 
     def __init__(self, root: Path, name: Path) -> None:
         self._root, self._name = root, name
@@ -167,26 +163,20 @@ class FileStage:
     def put(self, index: int, data: bytes, crc: int) -> None:
         """Write a complete, verified body; safe to call from any thread, as are the next three."""
         within, _, name = self.listing.names[index].rpartition("/")
-        try:
-            with self.folders.at(within) as folder:
-                descriptor = os.open(name, _FLAGS, self.mode, dir_fd=folder)
-                try:
-                    if data and os.write(descriptor, data) != len(data):
-                        write_all(descriptor, data, 0)
-                    self._seal(index, descriptor, crc)
-                except BaseException:
-                    os.unlink(name, dir_fd=folder)
-                    raise
-                finally:
-                    os.close(descriptor)
-        except OSError as error:
-            raise unwritable(self.path(index), error) from error
+        with writing(self.path(index)), self.folders.at(within) as folder:
+            descriptor = os.open(name, _FLAGS, self.mode, dir_fd=folder)
+            try:
+                if data and os.write(descriptor, data) != len(data):
+                    write_all(descriptor, data, 0)
+                self._seal(index, descriptor, crc)
+            except BaseException:
+                os.unlink(name, dir_fd=folder)
+                raise
+            finally:
+                os.close(descriptor)
 
     def clone(self, index: int, source: int) -> bool:
-        """Share the blocks of an open file, and verify them; return whether that was possible.
-
-        Unlike a hard link, the file stays as it is when the other one is written to.
-        """
+        """Share the blocks of an open file, and verify them; return whether that was possible."""
         within, _, name = self.listing.names[index].rpartition("/")
         crc = self.listing.crcs[index]
         with self.folders.at(within) as folder:
@@ -227,11 +217,7 @@ class FileStage:
             remove(str(index), parts)
 
     def link(self, index: int, before: Folders, mtime_ns: int, crc: int, read: bool) -> bool:
-        """Link an unchanged file of the version before; return False if it cannot be linked.
-
-        It may also differ from the manifest. Its bytes are read if its mtime differs or `read` is
-        set.
-        """
+        """Link an unchanged file of the version before, verified; False if it cannot be linked."""
         within, _, name = self.listing.names[index].rpartition("/")
         try:
             with before.at(within) as source, self.folders.at(within) as folder:
@@ -251,10 +237,7 @@ class FileStage:
         return True
 
     def copy(self, index: int, before: Path, name: str, offset: int, crc: int) -> bool:
-        """Copy an unchanged file from the version before, or from an archive of it.
-
-        Returns False if its bytes differ from the manifest, so that it has to be downloaded.
-        """
+        """Copy a file from the version before, or an archive of it; False if its bytes differ."""
         size = self.listing.sizes[index]
         computed = position = 0
         try:

@@ -37,11 +37,7 @@ def sync(
     rule: "LayoutRule | None" = None,
     only: Collection[str] = (),
 ) -> Result:
-    """Make the target folder equal to the source; see `open_source` and `Context`.
-
-    Raises InputError before a byte is written, and StorageError if the source cannot be read, or
-    the target not be written.
-    """
+    """Make the target folder equal to the source; raises InputError before a byte is written."""
     began = time.monotonic()
     new = not options.dry_run and not os.path.exists(target / ".kfsync")
     source = open_source(

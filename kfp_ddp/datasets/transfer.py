@@ -37,12 +37,7 @@ Job = tuple[int, Entry]
 
 
 class Transfer:
-    """Downloads objects of a source to a stage over many connections: small ones in one thread.
-
-    A thread per connection would wait longer for the interpreter's lock than a file of 20 KB
-    takes. Threads serve what blocks: a slow disk, sources that are read through a library, and
-    large bodies, which are received, decrypted and written there.
-    """
+    """Downloads objects to a stage: small ones in one thread, large or slow ones in others."""
 
     def __init__(self, context: Context, stage: FileStage) -> None:
         self._source, self._listing, self._stage = context.source, stage.listing, stage
@@ -219,12 +214,7 @@ class _Target:
 
 
 class Growth:
-    """Decides when to double the number of large downloads at once.
-
-    Doubles while processors are idle, and otherwise as long as that increases the rate. Too many
-    threads contend for the interpreter's lock: 20 x 50 MB over TLS took 1.8 to 2.1 s with 2 to 4
-    at once on two cores, and 2.8 s with 20.
-    """
+    """Decides when to double the large downloads at once: too many threads contend for the lock."""
 
     def __init__(self, arrived: Callable[[], int]) -> None:
         """Watch a transfer that has received `arrived()` bytes."""

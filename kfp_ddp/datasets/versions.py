@@ -20,14 +20,7 @@ from kfp_ddp.core.errors import FULL, StorageError
 from kfp_ddp.core.files import atomic_write, folder_below, fsync, read_below
 from kfp_ddp.core.version import pinned
 from kfp_ddp.datasets import names
-from kfp_ddp.datasets.disk import (
-    flush_filesystem,
-    plain_folder,
-    remove,
-    unwritable,
-    versions_lock,
-    writing,
-)
+from kfp_ddp.datasets.disk import flush_filesystem, plain_folder, remove, versions_lock, writing
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.storage import manifest
@@ -133,26 +126,23 @@ class DatasetVersions:
             fsync(self.root)
 
     def record_use(self, digest: str, run_id: str = "") -> bool:
-        """Record the use of this version, with a lease if the run is known.
-
-        Returns False if the version was removed meanwhile. In a folder without write permission
-        nothing is recorded, and nothing can be removed either.
-        """
+        """Record the use of this version, with a lease for the run; False if it was removed."""
         version, leases = self.version(digest), self.leases(digest)
         try:
             with folder_below(self.root, version.relative_to(self.root)) as folder:
                 os.utime(manifest.SUCCESS, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        except OSError:
+        except OSError:  # nothing can be written here, so nothing can be removed either
             return True
         if run_id:
-            try:
-                with folder_below(self.root, leases.relative_to(self.root), make=True):
-                    write_permanent(leases, run_id)
-            except OSError as error:
-                if error.errno not in FULL:
-                    raise unwritable(leases, error) from error
+            with writing(leases):
+                try:
+                    with folder_below(self.root, leases.relative_to(self.root), make=True):
+                        write_permanent(leases, run_id)
+                except OSError as error:
+                    if error.errno not in FULL:
+                        raise
         return True
 
     def leases(self, digest: str) -> Path:
@@ -198,11 +188,7 @@ def success(path: Path) -> str:
 
 
 def collect(store: DatasetVersions, options: SyncOptions, result: Result) -> Result:
-    """Remove old versions of a dataset, except the newest `keep_versions`; return the new result.
-
-    Keeps the version of `result`, the current one, versions with a lease, and versions used in the
-    last `keep_hours`.
-    """
+    """Remove old versions of the dataset that nobody uses; return the result with their names."""
     if options.keep_versions <= 0:
         return result
     latest = time.time_ns() - int(options.keep_hours * 3600e9)

@@ -151,9 +151,8 @@ class Api:
     ) -> Object:
         """Send one request and return the response; raises ApiError for any but 2xx, or none.
 
-        `method` is GET, POST, PATCH, DELETE, or APPLY for server-side apply. With `raw` a response
-        that is not JSON is {"value": text}. With `retry` the request, which must be safe to
-        repeat, is retried while the server is unavailable.
+        `method` may be APPLY for server-side apply. With `raw` the result is {"value": text}. With
+        `retry` a request that is safe to repeat is repeated while the server is unavailable.
         """
         if retry:
             return self.retry(
@@ -235,10 +234,7 @@ class Api:
             raise kind(error.status, error.reason, error.message, text) from error
 
     def pages(self, resource: Resource, query: dict[str, str] | None = None) -> Iterator[Object]:
-        """Yield a list in pages of at most PAGE objects, all of the first page's version.
-
-        After an ApiError of status 410 that version has expired: then list again.
-        """
+        """Yield a list in pages of one version, which has expired after status 410: list again."""
         path, token = resource.path(self.namespace), ""
         while True:
             part = {"limit": str(PAGE), **({"continue": token} if token else {})}
@@ -384,17 +380,10 @@ def review(
     api: Api, verb: str, group: str, resource: str, subresource: str = "", user: str = ""
 ) -> bool:
     """Return whether this account, or `user`, has a right, by (Self)SubjectAccessReview."""
-    attributes = {
-        "namespace": api.namespace,
-        "verb": verb,
-        "group": group,
-        "resource": resource,
-        "subresource": subresource,
-    }
+    attributes = {"namespace": api.namespace, "verb": verb, "group": group}
+    attributes |= {"resource": resource, "subresource": subresource}
     kind = "SubjectAccessReview" if user else "SelfSubjectAccessReview"
-    spec: Object = {"resourceAttributes": attributes}
-    if user:
-        spec["user"] = user
+    spec = {"resourceAttributes": attributes} | ({"user": user} if user else {})
     body: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
     answer = api.call("POST", f"/apis/authorization.k8s.io/v1/{kind.lower()}s", body)
     return bool(answer["status"]["allowed"])

@@ -1,7 +1,4 @@
-"""Fields of Kubernetes objects, any of which may be missing or null, and quantities of resources.
-
-Kubernetes writes quantities such as 500m, 4 or 16Gi.
-"""
+"""Fields of Kubernetes objects, any of which may be missing or null, and quantities."""
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -47,10 +44,8 @@ def container_statuses(pod: Object) -> list[Object]:
 
 def all_container_statuses(pod: Object) -> list[Object]:
     """Return the statuses of a pod's init containers, then of its containers."""
-    return [
-        *((pod.get("status") or {}).get("initContainerStatuses") or []),
-        *container_statuses(pod),
-    ]
+    first = (pod.get("status") or {}).get("initContainerStatuses") or []
+    return [*first, *container_statuses(pod)]
 
 
 def select(item: Object, names: Iterable[str]) -> Object:

@@ -162,11 +162,7 @@ class Wait:
 def track(
     before: Mapping[str, Wait], reasons: Mapping[str, Reason], clock: float
 ) -> dict[str, Wait]:
-    """Return the current waits by pod, each since it was first seen.
-
-    The kubelet reports alternately why a pull failed and that it waits before the next one, which
-    names no cause; both are one wait.
-    """
+    """Return the waits by pod since first seen; a failed pull and its back-off are one wait."""
     waits = {who: Wait(who, reason, clock) for who, reason in reasons.items()}
     for who in waits.keys() & before.keys():
         earlier, reason = before[who], reasons[who]
@@ -177,10 +173,7 @@ def track(
 
 
 def expired(waits: Iterable[Wait], clock: float, pending: float) -> Wait | None:
-    """Return the oldest wait past its limit; None if each may still end.
-
-    `pending` limits waits that may end by themselves, in seconds; 0 for the default.
-    """
+    """Return the oldest wait past its limit, `pending` seconds for some if set; else None."""
     limits = FINAL_AFTER | (dict.fromkeys(TRANSIENT, pending) if pending else {})
     return oldest(w for w in waits if clock - w.since >= limits.get(w.reason.kind, math.inf))
 
@@ -191,11 +184,7 @@ def oldest(waits: Iterable[Wait]) -> Wait | None:
 
 
 def failure_reason(pod: Object) -> Reason | None:
-    """Return why Kubernetes ended a pod; None if its program ended without its doing.
-
-    The kind is DISRUPTED if the pod lost its node or its place there, or its node rejected it, so
-    that a retry may help, and REFUSED if every node would do the same.
-    """
+    """Return why Kubernetes ended a pod: DISRUPTED if a retry may help, REFUSED if not; or None."""
     if disruption := condition(pod, "DisruptionTarget"):
         text = disruption.get("message") or disruption.get("reason") or "the pod was disrupted"
         return Reason(DISRUPTED, one_line(text))

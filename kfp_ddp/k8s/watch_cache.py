@@ -16,11 +16,10 @@ REMOVED = 4096
 
 
 class WatchCache(threading.Thread):
-    """The objects of a collection, updated by LIST and WATCH across interruptions.
+    """The objects of a collection by uid, updated by LIST and WATCH across interruptions.
 
-    `objects` maps uid to object, `removed` maps uid to the last state of removed objects. If the
-    server forbids the watch for good, `forbidden` is its message. `changed` is set on each change.
-    `reduce` returns the needed part of an object: a thousand full pods are a hundred MB.
+    `forbidden` is the server's message if it forbids the watch for good; `reduce` returns the
+    needed part of an object: a thousand full pods are a hundred MB.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""Records of earlier trainings, so that the same data and settings are not trained on twice.
-
-A record is beside the bundles, as `<destination>/<model_name>/tried/<fingerprint>.json`: of a model
-that was exported or not blessed. A failed run leaves none.
-"""
+"""Records of trainings in `<destination>/<model_name>/tried/`, so that none is done twice."""
 
 import json
 import time
@@ -119,9 +115,8 @@ def unchanged(where: Store, name: str) -> Attempt | None:
 def prune(where: Store, keep: int, keep_also: Collection[str] = ()) -> list[str]:
     """Delete old records and bundles of attempts, all but the newest; return the deleted versions.
 
-    `keep` bundles remain, and `keep` records of models that were not blessed. The champion remains,
-    and so do the version that it replaced, the one that it was compared with, the versions in
-    `keep_also`, and every bundle that no attempt has exported.
+    `keep` exports and `keep` other records remain, also the champion, what it replaced or was
+    compared with, `keep_also`, and every bundle that no attempt has exported.
     """
     files = [name for name, _ in where.list(f"{FOLDER}/")]
     records = [(file, attempt) for file in files if (attempt := _read(where, file))]

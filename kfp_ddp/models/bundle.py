@@ -1,8 +1,4 @@
-"""A bundle: a model's files under one manifest, complete only when `_SUCCESS` exists.
-
-`Bundle` reads one in a folder or in any bucket, checked against its manifest. `replacing` writes
-one in the folder of a run.
-"""
+"""A bundle: a model's files under one manifest, complete only when `_SUCCESS` exists."""
 
 import errno
 import hashlib
@@ -39,7 +35,7 @@ PARITY, LATENCY, INFRA = "parity.json", "latency.json", "infra.json"
 VARIANTS = "variants.json"
 """The further forms; a bundle for which none was requested lacks it."""
 LINEAGE = "lineage.json"
-"""The run of a published bundle; older bundles have it in `CONFIG`, as `lineage`."""
+"""The run of a published bundle."""
 PUBLISHED = frozenset({LINEAGE, VERDICT, REPORT})
 """The files that publishing adds to an exported bundle."""
 REQUEST, RESPONSE = "sample/request.json", "sample/response.json"
@@ -60,11 +56,7 @@ M = TypeVar("M", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle in a folder or a bucket; each file that is read is checked against the manifest.
-
-    Manifest, `_SUCCESS` and signature are read once, so that all uses are of the same bytes.
-    Methods raise InputError if it is damaged or cannot be read.
-    """
+    """A bundle whose manifest is read once, and each file checked; InputError if it is damaged."""
 
     where: Store
     folder: str
@@ -89,10 +81,7 @@ class Bundle:
         *,
         sealed: bool = True,
     ) -> "Bundle":
-        """Return the bundle at a location, or one without a manifest if there is none.
-
-        It has to be complete, unless `sealed` is false.
-        """
+        """Return the bundle at a location, complete if `sealed`; without a manifest for none."""
         manifest = where.read(folder + MANIFEST, LARGEST_MANIFEST)
         success = where.read(folder + SUCCESS, LARGEST_SUCCESS)
         bundle = cls(where, folder, title, advice, manifest, success)
@@ -171,8 +160,7 @@ class Bundle:
 
     def lineage(self) -> Mapping[str, Any]:
         """Return its lineage, empty if it was not published."""
-        lineage = mapping_in(self.read(LINEAGE, LARGEST_CONFIG))
-        return lineage or mapping_in(self.read(CONFIG, LARGEST_CONFIG)).get("lineage") or {}
+        return mapping_in(self.read(LINEAGE, LARGEST_CONFIG))
 
     def check(self, name: str, digest: str) -> None:
         """Refuse a file whose SHA-256 is not the listed one; without a manifest, accept any."""
@@ -250,11 +238,7 @@ def intact(folder: Path, but: Collection[str] = ()) -> bool:
 
 @contextmanager
 def replacing(run_dir: Path) -> Iterator[Path]:
-    """Yield a new folder that becomes `<run_dir>/bundle` when the block succeeds.
-
-    Manifest and `_SUCCESS` are written last, after all files are synced to disk. It is locked, so
-    that `clean_up` by another step does not remove it. Raise StorageError if it cannot be written.
-    """
+    """Yield a new, locked folder that becomes `<run_dir>/bundle` if the block succeeds."""
     with writing(run_dir, "make it writable and give it room for three times the weights"):
         run_dir.mkdir(parents=True, exist_ok=True)
         clean_up(run_dir)
@@ -347,11 +331,7 @@ def seal(folder: Path) -> str:
 
 
 def upload(folder: Path, name: str, where: Store) -> str:
-    """Copy a bundle to `<where>/<name>/<version>/`, `_SUCCESS` last; return that URI.
-
-    A second upload changes nothing. Temporary files of a killed upload are deleted. Raise
-    InputError if a file cannot be written or arrives different.
-    """
+    """Copy a bundle to `<where>/<name>/<version>/`, `_SUCCESS` last; return that URI."""
     target = f"{name}/{version(folder)}"
     names = [n for n in files(folder) if n not in (MANIFEST, SUCCESS)]
     for file in (*names, MANIFEST):

@@ -1,8 +1,4 @@
-"""The champion of a model: the version that the next one has to beat.
-
-`CHAMPION` beside the versions names it. `CHAMPIONS` lists the moves of it. All functions raise
-InputError where a bundle or one of these files is damaged, or the store refuses access.
-"""
+"""The champion, which the next version has to beat: named in CHAMPION, its moves in CHAMPIONS."""
 
 import re
 import time
@@ -89,9 +85,7 @@ class Change(Stored):
 def find(champion: str, may_be_first: bool = False) -> Champion | None:
     """Return the champion at a path or URI; None while there is none yet.
 
-    It is an address of `locate`, an evaluation or its folder. Raise InputError if the location is
-    missing, or a file is not an evaluation. With `may_be_first` a folder may be missing on a
-    volume, as a prefix in a bucket: its first export creates it.
+    With `may_be_first` a folder may be missing on a volume: its first export creates it.
     """
     names = _FILES
     if champion.endswith(".json"):
@@ -137,10 +131,7 @@ def list_versions(where: Store, name: str = "") -> dict[str, list[str]]:
 def open_bundle(
     address: str, advice: str = "export it again", signer: "Signer | None" = None
 ) -> Bundle:
-    """Return the bundle at an address; it is complete, its files are checked when they are read.
-
-    Raise InputError, with `advice`, if it is missing, damaged or not signed by `signer`.
-    """
+    """Return the complete bundle at an address; InputError if missing, damaged or not signed."""
     check_address("bundle", address)
     bundle = locate(open_store(address), "the bundle", advice)
     if bundle.manifest is None:
@@ -158,9 +149,7 @@ def open_bundle(
 def locate(where: Store, title: str, advice: str) -> Bundle:
     """Return the bundle at, or by, an address: its own, a run's in `bundle/`, or a champion.
 
-    It has no manifest if there is none. A model's folder has CHAMPION, which names the bundle, or
-    only its history. Nothing else in it counts, so a bundle in the same place is refused. Raise
-    InputError if the bundle is damaged, or of another version than its folder.
+    It has no manifest if there is none. A bundle and a CHAMPION in one place are refused.
     """
     bundle, pointer = Bundle.at(where, "", title, advice), read_pointer(where)
     name = where.place.rpartition("/")[2]
@@ -197,9 +186,7 @@ def read_pointer(where: Store, name: str = "") -> str:
 def move(where: Store, name: str, version: str, expected: str, by: str = "") -> str:
     """Make CHAMPION name `version` if it names `expected` now; return what it names afterwards.
 
-    '' is for no champion; `by` is as in `Change`. CHAMPIONS is written first: an entry that
-    CHAMPION did not follow has no effect. Raise InputError if the version does not exist,
-    StorageError if other writers always came first, or there are no locks.
+    CHAMPIONS is written first: an entry that CHAMPION did not follow has no effect.
     """
     file, current = f"{name}/{CHAMPION}", ""
     if read_pointer(where, name) == expected != version:
@@ -223,11 +210,10 @@ def move(where: Store, name: str, version: str, expected: str, by: str = "") -> 
 
 
 def delete(where: Store, version: str) -> bool:
-    """Delete a bundle of a model; return whether it did.
+    """Delete a bundle of a model, not the champion or what it replaced; return whether it did.
 
-    The champion remains, the version that it replaced, and all while there is no champion. Its
-    `_SUCCESS` is deleted, or restored, under the compare-and-set of CHAMPION, which gets another
-    line feed. So a move to the version at the same time fails, or is seen here.
+    `_SUCCESS` is deleted under the compare-and-set of CHAMPION, which gets another line feed: a
+    move to the version at the same time fails, or is seen here.
     """
     success, deleted = where.read(f"{version}/{SUCCESS}", LARGEST_SUCCESS), False
 
@@ -250,11 +236,7 @@ def delete(where: Store, version: str) -> bool:
 
 
 def compared_with(champion: str, champion_version: str, where: Store, name: str) -> str:
-    """Return the version that CHAMPION has to name before the next version replaces it.
-
-    It is the version that the gate compared with, if `champion`, its input, is of this model; else
-    the current champion.
-    """
+    """Return the version that CHAMPION has to name: the gate's if of this model, else its own."""
     location = f"{open_store(champion).place}/" if champion else ""
     own = location.startswith(f"{where.place}/{name}/")
     current = read_pointer(where, name)
@@ -283,10 +265,7 @@ def history(where: Store, name: str = "") -> list[Change]:
 
 
 def replaced_by(known: list[Change], version: str) -> str | None:
-    """Return which version this one replaced when it was last promoted; None if unknown.
-
-    Changes that do not lead to the next one are skipped: CHAMPION did not follow them.
-    """
+    """Return what this version replaced when last promoted, by moves that happened; or None."""
     at = version
     for one in reversed(known):
         if one.version == at == version and one.by != ROLLBACK:

@@ -34,11 +34,7 @@ class Interval(Stored):
 
 
 class ClassResult(Stored):
-    """Metrics of one class.
-
-    Low and high are of 95 % Wilson score intervals, None for no samples or in records of earlier
-    versions; `roc_auc` is of this class against the rest.
-    """
+    """Metrics of one class, with 95 % Wilson intervals where it has samples."""
 
     name: str
     samples: int
@@ -66,10 +62,7 @@ class Slice(Stored):
 
 
 class ClassChange(Stored):
-    """Samples of a class that only the model (`won`) or only the champion (`lost`) got right.
-
-    `gain` is that of the recall, with its 95 % interval.
-    """
+    """Samples of a class that only the model (`won`) or the champion (`lost`) got right."""
 
     name: str
     samples: int
@@ -83,9 +76,7 @@ class ClassChange(Stored):
 class Compared(Stored):
     """The model against the champion on the same samples.
 
-    `gain` is that of the accuracy. If both have predictions: the samples that only one of them got
-    right, Newcombe's 95 % interval of the gain, McNemar's exact one-sided p-value, and the classes
-    in which the two differ.
+    `low` and `high` are Newcombe's 95 % interval of the gain, `p_value` McNemar's, one-sided.
     """
 
     champion: str

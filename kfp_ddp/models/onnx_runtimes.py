@@ -35,12 +35,10 @@ class Loaded:
 
 
 def load(model: bytes, runtime: str = "", threads: int = 0) -> Loaded:
-    """Load a model from the content of an ONNX file.
+    """Load a model from the content of an ONNX file; InputError if it is refused.
 
-    `runtime` is `ONNXRUNTIME` or `OPENVINO`, empty for the first that is installed; `threads` are
-    those of one call, 0 for one per core. Raise InputError if it is not installed or refuses the
-    model, or the model has more than a graph with its weights. Names of files in it mean nothing to
-    the runtime, which finds no other file where it looks.
+    `runtime` is empty for the first that is installed, `threads` 0 for one per core. Names of files
+    in the model mean nothing to the runtime, which finds no other file where it looks.
     """
     try:
         _check("model", memoryview(model))
@@ -136,10 +134,7 @@ training, and operators of other domains than ONNX's own.
 
 
 def _check(kind: str, message: memoryview) -> None:
-    """Raise ValueError or LookupError unless a message has allowed fields in their only spelling.
-
-    Runtimes read odd spellings in other ways, and fields that are unknown here.
-    """
+    """Raise unless a message has allowed fields in their only spelling, as runtimes read others."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)

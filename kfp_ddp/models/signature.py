@@ -66,10 +66,7 @@ def check_fits(bundle: Bundle, content: bytes) -> None:
 
 
 def check(bundle: Bundle, signer: Signer, content: bytes | None = None) -> None:
-    """Refuse a bundle whose signature, or `content`, is not of the signer or of other files.
-
-    Also the champion in a model's folder of another name, as a signature is valid at any place.
-    """
+    """Refuse a bundle, also one at another model's name, whose signature is not the signer's."""
     content = bundle.signature if content is None else content
     if content is None:
         raise InputError(
@@ -166,11 +163,7 @@ def key_signer(key: "PublicKeyTypes") -> Signer:
 
 
 def identity_signer(identity: str, issuer: str, trust: Path | None = None) -> Signer:
-    """Return the signer with an identity at an OpenID Connect issuer, verified by Sigstore.
-
-    `trust` is a trusted_root.json of another Sigstore than the public one. Raise InputError if
-    sigstore is not installed, or the root of trust cannot be read.
-    """
+    """Return the signer with an identity at an OpenID issuer, verified by Sigstore or `trust`."""
     try:
         from sigstore.errors import Error
         from sigstore.models import Bundle, InvalidBundle, TrustedRoot
@@ -245,10 +238,7 @@ def _sign(payload: bytes, key: "PrivateKeyTypes") -> bytes:
 
 
 def _envelope(bundle: Any, key_id: str = "") -> "Envelope":
-    """Return the DSSE envelope of a Sigstore bundle; raises ValueError if it is invalid.
-
-    Signatures of this format name no key; `key_id` is that of the key to verify with.
-    """
+    """Return the DSSE envelope of a Sigstore bundle with `key_id`, which this format lacks."""
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import FormatError
 

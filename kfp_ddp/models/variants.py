@@ -14,11 +14,9 @@ LARGEST = 64 << 20
 
 
 class MeasuredVariant(Stored):
-    """A further form of the model, evaluated on the complete split.
+    """A further form of the model on the complete split, compared with the checkpoint.
 
-    `agreement` is the share of samples with the same prediction as the checkpoint, `gain` the gain
-    of accuracy with Newcombe's 95 % interval, `won` and `lost` the samples that only the form or
-    only the checkpoint predicted correctly. `evaluation.seconds` is 0: times are in latency.json.
+    `evaluation.seconds` is 0: times are in latency.json.
     """
 
     name: str

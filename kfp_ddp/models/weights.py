@@ -56,11 +56,7 @@ def _sort_metadata(path: Path) -> None:
 
 
 def read(path: Path, step: int, *, allow_code: bool = False) -> tuple[nn.Module, ModelInfo]:
-    """Return the network of `write`: float32 on the CPU, in eval mode, trained to `step`.
-
-    If the file has the code of a custom network, that code is run with `allow_code`. Raise
-    InputError for code without it, and if the file was not written by `write`.
-    """
+    """Return the network of `write`, in eval mode; its own code is run only with `allow_code`."""
     from safetensors import SafetensorError, safe_open
 
     try:

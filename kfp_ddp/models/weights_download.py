@@ -68,11 +68,8 @@ RANDOM_START = Start("false")
 def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) -> Start:
     """Return the initial weights that a setting means, and where they are; nothing is downloaded.
 
-    Weights of torchvision are looked for in torch's cache, in the trainer image, then at `SOURCE`,
-    which takes at most some seconds. Raise InputError if the weights cannot be had; never for auto.
-
-    `pretrained` is auto, true, false, torchvision:NAME, an address, or a path; `images` are 0 if
-    unknown; with `own_image` the workers have another image than our trainer.
+    They are looked for in torch's cache, the trainer image, then at `SOURCE`. Raise InputError if
+    they cannot be had; never for auto. With `own_image` the workers have another image than ours.
     """
     optional, name = pretrained == "auto", pretrained.removeprefix(PREFIX)
     if pretrained == "false" or (optional and model not in TORCHVISION):
@@ -104,10 +101,7 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
 
 
 def obtain(pretrained: str, model: str, images: int = 0) -> Start:
-    """Return what `find` returns, with weights of torchvision downloaded to torch's cache.
-
-    Raise InputError or StorageError if they cannot be had; never for auto.
-    """
+    """Return what `find` does, with torchvision's weights downloaded to torch's cache."""
     start = find(pretrained, model, images)
     ours = pretrained in ("auto", "true") or pretrained.startswith(PREFIX)
     if not ours or not is_remote(address := start.pretrained):
@@ -124,10 +118,7 @@ def obtain(pretrained: str, model: str, images: int = 0) -> Start:
 
 
 def network_in(address: str) -> str:
-    """Return the network that the file name of weights begins with, as resnet18-f37072fd.pth does.
-
-    The name is that of torchvision's file, or begins with the network's; '' for any other.
-    """
+    """Return the network in the file name of weights, such as resnet18-f37072fd.pth; else ''."""
     file = _file_name(address)
     begun = [name for name in MODELS if re.match(rf"{name}(?![a-z0-9])", file)]
     named = (network for network, files in TORCHVISION.items() if file in files.values())
@@ -171,10 +162,7 @@ def check(pretrained: str) -> None:
 
 
 def _is_file(address: str) -> bool:
-    """Return whether the address is a file's, not a folder's; raise InputError if neither is there.
-
-    Stores are asked, as names do not show it; an address of https can only be a file's.
-    """
+    """Return whether an address is a file's, by its store; InputError if nothing is there."""
     parent, _, name = address.rpartition("/")
     if address.startswith("https://") or open_store(parent).exists(name):
         return True
@@ -191,12 +179,7 @@ def _file_name(address: str) -> str:
 
 
 def download(pretrained: str, folder: Path) -> Path:
-    """Download the weights to `folder`; return the file or folder, which a restart reuses.
-
-    `pretrained` is the address of a file of weights, of a bundle, of a model's exports whose
-    CHAMPION names one, or of a checkpoint's folder step-<number>. Raise InputError if it does not
-    exist or is damaged, StorageError if it cannot be read, or not be written here.
-    """
+    """Download weights, a bundle or a checkpoint to `folder`; return it, which a restart reuses."""
     address = pretrained.rstrip("/")
     name = _file_name(address)
     key = hashlib.sha256(address.encode()).hexdigest()[:12]  # two addresses may end with one name
@@ -263,10 +246,7 @@ def _download_https(url: str, target: Path) -> None:
 
 
 async def _get(url: str, into: BinaryIO, where: str, seconds: float, retry: Retry) -> str:
-    """Write the content of an address to the file `where`, and return its SHA-256; '' only asks.
-
-    Raise UnavailableError if the server does not respond, InputError if it refuses.
-    """
+    """Write the content of an address to the file `where`; return its SHA-256. '' only asks."""
     origin = Origin.of(url)
     client = HttpClient(HttpPool(origin, seconds))
     request = Request(origin, target_of(urlsplit(url)), _LARGEST)

@@ -1,8 +1,4 @@
-"""The event loop that all sources and transfers share, in a thread of its own.
-
-So a caller may have a loop that runs already, as a notebook has, and connections that are opened
-while a listing runs are still there for the transfer.
-"""
+"""The event loop of all sources and transfers, in a thread, as a notebook has one already."""
 
 import asyncio
 import contextlib

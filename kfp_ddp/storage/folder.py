@@ -1,8 +1,4 @@
-"""A folder of a file system as a store: file:///path, or a plain path.
-
-Other processes may write to it at the same time. So every file is opened below the descriptor of
-its folder, and no link is followed that should not be.
-"""
+"""A folder as a store; other processes may write to it, so files are opened by descriptors."""
 
 import contextlib
 import errno
@@ -58,10 +54,7 @@ class Folder(Store):
                     yield name, size
 
     def entries(self, prefix: str) -> Iterator[str]:
-        """Yield files, links, pipes, and empty folders with a slash; `prefix` is a folder.
-
-        That is one of the empty folders if it is not the root.
-        """
+        """Yield files, links, pipes, and empty folders with a slash, also that of `prefix`."""
         for path, folders, files, here in self._walk(prefix):
             links = [name for name in folders if _is_link(name, here)]
             yield from (str(path / name) for name in (*files, *links))

@@ -36,9 +36,7 @@ class FolderSource:
 
     def __init__(self, url: str, options: SourceOptions) -> None:
         self.url, path = url, path_of(url)
-        if not path:
-            raise InputError("source is empty; give gs://bucket/prefix or a folder")
-        if "\0" in path:
+        if not path or "\0" in path:
             raise InputError(f"source {url!r} names no folder; give gs://bucket/prefix or a folder")
         self.root = Path(path)
         self._symlinks, self._filter = options.symlinks, options.select or Filter()

@@ -71,10 +71,7 @@ def message_of(body: bytes) -> str:
 
 
 class GcsSource(HttpSource):
-    """A prefix of a bucket; bodies are pinned to their generation and checked with crc32c.
-
-    STORAGE_EMULATOR_HOST, the application default credentials, or anonymous access.
-    """
+    """A prefix of a bucket, also of STORAGE_EMULATOR_HOST; bodies are checked with crc32c."""
 
     resumes = True
     max_workers = 1 << 16

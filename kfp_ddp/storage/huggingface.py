@@ -1,8 +1,4 @@
-"""A dataset of files on the Hugging Face Hub: hf://datasets/owner/name@revision/folder.
-
-The listing is of one commit, so nothing changes during a sync. The hub gives the SHA-256 of files
-in large file storage and git's SHA-1 of others, with which every body is checked.
-"""
+"""A dataset on the Hugging Face Hub at one commit: hf://datasets/owner/name@revision/folder."""
 
 import hashlib
 import os

@@ -1,10 +1,8 @@
 """Leases on folders, which a process renews while it uses them; without one they may be deleted.
 
-In a folder of a file system a lease is a file `<holder>.<random>`; its time is that of its last
-renewal, by the clock of the file system. In a bucket it is an empty object
-`.leases/<holder>.<random>.<seconds since 1970>`; a renewal writes a new name and deletes the old
-one, so that one listing shows all leases. A lease is valid for a time after its renewal, or
-while its holder is a run that is alive.
+In a folder a lease is a file `<holder>.<random>` with the time of its renewal, in a bucket an empty
+object `.leases/<holder>.<random>.<seconds since 1970>`, so that one listing shows all. It is valid
+for a time after its renewal, or while its holder is a run that is alive.
 """
 
 import contextlib
@@ -78,11 +76,7 @@ def write_permanent(folder: Path, holder: str) -> None:
 
 
 def folder_holders(folder: Path, alive: Callable[[str], bool] = lambda holder: False) -> list[str]:
-    """Return the holders of valid leases in a folder; remove those that have expired.
-
-    Leases that were not renewed lately are valid while `alive` says so of their run. Raises OSError
-    if they cannot be read, which does not mean that there are none.
-    """
+    """Return the holders of valid leases; remove expired ones. Raises OSError if unreadable."""
     if not folder.is_dir():
         return []
     now = _now(folder)

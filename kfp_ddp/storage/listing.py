@@ -66,10 +66,7 @@ class Listing:
         return self.take(sorted(range(len(self)), key=self.names.__getitem__))
 
     def digest(self, layout: str = "") -> str:
-        """Return the SHA-256 (hex) of the sorted (name, size, content) lines.
-
-        `layout` names a format on disk other than one file for each object.
-        """
+        """Return the SHA-256 of the sorted (name, size, content); `layout` is one of archives."""
         state = hashlib.sha256()
         rows = zip(self.names, self.sizes, self.tags or self.crcs, strict=True)
         form = "%s\0%d\0%s\n" if self.tags else "%s\0%d\0%08x\n"

@@ -1,10 +1,7 @@
 """S3 and servers with its protocol, through boto3: a store and a source.
 
-A listing gives no crc32c, so the ETag stands for the content. A download is pinned to it
-(If-Match), and checked with the size and the SHA-256 that `S3Store` leaves beside an object, else
-with the checksum that the server sends, else with the ETag where it is an MD5. Multipart and
-SSE-KMS objects without any of these have ETag and size only. The crc32c computed during the
-download goes into the manifest, for later checks of the files.
+The ETag stands for the content. A body is checked with the SHA-256 that `S3Store` leaves, else with
+the server's checksum, else with an ETag that is an MD5; some objects have none of these.
 """
 
 import base64

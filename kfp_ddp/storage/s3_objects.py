@@ -37,10 +37,7 @@ _WRONG_CREDENTIALS = frozenset(
 
 
 class S3Client:
-    """A client of boto3, its server with the authorities to trust, and its credentials, if any.
-
-    Responses that are not an object's body are bounded, for which boto3 has no setting.
-    """
+    """A client of boto3 with bounded responses, its server, and its credentials, if any."""
 
     def __init__(self, sdk: Any, origin: Origin, credentials: Any) -> None:
         self.sdk, self.origin, self.credentials = sdk, origin, credentials
@@ -86,11 +83,7 @@ class _Body(NamedTuple):
 
 
 def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
-    """Return a client with boto3's usual configuration; without credentials it signs nothing.
-
-    `url` is named where boto3 is not installed; `settings` are of botocore's Config. Raises
-    InputError.
-    """
+    """Return a client with boto3's configuration and these `settings`; raises InputError."""
     try:
         import botocore.session
         from botocore import UNSIGNED
@@ -179,10 +172,8 @@ def code_of(error: Any) -> str:
 class S3Objects(SdkSource):
     """Requests for the objects of one prefix, pinned to their ETags.
 
-    botocore takes 380 us of processor to prepare a request, and its signer alone 64. So it prepares
-    one every `TRUSTED_SECONDS`, with its address, region, headers and valid credentials, and
-    `_Template` signs the others. Where that has not the signature of botocore, as with S3 Express,
-    botocore prepares each of them.
+    botocore takes 380 us for a request, so it prepares one every `TRUSTED_SECONDS`, and `_Template`
+    signs the others; where the two signatures differ, as with S3 Express, botocore prepares each.
     """
 
     def __init__(self, client: S3Client, url: str, timeout: float) -> None:

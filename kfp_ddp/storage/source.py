@@ -1,8 +1,4 @@
-"""What every source of datasets can do: a complete listing, and many verified downloads at once.
-
-`kinds.open_source` opens a source. A download is pinned to the content that was listed, and its
-complete body is verified before the file counts.
-"""
+"""What every source can do: a complete listing, and many verified, pinned downloads at once."""
 
 import asyncio
 import contextlib
@@ -108,17 +104,10 @@ class Reader(Protocol):
         """Send the request for the next object early, where the protocol supports that."""
 
     async def read(self, entry: Entry) -> bytes:
-        """Return a small object; at most one that is longer than listed.
-
-        Raises Transient if a retry may succeed, Changed if the pinned content does not exist any
-        more, and KfpDdpError if it cannot be read.
-        """
+        """Return a small object; raises Transient for a retry, Changed, and KfpDdpError."""
 
     async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
-        """Pass the bytes from `offset` on to `take`, in a thread; raises as `read`, and as `take`.
-
-        Transient also means that the body was cut, or failed the store's checksum.
-        """
+        """Pass the bytes from `offset` on to `take`, in a thread; raises as `read` and `take`."""
 
     def close(self) -> None:
         """Close the connection; the next object opens another."""
@@ -169,10 +158,7 @@ class Pages:
         return key[self._start :], size
 
     def following(self, token: str | None, more: bool | None = None) -> str:
-        """Return the token of the next page, '' after the last; raises ValueError, InputError.
-
-        `more` is whether there is one, where a store has a field for that.
-        """
+        """Return the token of the next page, '' after the last; raises ValueError, InputError."""
         if more is False or not (token or more):
             return ""
         if not token or hash(token) in self._tokens:

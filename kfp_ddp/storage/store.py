@@ -1,7 +1,4 @@
-"""What every store can do: list, read, write, replace and delete files under relative names.
-
-`kinds.open_store` opens a store. A module per kind (`gcs`, `s3`, `azure`, `folder`) implements it.
-"""
+"""What every store can do: list, read, write, replace and delete files under relative names."""
 
 import asyncio
 import contextlib
@@ -50,9 +47,8 @@ _UPDATES = 20
 class Store(ABC):
     """Files under relative names with forward slashes.
 
-    All methods raise InputError for an invalid name, missing rights and a bucket that does not
-    exist; UnavailableError for a store that does not respond; StorageError for a volume that is
-    full or broken, for damaged content, and where another writer came first.
+    Methods raise InputError for a wrong name or missing rights, UnavailableError for no response,
+    and StorageError for damage, a full volume, and where another writer came first.
     """
 
     remote: ClassVar[bool] = False
@@ -107,9 +103,8 @@ class Store(ABC):
     def update(self, name: str, change: Change) -> None:
         """Replace a small file without losing the change of another writer.
 
-        `change` gets the content, None for a missing file, and returns the new content, None to
-        leave it. It is called again where another writer came first. Raises StorageError if other
-        writers always came first, or locks are not supported.
+        `change` gets the content, None for none, and returns the new one, None to leave it; it is
+        called again where another writer came first.
         """
 
     @abstractmethod
@@ -147,11 +142,8 @@ class Bucket(Store):
         self._idle = defaultdict[asyncio.AbstractEventLoop, list[Reader]](list)
 
     def prepare(self) -> None:
-        """Create an object and delete it; where conditions may be ignored, create it twice.
-
-        Its name is fixed, so that programs that were killed leave one object, which the next one
-        deletes. Where another program deletes it between two writes, a new name decides.
-        """
+        """Create an object and delete it; where conditions may be ignored, create it twice."""
+        # The name is fixed, as a kill leaves it; where another deletes it, a new one decides.
         for name in (".probe", f".probe-{os.urandom(8).hex()}"):
             self._create(name)
             ignored = self.may_ignore_conditions and self._create(name)

@@ -1,7 +1,4 @@
-"""A manifest on any web server: https://host/folder/_MANIFEST.jsonl, the files beside it.
-
-That is a version whose folder is served, so a sync can read what another one wrote.
-"""
+"""A manifest on a web server, the files beside it: https://host/folder/_MANIFEST.jsonl."""
 
 import math
 import re

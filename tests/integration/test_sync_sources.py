@@ -235,7 +235,7 @@ def test_version_that_is_served_feeds_another_sync(tmp_path: Path, protocol: str
         ("https://host/folder", "is not a manifest; give https"),
         ("s4://bucket/x", "unknown scheme s4://"),
         ("gs://", "names no bucket"),
-        ("", "source is empty"),
+        ("", "names no folder"),
     ],
 )
 def test_urls_that_name_nothing(tmp_path: Path, url: str, message: str) -> None:

@@ -1,7 +1,4 @@
-"""Publish a version on a staging PVC as a PVC that many workers mount.
-
-A ReadOnlyMany claim is copied by the storage from the staging claim, or filled from the bucket.
-"""
+"""Publish a version on a staging PVC as a ReadOnlyMany one, copied or filled from the bucket."""
 
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from kfp_ddp.datasets.volume.cluster import (
 from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED, Published, VolumeRequest
 from kfp_ddp.jobs.identity import live_runs
 from kfp_ddp.k8s.api import Api, Object, Refused
+from kfp_ddp.k8s.objects import annotation
 from kfp_ddp.k8s.resource import STORAGE_CLASSES, Resource
 from kfp_ddp.storage.http.origin import display
 
@@ -90,10 +88,8 @@ def mount_in_place(api: Api, request: VolumeRequest, staging: Object) -> Publish
     modes = staging["spec"]["accessModes"]
     notes = [f"readers mount {request.claim} ({', '.join(modes)}) with readOnly: true"]
     try:
-        metadata = {
-            "labels": {f"{DOMAIN}/dataset": request.dataset},
-            "annotations": {f"{DOMAIN}/digest": request.digest},
-        }
+        labels = {f"{DOMAIN}/dataset": request.dataset}
+        metadata = {"labels": labels, "annotations": {f"{DOMAIN}/digest": request.digest}}
         api.patch(CLAIMS, request.claim, {"metadata": metadata}, retry=True)
     except Refused as error:
         notes.append(f"the claim is not labelled with the dataset and digest ({error})")
@@ -103,11 +99,7 @@ def mount_in_place(api: Api, request: VolumeRequest, staging: Object) -> Publish
 
 
 def collect(api: Api, request: VolumeRequest, current: str, dry_run: bool = False) -> list[str]:
-    """Delete published PVCs of the dataset that are old and not in use; return their names.
-
-    In use is what a pod mounts, and what was handed to a run that still lives. Keeps the
-    `keep_claims` newest, 0 for all.
-    """
+    """Delete published PVCs but the `keep_claims` newest and those in use; return their names."""
     if request.keep_claims <= 0:
         return []
     labels = MANAGED | {f"{DOMAIN}/dataset": request.dataset}
@@ -161,11 +153,7 @@ def copy(api: Api, request: VolumeRequest, staging: Object, strategy: str) -> Pu
 
 
 def populator(api: Api, request: VolumeRequest, staging: Object) -> Published:
-    """Publish a PVC that GKE's volume populator fills directly from the bucket.
-
-    The bucket's prefix becomes the root of the PVC. The digest is that of the listing; the copied
-    bytes are not verified.
-    """
+    """Publish a PVC that GKE fills from the bucket, whose prefix is its root, unverified."""
     if _reusable(api, request, "populator") is None:
         storage = {
             "uri": request.source.rstrip("/") + "/",
@@ -224,10 +212,7 @@ def _leased(api: Api, request: VolumeRequest) -> Object | None:
 
 
 def _wait_for_writers(api: Api, request: VolumeRequest) -> None:
-    """Wait until no pod mounts the staging PVC for writing.
-
-    A copy of a mounted ext4 has a journal to replay, which a read-only mount cannot do.
-    """
+    """Wait until no pod writes to the staging PVC: a copy would have a journal to replay."""
     reported: list[str] = []
     for late in poll(request.wait_seconds, _POLL):
         users = pods_mounting(api, request.claim, writing=True)
@@ -244,10 +229,7 @@ def _wait_for_writers(api: Api, request: VolumeRequest) -> None:
 
 
 def _wait_for_detachment(api: Api, request: VolumeRequest, staging: Object) -> list[str]:
-    """Wait until the volume is unmounted, which its node does a while after the pod has ended.
-
-    Returns a note if attachments are not visible. Shared file systems need no such wait.
-    """
+    """Wait until the volume is unmounted; return a note if attachments are not visible."""
     volume = staging["spec"].get("volumeName")
     if not volume or "ReadWriteMany" in staging["spec"]["accessModes"]:
         return []
@@ -256,11 +238,8 @@ def _wait_for_detachment(api: Api, request: VolumeRequest, staging: Object) -> l
             attachments = [item["spec"] for item in api.list_objects(ATTACHMENTS, retry=True)]
         except Refused as error:
             return [f"whether the volume was unmounted cannot be seen ({error})"]
-        nodes = [
-            attachment["nodeName"]
-            for attachment in attachments
-            if attachment["source"].get("persistentVolumeName") == volume
-        ]
+        ours = [one for one in attachments if one["source"].get("persistentVolumeName") == volume]
+        nodes = [attachment["nodeName"] for attachment in ours]
         if nodes and late:
             raise StorageError(
                 f"the volume of claim {request.claim} is still attached to "
@@ -309,14 +288,11 @@ def _snapshot(api: Api, request: VolumeRequest) -> None:
 
 def _claim(request: VolumeRequest, staging: Object, source: Object, strategy: str) -> Object:
     """Return the published PVC: exactly [ReadOnlyMany], the same size, in the same zone."""
-    annotations = {
-        f"{DOMAIN}/digest": request.digest,
-        f"{DOMAIN}/strategy": strategy,
-        **request.lease,
-    }
+    annotations = {f"{DOMAIN}/digest": request.digest, f"{DOMAIN}/strategy": strategy}
+    annotations |= request.lease
     if request.source:
         annotations[f"{DOMAIN}/source"] = display(request.source)
-    node = staging["metadata"].get("annotations", {}).get(SELECTED_NODE)
+    node = annotation(staging, SELECTED_NODE)
     if node and strategy != "populator":
         # A late-binding class would follow the first reader's zone, away from the copy's source.
         annotations[SELECTED_NODE] = node
@@ -367,5 +343,5 @@ def _binds_late(api: Api, request: VolumeRequest, staging: Object) -> bool:
         storage_class = api.get(STORAGE_CLASSES, name, retry=True) if name else None
     except Refused:
         # Unknown: a PVC that waits for its pod must not be waited for.
-        return name != own or SELECTED_NODE in staging["metadata"].get("annotations", {})
+        return name != own or annotation(staging, SELECTED_NODE) != ""
     return (storage_class or {}).get("volumeBindingMode") == "WaitForFirstConsumer"

@@ -46,11 +46,7 @@ _POD_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 class Registry:
-    """A registry server.
-
-    Methods raise InputError if it denies access or is not a registry, or a bundle is missing or
-    damaged, and StorageError if it does not respond or refuses a request.
-    """
+    """A registry server; InputError if it denies access, StorageError if it does not respond."""
 
     def __init__(self, address: str, token: str, author: str) -> None:
         if find_spec("model_registry") is None:
@@ -70,19 +66,12 @@ class Registry:
         self._call("listed", lambda api: api.get_registered_models(options), LOOK)
 
     def register(self, where: Store, model: str, version: str) -> str:
-        """Register a bundle at a destination with its artifact; return the id in the registry.
-
-        It is a candidate until `agree` makes it the champion; correct entries are not written.
-        """
+        """Register a bundle with its artifact, a candidate until `agree`; return its id."""
         record = record_of(where, model, version)
         return self._call("registered", lambda api: self._register(api, record))
 
     def agree(self, where: Store, model: str) -> None:
-        """Set the stages of a model's versions: the champion, former ones, and deleted ones.
-
-        CHAMPION decides; the version that it names is registered if it is missing. Versions with
-        bundles elsewhere are not changed.
-        """
+        """Set the stages of versions with bundles here by CHAMPION, registered if it is missing."""
         uri, champion = f"{where.uri}/{model}", read_pointer(where, model)
         existing = set(list_versions(where, model).get(model, []))
 

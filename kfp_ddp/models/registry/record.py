@@ -3,22 +3,15 @@
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import mapping_in
-from kfp_ddp.models.bundle import (
-    CONFIG,
-    LARGEST_CONFIG,
-    MANIFEST,
-    METRICS,
-    ONNX,
-    PROGRAM,
-    WEIGHTS,
-    Bundle,
-)
+from kfp_ddp.models import bundle as bundles
+from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, MANIFEST, METRICS, Bundle
 from kfp_ddp.models.evaluation import LARGEST, Evaluation
 from kfp_ddp.models.serving.inference_service import storage_uri
 from kfp_ddp.storage.store import Store
@@ -29,11 +22,16 @@ BUNDLE = "bundle"
 """Property with the URI of the bundle; only versions that have it are changed."""
 _FORMATS = (
     ("serving/{}/1/model.onnx", "/serving", "onnx"),
-    (ONNX, "/model.onnx", "onnx"),
-    (PROGRAM, "/model.pt2", "torch.export"),
-    (WEIGHTS, "/model.safetensors", "safetensors"),
+    (bundles.ONNX, "/model.onnx", "onnx"),
+    (bundles.PROGRAM, "/model.pt2", "torch.export"),
+    (bundles.WEIGHTS, "/model.safetensors", "safetensors"),
 )
 """File, registered URI relative to the bundle, format: the first file that exists is used."""
+
+_RESULTS = (
+    *("dataset_digest", "checkpoint_digest", "image_size", "split", "samples"),
+    *("accuracy", "accuracy_low", "accuracy_high"),
+)
 
 
 @dataclass(frozen=True)
@@ -68,19 +66,12 @@ def record_of(where: Store, name: str, version: str) -> RegisteredVersion:
         "digest": bundle.digest,
         "signed": bundle.signature is not None,
         "run_id": lineage.get("run_id"),
-        "dataset_digest": result.dataset_digest,
-        "checkpoint_digest": result.checkpoint_digest,
         "compared_with": lineage.get("champion_version"),
         "published_at": lineage.get("exported_at"),
         "verdict": verdict.get("reason"),
         "architecture": result.model,
         "classes": len(result.classes),
-        "image_size": result.image_size,
-        "split": result.split,
-        "samples": result.samples,
-        "accuracy": result.accuracy,
-        "accuracy_low": result.accuracy_low,
-        "accuracy_high": result.accuracy_high,
+        **{name: getattr(result, name) for name in _RESULTS},
         **_settings(config.get("training") or {}),
     }
     return RegisteredVersion(
@@ -99,10 +90,9 @@ def record_of(where: Store, name: str, version: str) -> RegisteredVersion:
 
 
 def _served(bundle: Bundle, name: str) -> tuple[str, str]:
-    try:
+    address = bundle.uri
+    with suppress(InputError):  # of a local folder
         address = storage_uri(bundle.uri)
-    except InputError:  # a local folder
-        address = bundle.uri
     for file, suffix, model_format in _FORMATS:
         if file.format(name) in bundle.listed:
             return address + suffix, model_format

@@ -57,11 +57,7 @@ def difference(sample: Sample, answer: bytes) -> str:
 
 
 def address(service: Object, spec: str = "") -> str:
-    """Return the URL of a service inside the cluster, or of the predictor with this label only.
-
-    With Knative the newest revision has its own address, by the tag that a rollout sets. Raise
-    JobError if the status has none.
-    """
+    """Return the URL of a service in the cluster, or of one predictor; JobError for none."""
     name = service["metadata"]["name"]
     status, predictor = service.get("status") or {}, predictor_status(service)
     own = str((predictor.get("address") or {}).get("url") or "")
@@ -120,9 +116,7 @@ def check_canary(
 ) -> float:
     """Send the sample until `times` answers in a row are correct; return the median seconds.
 
-    `seconds` is the timeout of one request; `check` is called before each and may raise an error.
-    Raise JobError if there is no answer or an incorrect one for too long, without a correct one
-    between, or again and again.
+    `check` is called before each. Raise JobError after a wrong or no answer for too long.
     """
     taken: list[float] = []
     wrong_since, latest = 0.0, time.monotonic() + times * seconds

@@ -61,11 +61,9 @@ def run(
 def roll_out(
     api: Api, settings: Deployment, uri: str, model_name: str, run_id: str
 ) -> tuple[str, str, str]:
-    """Deploy the bundle: start it, test it with its sample, then give it all requests.
+    """Deploy and test the bundle, then give it all requests; return URL, version and result.
 
-    Return URL, version and result as text. Raise InputError for invalid input; nothing was
-    changed then. Raise JobError if it is not ready or answers incorrectly, RunCancelledError if the
-    run was terminated; the previous model was restored then.
+    InputError: nothing was changed. JobError, RunCancelledError: the previous model was restored.
     """
     bundle = open_bundle(uri, "publish it again")
     uri, sample = bundle.uri, sample_of(bundle)

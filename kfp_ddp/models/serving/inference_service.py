@@ -38,12 +38,7 @@ def manifest(
     resources: Mapping[str, Any] | None = None,
     service_account: str = "",
 ) -> dict[str, Any]:
-    """Return the manifest of a service for a bundle's model.
-
-    `bundle` is an address, gs://, s3://, az:// or pvc://claim/folder; `model_name` is as in its
-    `serving/`; `image` is that of our own server, with this package and its extra `serve`;
-    `service_account` has secrets to read the bundle. Raise InputError for an unknown runtime.
-    """
+    """Return the manifest of a service for a bundle's model; InputError where it is impossible."""
     if runtime not in RUNTIMES:
         raise InputError(f"runtime is {runtime!r}: give one of {', '.join(RUNTIMES)}")
     address = storage_uri(bundle)
@@ -78,10 +73,7 @@ def _own_server(address: str, model_name: str, image: str) -> dict[str, Any]:
         "name": "kserve-container",
         "image": image,
         "command": ["kfp-ddp", "serve", MOUNTED, "--name", model_name, "--port", str(PORT)],
-        "env": [
-            {"name": "STORAGE_URI", "value": address},
-            {"name": "PROTOCOL", "value": "v2"},
-        ],
+        "env": [{"name": "STORAGE_URI", "value": address}, {"name": "PROTOCOL", "value": "v2"}],
         "ports": [{"containerPort": PORT, "protocol": "TCP"}],
         "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": PORT}},
     }

@@ -16,6 +16,7 @@ from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, JobError
 from kfp_ddp.core.text import from_json
 from kfp_ddp.k8s.api import IN_BACKGROUND, Api, ApiError, Object, serves
+from kfp_ddp.k8s.objects import annotation, select
 from kfp_ddp.k8s.resource import Resource
 from kfp_ddp.models.serving.inference_service import API_VERSION, DRAIN_SECONDS, KIND
 
@@ -51,8 +52,7 @@ def labelled(predictor: Object, version: str, uri: str, run_id: str) -> Object:
 
 def is_standard_mode(service: Object) -> bool:
     """Return whether KServe runs a service without Knative; its webhook sets the annotation."""
-    mode = (service["metadata"].get("annotations") or {}).get(MODE)
-    return mode in ("Standard", "RawDeployment")
+    return annotation(service, MODE) in ("Standard", "RawDeployment")
 
 
 def label(predictor: Object, name: str) -> str:
@@ -117,7 +117,7 @@ def is_unfinished(service: Object) -> bool:
 
 def previous_of(service: Object) -> Object | None:
     """Return the predictor before an unfinished rollout; None if there was no service."""
-    text = (service["metadata"].get("annotations") or {}).get(PREVIOUS, "")
+    text = annotation(service, PREVIOUS)
     try:
         predictor: Object | None = from_json(text) if text else None
     except ValueError as error:
@@ -140,8 +140,7 @@ def with_all_requests(predictor: Object) -> Object:
 
 def annotations_to_keep(service: Object) -> dict[str, str]:
     """Return the annotations of a service whose pods may not restart."""
-    annotations = service["metadata"].get("annotations") or {}
-    return {name: annotations[name] for name in (TAGGED, PREVIOUS) if name in annotations}
+    return select(service["metadata"].get("annotations") or {}, (TAGGED, PREVIOUS))
 
 
 Change = tuple[Object, dict[str, str]]
@@ -149,24 +148,16 @@ Change = tuple[Object, dict[str, str]]
 
 
 def updated_service(predictor: Object, previous: Object | None) -> Change:
-    """Return a service with this predictor, and the one that a rollback restores.
-
-    KServe copies the annotations to the pods: they restart if one changes.
-    """
-    annotations = {TAGGED: "true"}
+    """Return a service with this predictor, and the one that a rollback restores."""
+    annotations = {TAGGED: "true"}  # pods restart if one changes
     if previous is not None:
-        annotations[PREVIOUS] = json.dumps(
-            with_all_requests(previous), sort_keys=True, separators=(",", ":")
-        )
+        content = with_all_requests(previous)
+        annotations[PREVIOUS] = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return {"predictor": predictor}, annotations
 
 
 class Service:
-    """An InferenceService of this namespace that this package manages.
-
-    Methods raise InputError if access is denied or the server refuses a change, and JobError if
-    another run has deployed another predictor meanwhile.
-    """
+    """A managed InferenceService; raises InputError, and JobError if another run changed it."""
 
     def __init__(self, api: Api, name: str) -> None:
         self.api, self.name = api, name
@@ -190,26 +181,20 @@ class Service:
         return service
 
     def with_pre_stop(self, desired: Object) -> Object:
-        """Return the predictor with a wait of its pods before they stop, so no request is lost.
-
-        Our server waits itself. Knative does the same, and refuses this.
-        """
+        """Return the predictor with a wait of its pods before they stop, so no request is lost."""
         try:
             # A dry run tells the mode of a service that is not there.
             existing = self.find() or self._put({"predictor": desired}, {}, None, dryRun="All")
         except ApiError as error:
             raise _refused(error) from error
+        # Our server waits itself; Knative does the same, and refuses this.
         if "model" not in desired or not is_standard_mode(existing):
             return desired
         wait = {"preStop": {"exec": {"command": ["sleep", str(DRAIN_SECONDS)]}}}
         return {**desired, "model": {**desired["model"], "lifecycle": wait}}
 
     def begin(self, desired: Object, percent: int) -> Object:
-        """Start the rollout of a predictor, unless the service has it already; return the service.
-
-        `desired` is of `labelled`, and gets `percent` of the requests. It replaces an unfinished
-        rollout too; the predictor before that remains recorded.
-        """
+        """Start the rollout of a predictor, unless the service has it; return the service."""
         spec = label(desired, SPEC)
 
         def change(existing: Object | None, may_add: bool = True) -> Change | None:

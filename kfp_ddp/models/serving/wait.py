@@ -48,9 +48,7 @@ def pods_of_spec(pods: Iterable[Object], spec: str) -> list[Object]:
 def ready(service: Object, pods: Iterable[Object], spec: str, percent: int) -> bool:
     """Return whether requests for the predictor with this label reach it, and only it.
 
-    With Knative that is its newest revision, with this share of the requests; without, the previous
-    pods must be gone. `status.observedGeneration` is that of KServe's own objects. A predictor that
-    is tried beside the stable one has its own address.
+    With Knative that is its newest revision with this share, without it the previous pods are gone.
     """
     pods = list(pods)
     answers = any(condition(pod, "Ready") for pod in pods_of_spec(pods, spec))
@@ -156,12 +154,7 @@ class ServiceWatch:
             raise RunCancelledError("the run was terminated")
 
     def until_ready(self, spec: str, percent: int, seconds: float) -> Object:
-        """Wait until requests reach the predictor with this label; return the service.
-
-        `percent` is its desired share of the requests, if KServe splits them. Raise JobError with
-        the reason why it does not become ready, or after `seconds`; RunCancelledError if the run
-        was terminated.
-        """
+        """Wait until requests reach the predictor, or raise JobError; return the service."""
         start, waits, reported = time.monotonic(), "", ""
         blocked: dict[str, Wait] = {}
         while True:

@@ -26,10 +26,7 @@ class TooLongError(HttpError):
 
 
 class MinimumRate:
-    """Counts the bytes of a response and raises where they are too slow over a `period` in seconds.
-
-    The first period starts with the first byte; pauses of the client do not count.
-    """
+    """Counts the bytes of a response; raises where they are too slow over `period` seconds."""
 
     def __init__(self, period: float) -> None:
         self._period = period
@@ -54,10 +51,8 @@ class MinimumRate:
 class Response:
     """One response: `feed` it the bytes that arrive until it is `complete`.
 
-    `status` is 0 before the head is complete; `length` is that of the body in bytes, None where it
-    is unknown; `left` bytes of it must follow. The body is buffered, `size` bytes of it, until
-    `take`. 1xx responses are skipped. `limit` is the maximum of bytes of a body with a status below
-    300; `bodiless` means that there is none, as after CONNECT.
+    `status` is 0 before the head is complete; `left` bytes of the body must follow. `limit` is the
+    maximum of a body with a status below 300; `bodiless` means that there is none (CONNECT).
     """
 
     status = 0

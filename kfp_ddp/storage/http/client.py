@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.http.answer import Response, TooLongError
@@ -89,11 +89,7 @@ class HttpClient:
             self._ahead = request
 
     async def get(self, request: Request) -> Response:
-        """Return the response, with its body unless that is big: see `rest`.
-
-        Raises OSError if the connection failed, which closes it, and InputError for a redirect
-        that is not allowed.
-        """
+        """Return the response, with its body unless it is big; raises OSError, and InputError."""
         for _ in range(1 + _MAX_REDIRECTS):
             ahead, self._ahead = self._ahead, None
             connection = self._connections.get(request.origin)
@@ -157,19 +153,11 @@ class HttpClient:
         return connection
 
 
-class _Hash(Protocol):
-    """An object of hashlib or google_crc32c."""
-
-    def update(self, data: bytes, /) -> None: ...
-
-    def digest(self) -> bytes: ...
-
-
 class Checksum(NamedTuple):
     """A checksum that a server or the listing gives: its name, a new state, the expected value."""
 
     name: str
-    state: _Hash
+    state: Any  # of hashlib or google_crc32c
     expected: bytes
 
     def verify(self) -> None:
@@ -228,10 +216,7 @@ class HttpSource(ABC):
         return time.monotonic() < self._trusted_until
 
     async def authorise(self, refused: bytes | None = None) -> None:
-        """Get valid credentials, in a thread as SDKs block; raises Transient or InputError.
-
-        `refused` is the `secret` that the server refused; a new one is needed.
-        """
+        """Get valid credentials, in a thread as SDKs block: others than the `refused` secret."""
         if refused is not None or not self.authorised:
             await asyncio.to_thread(self._authorise, refused)
 
@@ -250,10 +235,7 @@ class HttpSource(ABC):
         """Return the request for an object's bytes from `offset` on, at most `part`."""
 
     async def refusal(self, entry: Entry, status: int, body: bytes, secret: bytes) -> Exception:
-        """Return Transient, Changed or InputError for a response with an error status.
-
-        `body` has at most `MAX_ERROR` bytes; the headers `secret` authorised the request.
-        """
+        """Return Transient, Changed or InputError for a response with an error status."""
         if is_temporary(status) or status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return Transient(f"HTTP {status}")
         if status == HTTPStatus.NOT_FOUND:

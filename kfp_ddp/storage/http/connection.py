@@ -35,11 +35,7 @@ _sessions: dict[tuple[ssl.SSLContext, Origin], ssl.SSLSession] = {}
 
 
 class HttpConnection:
-    """A connection to one server.
-
-    `timeout` is the longest time without a byte of a response, in seconds. asyncio's transports
-    are not used: their TLS copies every byte twice more and cannot be used by a thread.
-    """
+    """A connection to one server; asyncio's transports would copy every byte of TLS twice more."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout

@@ -21,10 +21,7 @@ _UNQUOTED = "".join(map(chr, range(33, 127)))
 
 @functools.cache
 def tls(authorities: str) -> ssl.SSLContext:
-    """Return the TLS settings, shared by all connections: loading the authorities takes 20 ms.
-
-    `authorities` is a file or folder of certificates; '' for the system's and SSL_CERT_FILE.
-    """
+    """Return the TLS settings, once, as it takes 20 ms; `authorities` is a file, a folder or ''."""
     if os.path.isdir(authorities):
         return ssl.create_default_context(capath=authorities)
     return ssl.create_default_context(cafile=authorities or None)
@@ -80,11 +77,7 @@ class Origin:
 
 
 class Request(NamedTuple):
-    """A GET; `headers` and `secret` are complete lines, each with its CRLF.
-
-    `secret` authorises the request and is not sent to another server. A body has at most `limit`
-    bytes.
-    """
+    """A GET; `headers` and `secret` are complete lines, and `secret` is for this server alone."""
 
     origin: Origin
     target: str
