@@ -51,11 +51,7 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
 
 
 def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
-    """List both splits, after a check that the output folder is writable.
-
-    The configuration retains `val_fraction` only if it was used: the evaluation uses it to find the
-    same split.
-    """
+    """List both splits of a writable run; `val_fraction` remains only if it was used."""
     with writing(config.output_dir, "give the run an output_dir that its user may write"):
         try_to_write(Path(config.output_dir))
     path = Path(config.pretrained)
@@ -69,10 +65,7 @@ def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
 
 
 def digest_of(index: Index, world: World) -> str:
-    """Return a digest of the images' paths and sizes, whatever the number of ranks.
-
-    Each rank reads a part of the sizes, many in parallel: a network file system is slow.
-    """
+    """Return a digest of the images' paths and sizes; each rank reads a part, many in parallel."""
     starts = range(0, len(index), _TOGETHER)
     mine = starts[world.rank :: world.size]
     with ThreadPoolExecutor(16) as pool:
@@ -153,10 +146,7 @@ def resolve(
 def _built_or_examined(
     config: TrainConfig, world: World, train: Index, val: Index
 ) -> tuple[list[Cache | None], int]:
-    """Build a cache of each split if both fit; otherwise only check images, and return None.
-
-    Also return how many batches a loader process may have ready.
-    """
+    """Build a cache of each split if both fit, else check images; return also the prefetch."""
     findings: list[Findings] = []
     caches: list[Cache | None] = []
     problem: KfpDdpError | None = None
@@ -190,11 +180,7 @@ def _built_or_examined(
 
 
 def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
-    """Print a warning if images were converted or could not be read.
-
-    `reports` has each rank's part, and its findings in each split. Each node examines all parts for
-    its cache unless the cache is filled already, so a part is counted once.
-    """
+    """Print a warning of converted or unreadable images; a part that nodes share counts once."""
     counted: dict[tuple[int, int], Findings] = {}
     for part, splits in reports:
         for number, item in enumerate(splits):

@@ -1,7 +1,4 @@
-"""Run a model in ONNX Runtime only; a program that imports nothing of this package.
-
-It reads one JSON object from standard input and writes one, see `infra.py`.
-"""
+"""Run a model in ONNX Runtime, without this package; JSON from stdin to stdout, see `infra`."""
 
 import json
 import platform

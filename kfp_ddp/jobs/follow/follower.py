@@ -118,11 +118,7 @@ class Follower:
         ending.watch_job(kind.resource, name, self.files)
 
     def run(self, limits: Limits) -> Outcome:
-        """Return the outcome when the job is over and its logs are printed.
-
-        RunCancelledError for a terminated run. JobError after a deadline, or if another user
-        deleted the job. InputError without the right to watch it.
-        """
+        """Return the outcome once the logs are printed; RunCancelledError, JobError, InputError."""
         self.limits = limits
         self.watches.start()
         worked = 0.0
@@ -235,11 +231,7 @@ class Follower:
         return Outcome(**known, job=self.job, pods=pods, last_lines=lines, preempted=preempted)
 
     def _await_failure(self) -> None:
-        """Wait for a failed pod among those that are being stopped, if there is none yet.
-
-        The Training Operator marks a job as failed as soon as one of its pods is deleted, while
-        that pod still saves and uploads.
-        """
+        """Wait for a pod to fail: the Training Operator counts one that still saves as failed."""
         began = time.monotonic()
         while not any(map(has_failed, (*self.pods.own, *self.pods.ended))):
             grace = max(map(seconds_to_stop, self.pods.own), default=0)
@@ -268,10 +260,7 @@ class Follower:
             self.progress.update(time.monotonic(), at_once=True)
 
     def _read_cause(self, pods: Mapping[str, Object]) -> bool:
-        """Open the log of the pod that would be reported as the cause; false if it was read.
-
-        Many pods may fail within the same second, and only their logs show which was the first.
-        """
+        """Open the log that would be the cause, as many fail at once; false if it was read."""
         own = [pod for uid, pod in pods.items() if uid not in self.pods.preempted]
         cause = cause_in_pods(own, "", self.printer.last_lines()).pod
         unread = (pod for pod in own if pod["metadata"]["uid"] not in self.logs.uids)
