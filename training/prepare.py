@@ -21,7 +21,7 @@ from kfp_ddp.training.data import shards, shared_memory
 from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import Findings, examine
 from kfp_ddp.training.data.loader import Split
-from kfp_ddp.training.data.splits import Index, splits_of
+from kfp_ddp.training.data.splits import Index, Splits, splits_of
 from kfp_ddp.training.data.transforms import size_of_epoch
 from kfp_ddp.training.distributed import World, half_precision
 from kfp_ddp.training.model import networks, own_model
@@ -51,17 +51,23 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
 
 
 def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
-    """List both splits of a writable run; `val_fraction` remains only if it was used."""
+    """List both splits of a run with a writable output folder, and name the network of weights."""
     with writing(config.output_dir, "give the run an output_dir that its user may write"):
         try_to_write(Path(config.output_dir))
     path = Path(config.pretrained)
     if not config.is_set("model") and path.exists() and (model := network_of(path)):
         print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)
         config = TrainConfig.create(**{**config.explicit(), "model": model})
+    config, splits = with_splits(config)
+    return config, splits.train, splits.val
+
+
+def with_splits(config: TrainConfig) -> tuple[TrainConfig, Splits]:
+    """List the splits; the returned configuration has `val_fraction` only if it was used."""
     data = pinned(Path(config.data))
     splits = splits_of(data, config.val_fraction, config.labels, config.layout)
-    used = {"data": str(data), "val_fraction": config.val_fraction if splits.by_name else 0.0}
-    return config.model_copy(update=used), splits.train, splits.val
+    used = {"data": str(data), "val_fraction": config.val_fraction * splits.by_name}
+    return config.model_copy(update=used), splits
 
 
 def digest_of(index: Index, world: World) -> str:
@@ -132,7 +138,7 @@ def resolve(
             names.add("warmup_epochs")
         earlier = {"background": "", "value_range": "", **before}
         saved = {name: earlier[name] for name in names if not config.is_set(name)}
-    precision = config.precision
+    precision: str = config.precision
     if precision == "auto":
         precision = half_precision(world.device, config.strategy)
         if world.first and world.device.type == "cuda":

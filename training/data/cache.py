@@ -22,7 +22,7 @@ from kfp_ddp.training.data.splits import Index
 
 
 class Cache:
-    """The prepared images of a split: i is in part i % parts, of a local rank, row i // parts."""
+    """The prepared images of a split: i is in row i // parts of part i % parts, of a local rank."""
 
     def __init__(self, folder: Path, split: str, samples: int, parts: int) -> None:
         self.folder, self.split, self.samples, self.parts = folder, split, samples, parts

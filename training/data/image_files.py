@@ -75,7 +75,7 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
 
 
 def _above(data: bytes, frame: Frame, rows: int) -> Tensor | None:
-    """Decode rows from the top by a smaller height in the header; None if they cannot be alone."""
+    """Decode rows from the top by a smaller height in the header; None if it is not possible."""
     if rows >= frame.height or not frame.baseline or not data.endswith(_END):
         return None
     shortened = bytearray(data)
@@ -126,7 +126,7 @@ def read_part(
 
 
 def _decode(path: str | Where, reading: Reading, needed: Needed) -> Decoded:
-    """Decode as `decoder.decode`, or faster to the same pixels; what that refuses, it decides."""
+    """Decode as `decoder.decode` does, by a faster library where that gives the same pixels."""
     where = Where(path) if isinstance(path, str) else path
     data = content(where, reading.most_bytes)
     frame = frame_of(data)

@@ -44,10 +44,7 @@ class Images(Dataset[Batch]):
     def __init__(
         self, index: Index, config: TrainConfig, for_training: bool, cache: Cache | None = None
     ) -> None:
-        self.index = index
-        self.config = config
-        self.for_training = for_training
-        self.cache = cache
+        self.index, self.config, self.for_training, self.cache = index, config, for_training, cache
         self.ahead = ReadAhead(index.slices) if index.slices and cache is None else None
 
     def __len__(self) -> int:

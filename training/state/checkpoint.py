@@ -173,8 +173,7 @@ class Writer:
     """Saves in the background; the next `save` or `wait` raises the error of a save."""
 
     def __init__(self, directory: Path, keep: int) -> None:
-        self.directory = directory
-        self.keep = keep
+        self.directory, self.keep = directory, keep
         self._buffers: dict[str, Tensor] = {}
         self._later: list[tuple[Tensor, Tensor]] = []
         self.copied = threading.Event()

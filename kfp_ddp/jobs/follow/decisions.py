@@ -114,7 +114,7 @@ class Pods:
 
     @property
     def only_preempted(self) -> bool:
-        """Whether no pod but preempted ones failed, which the Training Operator may count."""
+        """Whether preempted pods are present, and no other failed: the operator counts them."""
         return len(self.own) < len(self.present) and not any(map(has_failed, self.own))
 
 

@@ -65,7 +65,7 @@ class Watches:
         self.events = WatchCache(api, EVENTS, about, changed, reduced_event)
         # The second is the Job that creates the pods of a TrainJob.
         self.creators = (job, f"{job}-node-0")
-        self.all = (self.jobs, self.pods, self.events)
+        self.all: tuple[WatchCache, ...] = (self.jobs, self.pods, self.events)
 
     def warnings(self) -> list[Object] | None:
         """Return the events on why pods are not created; None without the right to read them."""
@@ -73,16 +73,6 @@ class Watches:
             return None
         events = list(self.events.objects.values())
         return [item for item in events if item["involvedObject"].get("name") in self.creators]
-
-    def start(self) -> None:
-        """Start the watches."""
-        for watch in self.all:
-            watch.start()
-
-    def stop(self) -> None:
-        """End the watches at their next event."""
-        for watch in self.all:
-            watch.stop()
 
 
 class Follower:
@@ -120,7 +110,8 @@ class Follower:
     def run(self, limits: Limits) -> Outcome:
         """Return the outcome once the logs are printed; RunCancelledError, JobError, InputError."""
         self.limits = limits
-        self.watches.start()
+        for watch in self.watches.all:
+            watch.start()
         worked = 0.0
         try:
             while True:
@@ -139,7 +130,8 @@ class Follower:
                 if end := self._decide(snapshot):
                     return self._end(end, snapshot)
         finally:
-            self.watches.stop()
+            for watch in self.watches.all:
+                watch.stop()
             self.logs.abandon()
             if self.files is not None:
                 self.files.save_cursors()
