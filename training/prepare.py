@@ -78,10 +78,7 @@ def digest_of(index: Index, world: World) -> str:
         parts = dict(zip(mine, pool.map(lambda start: _about(index, start), mine), strict=True))
     for others in world.gather(parts):
         parts |= others
-    digest = hashlib.sha256()
-    for start in starts:
-        digest.update(parts[start])
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(parts[start] for start in starts)).hexdigest()
 
 
 def _about(index: Index, start: int) -> bytes:

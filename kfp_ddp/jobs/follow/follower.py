@@ -164,10 +164,9 @@ class Follower:
     def _present(self) -> dict[str, Object]:
         """Return the pods of the job, without those of a deleted job of the same name."""
         begin = self.job["metadata"]["creationTimestamp"]
-        every = self.watches.pods.objects
         return {
             uid: pod
-            for uid, pod in every.items()
+            for uid, pod in self.watches.pods.objects.items()
             if pod["metadata"].get("creationTimestamp", begin) >= begin
         }
 

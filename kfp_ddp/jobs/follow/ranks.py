@@ -148,11 +148,8 @@ class StallWatch:
     def look(self, snapshot: Snapshot, limit: float) -> Verdict | None:
         """Return the stall if no rank has advanced for `limit` seconds."""
         uids = frozenset(pod["metadata"]["uid"] for pod in snapshot.pods.own)
-        if (
-            uids != self.uids
-            or snapshot.state.phase != "running"
-            or any(map(is_pending, snapshot.pods.own))
-        ):
+        waits = snapshot.state.phase != "running" or any(map(is_pending, snapshot.pods.own))
+        if uids != self.uids or waits:
             self.uids, self.since = uids, snapshot.clock
         if not limit or not self._read(snapshot.clock):
             return None
