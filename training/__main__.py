@@ -12,11 +12,7 @@ from kfp_ddp.training.rank import main
 
 
 def leave(code: int) -> NoReturn:
-    """Exit without shutting down the interpreter.
-
-    During a shutdown a remaining thread of torch sometimes calls std::terminate, and a completed
-    run would end with SIGABRT. What Python does at exit is done here first.
-    """
+    """Exit without a shutdown, in which a thread of torch sometimes calls std::terminate."""
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()  # such as a save

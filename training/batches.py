@@ -12,9 +12,7 @@ def divide(
 ) -> tuple[int, int]:
     """Return (batch_size, micro_batch_size) of a run; raise InputError for a misfit.
 
-    A batch size that is not set is adapted to the images and the ranks. With the configuration
-    `before` of the checkpoint to resume from, its batches are used, so the run sees the same ones
-    with another number of ranks. `uneven`: ranks may get unequal numbers of micro-batches.
+    With the configuration `before` of the checkpoint to resume from, the run sees its batches.
     """
     check_one_each(images, ranks)
     batch, micro = config.batch_size, config.micro_batch_size

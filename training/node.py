@@ -1,7 +1,6 @@
 """`python -m kfp_ddp.training.node [torchrun flags] -- [training flags]`: the ranks of a node.
 
-Unlike torchrun it exits with 143 if preempted and 2 for invalid input, and prints one JSON line
-with the first failing rank and its error.
+Unlike torchrun it exits with 143 if preempted, 2 for invalid input, and prints the cause as JSON.
 """
 
 import argparse
@@ -43,11 +42,7 @@ def main() -> int:
 
 
 def run_node(work: Callable[[list[str], list[str]], int]) -> int:
-    """Return what `work` returns for the flags of torchrun before `--`, and the flags after it.
-
-    A signal before the ranks start, and an error that is no failure of a rank, are reported as such
-    a failure is. The end of the parent process is a SIGTERM.
-    """
+    """Return what `work` returns for the flags before and after `--`; report errors as of ranks."""
     Parent().on_gone = lambda: os.kill(os.getpid(), signal.SIGTERM)
     for number in STOPS:
         signal.signal(number, signal.default_int_handler)
@@ -108,10 +103,7 @@ def launch(
 ) -> int:
     """Start the ranks of this node, wait, and return 0, 143 if stopped, or the first exit code.
 
-    `program` is a module and its arguments, whose logs go to `logs` in `output_dir`. `check` raises
-    a KfpDdpError for invalid flags of torchrun; `summary` describes what remains of stopped work.
-    Afterwards signals are ignored, as the caller may upload results. If this cannot return after a
-    signal, `finish` is called in its place, from a thread, before the process exits.
+    Signals are ignored afterwards; a thread calls `finish` if this cannot return after a signal.
     """
     from torch.distributed import run
 
@@ -226,11 +218,7 @@ def _last_checkpoint(metrics: Path, earlier: int) -> str:
 
 
 def _logs(folder: str) -> Any:
-    """Let ranks log to files in `folder` and to our output, but write their errors elsewhere.
-
-    Otherwise a full volume would hide why they ended. `errors` are the files of the ranks that were
-    started last.
-    """
+    """Let ranks log to files and our output, but their errors elsewhere: a volume may be full."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
     class Logs(DefaultLogsSpecs):
@@ -251,12 +239,7 @@ def _logs(folder: str) -> Any:
 def _exit_when_unresponsive(
     handled: threading.Event, ending: threading.Lock, file: Path, finish: Callable[[], None]
 ) -> None:
-    """Exit when a signal asks for a stop and its Python handler does not run.
-
-    A rendezvous with a missing node waits in C++ for minutes, in which Python runs no handlers. No
-    rank has started by then, so there is nothing to stop; ranks that do run notice that their
-    parent is gone.
-    """
+    """Exit at a signal whose handler does not run: a rendezvous waits in C++ for minutes."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)

@@ -14,11 +14,10 @@ from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, writing
 from kfp_ddp.core.failure import Failure, write_record
 from kfp_ddp.core.packed import unpack
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
-from kfp_ddp.core.version import pinned
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.data.splits import Splits, splits_of
+from kfp_ddp.training.data.splits import Splits
 from kfp_ddp.training.model import networks
-from kfp_ddp.training.prepare import check_network
+from kfp_ddp.training.prepare import check_network, with_splits
 from kfp_ddp.training.report.metrics import Metrics
 from kfp_ddp.training.state import checkpoint, initial_weights, saving
 from kfp_ddp.training.state.manifest import step_dir
@@ -34,10 +33,7 @@ STOPPED = (PREEMPTED, 130)
 def run(config: TrainConfig) -> bool:
     """Run the script, and save its weights; False when preempted. Raises a KfpDdpError."""
     folder, first = RunFolder(config.output_dir), os.environ.get("RANK", "0") == "0"
-    data = pinned(Path(config.data))
-    splits = splits_of(data, config.val_fraction, config.labels, config.layout)
-    used = {"data": str(data), "val_fraction": config.val_fraction * splits.by_name}
-    config = config.model_copy(update=used)
+    config, splits = with_splits(config)
     if splits.train.slices is not None:
         raise InputError("a script reads image files, but these are packed: do not set pack=tar")
     launches = [os.environ.get(LAUNCH, "")]

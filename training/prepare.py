@@ -21,7 +21,7 @@ from kfp_ddp.training.data import shards, shared_memory
 from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import Findings, examine
 from kfp_ddp.training.data.loader import Split
-from kfp_ddp.training.data.splits import Index, splits_of
+from kfp_ddp.training.data.splits import Index, Splits, splits_of
 from kfp_ddp.training.data.transforms import size_of_epoch
 from kfp_ddp.training.distributed import World, half_precision
 from kfp_ddp.training.model import networks, own_model
@@ -51,38 +51,34 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
 
 
 def _scan(config: TrainConfig) -> tuple[TrainConfig, Index, Index]:
-    """List both splits, after a check that the output folder is writable.
-
-    The configuration retains `val_fraction` only if it was used: the evaluation uses it to find the
-    same split.
-    """
+    """List both splits of a run with a writable output folder, and name the network of weights."""
     with writing(config.output_dir, "give the run an output_dir that its user may write"):
         try_to_write(Path(config.output_dir))
     path = Path(config.pretrained)
     if not config.is_set("model") and path.exists() and (model := network_of(path)):
         print(f"model is {model}: it was not set, and {path} has weights of it", flush=True)
         config = TrainConfig.create(**{**config.explicit(), "model": model})
+    config, splits = with_splits(config)
+    return config, splits.train, splits.val
+
+
+def with_splits(config: TrainConfig) -> tuple[TrainConfig, Splits]:
+    """List the splits; the returned configuration has `val_fraction` only if it was used."""
     data = pinned(Path(config.data))
     splits = splits_of(data, config.val_fraction, config.labels, config.layout)
-    used = {"data": str(data), "val_fraction": config.val_fraction if splits.by_name else 0.0}
-    return config.model_copy(update=used), splits.train, splits.val
+    used = {"data": str(data), "val_fraction": config.val_fraction * splits.by_name}
+    return config.model_copy(update=used), splits
 
 
 def digest_of(index: Index, world: World) -> str:
-    """Return a digest of the images' paths and sizes, whatever the number of ranks.
-
-    Each rank reads a part of the sizes, many in parallel: a network file system is slow.
-    """
+    """Return a digest of the images' paths and sizes; each rank reads a part, many in parallel."""
     starts = range(0, len(index), _TOGETHER)
     mine = starts[world.rank :: world.size]
     with ThreadPoolExecutor(16) as pool:
         parts = dict(zip(mine, pool.map(lambda start: _about(index, start), mine), strict=True))
     for others in world.gather(parts):
         parts |= others
-    digest = hashlib.sha256()
-    for start in starts:
-        digest.update(parts[start])
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(parts[start] for start in starts)).hexdigest()
 
 
 def _about(index: Index, start: int) -> bytes:
@@ -139,7 +135,7 @@ def resolve(
             names.add("warmup_epochs")
         earlier = {"background": "", "value_range": "", **before}
         saved = {name: earlier[name] for name in names if not config.is_set(name)}
-    precision = config.precision
+    precision: str = config.precision
     if precision == "auto":
         precision = half_precision(world.device, config.strategy)
         if world.first and world.device.type == "cuda":
@@ -153,10 +149,7 @@ def resolve(
 def _built_or_examined(
     config: TrainConfig, world: World, train: Index, val: Index
 ) -> tuple[list[Cache | None], int]:
-    """Build a cache of each split if both fit; otherwise only check images, and return None.
-
-    Also return how many batches a loader process may have ready.
-    """
+    """Build a cache of each split if both fit, else check images; return also the prefetch."""
     findings: list[Findings] = []
     caches: list[Cache | None] = []
     problem: KfpDdpError | None = None
@@ -190,11 +183,7 @@ def _built_or_examined(
 
 
 def _warn(reports: list[tuple[int, list[Findings]]]) -> None:
-    """Print a warning if images were converted or could not be read.
-
-    `reports` has each rank's part, and its findings in each split. Each node examines all parts for
-    its cache unless the cache is filled already, so a part is counted once.
-    """
+    """Print a warning of converted or unreadable images; a part that nodes share counts once."""
     counted: dict[tuple[int, int], Findings] = {}
     for part, splits in reports:
         for number, item in enumerate(splits):

@@ -37,10 +37,7 @@ def end_for_good() -> None:
 
 
 class Parent:
-    """Watches the process id in $KFP_DDP_PARENT_PID, if it is set.
-
-    Polling, unlike prctl's death signal, does not fire when the thread that started us ends.
-    """
+    """Polls for the parent in $KFP_DDP_PARENT_PID: prctl would fire when its thread ends."""
 
     def __init__(self) -> None:
         self.on_gone: Callable[[], None] | None = None

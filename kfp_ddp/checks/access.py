@@ -41,10 +41,7 @@ HUGGING_FACE = "HF_TOKEN"
 
 
 def launch_rights(backend: str, service: str, *schedulers: str) -> list[Right]:
-    """Return the rights of a launch; those on jobs of other backends than its own may be missing.
-
-    Also those on pod groups, and on the InferenceService if one is named.
-    """
+    """Return the rights of a launch, of which some are optional; with pod groups and a service."""
     resources = {name: kind.resource for name, kind in KINDS.items()}
     jobs = [(one.group, one.plural, JOB_VERBS, name == backend) for name, one in resources.items()]
     groups = [GANGS[name].resource.group for name in schedulers if name in GANGS]
@@ -147,10 +144,7 @@ ARGO = "workflow-controller-configmap"
 
 
 def admitted(cluster: CheckContext) -> list[Finding]:
-    """Check with dry-run requests the pod of the largest step, and that of a worker.
-
-    PodSecurity, quotas and webhooks answer such requests as they do real ones.
-    """
+    """Check by dry-run requests, as real ones are, the pods of the largest step and of a worker."""
     api, run, executor = cluster.api, cluster.run, _executor_resources(cluster.api)
     steps = StepResources()
     limits = {"cpu": steps.evaluate_cpu, "memory": steps.evaluate_memory}

@@ -19,10 +19,7 @@ DEFAULT = "storageclass.kubernetes.io/is-default-class"
 
 
 def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> list[str]:
-    """Return the PVCs that the launching step and the workers mount at the same time.
-
-    These are `work`, those of the job, and `data` unless a copy replaces it; '' is no PVC.
-    """
+    """Return the PVCs that the step and its workers mount at once: not `data` that is copied."""
     own = {*spec.claims.values(), *claims_by_volume(spec.volumes).values()}
     names = {work, *(name.removesuffix(":ro") for name in own)}
     return sorted((names | {data} if publish in ("in-place", "none") else names) - {""})
@@ -31,10 +28,9 @@ def mounted_at_once(spec: LaunchSpec, work: str, data: str, publish: str) -> lis
 def check_modes(
     api: Api, claims: Iterable[str], instead: Mapping[str, str], nodes: int | None, pods: int
 ) -> list[str]:
-    """Return warnings where not all pods can mount a PVC at once; raise InputError if surely so.
+    """Return warnings, or raise InputError, where pods cannot mount a PVC at once.
 
-    A PVC that may not be read is skipped. `instead` is an alternative to ReadWriteMany by PVC;
-    `nodes` is None where their number is not known, then a PVC of one node is a warning.
+    `instead` is an alternative to ReadWriteMany by PVC; `nodes` is None for an unknown number.
     """
     warnings = []
     for name in claims:

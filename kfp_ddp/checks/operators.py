@@ -120,11 +120,7 @@ def kserve(cluster: CheckContext) -> list[Finding]:
 
 
 def check_service(release: Mapping[str, Any], destination: str) -> str:
-    """Return the service that `release` names, '' for none, after checking it.
-
-    InputError: KServe is missing or cannot read a bundle at `destination`, a right is missing, or
-    the service is not ours.
-    """
+    """Return the service that `release` names, '' for none; InputError if it is not usable."""
     name = part_of(release, Deployment).service
     if not name:
         return ""

@@ -31,10 +31,7 @@ def write(
     requested: Variants,
     export: Mapping[str, Any],
 ) -> None:
-    """Write all of them into a new folder; arguments and errors as of `engine.make`.
-
-    `export` describes the inputs, for the config.
-    """
+    """Write all of them into a new folder, as of `engine.make`; `export` describes the inputs."""
     model, info = load_model(checkpoint)
     result = Evaluation.read(evaluation)
     images = prove.real_samples(split, info)

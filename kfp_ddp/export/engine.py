@@ -70,11 +70,9 @@ def make(
     model_name: str,
     requested: Variants = Variants(),  # noqa: B008
 ) -> Path:
-    """Make `<run_dir>/bundle`, unless an intact one of the same inputs exists; return it.
+    """Make `<run_dir>/bundle`, unless one of the same inputs is intact; return it.
 
-    The formats are compared on images of `split`, `<dataset>/<name>`; `evaluation` is the
-    `evaluation.json` of this checkpoint, a step folder. Raise KfpDdpError for invalid input, and
-    its `ParityError` if a format does not agree.
+    The formats are compared on images of `split`, `<dataset>/<name>`. Raise KfpDdpError.
     """
     result = _read_evaluation(evaluation, checkpoint)
     inputs: dict[str, Any] = {

@@ -1,7 +1,4 @@
-"""Infra validation: run a bundle's model in a clean process with only its runtime.
-
-`infra.json` has time and memory, `sample/` a request with its answer for a canary.
-"""
+"""Infra validation: run a bundle's model in a clean process with only its runtime."""
 
 import functools
 import json
@@ -36,11 +33,7 @@ _RUNTIME = "onnxruntime"
 def validate_onnx(
     folder: Path, reference: Predict, images: Tensor, allowed: float, model_name: str
 ) -> None:
-    """Validate a bundle's ONNX files, and write `INFRA` and the sample.
-
-    On images, uint8 [N, 3, S, S], logits of `model.onnx` may differ from those of `reference`, the
-    checkpoint, by at most `allowed`.
-    """
+    """Validate a bundle's ONNX files on images, and write `INFRA` and the sample."""
     expected = reference(images).numpy()
     bundle.write_json(folder / INFRA, validate(folder, images.numpy(), expected, allowed))
     if (folder / ONNX).exists():
@@ -52,11 +45,9 @@ def validate_onnx(
 def validate(
     folder: Path, images: NDArray[np.uint8], expected: NDArray[np.float32], allowed: float
 ) -> dict[str, Any]:
-    """Compute the logits of images [N, 3, S, S] with each ONNX file, each in its own process.
+    """Compute images [N, 3, S, S] with each ONNX file in its own process; return `INFRA`.
 
-    `expected` are the checkpoint's logits, float32 [N, classes], and `allowed` is the largest
-    difference of `model.onnx`; other files are variants, whose accuracy is measured elsewhere.
-    Return the content of `INFRA`: whether all passed, the reason if not, time and memory of each.
+    Only `model.onnx` may differ by at most `allowed`; variants are measured elsewhere.
     """
     results: dict[str, Any] = {}
     reason = ""

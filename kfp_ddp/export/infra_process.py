@@ -1,7 +1,4 @@
-"""Run a model in ONNX Runtime only; a program that imports nothing of this package.
-
-It reads one JSON object from standard input and writes one, see `infra.py`.
-"""
+"""Run a model in ONNX Runtime, without this package; JSON from stdin to stdout, see `infra`."""
 
 import json
 import platform
@@ -19,8 +16,7 @@ class Only:
     """Import finder for some packages in some folders; with `-I -S` no others are found."""
 
     def __init__(self, packages: list[str], folders: list[str]) -> None:
-        self.packages = packages
-        self.folders = folders
+        self.packages, self.folders = packages, folders
 
     def find_spec(self, name: str, path: Any = None, _: Any = None) -> ModuleSpec | None:
         """Return the spec of a module; the protocol of `sys.meta_path`."""

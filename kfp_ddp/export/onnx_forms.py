@@ -1,9 +1,6 @@
 """Further forms of an ONNX file: one in int8, and one that takes decoded images of any size.
 
-int8 is static quantisation by ONNX Runtime in its QDQ form: int8 weights with a scale for each
-channel, uint8 activations, which x86 with VNNI computes fastest; the ranges of activations come
-from training images. The other form resizes and crops images in the graph; it does not decode JPEG,
-as ONNX Runtime has no kernel for ImageDecoder of opset 20.
+int8 is static, QDQ, with a scale for each channel, which x86 with VNNI computes fastest.
 """
 
 from collections.abc import Iterable, Iterator

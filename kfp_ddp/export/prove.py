@@ -28,11 +28,7 @@ class ParityError(KfpDdpError):
 
 
 def real_samples(split: Path, info: ModelInfo) -> Tensor:
-    """Return up to `SAMPLES` images of a split, evenly spaced: uint8 (N, 3, S, S).
-
-    `split` is `<dataset>/<name>`. Images that the training skipped are left out. Raise InputError
-    if the split is missing, or none of its images can be read.
-    """
+    """Return up to `SAMPLES` readable images of a split, evenly spaced; InputError for none."""
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
     count = min(SAMPLES, len(index))
     for part in (index.only([at * len(index) // count for at in range(count)]), index):
@@ -42,12 +38,7 @@ def real_samples(split: Path, info: ModelInfo) -> Tensor:
 
 
 def parity(reference: Predict, others: Mapping[str, Predict], images: Tensor) -> dict[str, Any]:
-    """Compare logits on `images`: the first alone, then all in one batch.
-
-    Return for each of `others` the largest and mean absolute difference, and the share of samples
-    with the same most likely class. Raise ParityError if one differs by more than `TOLERANCE` of
-    the largest logit.
-    """
+    """Compare logits on images, the first alone, then all; ParityError above `TOLERANCE`."""
     parts = [images[:1], images if len(images) > 1 else images.repeat(2, 1, 1, 1)]
     expected = torch.cat([reference(part) for part in parts])
     bound = TOLERANCE * max(1.0, float(expected.abs().max()))

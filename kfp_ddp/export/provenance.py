@@ -32,11 +32,7 @@ def record(folder: Path, model_name: str, result: Evaluation) -> dict[str, Any]:
     }
     data = [{"type": "data", "name": "dataset", "version": result.dataset_digest}]
     files = [
-        {
-            "type": "file",
-            "name": path.name,
-            "hashes": [{"alg": "SHA-256", "content": sha256(path)}],
-        }
+        {"type": "file", "name": path.name, "hashes": [{"alg": "SHA-256", "content": sha256(path)}]}
         for path in sorted(folder.glob("model.*"))
     ]
     step = [  # if a cluster reports it

@@ -144,11 +144,7 @@ def _verdict(verdict: Path, folder: Path) -> Path:
 
 
 def add_decision(folder: Path, lineage: Lineage, verdict: Path | None, report: Path | None) -> Path:
-    """Replace a complete bundle, `<run_dir>/bundle`, by one with these files; return its folder.
-
-    A bundle that has them already is not changed. `verdict` and `report` are left out for None or a
-    missing file. Raise InputError if the bundle is not complete, or its folder cannot be written.
-    """
+    """Replace a complete bundle by one with these files, unless it has them; return its folder."""
     bundles.clean_up(folder.parent)
     complete = bundles.intact(folder)
     # An interrupted upload to a bucket may have replaced some of our files.
@@ -183,11 +179,9 @@ def publish(
     run_id: str = "",
     registry: Registry | None = None,
 ) -> tuple[str, str]:
-    """Upload a bundle and make it the champion, if the one it was compared with still is.
+    """Upload a bundle; make it the champion if that is still `expected`, the version compared with.
 
-    `expected` is the version that it was compared with, '' for none; `registry` gets the version
-    before it becomes the champion. Return the bundle's URI, and why it is not the champion, '' if
-    it is. Raise KfpDdpError if it cannot be written, or arrives different.
+    Return the URI, and why it is not the champion, '' if it is; `registry` gets the version before.
     """
     uri, version = bundles.upload(folder, name, where), bundles.version(folder)
     if registry is not None:

@@ -69,12 +69,7 @@ _WRITERS: Mapping[str, Callable[[VariantSource, Variants, Path], Details]] = {
 
 
 def add(source: VariantSource, settings: Variants) -> tuple[VariantsRecord, dict[str, Predict]]:
-    """Add the requested forms to a bundle.
-
-    A form that cannot be written, does not run or loses more than allowed leaves no file. Return
-    the record of all, and the remaining ones as functions by file. Raise KfpDdpError if the split
-    cannot be read, or the disk is full.
-    """
+    """Add the requested forms; one that does not run or loses too much leaves no file."""
     details: dict[str, Details] = {}
     forms: dict[str, Predict] = {}
     left_out: dict[str, str] = {}
@@ -125,10 +120,7 @@ def _measured(
     source: VariantSource,
     details: Details,
 ) -> MeasuredVariant:
-    """Return the record of a form; `before` has target and prediction of the checkpoint by path.
-
-    Raise InputError if the samples are not those of the evaluation.
-    """
+    """Return a form's record, with the checkpoint's target and prediction by path in `before`."""
     info, split, result = source.info, source.split, source.result
     tags = slices.read(result.tags, split.parent, predictions.index) if result.tags else None
     evaluation = results.summarise(
@@ -171,11 +163,7 @@ def _measured(
 def measure(
     forms: Mapping[str, Predict], source: VariantSource
 ) -> tuple[dict[str, Predictions], dict[str, str]]:
-    """Run all forms, by name, over the split in one pass.
-
-    Return the predictions by form, and the errors of the other forms. Raise InputError if an image
-    cannot be read.
-    """
+    """Run all forms over the split in one pass; return predictions, and errors of the others."""
     split, info = source.split, source.info
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
     seen = {name: Tally(len(info.classes)) for name in forms}

@@ -21,11 +21,7 @@ MOST_PACKED, MOST_UNPACKED = 64 << 20, 512 << 20
 
 
 def archive_of(folder: str | Path) -> bytes:
-    """Return the regular files of a folder as a tar.gz, the same for the same content.
-
-    Hidden files and `__pycache__` are left out; an executable file remains one.
-    InputError for an empty folder, or for anything in it that is not a regular file.
-    """
+    """Return a folder's files, except hidden ones, as a tar.gz: the same for the same content."""
     root = Path(folder)
     if not root.is_dir():
         raise InputError(f"{root} is no folder: give the one that holds the code")

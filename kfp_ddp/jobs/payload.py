@@ -109,9 +109,7 @@ RESERVED_BYTES = 200_000
 def bring(spec: Job, run_dir: Path | None) -> Job:
     """Return the job with its code checked, and placed where its workers can read it.
 
-    Code in a bucket is copied to a ConfigMap or, if too large, to the work PVC. Code on a PVC of
-    the workers remains there; they verify its digest. InputError for code that is missing, invalid
-    or cannot reach the workers; StorageError for a PVC that cannot be written.
+    Code in a bucket is copied to a ConfigMap or, if too large, to the work PVC.
     """
     if not spec.code:
         return spec

@@ -174,10 +174,7 @@ def _extract(archive: bytes, folder: str, mode: Literal["r:gz", "r:xz"]) -> None
 
 
 def install(lines: list[str], urls: list[str], folder: str, cache: str = "") -> None:
-    """Install the pins that the image lacks into a separate folder; `cache` is pip's.
-
-    Single pins are installed with their dependencies; a lock names all, and its hashes are checked.
-    """
+    """Install the missing pins into a folder, single ones with dependencies; `cache` is pip's."""
     locked = "--hash=" in lines[0]
     options = ["--cache-dir", cache or os.path.join(folder, "cache")]
     options += ["--no-deps", "--require-hashes"] if locked else []

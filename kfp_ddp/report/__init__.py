@@ -1,8 +1,4 @@
-"""Report of a model: one HTML file of measurements, verdict and artifacts. Does not import torch.
-
-It is made from the folder of an evaluation, which may have a verdict, and from a bundle. It is
-written again after each of these steps.
-"""
+"""Report of a model: one HTML file, written again by each step; does not import torch."""
 
 from pathlib import Path
 

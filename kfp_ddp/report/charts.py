@@ -1,7 +1,4 @@
-"""Charts as inline SVG: line charts, shares as one bar, and the confusion matrix as a heat map.
-
-The SVG of a chart stretches to the width of its column; text is HTML and retains its size.
-"""
+"""Charts as SVG that stretches to its column, with text in HTML that retains its size."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -162,12 +159,9 @@ def line_chart(
     from_zero: bool = False,
     marks: Sequence[Marks] = (),
 ) -> Markup:
-    """Return a line chart by epoch: points that are not finite are omitted, long series averaged.
+    """Return a line chart by epoch, of finite points; long series are averaged.
 
-    The y axis depends on the values. It is logarithmic if they differ by more than
-    `_LOGARITHMIC_FROM`. An axis of shares covers the upper three quarters of the values; the legend
-    names the lowest value below it, and the last value of each curve. An axis `from_zero` has all
-    values, and a legend without them.
+    An axis of shares covers the upper three quarters of the values; one `from_zero` has all values.
     """
     curves = [Series(s.name, _thin(s.points), s.colour) for s in series]
     curves = [s for s in curves if s.points]
@@ -281,15 +275,11 @@ def _ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def confusion_matrix(
-    classes: Sequence[str],
-    counts: Sequence[Sequence[int]],
-    others: Sequence[int] = (),
+    classes: Sequence[str], counts: Sequence[Sequence[int]], others: Sequence[int] = ()
 ) -> Markup:
-    """Return an SVG heat map of `counts[true][predicted]`, shaded by the share of the true class.
+    """Return a heat map of `counts[true][predicted]`, shaded by the share of the true class.
 
-    Correct and incorrect predictions have different colours, so that an error is visible beside a
-    strong diagonal. Cells have numbers up to 20 classes, and edges have names up to 50. `others`
-    are the samples of each true class that were predicted as a class outside the matrix.
+    `others` are the samples of each true class that were predicted as a class outside the matrix.
     """
     n = len(classes)
     named, numbered = n <= _MAX_NAMED, n <= MAX_NUMBERED

@@ -63,10 +63,7 @@ def training_time(events: Sequence[Event]) -> tuple[float, float]:
 
 
 def downsample(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events of a training with at most `MAX_POINTS` steps, which are means.
-
-    A step that was repeated after a resume counts once, with its last values.
-    """
+    """Return at most `MAX_POINTS` steps, which are means; of a repeated step the last values."""
     by_step = _by_step(events, "step")
     steps = [by_step[step] for step in sorted(by_step)]
     size = -(-len(steps) // MAX_POINTS) or 1

@@ -1,8 +1,6 @@
 """HTML from Jinja2 templates: one environment with autoescape.
 
-Every page is self-contained: the KFP UI shows an HTML artifact in an iframe with
-`sandbox="allow-scripts"`, so pages have inline SVG and CSS, no scripts and no external resources.
-Colours follow the reader's light or dark scheme.
+The KFP UI shows it in an iframe with `sandbox="allow-scripts"`: no scripts, no external resources.
 """
 
 from datetime import UTC, datetime

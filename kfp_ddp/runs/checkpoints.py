@@ -1,7 +1,4 @@
-"""Checkpoints in a bucket: upload, download, verification by digest, and retention.
-
-A checkpoint is complete if it has a manifest, which is written last and deleted first.
-"""
+"""Checkpoints in a bucket: complete if they have a manifest, written last and deleted first."""
 
 import re
 import shutil
@@ -31,10 +28,7 @@ def complete(where: Store, folder: str) -> list[str]:
 
 
 def upload(where: Store, name: str, checkpoint: Path) -> bool:
-    """Upload a local checkpoint, which must not change; return False if the bucket already has it.
-
-    After a KfpDdpError the checkpoint in the bucket is incomplete.
-    """
+    """Upload a local checkpoint, which must not change; False if the bucket already has it."""
     manifest = f"{name}/{MANIFEST}"
     if where.read(manifest, _LARGEST_MANIFEST) == (checkpoint / MANIFEST).read_bytes():
         return False
@@ -66,10 +60,7 @@ def prune(where: Store, folder: str, keep: int, keep_also: str = "") -> None:
 
 
 def move(where: Store, folder: str, target: str, room: Path) -> None:
-    """Move the checkpoints of a folder to another one, by way of the local folder `room`.
-
-    After a KfpDdpError another call resumes; OSError if this machine has no space.
-    """
+    """Move a folder's checkpoints by way of `room`; after an error another call resumes."""
     for name in reversed(complete(where, folder)):
         if fetch(where, name, room):
             upload(where, f"{target}/{name.rpartition('/')[2]}", room / name)
@@ -101,10 +92,9 @@ def fetch(where: Store, name: str, run_dir: Path) -> bool:
 
 
 def fetch_newest(where: Store, folder: str, run_dir: Path) -> str:
-    """Download the newest valid checkpoint of a folder; return its name, '' for none.
+    """Download the newest valid checkpoint, and return its name, '' for none; StorageError.
 
     The manifests of newer, invalid checkpoints are deleted, so that they can be written again.
-    StorageError if there are checkpoints, but none is valid.
     """
     names = complete(where, folder)
     for at, name in enumerate(names):

@@ -235,10 +235,7 @@ def _reason(error: Exception) -> str:
 
 
 def notify_of_refusal(run: Step[R]) -> Step[R]:
-    """Make the first step of a pipeline notify of its own errors; no exit handler runs for them.
-
-    In a pod, the keys of its `job` are checked first; InputError if the bucket's secret lacks one.
-    """
+    """Make the first step notify of its own errors, as no exit handler runs for them."""
 
     @functools.wraps(run)
     def wrapper(inputs: dict[str, Any]) -> R:

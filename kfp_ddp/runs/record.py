@@ -97,11 +97,7 @@ def read_task(folder: Path) -> TaskRecord:
 
 
 def newest_checkpoint(folder: Path) -> Manifest | None:
-    """Return a task's newest complete checkpoint by its manifest, without a check of its digest.
-
-    A folder gets its name only after manifest and state are on the disk, so a readable manifest
-    means a complete checkpoint. Needs no torch, so the launcher's image can call it.
-    """
+    """Return a task's newest checkpoint with a manifest, which is written last; needs no torch."""
     with contextlib.suppress(OSError):
         checkpoints = map(_complete, step_dirs(RunFolder(folder).checkpoints))
         return next(filter(None, checkpoints), None)

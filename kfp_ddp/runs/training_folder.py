@@ -28,11 +28,7 @@ CHECKPOINTS = RunFolder.CHECKPOINTS
 
 
 class TrainingFolder(RemoteFolder):
-    """The folder that ranks of this pod write to; the context keeps the bucket up to date.
-
-    Entering it downloads the files of an earlier attempt, with the newest valid checkpoint. Each
-    pod of a job uploads the files of its own ranks.
-    """
+    """The folder that ranks of this pod write to, with the files of an earlier attempt."""
 
     def __init__(
         self, uri: str, keep: int, keep_best: bool = False, every: float = EVERY_SECONDS
@@ -150,10 +146,7 @@ class TrainingFolder(RemoteFolder):
 
 
 class FollowedFolder(RemoteFolder):
-    """The folder of a training as its step follows it: metrics, ranks, manifests of checkpoints.
-
-    The step's own files, such as its heartbeat, are uploaded.
-    """
+    """The folder of a training as its step follows it; the step's own files are uploaded."""
 
     def __init__(self, uri: str, every: float = EVERY_SECONDS) -> None:
         super().__init__(uri)
@@ -192,10 +185,7 @@ class FollowedFolder(RemoteFolder):
 def with_local_folders(config: TrainConfig) -> Iterator[TrainConfig]:
     """Yield the configuration with local folders; what is not local is downloaded or uploaded."""
     run_id = config.run_id.partition("/")[0]
-    with (
-        training_folder(config) as run_dir,
-        local_dataset(config.data, run_dir, run_id) as data,
-    ):
+    with training_folder(config) as run_dir, local_dataset(config.data, run_dir, run_id) as data:
         folders = {"data": str(data), "output_dir": str(run_dir)}
         if config.stop_when_stale:
             folders["stop_when_stale"] = str(RunFolder(run_dir).heartbeat)

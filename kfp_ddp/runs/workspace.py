@@ -25,8 +25,7 @@ MORE_STORAGE = "give the pod more ephemeral storage"
 class RemoteFolder:
     """A folder in a bucket and its local copy; a context in which periodic tasks run.
 
-    Subclasses say by `is_ours` which local files belong in the bucket, and add tasks by `every`.
-    Hidden files, links and checkpoints are never uploaded by `upload`.
+    `upload` never uploads hidden files, links and checkpoints, nor what is not `is_ours`.
     """
 
     def __init__(self, uri: str, path: Path | None = None) -> None:

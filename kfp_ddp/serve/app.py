@@ -52,10 +52,9 @@ _STATUS: dict[type[Exception], int] = {
 def make(
     served: Served, plane: DataPlane, repository: ModelRepositoryExtension, listen: str
 ) -> FastAPI:
-    """Return the application; each error of it is one line of JSON.
+    """Return the application; on a loopback address it answers to names of this machine only.
 
-    On a loopback address it answers to names of this machine only: else a page of another site,
-    whose name its DNS then gives this address, could read the answers.
+    Else a page of another site, whose name its DNS then gives this address, could read the answers.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = _PAGE.read_text(encoding="utf-8").replace("{{model}}", html.escape(served.name))

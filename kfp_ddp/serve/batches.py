@@ -24,12 +24,7 @@ class Batches:
     def __init__(
         self, model: Logits, largest: int, waiting: int, observe: Callable[[int], None]
     ) -> None:
-        """Create an empty queue.
-
-        `model` is called in a thread of its own, one call at a time, with at most `largest` images,
-        and `observe` with their number. The queue has at most `waiting` images; an empty one
-        accepts any request.
-        """
+        """Call `model` in one thread with at most `largest` images; an empty queue accepts any."""
         self._model, self._largest, self._limit, self._observe = model, largest, waiting, observe
         self._thread = ThreadPoolExecutor(1, "model")
         self._queue: deque[tuple[Images, asyncio.Future[Floats]]] = deque()

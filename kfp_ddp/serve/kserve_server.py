@@ -41,12 +41,7 @@ def serve(
     waiting: int,
     line: str,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and finish running requests; in a pod, drain first.
-
-    `name` is that of the model in requests, `listen` an address; there is no gRPC with port 0. At
-    most `largest` images are in one call of the model, and `waiting` in the queue. `line` is
-    printed when the server listens.
-    """
+    """Serve until a signal; in a pod, drain first. There is no gRPC with port 0."""
     models = ModelRepository()
     served, plane = Served(model, name, largest, waiting), DataPlane(models)
     models.update(served)
@@ -100,10 +95,7 @@ class _Server(uvicorn.Server):
         await asyncio.gather(super().shutdown(sockets), self._grpc.stop(GRACE_SECONDS))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal; a pod takes requests for some seconds after SIGTERM.
-
-        A `preStop` hook would do the same, but Knative refuses it.
-        """
+        """Stop at a signal, in a pod after some seconds: Knative refuses a `preStop` hook."""
         if sig != signal.SIGTERM or "KUBERNETES_SERVICE_HOST" not in os.environ:
             super().handle_exit(sig, frame)
             return

@@ -30,10 +30,7 @@ _JSON_HEADER = "inference-header-content-length"
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413, 408 or 503 to bodies: too large, too slow, too many.
-
-    A browser also sends what the page of another site posts here: 403.
-    """
+    """ASGI middleware against bodies: too large 413, slow 408, many 503; of other sites 403."""
 
     def __init__(self, app: "ASGIApp", picture_path: str) -> None:
         """Limit JSON, JSON with binary data, and a path for pictures."""

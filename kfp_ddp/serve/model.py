@@ -45,11 +45,9 @@ def ready(
     threads: int = 0,
     signer: "Signer | None" = None,
 ) -> Ready:
-    """Load a model of a bundle; each file that is read is verified by the manifest.
+    """Load and test a verified model of a bundle; raise InputError.
 
-    `variant` is a further format of the model, such as int8, empty for the model itself; `runtime`
-    and `threads` are as of `onnx_runtimes.load`. Raise InputError if the bundle is incomplete or
-    not signed by `signer`, the format is missing, or the test fails.
+    `variant` is a further format, such as int8; others are as of `onnx_runtimes.load`.
     """
     sealed = open_bundle(bundle, signer=signer)
     file = _file(sealed, variant)

@@ -142,10 +142,7 @@ def most_pixels(picture: bytes) -> int:
 
 
 def _files(entry: InferInput) -> list[bytes]:
-    """Return the picture files of BYTES: base64 over HTTP, themselves over gRPC; raise InputError.
-
-    base64 may have line breaks, the alphabet for URLs, no padding, or `data:…;base64,` before it.
-    """
+    """Return picture files: base64 of any form over HTTP, themselves over gRPC; InputError."""
     try:
         parts = [
             one if isinstance(one, bytes) else _from_base64(one)

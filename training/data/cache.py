@@ -22,22 +22,14 @@ from kfp_ddp.training.data.splits import Index
 
 
 class Cache:
-    """The prepared images of a split, uint8; each local rank writes its part to a file.
-
-    Image i is in part i % parts, row i // parts. A part is synced before it gets its name. Only
-    this user can write to the folder.
-    """
+    """The prepared images of a split: i is in row i // parts of part i % parts, of a local rank."""
 
     def __init__(self, folder: Path, split: str, samples: int, parts: int) -> None:
         self.folder, self.split, self.samples, self.parts = folder, split, samples, parts
         self._open: list[tuple[Tensor, list[tuple[int, int, int]]]] = []
 
     def build(
-        self,
-        where: Callable[[int], Where],
-        config: TrainConfig,
-        for_training: bool,
-        part: int,
+        self, where: Callable[[int], Where], config: TrainConfig, for_training: bool, part: int
     ) -> Findings:
         """Store the images of a part, at `where(position)`, unless stored; raise a KfpDdpError."""
         mine = range(part, self.samples, self.parts)
@@ -128,11 +120,7 @@ def decoded_bytes(config: TrainConfig, splits: Sequence[Index]) -> int:
 
 
 def folder_for(config: TrainConfig, splits: Sequence[Index]) -> Path | None:
-    """Return the folder of this run's decoded images; None if they exceed `cache_gb`.
-
-    Only a resumed run finds it again: its name depends on the output folder, the names, sizes and
-    times of the files, and the settings of stored images. Raises StorageError for too little space.
-    """
+    """Return the folder of decoded images that a resumed run finds again; None above `cache_gb`."""
     expected = decoded_bytes(config, splits)
     if expected > config.cache_gb * 1e9:
         return None

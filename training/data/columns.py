@@ -48,10 +48,7 @@ class _Images:
         return [one + path for one in self.folders if one + path in self.names][:1]
 
     def like(self, path: str) -> list[str]:
-        """Return the images that a path can mean: the exact one, or all of which it is the end.
-
-        A path may lack folders and suffix, and spell the same letters differently.
-        """
+        """Return the images that a path can mean, also without folders and suffix."""
         if exact := self.exact(path):
             return exact
         short = _fold(path)

@@ -1,7 +1,4 @@
-"""Decode pictures of all formats to RGB, alike in training and serving; without torch.
-
-Pillow reads them, HEIC needs the extra `heif`. Of several frames or pages the first one counts.
-"""
+"""Decode pictures, of several pages the first, alike in training and serving; without torch."""
 
 import contextlib
 import importlib
@@ -159,8 +156,7 @@ def _orientation(image: Image.Image) -> int:
 def _range_of(values: NDArray[Any], full_range: bool, value_range: str) -> tuple[float, float]:
     """Return the values of black and white; raise ValueError if they are not clear.
 
-    Microscopes store 12 or 14 bits in 16: unless all 16 are used (`full_range`), the largest value
-    decides. Of fractions, only those from 0 to 1 are clear.
+    Microscopes store 12 or 14 bits in 16: unless `full_range`, the largest value decides.
     """
     if value_range:
         black, white = map(float, value_range.split(","))

@@ -48,11 +48,9 @@ class Decoded(NamedTuple):
 
 
 def decode_part(data: bytes, needed: Needed) -> Decoded | None:
-    """Decode the needed part of an RGB JPEG: its sides divided, rounded up, or fewer rows.
+    """Decode the needed part of an RGB JPEG; None for another file, or damage.
 
-    At a fraction of its size libjpeg skips the high frequencies of each 8x8 block, and rows below a
-    crop need not be decoded; torchcodec offers neither. Returns None for another format or number
-    of channels, or damage, which the full decoder reports.
+    At a fraction of its size libjpeg skips high frequencies; torchcodec does not offer it.
     """
     frame = frame_of(data)
     if frame is None or frame.components != 3:
@@ -77,11 +75,7 @@ def decode_part(data: bytes, needed: Needed) -> Decoded | None:
 
 
 def _above(data: bytes, frame: Frame, rows: int) -> Tensor | None:
-    """Decode rows from the top; None if all are needed, or they cannot be decoded alone.
-
-    The header gets a smaller height, and `strict=False` ignores the data after the last row. A
-    truncated file is decoded completely instead, so that it is reported.
-    """
+    """Decode rows from the top by a smaller height in the header; None if it is not possible."""
     if rows >= frame.height or not frame.baseline or not data.endswith(_END):
         return None
     shortened = bytearray(data)
@@ -132,10 +126,7 @@ def read_part(
 
 
 def _decode(path: str | Where, reading: Reading, needed: Needed) -> Decoded:
-    """Decode as `decoder.decode`, or with a faster library that gives the same pixels.
-
-    What the faster one refuses, `decoder` decides; what it may accept, `decoder` also accepts.
-    """
+    """Decode as `decoder.decode` does, by a faster library where that gives the same pixels."""
     where = Where(path) if isinstance(path, str) else path
     data = content(where, reading.most_bytes)
     frame = frame_of(data)
@@ -179,11 +170,7 @@ def examine(
     config: TrainConfig,
     keep: Callable[[int, Tensor | None], None] | None = None,
 ) -> Findings:
-    """Decode the images at `positions` completely, and pass each, in RGB, to `keep`.
-
-    `where` returns the location of an image; `keep` gets None for an unreadable image. Raises
-    InputError if `config` does not accept an image.
-    """
+    """Decode images completely, and pass each, or None, to `keep`; raise InputError."""
     broken: list[str] = []
     not_rgb, first = 0, ""
     for position in positions:

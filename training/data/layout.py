@@ -95,12 +95,7 @@ def lay_out(
 ) -> Layout:
     """Assign the images of a dataset to classes and splits; raise InputError if it cannot train.
 
-    Args:
-        names: Names of its files, relative to it; a name that ends with a slash is a folder.
-        val_fraction: Share of the images for validation if it has no such split; 0: an error then.
-        labels: Tables of classes, and optionally splits.
-        layout: Meaning of the top-level folders, as in `TrainConfig`.
-        classes: Classes of a model; then the training images are not checked.
+    With the `classes` of a model, the training images are not checked.
     """
     names = list(names)
     try:
@@ -175,11 +170,7 @@ def _check_classes(train: Side, names: Sequence[str]) -> None:
 
 
 def _split_by_name(train: Side, val_fraction: float, must: bool) -> Side:
-    """Move validation images out of the training split, by their names alone.
-
-    Those with a position below `val_fraction` validate, so the other images do not matter. Only a
-    class of which this chooses too few gives those with its lowest positions.
-    """
+    """Move images to validation by their names alone, so that other images do not matter."""
     if not val_fraction:
         raise InputError(
             "there is no val/ with images: put some in val/<class>/, or set val_fraction above 0"
@@ -199,10 +190,7 @@ def _split_by_name(train: Side, val_fraction: float, must: bool) -> Side:
 
 
 def _enough(chosen: int, images: int, val_fraction: float) -> int:
-    """Return how many images of a class validate if `chosen` are below `val_fraction`.
-
-    At least 2, or a tenth up to `_TENTH`, but at most half; one always remains to train on.
-    """
+    """Return how many of a class validate: 2, or a tenth up to `_TENTH`, but at most half."""
     tenth = min(-(-images // 10), math.ceil(images * val_fraction), _TENTH)
     return max(0, min(max(chosen, min(max(_FEWEST, tenth), images // 2)), images - 1))
 

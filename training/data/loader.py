@@ -44,10 +44,7 @@ class Images(Dataset[Batch]):
     def __init__(
         self, index: Index, config: TrainConfig, for_training: bool, cache: Cache | None = None
     ) -> None:
-        self.index = index
-        self.config = config
-        self.for_training = for_training
-        self.cache = cache
+        self.index, self.config, self.for_training, self.cache = index, config, for_training, cache
         self.ahead = ReadAhead(index.slices) if index.slices and cache is None else None
 
     def __len__(self) -> int:
@@ -191,10 +188,7 @@ def evaluation_batches(
 def decoded(
     index: Index, image_size: int, batches: Iterable[Keys], reading: Reading = READING
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield images uint8 [N, 3, S, S], targets [N] and positions in the index [N] of each batch.
-
-    An image that cannot be decoded is left out, or an InputError, as `reading` has it.
-    """
+    """Yield images uint8, targets and positions; an unreadable image is left out, or InputError."""
     ahead = ReadAhead(index.slices) if index.slices else None
     for keys in batches:
         if ahead:
@@ -224,10 +218,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[DeviceBatch]:
-    """Move and normalise batches; on a GPU in a side stream, while the previous step computes.
-
-    Images are copied as uint8, a quarter of float32, from pinned memory. Raises a batch's error.
-    """
+    """Move and normalise batches, on a GPU in a side stream; raise a batch's error."""
     if device.type != "cuda":
         for images, targets, *others in _on_cpu(batches):
             yield DeviceBatch(images.to(device), targets.to(device), *others)

@@ -32,10 +32,7 @@ class Lane(NamedTuple):
 class Windows:
     """Shuffles images of archives: pieces in random order, images within windows of pieces.
 
-    The pieces of all archives, in a random order for each epoch, are divided into lanes, and each
-    lane into windows. A lane fills the same columns of every global batch, so ranks read different
-    pieces, and the order depends only on seed, epoch, batch and window size. If one window contains
-    all images, the order is that of plain files.
+    A lane of windows fills the same columns of every global batch, so ranks read different pieces.
     """
 
     def __init__(self, slices: Slices, batch: int, buffer: int) -> None:
@@ -190,10 +187,7 @@ class Keys(list[Key]):
 class ResumableSampler:
     """Distributes the images of each epoch in micro-batches, round robin, from any step on.
 
-    The permutation depends only on (seed, epoch), and is divided into global batches of
-    micro-batches; rank r takes micro-batches r, r + world, ... of each. So the step alone is the
-    position in the data, for any world size, and the last partial batch is left out. For images in
-    archives `windows` make the permutation and plan the reading ahead; `classes` draw by class.
+    The permutation depends only on (seed, epoch), so the step is the position for any world size.
     """
 
     def __init__(

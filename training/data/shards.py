@@ -75,10 +75,7 @@ class Members(NamedTuple):
 
 
 def members(root: Path) -> Members | None:
-    """List the files in the archives of a folder, by its manifest or, without subfolders, by *.tar.
-
-    None for a folder of plain files; raises InputError for a damaged archive or manifest.
-    """
+    """List the files in the archives of a folder, None for plain files; raise InputError."""
     rows = _from_manifest(root) if _is_version(root) else _from_archives(root)
     if rows is None:
         return None
@@ -141,10 +138,7 @@ def _is_header_of(block: bytes, where: Where) -> bool:
     stored = info.name.encode("utf-8", "surrogateescape").removeprefix(b"./")
     # A name that is long or not ASCII is complete in an earlier block; here it is truncated.
     cut = len(stored) >= _SHORT
-    names = (
-        where.name.encode("utf-8", "surrogateescape"),
-        where.name.encode("ascii", "replace"),
-    )
+    names = (where.name.encode("utf-8", "surrogateescape"), where.name.encode("ascii", "replace"))
     named = any(name == stored or (cut and name.startswith(stored)) for name in names)
     return named and info.size == where.size
 
@@ -280,11 +274,7 @@ def pieces(slices: Slices, positions: Sequence[int]) -> list[Piece]:
 
 
 class ReadAhead:
-    """Reads pieces into the page cache, in threads, ahead of the images in them.
-
-    All loaders of a machine share the page cache, and take images from it in any order. A piece
-    that the kernel evicts is read again: that costs time, never a different image.
-    """
+    """Reads pieces into the page cache, which all loaders share, ahead of the images in them."""
 
     def __init__(self, slices: Slices) -> None:
         self._slices = slices

@@ -22,11 +22,7 @@ REMEDY = (
 def needed(
     config: TrainConfig, micro: int, validation: int | None, prefetch: int = PREFETCH
 ) -> int:
-    """Return the bytes that the loaders of a rank with micro-batches of `micro` images may take.
-
-    `validation` is the number of batches of an evaluation, None for an unknown one: the batches of
-    the next epoch wait meanwhile.
-    """
+    """Return the bytes that a rank's loaders may take; `validation` batches, None if unknown."""
     ahead = config.workers * prefetch + _USED
     evaluated = ahead if validation is None else min(ahead, validation)
     size = config.train_image_size or config.image_size

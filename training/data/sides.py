@@ -143,10 +143,7 @@ def side_of(names: Iterable[str], folder: str) -> Side:
 
 
 def unify(sides: Iterable[Side], known: Iterable[str] = ()) -> None:
-    """Make classes one whose names are the same text in other code points, as é and e + accent.
-
-    Raise InputError for names, also of two splits, that only look the same.
-    """
+    """Make classes one whose names are the same text; InputError for names that only look alike."""
     looks = {look(name): same_text(name) for name in known}
     for side in sides:
         spellings, side.classes = side.classes, {}
@@ -181,10 +178,7 @@ def fork_of(images: Iterable[str], folder: str) -> tuple[str, set[str]]:
 
 
 def _check_forks(forks: dict[str, set[str]], classes: Collection[str], advice: str) -> bool:
-    """Raise InputError if folders, of which some are `classes`, have the same folders inside.
-
-    These may be the classes instead, unless all are dates: return whether they are.
-    """
+    """Raise InputError if folders have the same folders inside; return whether these are dates."""
     counts = Counter(chain.from_iterable(forks.values()))
     same = {name for name, count in counts.items() if 1 < count >= len(forks) / 2}
     alike = [folder for folder in forks if len(same & forks[folder]) > 1]
@@ -209,10 +203,7 @@ def some(names: Sequence[str]) -> str:
 
 
 def _roles(sides: dict[str, Side], forks: dict[str, set[str]], layout: str) -> dict[str, str]:
-    """Return the split of top-level folders; {} if these folders are the classes.
-
-    Raise InputError if they can be both, and their names do not decide.
-    """
+    """Return the split of top-level folders; {} if they are the classes, InputError if both."""
     inside = {top: set(side.classes) if side else set() for top, side in sides.items()}
     folds = {top: TRAIN for top in sides if inside[top] and _FOLD.search(top)}
     roles = {top: role_in(top) or folds.get(top, "") for top in sides}
@@ -238,10 +229,7 @@ def _roles(sides: dict[str, Side], forks: dict[str, set[str]], layout: str) -> d
 
 
 def assign_by_folders(names: Collection[str], layout: str = "auto") -> Assignment:
-    """Assign splits and classes by folders; raise InputError if there are no images to train on.
-
-    `layout` is a setting of `TrainConfig`.
-    """
+    """Assign splits and classes by folders; raise InputError if there are no images to train on."""
     tops = group_by_folder(names)
     outside = list(filter(is_image, tops.pop("")))
     sides = {top: _top(members, top) for top, members in sorted(tops.items())}

@@ -97,10 +97,7 @@ def splits_of(
 def sides_of(
     data: Path, split: str, classes: Sequence[str], config: Mapping[str, object]
 ) -> tuple[Index, dict[str, Index]]:
-    """List the images of a split for a trained model; with val, also those of the other splits.
-
-    `split` is that of the training with `config`, or a folder of the dataset. Raises InputError.
-    """
+    """List a trained model's split, or a folder; with val also the other splits; InputError."""
     if split not in SIDES:
         return scan(data / split, classes), {}
     share, labels = config.get("val_fraction"), str(config.get("labels", ""))
@@ -153,10 +150,7 @@ def _read_table(data: Path, name: str, packed: shards.Members | None) -> bytes:
 
 
 def _names(data: Path) -> Iterator[str]:
-    """Yield all files below a folder; folders of the two top levels too, with a slash at the end.
-
-    Links to folders are followed at these two levels only.
-    """
+    """Yield all files; with a slash folders of the two top levels, where links are followed."""
     waiting = [("", 0)]
     while waiting:
         folder, depth = waiting.pop()

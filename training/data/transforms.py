@@ -32,10 +32,7 @@ def augmentation(config: TrainConfig) -> str:
 
 
 def size_of_epoch(config: TrainConfig, epoch: int) -> int:
-    """Return height and width in training, in pixels: progressive resizing as in FFCV's recipes.
-
-    Linear over three quarters of the epochs, in multiples of 32 (of 4 below 64 pixels).
-    """
+    """Return height and width in pixels: linear over three quarters of the epochs, by 32 or 4."""
     final = config.train_image_size or config.image_size
     start = config.start_image_size or final
     share = min(1.0, epoch / (0.75 * config.epochs))
@@ -59,10 +56,7 @@ def _is_fixed(config: TrainConfig, for_training: bool) -> bool:
 
 
 def prepare(image: Tensor, config: TrainConfig, for_training: bool) -> Tensor:
-    """Apply the part of the transform that is the same in every epoch, which a cache stores.
-
-    With random crops the shorter side is at most that of evaluation: a cached run resamples twice.
-    """
+    """Apply what is the same in every epoch, which a cache stores; it resamples crops twice."""
     if _is_fixed(config, for_training):
         return evaluate(image, _prepared_size(config, for_training))
     height, width = image.shape[-2:]
@@ -135,8 +129,7 @@ def short_side(size: int) -> int:
 def resize(image: Tensor, height: int, width: int) -> Tensor:
     """Resize bilinearly with antialiasing, on uint8; return the image itself if the size fits.
 
-    The input is made contiguous, channels last: a strided crop takes twice the time, and a flipped
-    image would come out with channels first.
+    It is made contiguous first: a strided crop takes twice the time.
     """
     if image.shape[-2:] == (height, width):
         return image
@@ -167,11 +160,7 @@ def _crop(height: int, width: int, min_area: float, draw: random.Random) -> Crop
 
 
 def needed(config: TrainConfig, epoch: int, position: int, height: int, width: int) -> Need:
-    """Return the part of a training image that the random crop of `finish` needs.
-
-    Its sides are divided as long as the crop has `_SPARE` times the pixels of each side of the
-    network's input. Other transforms need the complete image.
-    """
+    """Return what the random crop of `finish` needs, divided to `_SPARE` times the input."""
     if not augmentation(config).startswith("crop"):
         return Need(1, height)
     crop = _crop(height, width, config.crop_min_area, generator(config.seed, epoch, position))
@@ -202,11 +191,9 @@ def _operations(magnitude: int) -> Callable[[Tensor], Tensor]:
 
 
 def mixed(images: Tensor, config: TrainConfig, epoch: int, first: int) -> tuple[Tensor, float]:
-    """Mix each image of a micro-batch [N, C, H, W] with the previous one (mixup or CutMix).
+    """Mix each image with the previous one (mixup or CutMix); return also its own share.
 
-    The random numbers depend on the seed, the epoch and the micro-batch's first position in the
-    index, so neither a resume nor the number of ranks changes them. Also returns the share of each
-    image itself, 1 if neither is set.
+    Random numbers depend on seed, epoch and first position: neither a resume nor ranks change them.
     """
     if not (config.mixup or config.cutmix):
         return images, 1.0

@@ -22,11 +22,8 @@ Optimizer = Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """`loss(logits, targets)`: the mean over a micro-batch; targets as for F.cross_entropy."""
 Transforms = Callable[[Tensor, int, random.Random], Tensor]
-"""`transforms(image, size, draw)`: a training image uint8 [3, H, W] as uint8 [3, size, size].
-
-It replaces `augment`. All random numbers come from `draw`, so that a resumed run sees the same
-images.
-"""
+"""`transforms(image, size, draw)`: uint8 [3, H, W] to uint8 [3, size, size], in place of `augment`;
+all random numbers come from `draw`, so that a resumed run sees the same images."""
 
 
 @dataclass(frozen=True)

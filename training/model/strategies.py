@@ -87,9 +87,7 @@ class Ddp(Strategy):
 class Fsdp(Strategy):
     """Each rank has a shard of the weights, and gathers a block to compute it.
 
-    A block moves to the device when it is sharded, so the device never has the complete network.
-    Checkpoints contain the complete state, so `load_model` reads them like any other; gathering it
-    is collective and blocks the step. They resume with fsdp only.
+    Checkpoints contain the complete state, but resume with fsdp only; gathering blocks the step.
     """
 
     form = "sharded"
@@ -151,11 +149,7 @@ def _compile(network: nn.Module, config: TrainConfig) -> nn.Module:
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """Return the units in which weights are gathered: the outermost modules that are repeated.
-
-    A repeated module has parts of its own, and its class has several instances: a residual block, a
-    transformer's layer. Sequential and its like only list such blocks.
-    """
+    """Return the outermost modules with parts whose class is repeated, as residual blocks."""
     lists = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     count = Counter(type(module) for module in network.modules())
     blocks: list[nn.Module] = []

@@ -1,7 +1,4 @@
-"""The classifiers of torchvision and their weights, without its import, which takes seconds.
-
-Each line of torchvision_weights.txt, by `make reference`, has a network, weights and a file.
-"""
+"""The classifiers of torchvision and their weights, without its import, which takes seconds."""
 
 import os
 import re

@@ -151,11 +151,7 @@ def all_reduces(world: World, largest: int) -> list[Size]:
 
 
 def rates(world: World, leaders: list[int], largest: int) -> list[list[float]]:
-    """Measure gigabits a second between the first ranks of nodes, `leaders`, in disjoint pairs.
-
-    Of more than 48 nodes, each is paired with 47. All ranks take part; others only wait. Returns
-    rates by sender and receiver, the same on every rank, 0 where not measured.
-    """
+    """Measure gigabits a second between nodes' first ranks, in disjoint pairs, at most 47 each."""
     mine: dict[tuple[int, int], float] = {}
     for pairs in islice(rounds(len(leaders)), ROUNDS):
         for one, other in pairs:

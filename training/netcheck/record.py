@@ -57,11 +57,7 @@ class Node(Stored):
 
 
 class Size(Stored):
-    """An all-reduce among all ranks.
-
-    Bus bandwidth is 2 (n - 1) / n of the message size divided by the time, as in nccl-tests, so it
-    compares with the bandwidth of a link for any number of ranks n.
-    """
+    """An all-reduce among all ranks; bus bandwidth as in nccl-tests, comparable with a link's."""
 
     bytes: int
     ms: float

@@ -73,11 +73,8 @@ class GpuTimeline(Timeline):
 
 
 def before_exchange(loss: Tensor, then: Callable[[], None]) -> None:
-    """Call `then` in the next backward pass of `loss`, before it waits for other ranks' gradients.
-
-    The engine runs its callbacks in queue order when all gradients are computed; the callback in
-    which DDP and FSDP wait for the exchange is queued after this one.
-    """
+    """Call `then` in the backward pass of `loss`, before DDP and FSDP wait for other ranks."""
+    # Callbacks run in queue order, and the one in which DDP and FSDP wait is queued after this one.
     engine = torch.autograd.Variable._execution_engine
     loss.register_hook(lambda _: engine.queue_callback(then))  # type: ignore[no-untyped-call]
 

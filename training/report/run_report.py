@@ -77,17 +77,9 @@ class Report:
         return step in ends or step % self.config.log_steps == 0
 
     def step(
-        self,
-        step: int,
-        loss: Tensor,
-        micro_batches: int,
-        rate: float,
-        scaler: torch.amp.GradScaler,
+        self, step: int, loss: Tensor, micro_batches: int, rate: float, scaler: torch.amp.GradScaler
     ) -> None:
-        """Report `step`; only here a step waits for the device and for all ranks.
-
-        `loss` is the mean over this rank's micro-batches, whose numbers may differ between ranks.
-        """
+        """Report `step`, waiting for all ranks; `loss` is the mean of this rank."""
         figures = self.meter.report(step)
         if scaler.is_enabled():
             figures["loss_scale"] = float(scaler.get_scale())

@@ -13,10 +13,7 @@ _WAIT, _WARM = 8, 2
 
 
 class Traces:
-    """The traces of this rank, by settings or a request: a file that a thread checks by `look`.
-
-    The loop starts a requested trace after the current step. Traced steps take longer.
-    """
+    """The traces of this rank, by settings or a request: a file that a thread checks by `look`."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self._folder, self._rank = RunFolder(config.output_dir), world.rank

@@ -42,10 +42,7 @@ class Tracker(Protocol):
 
 
 class BackgroundSink:
-    """A sink that sends the lines of metrics.jsonl to a server from a thread; no step waits for it.
-
-    The tracker's own file has the position: the next process sends what was not sent.
-    """
+    """Sends metrics.jsonl from a thread; the next process sends what was not sent."""
 
     PAUSE_SECONDS = 30.0
     LAST_SECONDS, LAST_OF_STOPPED_SECONDS = 60.0, 5.0
@@ -59,11 +56,7 @@ class BackgroundSink:
         connect: Callable[[], Tracker],
         every: float = 0,
     ) -> None:
-        """Start to connect; the caller appends to `metrics` before it calls this sink.
-
-        `record` is the tracker's JSON file; its field `sent` is the number of bytes sent. `connect`
-        finds or creates the run, again after an exception; `every`: least seconds between requests.
-        """
+        """Start to connect; `every`: least seconds between requests."""
         self._title, self._connect, self._every = title, connect, every
         self._metrics, self._record = metrics, record
         self._tracker: Tracker | None = None

@@ -148,10 +148,7 @@ def _read(path: Path, what: Callable[[], T]) -> T:
 
 
 def load_model(path: Path | str) -> tuple[nn.Module, ModelInfo]:
-    """Load a model: float32, CPU, in eval mode, with averaged weights if saved; raise as `verify`.
-
-    Its input is normalised (`model.normalise`), its output is logits.
-    """
+    """Load a model: float32, CPU, eval mode, with averaged weights if saved; raise as `verify`."""
     checkpoint = verify(Path(path))
     manifest, state = checkpoint.fields, checkpoint.state()
     try:
@@ -173,14 +170,10 @@ def load_model(path: Path | str) -> tuple[nn.Module, ModelInfo]:
 
 
 class Writer:
-    """Saves in the background: the caller waits at most for a copy into reused buffers.
-
-    The next `save` or `wait` raises the error of a save, as a KfpDdpError.
-    """
+    """Saves in the background; the next `save` or `wait` raises the error of a save."""
 
     def __init__(self, directory: Path, keep: int) -> None:
-        self.directory = directory
-        self.keep = keep
+        self.directory, self.keep = directory, keep
         self._buffers: dict[str, Tensor] = {}
         self._later: list[tuple[Tensor, Tensor]] = []
         self.copied = threading.Event()
@@ -197,10 +190,9 @@ class Writer:
         keep_also: Collection[int] = (),
         volatile: Collection[Tensor] | None = None,
     ) -> None:
-        """Start to save `state` as `step-<step>`; raise the error of the previous save.
+        """Start to save `state`; raise the error before. Keep the newest and `keep_also`.
 
-        Older checkpoints are deleted, except the newest and `keep_also`. With `volatile`, all other
-        tensors on the CPU are copied in the background: do not change them before `copied` is set.
+        With `volatile`, do not change other tensors on the CPU before `copied` is set.
         """
         self.wait()
         soon = None if volatile is None else {tensor.data_ptr() for tensor in volatile}
@@ -251,11 +243,7 @@ class Writer:
         return value
 
     def _write(
-        self,
-        step: int,
-        state: dict[str, Any],
-        manifest: dict[str, Any],
-        keep_also: Collection[int],
+        self, step: int, state: dict[str, Any], manifest: dict[str, Any], keep_also: Collection[int]
     ) -> None:
         try:
             self._fill_later()

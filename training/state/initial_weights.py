@@ -142,11 +142,7 @@ def _saved_by_torch(path: Path) -> Weights:
 def initialise(
     network: nn.Module, config: TrainConfig, classes: tuple[str, ...], log: bool
 ) -> None:
-    """Load the weights of `config.pretrained`; those of the classifier only for the same classes.
-
-    If a file does not name its classes, their number decides. Not if the run resumes: the weights
-    may be gone. Raises InputError.
-    """
+    """Load `pretrained`, its classifier only for the same classes; not if the run resumes."""
     if config.resume != "never" and checkpoint.steps(RunFolder(config.output_dir).checkpoints):
         return
     source = config.pretrained
@@ -214,8 +210,7 @@ def named_alike(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors by the network's names, and the places that fit them equally well.
 
-    A place is a mapping in the file, and a prefix that all names of the network have there. Of
-    places that fit equally well, the only one of averaged weights is taken.
+    A place is a mapping and a prefix; of equal ones the only one of averaged weights is taken.
     """
     names = {_plain(name): name for name in own}
     depths = {name.count(".") + 1 for name in names}

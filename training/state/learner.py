@@ -17,10 +17,7 @@ from kfp_ddp.training.state.initial_weights import initialise
 
 
 def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Create the optimizer of a run, fused if possible: SGD with Nesterov momentum, or AdamW.
-
-    A function `optimizer` in the user's model file has priority; its rates keep their ratios.
-    """
+    """Create the optimizer: that of the user's file, or SGD with Nesterov momentum, or AdamW."""
     own = own_model.load_for(config)
     if own and own.optimizer:
         return own.create_optimizer(network, config, peak(config))
@@ -42,10 +39,7 @@ def optimizer_of(network: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 
 
 def _group_by_decay(weights: list[nn.Parameter], decay: float) -> list[dict[str, Any]]:
-    """Group weights: no decay on vectors, such as biases.
-
-    No decay there improves ImageNet by a few tenths of a point (Jia et al. 2018, section 3.2).
-    """
+    """Group weights: no decay on vectors, such as biases (Jia et al. 2018, section 3.2)."""
     return [
         {"params": [p for p in weights if p.ndim > 1], "weight_decay": decay},
         {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},
@@ -156,19 +150,13 @@ class Learner:
             norm.train(not self._frozen)
 
     def limit_statistics(self, number: int, count: int) -> None:
-        """Let only the first of `count` micro-batches update BatchNorm's running statistics.
-
-        Rank 0's statistics are saved: those of the first of the global batch, for any world size.
-        """
+        """Let the first of `count` micro-batches alone update the statistics that rank 0 saves."""
         if count > 1 and number < 2:
             for norm, momentum in self._norms:
                 norm.momentum = momentum if number == 0 else 0.0
 
     def seed_step(self, step: int, micro_batch: int) -> None:
-        """Seed random numbers in the network, such as dropout, by the run's seed and the position.
-
-        `micro_batch` is the number in the step over all ranks: neither resume nor ranks change it.
-        """
+        """Seed dropout and the like by seed and position; `micro_batch` counts over all ranks."""
         seed = ((self.config.seed * 1_000_003 + step) * 1_000_003 + micro_batch) % 2**63
         torch.default_generator.manual_seed(seed)
         if self.world.device.type != "cpu":

@@ -30,11 +30,7 @@ ENOUGH = 2
 
 
 def behind(output_dir: Path, epoch: int, best: float) -> str:
-    """Return why this training should stop; empty if it should not.
-
-    The median stopping rule (Golovin et al. 2017, Google Vizier, section 3.2.2): stop if the best
-    accuracy is below the median of trainings in folders next to this one, at the same epoch.
-    """
+    """Return why to stop by the median rule (Golovin et al. 2017) among neighbouring folders."""
     others = sorted(output_dir.parent.glob(f"*/{RunFolder('').metrics.name}"))
     results = [_best_by(file, epoch) for file in others if file.parent != output_dir]
     known = [accuracy for accuracy in results if accuracy is not None]
@@ -186,11 +182,7 @@ class Saving:
 
 
 def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Path | None:
-    """Return the checkpoint to resume from, or None; invalid checkpoints are set aside.
-
-    `form` is a key of `FORMS`. Raises InputError if the checkpoint belongs to another model, other
-    classes or another order of the data; StorageError if none is valid, or the volume fails.
-    """
+    """Return the checkpoint to resume from, or None; set invalid ones aside; raise InputError."""
     newest = checkpoint.newest_valid(directory)
     if newest is None and (invalid := checkpoint.steps(directory)):
         raise StorageError(
@@ -244,11 +236,7 @@ def choose(directory: Path, config: TrainConfig, split: Split, form: str) -> Pat
 
 
 def continues(config: TrainConfig, launches: Sequence[str]) -> bool:
-    """Return whether a run with resume=never was started before: it must not lose its progress.
-
-    A run is identified by its `run_id`; without one by the launchers of its ranks, which restart
-    them when a node joins or leaves; under plain torchrun by its count of restarts.
-    """
+    """Return whether a run with resume=never was started before, by its `run_id` or launchers."""
     if config.resume != "never":
         return False
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:

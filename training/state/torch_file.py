@@ -41,10 +41,9 @@ _ALLOWED: list[Any] = [
 
 
 def load(path: Path, foreign: bool = False) -> Any:
-    """Return what torch.save wrote to a file, on the CPU; code in it is not run.
+    """Return what torch.save wrote, without its code; raise InputError, OSError.
 
-    In a `foreign` file arguments, paths, numbers of NumPy and the like become stand-ins. Raise
-    InputError for other content, and for an archive that expands; OSError.
+    In a `foreign` file arguments, paths, numbers of NumPy and the like become stand-ins.
     """
     try:
         _check_sizes(path)

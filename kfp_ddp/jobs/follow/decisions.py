@@ -114,10 +114,7 @@ class Pods:
 
     @property
     def only_preempted(self) -> bool:
-        """Whether preempted pods are still present, and no other pod has failed.
-
-        The Training Operator counts them against a job that is admitted again before they end.
-        """
+        """Whether preempted pods are present, and no other failed: the operator counts them."""
         return len(self.own) < len(self.present) and not any(map(has_failed, self.own))
 
 
@@ -189,10 +186,7 @@ def verdict(snapshot: Snapshot, limits: Limits) -> Verdict | None:
 
 
 def restarted_in_place(snapshot: Snapshot) -> str:
-    """Return the error of a job with a container that failed and was restarted; '' for none.
-
-    A restarted rank does not find its peers, and an error of the user's program comes back.
-    """
+    """Return the error of a job with a restarted container, which finds no peers; '' for none."""
     if not snapshot.kind.restarts_in_place or not any(map(was_restarted, snapshot.pods.own)):
         return ""
     settled = snapshot.clock - snapshot.pods.restarted_at > SETTLE_SECONDS
@@ -200,11 +194,9 @@ def restarted_in_place(snapshot: Snapshot) -> str:
 
 
 def split_by_a_replacement(snapshot: Snapshot, limits: Limits) -> str:
-    """Return the error of a job whose peers wait silently for a replaced pod; '' for none.
+    """Return the error of a job whose peers wait for a replaced pod; '' for none.
 
-    The operator replaces a lost pod. Peers that were connected to it fail at once. Peers that were
-    only about to connect wait for it, and it waits for them, until a rendezvous ends after a
-    quarter of an hour.
+    Peers that were only about to connect to a lost pod wait for a quarter of an hour.
     """
     if not limits.silence or not snapshot.pods.replaced:
         return ""
@@ -213,10 +205,7 @@ def split_by_a_replacement(snapshot: Snapshot, limits: Limits) -> str:
 
 
 def out_of_time(snapshot: Snapshot, limits: Limits, wait: str) -> str:
-    """Return the error of a job past its deadline or pending limit; '' for none.
-
-    Time in the queue does not count. `wait` is the last message about what the job waits for.
-    """
+    """Return the error of a job past a limit, without its time in a queue; '' for none."""
     if snapshot.state.over or snapshot.state.phase == "queued":
         return ""
     if limits.deadline and snapshot.now - started(snapshot.job) > limits.deadline:
@@ -241,10 +230,7 @@ def cannot_start(snapshot: Snapshot, limits: Limits, pod_waits: Iterable[Wait]) 
 
 
 def waiting(snapshot: Snapshot, enough_pods: int) -> tuple[float, str]:
-    """Return since when the job has waited for a pod, and for which; 0 if it waits for none.
-
-    The job's own state does not show it: it is running as soon as one of its pods is.
-    """
+    """Return since when the job has waited for a pod, which its state does not show; 0 for none."""
     if not snapshot.pods_listed:
         return 0, ""
     pods = snapshot.pods

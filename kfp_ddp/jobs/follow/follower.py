@@ -65,7 +65,7 @@ class Watches:
         self.events = WatchCache(api, EVENTS, about, changed, reduced_event)
         # The second is the Job that creates the pods of a TrainJob.
         self.creators = (job, f"{job}-node-0")
-        self.all = (self.jobs, self.pods, self.events)
+        self.all: tuple[WatchCache, ...] = (self.jobs, self.pods, self.events)
 
     def warnings(self) -> list[Object] | None:
         """Return the events on why pods are not created; None without the right to read them."""
@@ -73,16 +73,6 @@ class Watches:
             return None
         events = list(self.events.objects.values())
         return [item for item in events if item["involvedObject"].get("name") in self.creators]
-
-    def start(self) -> None:
-        """Start the watches."""
-        for watch in self.all:
-            watch.start()
-
-    def stop(self) -> None:
-        """End the watches at their next event."""
-        for watch in self.all:
-            watch.stop()
 
 
 class Follower:
@@ -118,13 +108,10 @@ class Follower:
         ending.watch_job(kind.resource, name, self.files)
 
     def run(self, limits: Limits) -> Outcome:
-        """Return the outcome when the job is over and its logs are printed.
-
-        RunCancelledError for a terminated run. JobError after a deadline, or if another user
-        deleted the job. InputError without the right to watch it.
-        """
+        """Return the outcome once the logs are printed; RunCancelledError, JobError, InputError."""
         self.limits = limits
-        self.watches.start()
+        for watch in self.watches.all:
+            watch.start()
         worked = 0.0
         try:
             while True:
@@ -143,7 +130,8 @@ class Follower:
                 if end := self._decide(snapshot):
                     return self._end(end, snapshot)
         finally:
-            self.watches.stop()
+            for watch in self.watches.all:
+                watch.stop()
             self.logs.abandon()
             if self.files is not None:
                 self.files.save_cursors()
@@ -176,10 +164,9 @@ class Follower:
     def _present(self) -> dict[str, Object]:
         """Return the pods of the job, without those of a deleted job of the same name."""
         begin = self.job["metadata"]["creationTimestamp"]
-        every = self.watches.pods.objects
         return {
             uid: pod
-            for uid, pod in every.items()
+            for uid, pod in self.watches.pods.objects.items()
             if pod["metadata"].get("creationTimestamp", begin) >= begin
         }
 
@@ -235,11 +222,7 @@ class Follower:
         return Outcome(**known, job=self.job, pods=pods, last_lines=lines, preempted=preempted)
 
     def _await_failure(self) -> None:
-        """Wait for a failed pod among those that are being stopped, if there is none yet.
-
-        The Training Operator marks a job as failed as soon as one of its pods is deleted, while
-        that pod still saves and uploads.
-        """
+        """Wait for a pod to fail: the Training Operator counts one that still saves as failed."""
         began = time.monotonic()
         while not any(map(has_failed, (*self.pods.own, *self.pods.ended))):
             grace = max(map(seconds_to_stop, self.pods.own), default=0)
@@ -268,10 +251,7 @@ class Follower:
             self.progress.update(time.monotonic(), at_once=True)
 
     def _read_cause(self, pods: Mapping[str, Object]) -> bool:
-        """Open the log of the pod that would be reported as the cause; false if it was read.
-
-        Many pods may fail within the same second, and only their logs show which was the first.
-        """
+        """Open the log that would be the cause, as many fail at once; false if it was read."""
         own = [pod for uid, pod in pods.items() if uid not in self.pods.preempted]
         cause = cause_in_pods(own, "", self.printer.last_lines()).pod
         unread = (pod for pod in own if pod["metadata"]["uid"] not in self.logs.uids)

@@ -76,10 +76,7 @@ class Printer:
                 self.recent.pop(next(iter(self.recent)))
 
     def stop(self) -> None:
-        """Print no more lines of pods, so that the cursors no longer change.
-
-        Waits only briefly for a line that is being printed: an interrupted thread may own the lock.
-        """
+        """Print no more lines; waits briefly for the lock, which an interrupted thread may own."""
         self.over = True
         if self.lock.acquire(timeout=STOP_SECONDS):
             self.lock.release()
@@ -110,11 +107,7 @@ class Printer:
 
 
 ALL = 16
-"""Pods up to which every log of a job is followed.
-
-An open log is a connection to the API server, and one from there to a node, for days. Of a
-thousand ranks that do the same, the log of one is enough until one fails.
-"""
+"""Pods up to which every log is followed: each is a connection to the API server for days."""
 STREAMS, FOR_FAILED = 16, 4
 """Logs open at once, and how many of them are reserved for pods that fail."""
 FAILED = 16
@@ -132,10 +125,7 @@ class LogRequest(NamedTuple):
 def sample(
     pods: Mapping[str, Object], containers: Sequence[str], begun: Mapping[str, bool]
 ) -> list[LogRequest]:
-    """Return the logs of a large job to open now: rank 0's, one a node, and those of failed pods.
-
-    `begun` has the opened logs by the uid of their pod, and whether they are still open.
-    """
+    """Return a large job's logs to open now; `begun`: whether opened ones, by uid, are open."""
     logs: list[LogRequest] = []
     room = STREAMS - sum(begun.values())
     failed = sorted((uid for uid in pods if has_failed(pods[uid])), key=lambda u: ended_at(pods[u]))
@@ -348,10 +338,7 @@ def drawn(text: str) -> str:
 def unprinted(
     lines: Iterable[str], restart: int, cursor: LogCursor | None
 ) -> Iterator[tuple[LogCursor, str]]:
-    """Yield the text of the lines after a cursor, each with the cursor after it.
-
-    The kubelet writes a time in front of each line; a line without one continues the line before.
-    """
+    """Yield each line after a cursor, with the next cursor; a line without a time continues one."""
     last, passed, stamp = cursor, 0, None
     for line in lines:
         head, _, text = line.partition(" ")

@@ -14,15 +14,7 @@ from kfp_ddp.jobs.kinds import pod_title
 from kfp_ddp.jobs.kinds.base import State
 from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.objects import condition, phase
-from kfp_ddp.k8s.pods import (
-    STARTING,
-    Reason,
-    Wait,
-    creation_reason,
-    refusal,
-    track,
-    waiting_reason,
-)
+from kfp_ddp.k8s.pods import STARTING, Reason, Wait, creation_reason, refusal, track, waiting_reason
 from kfp_ddp.k8s.resource import CLAIMS, EVENTS, PODS, STORAGE_CLASSES
 
 EXPLAIN_SECONDS = 2.0
@@ -87,11 +79,7 @@ def explain(
     api: Api,
     expected: int = 0,
 ) -> dict[str, Reason]:
-    """Return what each pod, or the job as '', waits for; empty when all pods run.
-
-    PVCs, queues and events of pods are requested only while a pod waits for them. `events` are
-    warnings about the job; None without the right to read them.
-    """
+    """Return what each pod, or the job as '', waits for; `events` is None without the right."""
     if state.phase == "queued":
         return {"": Reason("", kueue.waiting(job, api))}
     problem = cache(lambda claim: claim_problem(api, claim))

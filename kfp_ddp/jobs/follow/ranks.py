@@ -1,8 +1,4 @@
-"""The progress of the ranks, from the file that each writes, and whether they have stalled.
-
-Ranks that wait for one another forever still send heartbeats. Progress is a change of the step, or
-of the phase around it, timed by the monotonic clock of this process.
-"""
+"""The progress of the ranks, a change of step or phase in their files, and whether they stall."""
 
 import contextlib
 import json
@@ -97,10 +93,7 @@ class Ranks:
     def stall(
         self, pods: Mapping[str, Object], since: float, clock: float, limit: float
     ) -> Verdict | None:
-        """Return which ranks stall the job, and a node that is alone at fault; None for no stall.
-
-        All pods have run since `since`. A rank must advance within `limit` seconds; 0 for no limit.
-        """
+        """Return the stall, and a node alone at fault; None if a rank advanced in `limit`."""
         ranks = list(self.states.values())
         if not limit or not ranks:
             return None
@@ -155,11 +148,8 @@ class StallWatch:
     def look(self, snapshot: Snapshot, limit: float) -> Verdict | None:
         """Return the stall if no rank has advanced for `limit` seconds."""
         uids = frozenset(pod["metadata"]["uid"] for pod in snapshot.pods.own)
-        if (
-            uids != self.uids
-            or snapshot.state.phase != "running"
-            or any(map(is_pending, snapshot.pods.own))
-        ):
+        waits = snapshot.state.phase != "running" or any(map(is_pending, snapshot.pods.own))
+        if uids != self.uids or waits:
             self.uids, self.since = uids, snapshot.clock
         if not limit or not self._read(snapshot.clock):
             return None

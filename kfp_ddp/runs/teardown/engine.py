@@ -36,9 +36,7 @@ from kfp_ddp.storage.kinds import open_store
 def run(run_id: str, backend: str, job: Mapping[str, Any], work_dir: str, keep: int = 0) -> str:
     """Stop what the run left and return that as one line; ApiError if something cannot be stopped.
 
-    A model that the run has on trial at a service is rolled back. Finished jobs remain, for their
-    logs, until their time to live has passed. Of the folders of runs the newest `keep_runs` of
-    `job`, else `keep`, and those in use are retained; 0 retains all.
+    Of folders of runs the newest `keep_runs` of `job`, else `keep`, are retained; 0 retains all.
     """
     check_run_id(run_id)
     work = folders.work_dir(work_dir)
@@ -83,10 +81,7 @@ def _notify(run_id: str, job: Mapping[str, Any], work: str) -> None:
 
 
 def _old_runs(runs: "InBucket | OnClaim", run_id: str, keep: int) -> list[str]:
-    """Delete unused folders of runs, except the newest `keep`, of which this run is one.
-
-    A folder is in use while it has a lease, or while its run is running or pending.
-    """
+    """Delete folders of runs except the newest `keep`, and those with a lease or a live run."""
     last = runs.last()
     newest = sorted(last, key=lambda name: (name == run_id, last[name]), reverse=True)
     old = newest[keep:]
@@ -243,10 +238,7 @@ def outcome(run_id: str, work: str, address: str) -> Outcome:
 
 
 def _records(run: str) -> list[TaskRecord]:
-    """Return the records of a run's tasks, from copies of files that are plain and not too large.
-
-    What cannot be read counts as missing.
-    """
+    """Return the records of a run's tasks; what is not plain, too large or unreadable is absent."""
     where = open_store(run)
     names = [name for name, size in where.list("") if size <= LARGEST and is_plain(name)]
     with tempfile.TemporaryDirectory() as scratch:
