@@ -77,7 +77,7 @@ class Sweep(Settings):
         """Number of trials that are drawn from space at most; 0 for a grid."""
         if self.sampler == "grid" or (self.sampler == "auto" and not self.samples):
             return 0
-        return self.samples or (MAX_TRIALS if self.timed else 0)
+        return self.samples or (MAX_TRIALS - len(self.trials) if self.timed else 0)
 
     def under(self, optimizer: str) -> dict[str, Any]:
         """Return the defaults of a trial with this optimizer."""

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kfp_ddp.checks.form import Parameters
 from kfp_ddp.checks.settings import training_fields, trial_config
 from kfp_ddp.checks.sweep import Sweep, number_of
 from kfp_ddp.core import folders
-from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.errors import InputError, JobError, StorageError
 from kfp_ddp.core.run_folder import task_folder, task_title
 from kfp_ddp.core.step import step
 from kfp_ddp.jobs.ending import handling_all
 from kfp_ddp.models import weights_download
 from kfp_ddp.runs.record import chosen_checkpoint
-from kfp_ddp.runs.train.engine import Finished, train
+from kfp_ddp.runs.train.engine import Finished, Trained, train
 from kfp_ddp.runs.train.outputs import write_outputs
 from kfp_ddp.runs.training_folder import followed_folder
 from kfp_ddp.runs.workspace import create_run_folder, open_workspace
@@ -24,13 +24,6 @@ from kfp_ddp.sweep.study import Result, Study, Trial
 
 JOURNAL = "study.jsonl"
 """In the folder of the step."""
-
-
-class Best(NamedTuple):
-    """Outputs of the step: checkpoint and folder of the best trial."""
-
-    checkpoint: str
-    run_dir: str
 
 
 @step
@@ -50,7 +43,7 @@ def run(
     sweep_metrics: Any,
     sweep_summary: Any,
     **inputs: Any,
-) -> Best:
+) -> Trained:
     """Train the trials; the inputs are those of the component.
 
     A step that was interrupted continues: finished trainings are in its journal, jobs are adopted.
@@ -64,6 +57,8 @@ def run(
         trial_config, settings, parameters=form, inputs={}, find=cache(weights_download.find)
     )
 
+    finished = dict[int, Finished]()
+
     def place_of(trial: Trial) -> str:
         return task_folder(work, run_id, task_title(task_name, str(trial.number)))
 
@@ -71,7 +66,7 @@ def run(
         epochs = trial.rungs[trial.level]
         print(f"trial {trial.number} trains to epoch {epochs}: {trial.settings}", flush=True)
         try:
-            finished = train(
+            ended = finished[trial.number] = train(
                 run_id=run_id,
                 task_name=task_name,
                 task_id=str(trial.number),
@@ -83,13 +78,13 @@ def run(
                 stop_epochs=epochs,
                 **inputs,
             )
-            if (newest := chosen_checkpoint(finished.run_dir)) is None:
-                raise JobError(f"training ended without a checkpoint in {finished.place}")
+            if (newest := chosen_checkpoint(ended.run_dir)) is None:
+                raise JobError(f"training ended without a checkpoint in {ended.place}")
         except (InputError, JobError) as error:
             print(f"trial {trial.number} failed: {error}", flush=True)
             return Result(hours=read(place_of(trial), "").hours, ended=str(error))
-        checkpoint = finished.address(newest)
-        row = read(finished.place, checkpoint)
+        checkpoint = ended.address(newest)
+        row = read(ended.place, checkpoint)
         return Result(row.accuracy, checkpoint, row.hours, row.ended if row.epochs < epochs else "")
 
     place = create_run_folder(work, run_id, task_title(task_name, ""))
@@ -98,8 +93,11 @@ def run(
         board = Leaderboard(study, number, place_of, sweep_report, sweep_summary)
 
         def show() -> None:
-            board.show()
-            folder.upload()
+            try:
+                board.show()
+                folder.upload()
+            except StorageError as error:  # the next time may succeed, and the end uploads all
+                print(f"warning: {error}", flush=True)
 
         with handling_all():
             search(
@@ -108,8 +106,9 @@ def run(
         for name, value in board.figures().items():
             sweep_metrics.log_metric(name, value)
         best = board.best()
-    with followed_folder(place_of(best)) as (run_dir, refresh):
-        refresh()
-        finished = Finished(run_dir, place_of(best), "", {"kfp_ddp": {}})
-        write_outputs(*finished, trained_model, train_metrics, loss_curve)
-    return Best(best.checkpoint, place_of(best))
+    if best.number not in finished:  # an earlier process trained it
+        with followed_folder(place_of(best)) as (run_dir, refresh):
+            refresh()
+            finished[best.number] = Finished(run_dir, place_of(best), "", {"kfp_ddp": {}})
+    write_outputs(*finished[best.number], trained_model, train_metrics, loss_curve)
+    return Trained(best.checkpoint, place_of(best))
