@@ -20,7 +20,7 @@ from kfp_ddp.sweep.study import Result, Study, Trial
 from kfp_ddp.training import rank
 from kfp_ddp.training.config import TrainConfig
 
-EPOCHS, IMAGES = 9, 900
+EPOCHS, IMAGES = 9, 400
 SPACE = {
     "learning_rate": [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0],
     "batch_size": [32, 128],

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -93,15 +93,6 @@ class Sweep(Settings):
         return [*(step for step in steps if factor and step < epochs), epochs]
 
 
-class Range(NamedTuple):
-    """A range of a setting."""
-
-    low: float
-    high: float
-    log: bool
-    integers: bool
-
-
 def listed(sweep: Sweep) -> list[Trial]:
     """Return the explicit trials and the grid, without duplicates; raise InputError."""
     trials = [*map(dict, sweep.trials)]
@@ -179,8 +170,8 @@ def _choices(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
     raise InputError(f"sweep: {name}={values!r} should be a list of values")
 
 
-def _range(name: str, values: Mapping[str, Any]) -> Range:
-    """Return a range; of integers if the setting and both ends are integers."""
+def _range(name: str, values: Mapping[str, Any]) -> tuple[float, float, bool, bool]:
+    """Return the ends, whether by logarithm, and whether setting and ends are integers."""
     low, high = values.get("min", math.nan), values.get("max", math.nan)
     by_log = values.get("log", False)
     numbers = all(isinstance(end, int | float) for end in (low, high))
@@ -193,4 +184,4 @@ def _range(name: str, values: Mapping[str, Any]) -> Range:
     whole = all(float(end).is_integer() for end in (low, high))
     integers = whole and getattr(TrainConfig.model_fields.get(name), "annotation", None) is int
     low, high = (int(low), int(high)) if integers else (low, high)
-    return Range(low, high, bool(by_log), integers)
+    return low, high, bool(by_log), integers

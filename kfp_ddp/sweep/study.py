@@ -105,7 +105,8 @@ class Study:
             [self._promote, self._propose] if self.sweep.timed else [self._propose, self._promote]
         )
         trial = ways[0]() or ways[1]()
-        if trial is None and not running and not any(self._complete(t) for t in self.trials):
+        complete = (not (t.failed or t.trains or t.can_go_on) for t in self.trials)
+        if trial is None and not running and not any(complete):
             trial = self._promote(at_least=1)
         return trial
 
@@ -121,9 +122,6 @@ class Study:
         if trial.proposal >= 0 and first:
             self._tell(trial.proposal, None if failed else result.accuracy)
         self._save(trial)
-
-    def _complete(self, trial: Trial) -> bool:
-        return not (trial.failed or trial.trains or trial.can_go_on)
 
     def _promote(self, at_least: int = 0) -> Trial | None:
         """Return a trial that goes on from the highest rung at which one may."""
