@@ -72,21 +72,17 @@ def write(
 
 
 def _adapt(component: Any) -> None:
-    """Pass to workers only what our steps have, and declare items of our loops as mappings.
+    """Pass to workers only what our steps have.
 
     Workers get the image of the plan's job. Resources are those of the launching pod itself: KFP
     does not apply settings that it passes through, and a namespace with a ResourceQuota rejects
-    pods without resources. The driver supports this, the SDK cannot express it, and declares all
-    items as text.
+    pods without resources. The driver supports this, and the SDK cannot express it.
     """
     parameters = component.input_definitions.parameters
     if passed := [one for one in component.task_config_passthroughs if one.field in PASSED]:
         del component.task_config_passthroughs[:]
         component.task_config_passthroughs.extend(passed)
         parameters.pop("image", None)
-    for name, parameter in parameters.items():
-        if name.endswith("-loop-item"):
-            parameter.parameter_type = ParameterType.STRUCT
 
 
 def _adapt_steps(pipeline: Any) -> None:

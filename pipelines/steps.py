@@ -23,11 +23,11 @@ from kfp_ddp.components.deploy.component import deploy
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate as judge
-from kfp_ddp.components.leaderboard.component import leaderboard
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.components.publish.component import publish
 from kfp_ddp.components.teardown.component import teardown
 from kfp_ddp.components.train.component import train
+from kfp_ddp.components.tune.component import tune
 from kfp_ddp.core.folders import SCRATCH
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import STEP
@@ -199,34 +199,27 @@ class Steps:
 
     def trained(self, data: Outputs) -> Outputs:
         """Train with DDP, and return `checkpoint` and `run_dir`."""
-        outputs: Outputs = self._training(data, training=self.plan["training"]).outputs
-        return outputs
+        own = {"task_id": dsl.PIPELINE_TASK_ID_PLACEHOLDER}
+        return self._training(train, "train: DDP on all ranks", data, **own)
 
-    def tried(self, data: Outputs, training: Any) -> dsl.PipelineTask:
-        """Return the task of one trial of a sweep, which may fail."""
-        return self._training(data, training=training, may_fail=True)
+    def swept(self, data: Outputs) -> Outputs:
+        """Train the trials of a sweep, and return `checkpoint` and `run_dir` of the best."""
+        return self._training(tune, "tune: train trials", data, sweep=self.plan["sweep"])
 
-    def _training(self, data: Outputs, **more: Any) -> dsl.PipelineTask:
-        task = train(
+    def _training(self, component: Any, title: str, data: Outputs, **more: Any) -> Outputs:
+        task = component(
             run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
             task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
-            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
             dataset_path=data["path"],
+            training=self.plan["training"],
             backend=self.form["backend"],
             job=self.plan["job"],
             **self.at,
             **more,
-        ).set_display_name("train: DDP on all ranks")
+        ).set_display_name(title)
         self.mounted(task, data["claim"])
         limits = (self.plan["train_cpu"], self.plan["train_memory"])
-        return no_eviction(sized(task, LAUNCHER_REQUESTS, *limits))
-
-    def best(self, tried: dsl.PipelineTask) -> Outputs:
-        """Rank the trials of a loop, and return `checkpoint` and `run_dir` of the best."""
-        names = {"run_dirs": "run_dir", "checkpoints": "checkpoint", "failures": "failure"}
-        task = leaderboard(**{many: dsl.Collected(tried.outputs[n]) for many, n in names.items()})
-        task.set_display_name("leaderboard: rank trials")
-        outputs: Outputs = small(self.mounted(task, None)).outputs
+        outputs: Outputs = no_eviction(sized(task, LAUNCHER_REQUESTS, *limits)).outputs
         return outputs
 
     def evaluated(self, data: Outputs, model: Outputs, **more: Any) -> Outputs:

@@ -12,8 +12,6 @@ from kfp_ddp.pipelines import train_resnet
 from kfp_ddp.pipelines.steps import Claims, Steps
 
 ANY = Parameter.POSITIONAL_OR_KEYWORD
-AT_ONCE = 4
-"""Trials of a sweep that run in parallel; KFP takes no parameter for it."""
 
 
 def variant(
@@ -140,23 +138,19 @@ retrain = variant(
 
 
 def _wire_sweep(form: dict[str, Any], claims: Claims) -> None:
-    """Sync a bucket, train once with each of several settings, and publish the best if blessed."""
+    """Sync a bucket, train trials with several settings, and publish the best if blessed."""
     steps = Steps(form, claims)
     with steps.exit_handler():
         data = steps.data()
-        # In a group: kfp.local passes the loop's item to steps beside the loop.
-        with dsl.If(steps.plan["dataset"] != "", name="sweep"):
-            with dsl.ParallelFor(steps.plan["trials"], name="trials", parallelism=AT_ONCE) as trial:
-                tried = steps.tried(data, trial)
-            best = steps.best(tried)
-            steps.published_if_blessed(data, best, steps.evaluated(data, best))
+        best = steps.swept(data)
+        steps.published_if_blessed(data, best, steps.evaluated(data, best))
 
 
 sweep = variant(
     "sweep",
     "Sweep over settings of a training",
-    "Trains with each of several settings, four at a time, ends those that are behind, ranks them, "
-    "and evaluates, gates and exports the best like train-resnet.",
+    "Trains with several settings, some at a time: all combinations, or drawn near the good ones. "
+    "Ends those that are behind, and evaluates, gates and exports the best like train-resnet.",
     wire=_wire_sweep,
     without=("pretrained",),
     defaults={"sweep": {"space": {"learning_rate": [0.025, 0.1, 0.4]}}},

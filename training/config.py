@@ -56,7 +56,7 @@ class TrainConfig(Settings):
 
     old_names: ClassVar[Mapping[str, str]] = {"init_from": "pretrained"}
     set_by_step: ClassVar[frozenset[str]] = frozenset(
-        {"data", "output_dir", "run_id", "stop_when_stale", "stale_seconds"}
+        {"data", "output_dir", "run_id", "stop_epochs", "stop_when_stale", "stale_seconds"}
     )
     patterns: ClassVar[dict[str, str]] = {
         BACKGROUND: "#rrggbb or ''",
@@ -219,6 +219,9 @@ class TrainConfig(Settings):
     run_id: str = ""
     """Name of this run: with resume=never a later attempt of the same run still resumes it; '' if
     each start is a separate run."""
+    stop_epochs: int = Field(0, ge=0)
+    """Save and stop after this many of the epochs, with the schedule of all; a start with more
+    continues exactly; 0: after the last one."""
 
     strategy: Literal["ddp", "single", "fsdp"] = "ddp"
     """A copy of the network on every rank (ddp), a single rank, or a shard of the weights on every

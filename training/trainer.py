@@ -192,6 +192,9 @@ class Trainer:
             classes=classes_of(train_split.index, config),
         )
         self.steps_total = config.epochs * self.sampler.steps
+        self.last_step = (
+            min(config.stop_epochs or config.epochs, config.epochs) * self.sampler.steps
+        )
         classes = train_split.index.classes
         accumulates = self.sampler.per_step > world.size
         self.learner = Learner(config, world, classes, accumulates)
@@ -213,7 +216,7 @@ class Trainer:
             self.progress.look = traces.look
             self.saving.restart_clock()
             meter.begin(self.step, self.progress.began)
-            while self.step < self.steps_total and not self.saving.exhausted:
+            while self.step < self.last_step and not self.saving.exhausted:
                 if self.advance(batches):
                     return self._finish("preempted")
                 traces.step(self.step)
@@ -235,7 +238,7 @@ class Trainer:
         if self.step % self.sampler.steps == 0:
             self._end_epoch(self.step // self.sampler.steps)
         stop, save = self.stop.agreed()
-        if stop and self.step < self.steps_total:
+        if stop and self.step < self.last_step:
             return True
         every = self.config.checkpoint_steps
         if save or (every and self.step % every == 0):
@@ -302,7 +305,7 @@ class Trainer:
         return sorted(path.removeprefix(f"{Path(self.config.data)}/") for path in files)
 
     def _end_epoch(self, epoch: int) -> None:
-        last, better = self.step == self.steps_total, False
+        last, better = self.step == self.last_step, False
         if last or epoch % self.config.eval_epochs == 0:
             self.divergence.check(self.sampler.steps)
             better = self._evaluate(epoch)
@@ -340,7 +343,8 @@ class Trainer:
         self.progress.phase = "save"
         self.report.meter.timeline.enter("checkpoint")
         self.world.from_first(self.saving.writer.wait)
-        reason = self.saving.exhausted if self.step < self.steps_total else ""
+        stopped = f"stop_epochs={self.config.stop_epochs}" if status == "done" else ""
+        reason = (self.saving.exhausted or stopped) if self.step < self.steps_total else ""
         splits = [self.split.index, self.validation.split.index]
         decoded = 0 if self.split.cache else decoded_bytes(self.config, splits)
         self.report.end(status, self.step, reason or self.stop.reason, decoded)

@@ -60,7 +60,7 @@ def preflight(
         ("evaluate_backend", str),
         ("evaluate_job", dict),
         ("gpu_resource", str),
-        ("trials", list),
+        ("sweep", dict),
     ],
 ):
     """Check the parameters of a run before the first transfer, and return its settings.
@@ -81,7 +81,7 @@ def preflight(
     Returns:
         Settings of training, job, sync, gate, measuring, release and layout; the service for the
         roll-out; name, PVC and publishing of the dataset; the champion; resources of the steps;
-        settings of each trial.
+        settings of the sweep.
     """
     inputs = dict(locals())
     from kfp_ddp.checks.preflight import run

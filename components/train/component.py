@@ -32,8 +32,7 @@ def train(
     job: dict = {},  # noqa: B006
     image: str = "ghcr.io/kfp-ddp/trainer:0.2.0",
     work_dir: str = "",
-    may_fail: bool = False,
-) -> NamedTuple("Trained", [("checkpoint", str), ("run_dir", str), ("failure", str)]):
+) -> NamedTuple("Trained", [("checkpoint", str), ("run_dir", str)]):
     """Train a ResNet with PyTorch DDP on an image folder; resume from the newest checkpoint.
 
     Args:
@@ -56,12 +55,9 @@ def train(
         image: Image of the workers, unless job has one.
         work_dir: Folder for checkpoints and metrics, on a PVC that later steps mount too, or the
             prefix of a bucket such as gs://bucket/runs; empty for KFP_DDP_WORK_DIR or /work.
-        may_fail: If the training fails, let the step succeed with an empty checkpoint, for example
-            for one of several trials.
 
     Returns:
-        The folder or URI of that checkpoint and of the task, and the reason of a failure; the
-        reason is empty after a success.
+        The folder or URI of that checkpoint, and of the task.
     """
     inputs = dict(locals())
     from kfp_ddp.runs.train.engine import run

@@ -12,7 +12,7 @@ from kfp_ddp.checks.claims import check_modes, mounted_at_once
 from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, StepResources
 from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large, unfit
 from kfp_ddp.checks.operators import check_service
-from kfp_ddp.checks.settings import Run, parse, with_weights
+from kfp_ddp.checks.settings import Run, base_training, parse, training_fields, with_weights
 from kfp_ddp.checks.sizing import sized
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
@@ -33,7 +33,6 @@ from kfp_ddp.models.signature import key_of
 from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.store import Store
-from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.layout import LayoutRule
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ def _plan(run: Run) -> dict[str, Any]:
     limits = resources(run.spec).get("limits", {}) if run.parameters.backend == "local" else {}
     names = ("sync_cpu", "sync_memory", "evaluate_cpu", "evaluate_memory")
     return dict(
-        training=_training(run.config),
+        training=base_training(run) if run.sweep else training_fields(run.config),
         job={n: v for n, v in run.spec.explicit().items() if n not in JOB_INTERNAL}
         | run.supervision,
         sync=run.sync,
@@ -95,12 +94,8 @@ def _plan(run: Run) -> dict[str, Any]:
         },
         **evaluation(run.steps, run.spec),
         gpu_resource=run.spec.gpu_resource,
-        trials=[_training(trial) for trial in run.trials],
+        sweep=run.sweep.explicit() if run.sweep else {},
     )
-
-
-def _training(config: TrainConfig) -> dict[str, Any]:
-    return {name: v for name, v in config.explicit().items() if name not in TrainConfig.set_by_step}
 
 
 def evaluation(steps: StepResources, spec: LaunchSpec) -> dict[str, Any]:

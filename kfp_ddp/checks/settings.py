@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from kfp_ddp.checks.form import (
@@ -13,7 +14,7 @@ from kfp_ddp.checks.form import (
     StepResources,
     set_fields,
 )
-from kfp_ddp.checks.sweep import Sweep, trials_of
+from kfp_ddp.checks.sweep import Sweep, examples_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.folders import data_dir, work_dir
 from kfp_ddp.core.settings import rename, split
@@ -60,7 +61,9 @@ class Run:
     release: dict[str, Any]
     champion: str
     """Folder or URI of the model to beat; empty for none."""
+    sweep: Sweep | None
     trials: list[TrainConfig]
+    """Trials of the sweep, or examples where they are drawn."""
 
     @property
     def mounts(self) -> dict[str, str]:
@@ -111,6 +114,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
             raise InputError("champion=last is the last model at destination, which is empty")
     rules.check_champion(champion)
     parts = [part_of(parameters.release, model) for model in PARTS]
+    sweep = _sweep(parameters, inputs)
     run = Run(
         inputs=inputs,
         parameters=parameters,
@@ -125,7 +129,8 @@ def parse(inputs: Mapping[str, Any]) -> Run:
         measuring=measuring,
         release={name: value for part in parts for name, value in part.explicit().items()},
         champion=champion,
-        trials=_trials(parameters, inputs),
+        sweep=sweep,
+        trials=_trials(sweep, parameters, inputs),
     )
     if inputs["gpus_per_node"] != -1 or spec.nproc_per_node:
         run.check_batch()
@@ -138,8 +143,9 @@ def with_weights(run: Run, find: Finder) -> Run:
     In `run`, `pretrained` is auto for random weights: `sizing` replaces it where it may mean
     others. `find` is `models.initial_weights.find`.
     """
+    find = cache(find)
     config, start = _training(run.parameters, run.inputs, find)
-    trials = _trials(run.parameters, run.inputs, find)
+    trials = _trials(run.sweep, run.parameters, run.inputs, find)
     return replace(run, config=config, start=start, trials=trials)
 
 
@@ -162,22 +168,49 @@ def _dataset(parameters: Parameters, publish: str) -> tuple[DatasetSettings, dic
     return dataset, sync
 
 
-def _trials(
-    parameters: Parameters, inputs: Mapping[str, Any], find: Finder | None = None
-) -> list[TrainConfig]:
-    """Return the settings of each trial; empty without a sweep."""
+def _sweep(parameters: Parameters, inputs: Mapping[str, Any]) -> Sweep | None:
     (fields,) = split("sweep", parameters.sweep, *SUBJECTS["sweep"])
-    if not fields:
-        return []
-    sweep, trials = Sweep.create(**fields), []
-    for trial in trials_of(sweep):
-        (trial,) = split("a trial of sweep", trial, TrainConfig)
-        stop = {"stop_behind_epochs": sweep.stop_behind_epochs}
-        try:
-            trials.append(_training(parameters, inputs, find, stop, trial)[0])
-        except InputError as error:
-            raise InputError(f"the trial {json.dumps(trial)} of sweep: {error}") from None
-    return trials
+    by_form = {"recipe": parameters.recipe, "rates": inputs.get("rates", {})}
+    return Sweep.create(**fields, **by_form) if fields else None
+
+
+def _trials(
+    sweep: Sweep | None,
+    parameters: Parameters,
+    inputs: Mapping[str, Any],
+    find: Finder | None = None,
+) -> list[TrainConfig]:
+    """Return the settings of the trials to check; empty without a sweep."""
+    trials = examples_of(sweep) if sweep else []
+    return [trial_config(sweep, trial, parameters, inputs, find) for trial in trials if sweep]
+
+
+def trial_config(
+    sweep: Sweep,
+    trial: dict[str, Any],
+    parameters: Parameters,
+    inputs: Mapping[str, Any],
+    find: Finder | None = None,
+) -> TrainConfig:
+    """Return the training of one trial; `find` is as in `with_weights`. Raise InputError."""
+    (own,) = split("a trial of sweep", trial, TrainConfig)
+    optimizer = own.get("optimizer", parameters.training.get("optimizer", "sgd"))
+    try:
+        return _training(parameters, inputs, find, sweep.under(str(optimizer)), own)[0]
+    except InputError as error:
+        raise InputError(f"the trial {json.dumps(trial)} of sweep: {error}") from None
+
+
+def base_training(run: Run) -> dict[str, Any]:
+    """Return the settings that the trials of a sweep override, without the recipe's."""
+    boxes = set_fields(run.inputs, TrainConfig)
+    boxes = {name: value for name, value in boxes.items() if name not in TrainConfig.set_by_step}
+    return {**boxes, **run.parameters.training}
+
+
+def training_fields(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings of a training that are set, without those that only a step sets."""
+    return {name: v for name, v in config.explicit().items() if name not in TrainConfig.set_by_step}
 
 
 def _training(

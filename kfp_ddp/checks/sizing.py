@@ -16,7 +16,6 @@ from kfp_ddp.checks.choice import (
     this_machine,
 )
 from kfp_ddp.checks.settings import Run, parse
-from kfp_ddp.checks.sweep import Sweep, trials_of
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.settings import rename
 from kfp_ddp.datasets.images import sample
@@ -60,16 +59,13 @@ def sized(run: Run) -> tuple[Run, list[str]]:
         inputs["pretrained"] = "true" if config.pretrained == "auto" else config.pretrained
     if not local:
         inputs["gpus_per_node"] = spec.gpus()
-    if {trial.optimizer for trial in run.trials} - {config.optimizer}:
-        own = []
-        trials = zip(run.trials, trials_of(Sweep.create(**inputs["sweep"])), strict=True)
-        for trial, settings in trials:  # each with the rates of its optimizer
-            other = merged(
-                _normalise_arguments(requested), {"training": {"optimizer": trial.optimizer}}
-            )
+    optimizers = {trial.optimizer for trial in run.trials}
+    if optimizers - {config.optimizer}:
+        inputs["rates"] = {}
+        for optimizer in optimizers:
+            other = merged(_normalise_arguments(requested), {"training": {"optimizer": optimizer}})
             theirs = choose(photographs, machine, other, ranks, weights=bool(start))
-            own.append({**_rates(theirs.arguments["training"]), **settings})
-        inputs["sweep"] = {**inputs["sweep"], "space": {}, "samples": 0, "trials": own}
+            inputs["rates"][optimizer] = _rates(theirs.arguments["training"])
         chosen = _rates(inputs["training"]).keys() - config.explicit().keys()
         inputs["training"] = {n: v for n, v in inputs["training"].items() if n not in chosen}
     seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)

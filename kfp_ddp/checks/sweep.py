@@ -1,20 +1,23 @@
-"""The trials of a sweep, from lists, ranges and explicit settings."""
+"""The settings of a sweep, and the trials that follow from its lists and ranges."""
 
 import itertools
 import json
 import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.recipes import RecipeName
 
-MAX_TRIALS = 64
-"""Each trial is a pod and a job."""
+if TYPE_CHECKING:
+    import optuna
+
+MAX_TRIALS = 1000
+"""Each trial is a folder and one or more jobs."""
 
 Trial = dict[str, Any]
 
@@ -22,26 +25,83 @@ Trial = dict[str, Any]
 class Sweep(Settings):
     """A sweep: the settings of a trial override those of the training."""
 
+    set_by_step: ClassVar[frozenset[str]] = frozenset({"recipe", "rates"})
+
     space: dict[str, Any] = Field(default_factory=dict)
     """Settings of the training by name, each with a list of values, such as {"learning_rate":
     [0.05, 0.1]}, or with a range, such as {"min": 0.001, "max": 0.1, "log": true}."""
     trials: tuple[dict[str, Any], ...] = ()
     """Explicit trials, each a mapping of settings, besides those of space."""
     samples: int = Field(0, ge=0, le=MAX_TRIALS)
-    """Number of random trials from space; 0 for all combinations of its lists."""
+    """Number of trials that are drawn from space; 0 for all combinations of its lists, or with a
+    budget for as many as it allows."""
+    sampler: Literal["auto", "grid", "random", "tpe"] = "auto"
+    """How trials are taken from space: grid, all combinations of its lists; random; tpe, near the
+    settings that were good so far (Bergstra et al. 2011, by Optuna); auto: random with samples,
+    otherwise grid."""
     seed: int = Field(0, ge=0)
-    """Seed of random trials."""
+    """Seed of trials that are drawn."""
+    parallel_trials: int = Field(4, ge=1, le=64)
+    """Trials that train at the same time, each as a job; with backend=local one."""
+    reduction_factor: int = Field(0, ge=0, le=100)
+    """Successive halving (Li et al. 2018, ASHA): of the trials at each rung the best one in this
+    many goes on, from its checkpoint; 0: all train to their last epoch."""
+    min_epochs: int = Field(1, ge=1)
+    """Epochs to the first rung of the halving; to each next one reduction_factor times as many."""
+    max_gpu_hours: float = Field(0.0, ge=0)
+    """Hours of all ranks of all trials, GPU-hours where there are GPUs, after which no other
+    training starts; 0: no limit."""
+    max_minutes: float = Field(0.0, ge=0)
+    """Minutes after which no other training starts; 0: no limit."""
     stop_behind_epochs: int = Field(1, ge=0)
     """From this epoch on, a trial ends when its best accuracy is below the median of the others at
-    that epoch; 0: never."""
+    that epoch; 0: never. With reduction_factor only if it is set."""
+    recipe: RecipeName = "none"
+    """Recipe of the trainings."""
+    rates: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Defaults of a trial's settings by its optimizer."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.reduction_factor == 1:
+            raise ValueError("reduction_factor=1 ends no trial: give 0, or 2 or more")
+        return self
+
+    @property
+    def timed(self) -> bool:
+        """Whether the sweep has a budget of time."""
+        return bool(self.max_gpu_hours or self.max_minutes)
+
+    @property
+    def draws(self) -> int:
+        """Number of trials that are drawn from space at most; 0 for a grid."""
+        if self.sampler == "grid" or (self.sampler == "auto" and not self.samples):
+            return 0
+        return self.samples or (MAX_TRIALS - len(self.trials) if self.timed else 0)
+
+    def under(self, optimizer: str) -> dict[str, Any]:
+        """Return the defaults of a trial with this optimizer."""
+        halves = self.reduction_factor and "stop_behind_epochs" not in self.model_fields_set
+        stop = {} if halves else {"stop_behind_epochs": self.stop_behind_epochs}
+        return {**stop, **self.rates.get(optimizer, {})}
+
+    def rungs(self, epochs: int) -> list[int]:
+        """Return the epochs at which a training of `epochs` is compared; its last one included."""
+        steps, factor = [self.min_epochs], self.reduction_factor
+        while factor and steps[-1] < epochs:
+            steps.append(steps[-1] * factor)
+        return [*(step for step in steps if factor and step < epochs), epochs]
 
 
-def trials_of(sweep: Sweep) -> list[Trial]:
-    """Return the settings of each trial, without duplicates; InputError if too many or few."""
+def listed(sweep: Sweep) -> list[Trial]:
+    """Return the explicit trials and the grid, without duplicates; raise InputError."""
     trials = [*map(dict, sweep.trials)]
-    if sweep.samples:
-        trials += _drawn(sweep)
-    elif sweep.space:
+    if sweep.space and not sweep.draws:
+        if sweep.sampler in ("random", "tpe"):
+            raise InputError(
+                f"sweep sets sampler={sweep.sampler}: set samples, how many trials are drawn, or "
+                "max_gpu_hours or max_minutes"
+            )
         choices = [_choices(name, values) for name, values in sweep.space.items()]
         number = math.prod(map(len, choices))
         if number > MAX_TRIALS:
@@ -51,24 +111,58 @@ def trials_of(sweep: Sweep) -> list[Trial]:
             )
         combinations = itertools.product(*choices)
         trials += [dict(zip(sweep.space, values, strict=True)) for values in combinations]
-    different = list({json.dumps(trial, sort_keys=True): trial for trial in trials}.values())
-    if not 2 <= len(different) <= MAX_TRIALS:
+    return list({key_of(trial): trial for trial in trials}.values())
+
+
+def key_of(trial: Trial) -> str:
+    """Return the text that is equal for equal trials."""
+    return json.dumps(trial, sort_keys=True)
+
+
+def number_of(sweep: Sweep) -> int:
+    """Return how many trials there are at most; raise InputError if too many or few."""
+    if sweep.draws and not sweep.space:
+        raise InputError("sweep sets samples, but no space to draw them from")
+    number = len(listed(sweep)) + sweep.draws
+    if not 2 <= number <= MAX_TRIALS:
         raise InputError(
-            f"sweep has {len(different)} trials, and 2 to {MAX_TRIALS} can be tried: "
+            f"sweep has {number} trials, and 2 to {MAX_TRIALS} can be tried: "
             'set space, such as {"learning_rate": [0.05, 0.1]}, or trials'
         )
-    return different
+    return number
 
 
-def _drawn(sweep: Sweep) -> Iterator[Trial]:
-    if not sweep.space:
-        raise InputError("sweep sets samples, but no space to draw them from")
-    draw = random.Random(sweep.seed)
-    for _ in range(sweep.samples):
-        yield {name: _draw(name, values, draw) for name, values in sweep.space.items()}
+def examples_of(sweep: Sweep) -> list[Trial]:
+    """Return all trials of a grid; where trials are drawn, each value and end of a range once."""
+    number_of(sweep)
+    return [*listed(sweep), *(_values(sweep.space) if sweep.draws else ())]
 
 
-def _choices(name: str, values: Any) -> Sequence[Any]:
+def _values(space: Mapping[str, Any]) -> Iterator[Trial]:
+    ends = {
+        name: _range(name, values)[:2] if isinstance(values, Mapping) else _choices(name, values)
+        for name, values in space.items()
+    }
+    first = {name: values[0] for name, values in ends.items()}
+    for name, values in ends.items():
+        yield from ({**first, name: value} for value in values)
+
+
+def drawn(trial: "optuna.trial.Trial", space: Mapping[str, Any]) -> Trial:
+    """Return the settings that a trial of Optuna proposes; raise InputError."""
+    return {name: _drawn(trial, name, values) for name, values in space.items()}
+
+
+def _drawn(trial: "optuna.trial.Trial", name: str, values: Any) -> Any:
+    if not isinstance(values, Mapping):
+        return trial.suggest_categorical(name, list(_choices(name, values)))
+    low, high, log, integers = _range(name, values)
+    if integers:
+        return trial.suggest_int(name, int(low), int(high), log=log)
+    return float(f"{trial.suggest_float(name, low, high, log=log):.3g}")
+
+
+def _choices(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
     if isinstance(values, list | tuple) and values:
         return values
     if isinstance(values, Mapping):
@@ -76,10 +170,8 @@ def _choices(name: str, values: Any) -> Sequence[Any]:
     raise InputError(f"sweep: {name}={values!r} should be a list of values")
 
 
-def _draw(name: str, values: Any, draw: random.Random) -> Any:
-    """Draw from a list or a range; integers if the setting and both ends are integers."""
-    if not isinstance(values, Mapping):
-        return draw.choice(_choices(name, values))
+def _range(name: str, values: Mapping[str, Any]) -> tuple[float, float, bool, bool]:
+    """Return the ends, whether by logarithm, and whether setting and ends are integers."""
     low, high = values.get("min", math.nan), values.get("max", math.nan)
     by_log = values.get("log", False)
     numbers = all(isinstance(end, int | float) for end in (low, high))
@@ -91,9 +183,5 @@ def _draw(name: str, values: Any, draw: random.Random) -> Any:
         )
     whole = all(float(end).is_integer() for end in (low, high))
     integers = whole and getattr(TrainConfig.model_fields.get(name), "annotation", None) is int
-    if integers and not by_log:
-        return draw.randint(int(low), int(high))
-    first, last = (math.log(low), math.log(high)) if by_log else (low, high)
-    value = draw.uniform(first, last)
-    value = math.exp(value) if by_log else value
-    return round(value) if integers else float(f"{value:.3g}")
+    low, high = (int(low), int(high)) if integers else (low, high)
+    return low, high, bool(by_log), integers

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kfp_ddp.checks.sweep import number_of
 from kfp_ddp.client.pipelines import PipelineVersion, content_name, find_pipeline, find_version
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import REGISTRY, Images
@@ -69,8 +70,8 @@ class Submission:
                 "gate": run.gate if "min_accuracy" in run.gate else {**majority, **run.gate},
                 "champion": run.champion or "none",
             }
-            if run.trials:
-                document["trials"] = len(run.trials)
+            if run.sweep:
+                document["trials"] = number_of(run.sweep)
         return {**document, "images": self.pipeline.images()}
 
     def send(self, client: "Client") -> "V2beta1Run":

@@ -12,9 +12,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
 from kfp_ddp.core.errors import RunCancelledError
 from kfp_ddp.core.failure import TERMINATION_LOG
@@ -29,6 +30,7 @@ from kfp_ddp.k8s.watch_cache import WatchCache
 from kfp_ddp.training.state.manifest import step_dirs, step_of
 
 BRIEF_SECONDS = 0.5
+LEAVE_SECONDS = 3.0
 LOOK_SECONDS = 0.1
 WARM_SECONDS = 10.0
 TOUCH_SECONDS = 10.0
@@ -91,6 +93,9 @@ class StepFiles:
 class Ending:
     """Watches for a cancel of the run and an eviction of this step, and handles their signals."""
 
+    active: ClassVar[list["Ending"]] = []
+    """Those that watch now: in a sweep one for each of several jobs, which threads follow."""
+
     def __init__(self, api: Api, owner: Owner | None) -> None:
         self.api, self.owner = api, owner
         self.short_api = api.another()
@@ -121,10 +126,12 @@ class Ending:
             watch.start()
         threading.Thread(target=self._wait, daemon=True, name="eviction").start()
         self.keep_open()
+        self.active.append(self)
         try:
-            with handling_signals(self._on_signal, signal.SIGTERM, signal.SIGINT):
+            with handling_all():
                 yield
         finally:
+            self.active.remove(self)
             for watch in self.watches:
                 watch.stop()
             self.over.set()
@@ -162,8 +169,8 @@ class Ending:
         if self.job:
             self.api.delete(*self.job)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """On eviction leave the job to the retry of this step, else delete it; then exit."""
+    def leave(self) -> None:
+        """Before this process ends: on eviction leave the job to the retry, else delete it."""
         name = self.job[1] if self.job else ""
         evicted = not self.cancelled() and self.evicted()
         # The other thread may be about to report.
@@ -184,12 +191,9 @@ class Ending:
                     self.short_api.delete(*self.job, retry=False, seconds=BRIEF_SECONDS)
             except ApiError as error:
                 message = f"stopped; job {name} could not be deleted ({error.message})"
-        try:
-            _print(f"\n{message}\n")
-            if self.files:
-                self.files.save_and_stop()
-        finally:
-            os._exit(128 + number)
+        _print(f"\n{message}\n")
+        if self.files:
+            self.files.save_and_stop()
 
     def _wait(self) -> None:
         """Report an eviction while the PVC may block the main thread; forward changes."""
@@ -250,6 +254,28 @@ class Ending:
             return True
         uid = pod["metadata"]["uid"]
         return _deleted(pod) or os.environ.get("KFP_POD_UID", uid) != uid
+
+
+@contextmanager
+def handling_all() -> Iterator[None]:
+    """On SIGTERM and SIGINT, leave all active jobs and exit; only the main thread can do so."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        try:
+            first, rest = Ending.active[:1], Ending.active[1:]
+            leaving = [threading.Thread(target=one.leave, daemon=True) for one in rest]
+            for thread in leaving:
+                thread.start()
+            for one in first:
+                one.leave()
+            for thread in leaving:
+                thread.join(LEAVE_SECONDS)
+        finally:
+            os._exit(128 + number)
+
+    main = threading.current_thread() is threading.main_thread()
+    with handling_signals(on_signal, signal.SIGTERM, signal.SIGINT) if main else nullcontext():
+        yield
 
 
 def _print(text: str) -> None:

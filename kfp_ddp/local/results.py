@@ -75,6 +75,8 @@ def detail(output: Path, step: str) -> str:
                 text = f"{training.step} of {training.total} steps, stopped early"
             text += f", {speed:,.0f} images/s" if speed else ""
             return text if accuracy is None else f"{text}, val accuracy {accuracy:.1%}"
+        case "tune":
+            return f"{values['trials']:.0f} trials, best val accuracy {values['best_accuracy']:.1%}"
         case "evaluate":
             low, high = values["accuracy_low"], values["accuracy_high"]
             return f"accuracy {values['accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%})"

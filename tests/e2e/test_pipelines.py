@@ -11,6 +11,7 @@ from kubernetes import client
 
 from kfp_ddp.training import model_file
 from tests.e2e.harness import bucket
+from tests.e2e.harness.grounds import until
 from tests.e2e.harness.leftovers import claims, leftovers
 from tests.e2e.harness.play import Run
 from tests.e2e.harness.scene import ARTIFACTS, COMPILED, DATA, WORK, Scene
@@ -64,6 +65,37 @@ def test_a_script_trains_on_two_workers(scene: Scene, bucket_url: str) -> None:
     assert "epoch 20: loss" in run.steps["train"].log
     exported = {name.partition("/")[2] for name in bucket.names(bucket_url, bucket.MODELS)}
     assert any(name.startswith("digits/") and name.endswith("/network.py") for name in exported)
+
+
+@pytest.mark.smoke
+def test_a_lost_sweep_adopts_its_jobs(scene: Scene, bucket_url: str) -> None:
+    space = {"learning_rate": {"min": 0.02, "max": 0.3, "log": True}}
+    halving = {"reduction_factor": 3, "min_epochs": 2, "parallel_trials": 2}
+    run = scene.run(
+        COMPILED.with_name("sweep.yaml"),
+        **TRAINING | {"epochs": 18, "gate": {"min_accuracy": 0.2}},
+        sweep={"space": space, "samples": 6, "sampler": "tpe", **halving},
+        backend="pytorchjob",
+        job={**WORKERS, "nproc_per_node": 1},
+    ).start()
+    grounds = scene.grounds
+    until(lambda: len(grounds.workers(run.id)) > 1 or run.succeeded is not None, "two trials", 300)
+    assert run.succeeded is None, run.explain()
+    grounds.core.delete_namespaced_pod(
+        run.steps["tune"].pod, grounds.namespace, grace_period_seconds=0
+    )
+    run.wait(1500)
+    assert run.succeeded, run.explain()
+    step = run.steps["tune"]
+    assert len(step.attempts) == 2
+    assert "adopting PyTorchJob" in step.log
+    table = run.artifact("tune", "sweep_summary").decode()
+    assert len(table.splitlines()) == 2 + 6
+    assert b"<svg" in run.artifact("tune", "sweep_report")
+    # Six at the first rung, two of them at the second, and one of these to the end.
+    files = [f"{run.id}/tune.{trial}/metrics.jsonl" for trial in range(6)]
+    started = [one for file in files for one in scene.work.events(file) if one["event"] == "start"]
+    assert len(started) == 6 + 2 + 1
 
 
 @pytest.fixture

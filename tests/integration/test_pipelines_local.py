@@ -191,22 +191,23 @@ def test_best_trial_is_exported_if_another_failed(photographs: Path, tmp_path: P
                 {"model": "vgg11"},  # cannot take images of 16 px
                 {"learning_rate": 0.05},
                 {"learning_rate": 1e-9},
-            ]
+            ],
+            "reduction_factor": 2,
         },
         gate={"min_accuracy": 0.4},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    result = outputs(tmp_path, "leaderboard")
-    assert (result["trials"], result["failed"]) == (3, 1)
+    result = outputs(tmp_path, "tune")
+    assert (result["trials"], result["failed"], result["ended_early"]) == (3, 1, 1)
     assert result["best_accuracy"] == pytest.approx(outputs(tmp_path, "evaluate")["accuracy"])
     config = json.loads((Path(result["run_dir"]) / "config.json").read_text())
-    assert config["stop_behind_epochs"] == 1
+    assert (config["epochs"], config["stop_epochs"], config["stop_behind_epochs"]) == (2, 2, 0)
     assert len(list((tmp_path / "models" / "shades").glob("*/_SUCCESS"))) == 1
     (page,) = tmp_path.glob("artifacts/*/*/sweep_report")
     assert "failed: training failed: rank 0: model=vgg11 cannot take images" in page.read_text()
     (table,) = tmp_path.glob("artifacts/*/*/sweep_summary")
     head, _, *rows = table.read_text().splitlines()
-    assert head == "|  | learning_rate | accuracy | loss | epochs | ended |"
+    assert head == "|  | learning_rate | accuracy | loss | epochs | hours | ended |"
     assert [row[:4] for row in rows] == ["| 1 ", "| 2 ", "|  |"]
 
 

@@ -9,13 +9,15 @@ import pytest
 from google.cloud import storage
 from PIL import Image
 
-from kfp_ddp.checks.form import MODELS, description
+from kfp_ddp.checks.form import MODELS, Parameters, description
 from kfp_ddp.checks.preflight import check_release
-from kfp_ddp.checks.settings import parse
+from kfp_ddp.checks.settings import parse, training_fields, trial_config
 from kfp_ddp.checks.sizing import sized
+from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.models import weights_download
 from kfp_ddp.pipelines.train_resnet import train_resnet
 from tests.gcs_server import Bucket
 from tests.registry_server.server import RegistryServer, status
@@ -108,7 +110,7 @@ def test_plan_has_the_settings_that_are_set_by_step(summary: SimpleNamespace) ->
         release={"variants": ["int8"], "calibration_images": 64},
     )
     assert plan.training == {}
-    assert plan.trials == []
+    assert plan.sweep == {}
     assert plan.sync == {"max_delete": 1}
     assert plan.gate == {"min_slice_accuracy": 0.9, "max_latency_ms": 20}
     assert plan.measuring == {"tags": "tags.csv"}
@@ -236,28 +238,31 @@ def test_weights_are_a_parameter_or_a_setting(bucket: Bucket, summary: SimpleNam
         check(summary, pretrained=weights, training={"pretrained": weights})
 
 
+def trained(plan: Any, trial: dict[str, Any]) -> dict[str, Any]:
+    """Return the training of a trial as the step has it that gets this plan."""
+    form = Parameters.create(source="/", recipe=plan.sweep["recipe"], training=plan.training)
+    sweep = Sweep.create(**plan.sweep)
+    return training_fields(trial_config(sweep, trial, form, {}, weights_download.find))
+
+
 def test_trial_settings_override_the_training(summary: SimpleNamespace) -> None:
-    plan = check(
-        summary,
-        recipe="digits",
-        epochs=9,
-        training={"momentum": 0.8},
-        sweep={"trials": [{"learning_rate": 0.3, "epochs": 2}, {"momentum": 0.7}]},
-    )
-    first, second = plan.trials
+    trials = [{"learning_rate": 0.3, "epochs": 2}, {"momentum": 0.7}]
+    given: dict[str, Any] = {"epochs": 9, "training": {"momentum": 0.8}, "run_id": "r"}
+    plan = check(summary, recipe="digits", **given, sweep={"trials": trials})
+    first, second = (trained(plan, trial) for trial in trials)
     assert (first["learning_rate"], first["epochs"], first["momentum"]) == (0.3, 2, 0.8)
     assert (second["learning_rate"], second["epochs"], second["momentum"]) == (0.2, 9, 0.7)
-    assert {trial["model"] for trial in plan.trials} == {"cifar_resnet8"}
-    assert {trial["stop_behind_epochs"] for trial in plan.trials} == {1}
-    assert not {"data", "output_dir"} & set(first)
-    assert "stop_behind_epochs" not in plan.training
-    plan = check(
-        summary,
-        training={"stop_behind_epochs": 5, "batch_size": 18},  # not in the form of a sweep
-        sweep={"space": {"learning_rate": [0.1, 0.2]}, "stop_behind_epochs": 0},
-    )
-    assert {trial["stop_behind_epochs"] for trial in plan.trials} == {5}
-    assert {trial["batch_size"] for trial in plan.trials} == {18}
+    assert {trial["model"] for trial in (first, second)} == {"cifar_resnet8"}
+    assert {trial["stop_behind_epochs"] for trial in (first, second)} == {1}
+    assert not {"data", "output_dir", "run_id"} & {*first, *plan.training}
+    for more, stop in (({"stop_behind_epochs": 0}, 5), ({"reduction_factor": 3}, 5)):
+        plan = check(
+            summary,
+            training={"stop_behind_epochs": 5, "batch_size": 18},  # not in the form of a sweep
+            sweep={"space": {"learning_rate": [0.1, 0.2]}, **more},
+        )
+        trial = trained(plan, {"learning_rate": 0.1})
+        assert (trial["stop_behind_epochs"], trial["batch_size"]) == (stop, 18)
 
 
 def test_baked_weights_are_taken(summary: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +270,9 @@ def test_baked_weights_are_taken(summary: SimpleNamespace, monkeypatch: pytest.M
     trials = {"trials": [{"model": "cifar_resnet8"}, {"learning_rate": 0.1}]}
     for given in ({"recipe": "finetune"}, {"pretrained": "true"}):
         plan = check(summary, model="resnet18", sweep=trials, **given)
-        assert (plan.training["pretrained"], plan.training["freeze_epochs"]) == ("true", 1)
-        assert [trial["pretrained"] for trial in plan.trials] == ["false", "true"]
-        assert "freeze_epochs" not in plan.trials[0]
+        both = [trained(plan, trial) for trial in trials["trials"]]
+        assert [trial["pretrained"] for trial in both] == ["false", "true"]
+        assert "freeze_epochs" not in both[0]
         assert "in the trainer image" in Path(summary.path).read_text()
     with pytest.raises(SystemExit, match="cannot be had"):
         check(summary, model="resnet18", pretrained="true", job={"image": "mine:1"})

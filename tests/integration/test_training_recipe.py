@@ -108,6 +108,22 @@ def _accuracies(
     )
 
 
+def test_stopped_at_an_epoch_it_continues_with_the_schedule_of_all(
+    data: Path, tmp_path: Path
+) -> None:
+    complete = run(data, tmp_path / "complete", **FEATURES["frozen"], epochs=3, eval_epochs=3)
+    assert trainer(complete).fit()
+    for stop in (1, 2, 2, 3):
+        fields = {"epochs": 3, "eval_epochs": 3, "stop_epochs": stop, "checkpoint_epochs": 0}
+        parts = run(data, tmp_path / "parts", **FEATURES["frozen"], **fields)
+        loop = trainer(parts)
+        assert loop.fit()
+        assert (loop.step, newest(tmp_path / "parts").step) == (2 * stop, 2 * stop)
+    ends = [event["reason"] for event in events(tmp_path / "parts") if event["event"] == "end"]
+    assert ends == ["stop_epochs=1", "stop_epochs=2", "stop_epochs=2", ""]
+    assert state_hash(parts) == state_hash(complete)
+
+
 def test_early_stopping_counts_from_the_best_evaluation(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.jobs import local
-from kfp_ddp.jobs.ending import Ending, StepFiles
+from kfp_ddp.jobs.ending import Ending, StepFiles, handling_all
 from kfp_ddp.jobs.follow.logs import Printer
 from kfp_ddp.jobs.identity import Owner
 from kfp_ddp.jobs.kinds import KINDS
@@ -76,7 +76,9 @@ def ended(
         assert (code, files.left) == (143 if seen else 130, True)
 
     monkeypatch.setattr(os, "_exit", leave)
-    ending._on_signal(signal.SIGTERM if seen else signal.SIGINT, None)
+    monkeypatch.setattr(Ending, "active", [ending])
+    with handling_all():
+        signal.raise_signal(signal.SIGTERM if seen else signal.SIGINT)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,9 @@ def test_a_reported_step_does_not_change_and_no_termination_log_is_created(
     monkeypatch.setattr(os, "_exit", lambda code: None)
     ending = attending(FakeApi({POD: 0}), Files(7, 8), EVICTED)
     ending.report_eviction()
-    ending._on_signal(signal.SIGTERM, None)
+    monkeypatch.setattr(Ending, "active", [ending])
+    with handling_all():
+        signal.raise_signal(signal.SIGTERM)
     line = "launcher was evicted; Retry resumes from step 7 or later"
     assert capfd.readouterr().err.split("\n") == [line, "", line + GOES_ON, ""]
     assert list(tmp_path.iterdir()) == []

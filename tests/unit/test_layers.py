@@ -126,6 +126,7 @@ LAYERS = (
     {"training"},
     {"storage", "k8s"},
     {"jobs", "datasets", "models", "report", "runs", "evaluation", "export", "checks"},
+    {"sweep"},
     {"components"},
     {"pipelines"},
 )

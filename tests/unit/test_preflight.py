@@ -13,7 +13,7 @@ from kfp_ddp.checks.form import StepResources
 from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large, unfit
 from kfp_ddp.checks.operators import SERVICE_VERBS, check_service
 from kfp_ddp.checks.preflight import evaluation
-from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, trials_of
+from kfp_ddp.checks.sweep import MAX_TRIALS, Sweep, examples_of, number_of
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation.engine import job_fields
 from kfp_ddp.jobs.launch_spec import LaunchSpec
@@ -336,7 +336,7 @@ def test_lists_give_all_combinations_besides_explicit_trials() -> None:
         space={"learning_rate": [0.1, 0.2], "model": ["resnet18", "resnet34"]},
         trials=[{"epochs": 3}, {"learning_rate": 0.1, "model": "resnet18"}],
     )
-    assert trials_of(sweep) == [
+    assert examples_of(sweep) == [
         {"epochs": 3},
         {"learning_rate": 0.1, "model": "resnet18"},
         {"learning_rate": 0.1, "model": "resnet34"},
@@ -345,35 +345,23 @@ def test_lists_give_all_combinations_besides_explicit_trials() -> None:
     ]
 
 
-def test_samples_are_in_their_ranges_and_reproducible() -> None:
-    space = {
-        "learning_rate": {"min": 0.001, "max": 0.1, "log": True},
-        "label_smoothing": {"min": 0, "max": 0.2},
-        "epochs": {"min": 2, "max": 9},
-        "mixup": {"min": 0, "max": 2},
-        "optimizer": ["sgd", "adamw"],
-    }
-    trials = trials_of(Sweep.create(space=space, samples=40))
-    assert len(trials) == 40
-    assert all(0.001 <= trial["learning_rate"] <= 0.1 for trial in trials)
-    low = sum(trial["learning_rate"] < 0.01 for trial in trials)
-    assert 10 <= low <= 30, "half of the draws by logarithm"
-    assert all(0 <= trial["label_smoothing"] <= 0.2 for trial in trials)
-    assert {type(trial["epochs"]) for trial in trials} == {int}
-    assert len({trial["mixup"] for trial in trials}) > 3, "a rate has fractions"
-    assert {trial["epochs"] for trial in trials} == set(range(2, 10))
-    assert {trial["optimizer"] for trial in trials} == {"sgd", "adamw"}
-    assert trials_of(Sweep.create(space=space, samples=40)) == trials
-    assert trials_of(Sweep.create(space=space, samples=40, seed=1)) != trials
+def test_each_value_and_end_of_a_range_is_checked_where_trials_are_drawn() -> None:
+    space = {"mixup": {"min": 0, "max": 2}, "optimizer": ["sgd", "adamw"]}
+    sweep = Sweep.create(space=space, samples=40)
+    assert number_of(sweep) == 40
+    mixed = [{"mixup": mixup, "optimizer": "sgd"} for mixup in (0, 2)]
+    assert examples_of(sweep) == [*mixed, mixed[0], {"mixup": 0, "optimizer": "adamw"}]
 
 
 @pytest.mark.parametrize(
     ("sweep", "reason"),
     [
-        ({}, "sweep has 0 trials, and 2 to 64 can be tried"),
+        ({}, "sweep has 0 trials, and 2 to 1000 can be tried"),
         ({"space": {"epochs": [1, 1]}}, "sweep has 1 trials"),
-        ({"space": {"seed": [*range(MAX_TRIALS + 1)]}}, "65 combinations, and 64"),
+        ({"space": {"seed": [*range(MAX_TRIALS + 1)]}}, "1001 combinations, and 1000"),
         ({"samples": 4}, "sweep sets samples, but no space to draw them from"),
+        ({"sampler": "tpe", "space": {"epochs": [1, 3]}}, "set samples"),
+        ({"reduction_factor": 1}, "ends no trial"),
         ({"space": {"epochs": {"min": 1, "max": 3}}}, "epochs is a range: set samples"),
         ({"space": {"epochs": 3}}, "epochs=3 should be a list of values"),
         ({"samples": 2, "space": {"momentum": {"min": 0.1, "max": 0}}}, "'max': 0} is not a range"),
@@ -381,4 +369,4 @@ def test_samples_are_in_their_ranges_and_reproducible() -> None:
 )
 def test_invalid_sweep_is_an_error(sweep: dict[str, object], reason: str) -> None:
     with pytest.raises(InputError, match=re.escape(reason)):
-        trials_of(Sweep.create(**sweep))
+        examples_of(Sweep.create(**sweep))

@@ -104,8 +104,12 @@ class Follower:
             self.files = StepFiles(folder, name, self.printer, progress)
             if progress:
                 self.stalls = StallWatch(folder.ranks)
-                self.progress = ProgressPrinter(self.printer.say, folder.metrics, PROGRESS_SECONDS)
+                self.progress = ProgressPrinter(self._say, folder.metrics, PROGRESS_SECONDS)
         ending.watch_job(kind.resource, name, self.files)
+
+    def _say(self, progress: str) -> None:
+        """Print the progress, with the name of the job where this process follows several."""
+        self.printer.say(f"{self.title}: {progress}" if len(Ending.active) > 1 else progress)
 
     def run(self, limits: Limits) -> Outcome:
         """Return the outcome once the logs are printed; RunCancelledError, JobError, InputError."""

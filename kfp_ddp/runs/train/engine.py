@@ -1,7 +1,6 @@
 """The `train` step: check the input, start and follow the ranks, write the artifacts."""
 
 import contextlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder, task_title
 from kfp_ddp.core.settings import split
-from kfp_ddp.core.step import step, write_artifact, write_job
+from kfp_ddp.core.step import step, write_job
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, check_backend
@@ -32,35 +31,60 @@ from kfp_ddp.runs.training_folder import (
 from kfp_ddp.runs.workspace import create_run_folder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.shared_memory import size_of_pod
+from kfp_ddp.training.state.manifest import Manifest
 
 
 class Trained(NamedTuple):
-    """Outputs of the step: folder of the newest checkpoint, folder of the run, why it failed."""
+    """Outputs of the step: folder of the newest checkpoint, and folder of the run."""
 
     checkpoint: str
     run_dir: str
-    failure: str
+
+
+class Finished(NamedTuple):
+    """A finished training."""
+
+    run_dir: Path
+    """Its folder, or the local copy of what a step needs of it."""
+    place: str
+    """Path or URI of the folder for other steps."""
+    claim: str
+    """PVC of the folder; '' for none."""
+    record: dict[str, Any]
+    """The job, or the settings of a training in this process."""
+
+    def address(self, checkpoint: Manifest) -> str:
+        """Return the path or URI of a checkpoint for other steps."""
+        return f"{self.place}/{checkpoint.path.relative_to(self.run_dir).as_posix()}"
 
 
 @step
 def run(
+    trained_model: Any, train_metrics: Any, loss_curve: Any, training_job: Any, **inputs: Any
+) -> Trained:
+    """Train; the inputs are those of the component, and of `train`."""
+    finished = train(**inputs)
+    write_job(training_job, finished.record)
+    newest = write_outputs(*finished, trained_model, train_metrics, loss_curve)
+    checkpoint = finished.address(newest)
+    print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
+    return Trained(checkpoint, finished.place)
+
+
+def train(
     run_id: str,
+    task_name: str,
+    task_id: str,
     dataset_path: str,
-    trained_model: Any,
-    train_metrics: Any,
-    loss_curve: Any,
-    training_job: Any,
-    task_config: Any,
     training: Mapping[str, Any],
     backend: str,
     job: Mapping[str, Any],
     image: str,
-    task_name: str,
-    task_id: str,
     work_dir: str,
-    may_fail: bool = False,
-) -> Trained:
-    """Train; the inputs are those of the component.
+    task_config: Any,
+    stop_epochs: int = 0,
+) -> Finished:
+    """Train, or continue, until `stop_epochs` or the end.
 
     `training` are fields of TrainConfig, `job` those of LaunchSpec and Supervision. InputError is
     raised before any rank starts; JobError has the rank that failed and its exception.
@@ -76,40 +100,28 @@ def run(
         check_bucket_training(spec_fields)
     place = create_run_folder(work, run_id, task)
     own: dict[str, Any] = {"data": dataset_path, "output_dir": place, "run_id": f"{run_id}/{task}"}
+    if stop_epochs:  # of one folder, so that each part continues the last, in a job of its own
+        own["stop_epochs"], task_id = stop_epochs, f"{task_id}.{stop_epochs}"
     if backend != "local" and supervision.heartbeat_minutes:
         own["stop_when_stale"] = f"{place}/{RunFolder.HEARTBEAT}"
         own["stale_seconds"] = supervision.heartbeat_minutes * 60
     config = TrainConfig.create(**with_timeout(training, spec_fields), **own)
-    try:
-        with using(run_id, place, dataset_path), contextlib.ExitStack() as stack:
-            if backend == "local":
-                checked = LaunchSpec.create(**fields, command=["true"])
-                ranks = checked.nproc_per_node or local_gpus()
-                with with_local_folders(config) as local:
-                    run_dir = Path(local.output_dir)
-                    record, claim = _train_here(local, task_name, ranks), ""
-            else:
-                ids = (run_id, task_name, task_id)
-                config = config if is_remote(place) else with_local_weights(config)
-                fields["kind"] = backend
-                fields = with_task_config(task_config, fields)
-                run_dir, refresh = stack.enter_context(followed_folder(place))
-                record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
-                refresh()
-        write_job(training_job, record)
-        newest = write_outputs(run_dir, place, claim, trained_model, train_metrics, loss_curve)
-        trained_model.metadata["kfp_ddp"] = record["kfp_ddp"]
-        checkpoint = f"{place}/{newest.path.relative_to(run_dir).as_posix()}"
-        print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
-    except JobError as error:
-        if not may_fail:
-            raise
-        print(f"failed: {error}", flush=True)
-        for artifact in (training_job, trained_model, loss_curve):
-            artifact.metadata["failure"] = str(error)
-            write_artifact(artifact, json.dumps({"failure": str(error)}) + "\n")
-        return Trained("", place, str(error))
-    return Trained(checkpoint, place, "")
+    with using(run_id, place, dataset_path), contextlib.ExitStack() as stack:
+        if backend == "local":
+            checked = LaunchSpec.create(**fields, command=["true"])
+            ranks = checked.nproc_per_node or local_gpus()
+            with with_local_folders(config) as local:
+                run_dir = Path(local.output_dir)
+                record, claim = _train_here(local, task_name, ranks), ""
+        else:
+            ids = (run_id, task_name, task_id)
+            config = config if is_remote(place) else with_local_weights(config)
+            fields["kind"] = backend
+            fields = with_task_config(task_config, fields)
+            run_dir, refresh = stack.enter_context(followed_folder(place))
+            record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
+            refresh()
+    return Finished(run_dir, place, claim, record)
 
 
 def _train_here(config: TrainConfig, task_name: str, ranks: int) -> dict[str, Any]:

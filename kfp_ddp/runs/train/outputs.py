@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,19 @@ from kfp_ddp.training.state.manifest import Manifest
 
 
 def write_outputs(
-    run_dir: Path, place: str, claim: str, trained_model: Any, metrics: Any, loss_curve: Any
+    run_dir: Path,
+    place: str,
+    claim: str,
+    record: Mapping[str, Any],
+    trained_model: Any,
+    metrics: Any,
+    loss_curve: Any,
 ) -> Manifest:
     """Write the step's artifacts; the file of `trained_model` is a JSON pointer to the checkpoint.
 
     It also has the settings, and the file of `metrics` is a copy of `metrics.jsonl`, so that runs
-    can be compared by their artifacts. `place` is the path or URI of the run's folder for other
-    steps, `claim` its PVC, '' for none. JobError if the training left no checkpoint.
+    can be compared by their artifacts. The first four are those of a `Finished` training. JobError
+    if it left no checkpoint.
     """
     newest = chosen_checkpoint(run_dir)
     if newest is None:
@@ -41,7 +48,7 @@ def write_outputs(
     }
     for name, value in figures.items():
         metrics.log_metric(name, value)
-    trained_model.metadata.update(pointer)
+    trained_model.metadata.update(pointer, kfp_ddp=record["kfp_ddp"])
     settings = mapping_of(RunFolder(run_dir).config)
     write_artifact(trained_model, json.dumps({**pointer, "settings": settings}, indent=2) + "\n")
     write_artifact(metrics, RunFolder(run_dir).metrics.read_text(encoding="utf-8"))

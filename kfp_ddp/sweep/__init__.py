@@ -1,0 +1,1 @@
+"""Several trainings with different settings, and the best of them."""

@@ -1,0 +1,114 @@
+"""The `tune` step: trains trials, several at a time, and returns the best."""
+
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
+
+from kfp_ddp.checks.form import Parameters
+from kfp_ddp.checks.settings import training_fields, trial_config
+from kfp_ddp.checks.sweep import Sweep, number_of
+from kfp_ddp.core import folders
+from kfp_ddp.core.errors import InputError, JobError, StorageError
+from kfp_ddp.core.run_folder import task_folder, task_title
+from kfp_ddp.core.step import step
+from kfp_ddp.jobs.ending import handling_all
+from kfp_ddp.models import weights_download
+from kfp_ddp.runs.record import chosen_checkpoint
+from kfp_ddp.runs.train.engine import Finished, Trained, train
+from kfp_ddp.runs.train.outputs import write_outputs
+from kfp_ddp.runs.training_folder import followed_folder
+from kfp_ddp.runs.workspace import create_run_folder, open_workspace
+from kfp_ddp.sweep.leaderboard import Leaderboard, read
+from kfp_ddp.sweep.scheduler import search
+from kfp_ddp.sweep.study import Result, Study, Trial
+
+JOURNAL = "study.jsonl"
+"""In the folder of the step."""
+
+
+@step
+def run(
+    run_id: str,
+    task_name: str,
+    sweep: Mapping[str, Any],
+    training: Mapping[str, Any],
+    backend: str,
+    job: Mapping[str, Any],
+    image: str,
+    work_dir: str,
+    trained_model: Any,
+    train_metrics: Any,
+    loss_curve: Any,
+    sweep_report: Any,
+    sweep_metrics: Any,
+    sweep_summary: Any,
+    **inputs: Any,
+) -> Trained:
+    """Train the trials; the inputs are those of the component.
+
+    A step that was interrupted continues: finished trainings are in its journal, jobs are adopted.
+    InputError is raised before any training, JobError if all trials failed.
+    """
+    settings, work = Sweep.create(**sweep), folders.work_dir(work_dir)
+    number = number_of(settings)
+    own_image = {"image": job["image"]} if job.get("image", image) != image else {}
+    form = Parameters.create(source="/", recipe=settings.recipe, training=training, job=own_image)
+    configure = partial(
+        trial_config, settings, parameters=form, inputs={}, find=cache(weights_download.find)
+    )
+
+    finished = dict[int, Finished]()
+
+    def place_of(trial: Trial) -> str:
+        return task_folder(work, run_id, task_title(task_name, str(trial.number)))
+
+    def train_to_level(trial: Trial) -> Result:
+        epochs = trial.rungs[trial.level]
+        print(f"trial {trial.number} trains to epoch {epochs}: {trial.settings}", flush=True)
+        try:
+            ended = finished[trial.number] = train(
+                run_id=run_id,
+                task_name=task_name,
+                task_id=str(trial.number),
+                training=training_fields(configure(trial.settings)),
+                backend=backend,
+                job=job,
+                image=image,
+                work_dir=work_dir,
+                stop_epochs=epochs,
+                **inputs,
+            )
+            if (newest := chosen_checkpoint(ended.run_dir)) is None:
+                raise JobError(f"training ended without a checkpoint in {ended.place}")
+        except (InputError, JobError) as error:
+            print(f"trial {trial.number} failed: {error}", flush=True)
+            return Result(hours=read(place_of(trial), "").hours, ended=str(error))
+        checkpoint = ended.address(newest)
+        row = read(ended.place, checkpoint)
+        return Result(row.accuracy, checkpoint, row.hours, row.ended if row.epochs < epochs else "")
+
+    place = create_run_folder(work, run_id, task_title(task_name, ""))
+    with open_workspace(place, "sweep") as folder:
+        study = Study(folder.path / JOURNAL, settings, configure)
+        board = Leaderboard(study, number, place_of, sweep_report, sweep_summary)
+
+        def show() -> None:
+            try:
+                board.show()
+                folder.upload()
+            except StorageError as error:  # the next time may succeed, and the end uploads all
+                print(f"warning: {error}", flush=True)
+
+        with handling_all():
+            search(
+                study, train_to_level, 0 if backend == "local" else settings.parallel_trials, show
+            )
+        for name, value in board.figures().items():
+            sweep_metrics.log_metric(name, value)
+        best = board.best()
+    if best.number not in finished:  # an earlier process trained it
+        with followed_folder(place_of(best)) as (run_dir, refresh):
+            refresh()
+            finished[best.number] = Finished(run_dir, place_of(best), "", {"kfp_ddp": {}})
+    write_outputs(*finished[best.number], trained_model, train_metrics, loss_curve)
+    return Trained(best.checkpoint, place_of(best))

@@ -1,0 +1,216 @@
+"""The trials of a sweep in a journal: what is tried, how far each is trained, what goes on next.
+
+The journal is that of an Optuna study, with the progress of each trial in it. It is written before
+a training starts and after it ended, so that another process continues where this one was.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kfp_ddp.checks.sweep import Sweep, drawn, key_of, listed
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    import optuna
+
+TRIES = 50
+"""Proposals in a row that were tried before, after which a space has no others."""
+
+
+@dataclass
+class Trial:
+    """A trial as the journal records it."""
+
+    number: int
+    settings: dict[str, Any]
+    proposal: int = -1
+    """Number of Optuna's trial that proposed it; -1 for an explicit trial and one of a grid."""
+    rungs: list[int] = field(default_factory=list)
+    """Epochs at which it is compared with others; the last one is the end of its training."""
+    level: int = 0
+    """Number of the rung that it trains to, or reached last."""
+    accuracies: list[float] = field(default_factory=list)
+    """Accuracy at each rung that it reached."""
+    checkpoint: str = ""
+    hours: float = 0.0
+    """Hours of all ranks."""
+    ended: str = ""
+    """Why it ended before its last epoch, other than by the halving; or why it failed."""
+    failed: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains, or did when the last process ended."""
+        return not self.failed and len(self.accuracies) <= self.level
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it waits at a rung before its last one."""
+        return not (self.failed or self.ended or self.trains or self.level == len(self.rungs) - 1)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training to a rung gave; without a checkpoint it failed."""
+
+    accuracy: float = 0.0
+    checkpoint: str = ""
+    hours: float = 0.0
+    ended: str = ""
+
+
+class Study:
+    """The trials of a sweep, and the proposals of others."""
+
+    def __init__(
+        self, file: Path, sweep: Sweep, configure: Callable[[dict[str, Any]], TrainConfig]
+    ) -> None:
+        """Open a journal or create it; `configure` returns a trial's training or InputError."""
+        self.sweep, self.configure, self.listed = sweep, configure, listed(sweep)
+        self._study = _open(file)
+        records = self._study.user_attrs
+        self.trials = [Trial(**records[key]) for key in sorted(records) if key.isdecimal()]
+        self.began: float = records.get("began", 0.0)
+        if not self.began:
+            self.began = time.time()
+            self._study.set_user_attr("began", self.began)
+
+    @property
+    def spent(self) -> str:
+        """Which budget is used up; empty for none."""
+        hours, sweep = sum(trial.hours for trial in self.trials), self.sweep
+        if 0 < sweep.max_gpu_hours <= hours:
+            return f"max_gpu_hours={sweep.max_gpu_hours:g}"
+        late = 0 < sweep.max_minutes * 60 <= time.time() - self.began
+        return f"max_minutes={sweep.max_minutes:g}" if late else ""
+
+    def next(self, running: Collection[int]) -> Trial | None:
+        """Return the trial to train now, to its `level`; None if there is none at present.
+
+        First those that an earlier process started. With a budget of time promotions come next, so
+        that a trial is complete at its end; otherwise all trials reach the first rung before.
+        """
+        for started in self.trials:
+            if started.trains and started.number not in running:
+                return started
+        if self.spent:
+            return None
+        ways = (
+            [self._promote, self._propose] if self.sweep.timed else [self._propose, self._promote]
+        )
+        trial = ways[0]() or ways[1]()
+        complete = (not (t.failed or t.trains or t.can_go_on) for t in self.trials)
+        if trial is None and not running and not any(complete):
+            trial = self._promote(at_least=1)
+        return trial
+
+    def record(self, trial: Trial, result: Result) -> None:
+        """Record how the training of a trial to its rung ended."""
+        failed = not result.checkpoint
+        first = not trial.accuracies
+        trial.hours = max(trial.hours, result.hours)
+        trial.ended, trial.failed = result.ended, failed
+        if not failed:
+            trial.accuracies.append(result.accuracy)
+            trial.checkpoint = result.checkpoint
+        if trial.proposal >= 0 and first:
+            self._tell(trial.proposal, None if failed else result.accuracy)
+        self._save(trial)
+
+    def _promote(self, at_least: int = 0) -> Trial | None:
+        """Return a trial that goes on from the highest rung at which one may."""
+        factor = self.sweep.reduction_factor
+        for level in reversed(range(max((len(t.rungs) for t in self.trials), default=0))):
+            here = [t for t in self.trials if len(t.accuracies) > level]
+            here.sort(key=lambda t: -t.accuracies[level])
+            number = max(at_least, len(here) // factor if factor else 0)
+            for trial in here[:number]:
+                if trial.level == level and trial.can_go_on:
+                    trial.level += 1
+                    self._save(trial)
+                    return trial
+        return None
+
+    def _propose(self) -> Trial | None:
+        """Return a new trial; a proposal that cannot be trained is recorded as failed."""
+        while (trial := self._new()) is not None:
+            self.trials.append(trial)
+            try:
+                trial.rungs = self.sweep.rungs(self.configure(trial.settings).epochs)
+            except InputError as error:
+                self.record(trial, Result(ended=str(error)))
+                continue
+            self._save(trial)
+            return trial
+        return None
+
+    def _new(self) -> Trial | None:
+        number = len(self.trials)
+        if number < len(self.listed):
+            return Trial(number, self.listed[number])
+        if number - len(self.listed) >= self.sweep.draws:
+            return None
+        known = {key_of(trial.settings): trial for trial in self.trials}
+        for _ in range(TRIES):
+            self._study.sampler = self._sampler()
+            proposal = self._study.ask()
+            settings = drawn(proposal, self.sweep.space)
+            if (same := known.get(key_of(settings))) is None:
+                return Trial(number, settings, proposal.number)
+            self._tell(proposal.number, same.accuracies[0] if same.accuracies else None)
+        return None
+
+    def _sampler(self) -> "optuna.samplers.BaseSampler":
+        """Return the sampler of the next proposal; its seed depends on how many there were."""
+        import optuna
+
+        seed = (self.sweep.seed * 100_003 + len(self._study.get_trials(deepcopy=False))) % 2**32
+        if self.sweep.sampler != "tpe":
+            return optuna.samplers.RandomSampler(seed)
+        first = max(4, min(10, self.sweep.draws // 3))
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=first, constant_liar=True)
+
+    def _tell(self, proposal: int, accuracy: float | None) -> None:
+        import optuna
+
+        state = optuna.trial.TrialState.FAIL if accuracy is None else None
+        self._study.tell(proposal, accuracy, state=state, skip_if_finished=True)
+
+    def _save(self, trial: Trial) -> None:
+        self._study.set_user_attr(f"{trial.number:06}", dataclasses.asdict(trial))
+
+
+def _open(file: Path) -> "optuna.Study":
+    """Open the study of a journal; a line that a killed process did not complete is removed."""
+    try:
+        import optuna
+        from optuna.storages import journal
+    except ImportError as error:
+        raise InputError(
+            f"a sweep needs the package {error.name}, which is not installed: pip install "
+            "'kfp-ddp[sweep]', or use our launcher image"
+        ) from None
+
+    class NoLock(journal.JournalFileOpenLock):
+        """One process writes, and a killed one would leave its lock."""
+
+        def acquire(self) -> bool:
+            return True
+
+        def release(self) -> None:
+            pass
+
+    if file.exists():
+        content = file.read_bytes()
+        os.truncate(file, content.rfind(b"\n") + 1)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = journal.JournalStorage(journal.JournalFileBackend(str(file), NoLock(str(file))))
+    return optuna.create_study(
+        storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
+    )

@@ -1,0 +1,208 @@
+"""What a sweep tries, how far it trains each trial, and what it remembers when it is killed."""
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kfp_ddp.checks.sweep import Sweep
+from kfp_ddp.core.errors import JobError
+from kfp_ddp.runs.train.outputs import _figures
+from kfp_ddp.sweep.leaderboard import Leaderboard
+from kfp_ddp.sweep.scheduler import search
+from kfp_ddp.sweep.study import Result, Study, Trial
+from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.state.manifest import Manifest
+
+RATES = [round(0.01 * (number + 1), 2) for number in range(16)]
+RANGE = {"learning_rate": {"min": 0.001, "max": 1.0, "log": True}}
+
+
+def configure(settings: dict[str, Any]) -> TrainConfig:
+    return TrainConfig.create(**{"epochs": 9, "data": "/d", "output_dir": "/o", **settings})
+
+
+class Trainer:
+    """Counts the epochs of each trial; the accuracy rises by epoch, and with the learning rate."""
+
+    def __init__(self, killed_after: int = 0) -> None:
+        self.epochs: Counter[int] = Counter()
+        self.done: list[tuple[int, int]] = []
+        self.most, self._now, self._lock = 0, 0, threading.Lock()
+        self._left = killed_after or 10_000
+
+    def __call__(self, trial: Trial) -> Result:
+        with self._lock:
+            if not self._left:
+                raise KeyboardInterrupt
+            self._left -= 1
+            self._now += 1
+            self.most = max(self.most, self._now)
+        epochs = trial.rungs[trial.level]
+        self.epochs[trial.number] = epochs
+        self.done.append((trial.number, epochs))
+        rate = trial.settings["learning_rate"]
+        with self._lock:
+            self._now -= 1
+        if rate == 0.05:
+            return Result(ended="no memory")
+        return Result(min(rate, 0.5) + 0.01 * epochs, f"step-{epochs}", hours=epochs / 10)
+
+
+def played(
+    folder: Path, trainer: Trainer, at_once: int = 0, **settings: Any
+) -> tuple[Study, list[Trial]]:
+    folder.mkdir(exist_ok=True)
+    study = Study(folder / "study.jsonl", Sweep.create(**settings), configure)
+    search(study, trainer, at_once, lambda: None)
+    return study, study.trials
+
+
+GRID = {"space": {"learning_rate": RATES}, "reduction_factor": 3}
+
+
+@pytest.mark.parametrize("at_once", [0, 3])
+def test_the_best_third_goes_on_at_each_rung(tmp_path: Path, at_once: int) -> None:
+    trainer = Trainer()
+    _, trials = played(tmp_path, trainer, at_once, **GRID)
+    assert [trial.settings["learning_rate"] for trial in trials] == RATES
+    assert [trial.number for trial in trials if trial.failed] == [4]
+    by_level = Counter(trial.level for trial in trials)
+    if at_once:
+        assert trainer.most <= 3
+        assert by_level[2] >= 1
+    else:  # 15 at the first rung
+        assert by_level == {0: 11, 1: 4, 2: 1}
+        assert [trainer.epochs[number] for number in range(16)] == [1] * 11 + [3] * 4 + [9]
+    assert trials[15].accuracies == pytest.approx([0.17, 0.19, 0.25])
+
+
+def test_trials_without_halving_a_budget_and_a_space_without_more(tmp_path: Path) -> None:
+    lists = {"learning_rate": [0.1, 0.2]}
+    both: dict[str, Any] = {"space": lists, "trials": [{"epochs": 2, "learning_rate": 0.3}]}
+    _, trials = played(tmp_path / "1", Trainer(), **both)
+    assert [trial.rungs for trial in trials] == [[2], [9], [9]]
+    for sampler in ("random", "tpe"):
+        _, trials = played(tmp_path / sampler, Trainer(), space=lists, samples=9, sampler=sampler)
+        assert sorted(trial.settings["learning_rate"] for trial in trials) == [0.1, 0.2]
+    study, trials = played(tmp_path / "2", Trainer(), space=RANGE, sampler="tpe", max_gpu_hours=4)
+    assert study.spent == "max_gpu_hours=4"
+    assert len(trials) == 5  # of 0.9 hours
+
+
+def test_with_a_budget_of_time_a_trial_is_complete_before_its_end(tmp_path: Path) -> None:
+    halved = {**GRID, "max_gpu_hours": 2.0}
+    _, trials = played(tmp_path, Trainer(), **halved)
+    assert 3 < len(trials) < 16
+    assert max(trial.level for trial in trials) == 2
+
+
+def test_a_proposal_that_cannot_be_trained_fails_alone(tmp_path: Path) -> None:
+    mixed: dict[str, Any] = {"trials": [{"learning_rate": 11}, {"learning_rate": 0.1}]}
+    _, (wrong, good) = played(tmp_path, Trainer(), **mixed)
+    assert (wrong.failed, good.failed) == (True, False)
+    assert "learning_rate" in wrong.ended
+
+
+KILLED = [GRID, {"space": RANGE, "samples": 12, "sampler": "tpe", "reduction_factor": 3}]
+
+
+@pytest.mark.parametrize("killed", range(1, 17, 3))
+@pytest.mark.parametrize("settings", KILLED, ids=["grid", "tpe"])
+def test_a_killed_sweep_continues_and_computes_nothing_twice(
+    tmp_path: Path, killed: int, settings: dict[str, Any]
+) -> None:
+    _, expected = played(tmp_path / "whole", whole := Trainer(), **settings)
+    with pytest.raises(KeyboardInterrupt):
+        played(tmp_path / "part", first := Trainer(killed), **settings)
+    journal = tmp_path / "part" / "study.jsonl"
+    with journal.open("ab") as file:
+        file.write(b'{"op_code": 2, "wor')  # the write that the kill interrupted
+    _, trials = played(tmp_path / "part", second := Trainer(), **settings)
+    assert trials == expected
+    assert first.done + second.done == whole.done
+    assert all(json.loads(line) for line in journal.read_text().splitlines())
+
+
+def training(
+    folder: Path, name: str, accuracies: list[float], loss: float = 1.0, **settings: Any
+) -> str:
+    """Write the folder of a training with ten steps and a checkpoint in each epoch."""
+    path = folder / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"output_dir": str(path), **settings}))
+    events: list[dict[str, Any]] = [{"event": "start", "steps_total": 30}]
+    for epoch, accuracy in enumerate(accuracies, 1):
+        figures = {"epoch": epoch, "accuracy": accuracy, "loss": loss}
+        events.append({"event": "eval", "step": 10 * epoch, **figures})
+    reason = "behind" if len(accuracies) < 3 else ""
+    events.append({"event": "end", "status": "done", "reason": reason})
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)))
+    return str(path)
+
+
+def board(folder: Path, trials: list[Trial]) -> tuple[Leaderboard, str, str]:
+    """Return the leaderboard of trials, its page and its table."""
+    page, table = (SimpleNamespace(path=str(folder / name)) for name in ("page", "table"))
+    study: Any = SimpleNamespace(trials=trials, spent="")
+    names = ["peak", "low", "same", "early", "gone"]
+    shown = Leaderboard(study, 5, lambda trial: str(folder / names[trial.number]), page, table)
+    shown.show()
+    return shown, Path(page.path).read_text(), Path(table.path).read_text()
+
+
+def test_trials_are_ranked_by_accuracy_and_then_by_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training(tmp_path, "peak", [0.9, 0.5, 0.4], learning_rate=0.4, model="a")
+    training(tmp_path, "low", [0.2, 0.3, 0.8], 0.7, learning_rate=0.1, model="a")
+    training(tmp_path, "same", [0.2, 0.3, 0.8], 0.5, learning_rate=0.2, model="a")
+    training(tmp_path, "early", [0.0], learning_rate=0.01, model="a")
+    steps = [30, 30, 30, 10]
+    trials = [
+        Trial(at, {}, checkpoint=f"x/step-{step:08}", rungs=[3]) for at, step in enumerate(steps)
+    ]
+    for trial in trials:
+        trial.accuracies.append(0.5)
+    trials[3].ended = "behind"
+    trials.append(Trial(4, {"learning_rate": 7}, failed=True, ended="rank 0: <b>no</b> memory"))
+    shown, page, table = board(tmp_path, trials)
+    assert shown.best().number == 2
+    expected = {"trials": 5, "failed": 1, "ended_early": 1, "best_accuracy": 0.8, "hours": 0}
+    assert shown.figures() == expected
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert [row[:3] for row in rows] == [
+        ["1", "0.2", "80.00%"],
+        ["2", "0.1", "80.00%"],
+        ["3", "0.4", "40.00%"],
+        ["4", "0.01", "0.00%"],
+        ["", "7", ""],
+    ]
+    assert rows[3][-1] == "behind"
+    assert "model" not in table.splitlines()[0]  # which is equal in all
+    assert "&lt;b&gt;no&lt;/b&gt; memory" in page
+    assert "learning_rate: 0.01 to 0.4" in page
+    for trial in trials:
+        trial.failed, trial.ended = True, trial.ended or "no card"
+    with pytest.raises(JobError, match="all 5 trials failed; the first: no card"):
+        shown.best()
+    assert "5 of at most 5 trials" in capsys.readouterr().out
+
+
+def test_the_accuracy_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    training(tmp_path, "peak", [0.9, 0.5, 0.4], learning_rate=0.4)
+    training(tmp_path, "low", [0.2, 0.3, 0.8], learning_rate=0.1)
+    trials = [Trial(at, {}, rungs=[3], accuracies=[0.1]) for at in range(2)]
+    trials[0].checkpoint, trials[1].checkpoint = "step-00000010", "step-00000030"
+    shown, *_ = board(tmp_path, trials)
+    assert (shown.best().number, shown.figures()["best_accuracy"]) == (0, 0.9)
+    again = {"event": "eval", "step": 10, "epoch": 1, "accuracy": 0.85, "loss": 1.0}
+    with Path(tmp_path, "peak", "metrics.jsonl").open("a") as file:  # a resume repeats that step
+        file.write(f"\n{json.dumps(again)}")
+    assert board(tmp_path, trials)[0].figures()["best_accuracy"] == 0.85
+    newest = Manifest(Path("step-00000010"), 10, "", {})
+    assert _figures(tmp_path / "peak", newest)["val_accuracy"] == 0.85
