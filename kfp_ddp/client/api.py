@@ -113,9 +113,10 @@ class Client:
         require("local")
         from kfp_ddp.local import runs
 
-        words, folder = [*settings.items()], Path(output) if output else None
-        command = runs.Command(str(source), folder, words, fresh=fresh, replace=replace)
-        return self._local(*runs.execute(command, str(pipeline), ranks))
+        words, target = [*settings.items()], Path(output) if output else None
+        command = runs.Command(str(source), target, words, fresh=fresh, replace=replace)
+        folder, summary = runs.execute(command, str(pipeline), ranks)
+        return Run(self, local_run(folder), summary)
 
     def train(
         self,
@@ -144,9 +145,10 @@ class Client:
             require("local")
             from kfp_ddp.local import runs
 
-            folder = Path(output) if output else None
-            command = runs.Command("", folder, [("backend", kind)], fresh=True)
-            return self._local(*runs.run(file, command))
+            target = Path(output) if output else None
+            command = runs.Command("", target, [("backend", kind)], fresh=True)
+            folder, summary = runs.run(file, command)
+            return Run(self, local_run(folder), summary)
 
     def runs(self, most: int = 20, experiment: str = "", state: str = "") -> "list[Run]":
         """Return the newest runs on KFP, of an experiment or in a state, such as failed."""
@@ -188,9 +190,6 @@ class Client:
         chosen = self.chosen("destination", "model_registry")
         where = models.open_models(chosen["destination"])
         return models.Model(where, name, chosen["model_registry"])
-
-    def _local(self, folder: Path, summary: dict[str, Any]) -> "Run":
-        return Run(self, local_run(folder), summary)
 
     def _pipeline(self, name: Place, uploaded: bool) -> tuple[Document, PipelineVersion | None]:
         if is_file(name := str(name)):

@@ -119,10 +119,7 @@ def watched(finder: RunFinder, run: RunInfo) -> tuple[Callable[[], RunInfo], Cal
 
 
 def follow(read: Callable[[], RunInfo], view: View, timeout: float | None = None) -> RunInfo:
-    """Show a run until it is over, and return it; `read` returns its present state.
-
-    Raise TimeoutError after `timeout` seconds.
-    """
+    """Show a run until it is over, and return it as `read` does; raise TimeoutError."""
     silent_since, began = 0.0, time.monotonic()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Pipelines of Python functions: one with @dsl.pipeline, and a job that calls a function."""
+"""The pipeline of one job that calls a Python function."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,8 +8,6 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import Images
 
 LOCAL = "local"
-
-
 FIELDS = {
     *("func", "func_args", "image", "packages_to_install", "pip_index_urls", "num_nodes"),
     *("resources_per_node", "env"),
@@ -27,9 +25,17 @@ def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -
         why = "is an argument, too" if wrong[0] in given else "is not known"
         raise InputError(f"{wrong[0]} of the trainer {why}: leave it out")
     given |= own
+    for theirs, ours in (("num_nodes", "nodes"), ("resources_per_node", "resources")):
+        if {theirs, ours} <= given.keys():
+            raise InputError(f"{theirs} and {ours} are one setting: give one of them")
+    for name in ("func_args", "resources_per_node"):
+        if not isinstance(given.get(name, {}), Mapping):
+            raise InputError(f"{name} is not a mapping, such as {{'gpu': 2}}: write one")
     if "func" not in given:
         raise InputError("there is no function to run: give func, or a trainer that has it")
-    title = getattr(given["func"], "__name__", "function").strip("_").replace("_", "-").lower()
+    title = (
+        getattr(given["func"], "__name__", "function").strip("_").replace("_", "-").lower() or "job"
+    )
     inputs = as_function(given.pop("func"), given.pop("func_args", None))
     if not given.get("packages_to_install"):
         given.pop("pip_index_urls", None)  # which the SDK always sets
@@ -45,7 +51,7 @@ def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -
 
 def _resource(item: tuple[str, Any]) -> tuple[str, str]:
     """Return a resource as Kubernetes names it, of gpu, mig-1g.5gb and so on."""
-    name = item[0].lower()
+    name = str(item[0]).lower()
     nvidia = name == "gpu" or name.startswith("mig-")
     return f"nvidia.com/{name}" if nvidia else name, str(item[1])
 
@@ -56,6 +62,7 @@ def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: P
 
     from kfp_ddp.components.job.component import job
     from kfp_ddp.jobs.engine import specification
+    from kfp_ddp.pipelines.compiled import write
 
     names = {"run_id": "JOB_ID", "task_name": "TASK_NAME", "task_id": "TASK_ID"}
     ids = {name: getattr(dsl, f"PIPELINE_{one}_PLACEHOLDER") for name, one in names.items()}
@@ -68,15 +75,4 @@ def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: P
     def function(backend: str = kind) -> None:
         job(**ids, **inputs, kind=backend)
 
-    return compiled(dsl.pipeline(function, name=title), images, folder)
-
-
-def compiled(pipeline: Any, images: Images, folder: Path) -> Path:
-    """Compile a function with @dsl.pipeline to a file; raise InputError for anything else."""
-    from kfp.dsl.graph_component import GraphComponent
-
-    from kfp_ddp.pipelines.compiled import write
-
-    if not isinstance(pipeline, GraphComponent):
-        raise InputError(f"{pipeline!r} is not a pipeline: decorate a function by @dsl.pipeline")
-    return write({pipeline.name: pipeline}, folder, images)[0]
+    return write({title: dsl.pipeline(function, name=title)}, folder, images)[0]

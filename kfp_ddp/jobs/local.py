@@ -204,10 +204,7 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
 
 
 def run_script(spec: JobFields, run_dir: Path) -> None:
-    """Run the script of a job: one node after another has its ranks on this machine.
-
-    InputError for what a machine cannot run; JobError has the rank that failed and its exception.
-    """
+    """Run the script of a job, with the ranks of all nodes on this machine; raise JobError."""
     if not spec.script or spec.code:
         raise InputError("kind=local runs a script alone, as of as_function: use another kind")
     if missing := [pin for pin in spec.packages_to_install if not is_installed(pin)]:

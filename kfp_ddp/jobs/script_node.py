@@ -1,7 +1,4 @@
-"""`python -m kfp_ddp.jobs.script_node [torchrun flags] -- --output-dir FOLDER FILE ARGUMENTS`.
-
-The ranks of a Python file on this machine; with `--rank FILE ARGUMENTS` it is one of them.
-"""
+"""The ranks of a script: [torchrun flags] -- --output-dir FOLDER FILE ARGUMENTS; or one, --rank."""
 
 import sys
 from collections.abc import Sequence
