@@ -135,7 +135,7 @@ def connection(flags: Mapping[str, Any]) -> Connection:
 
 
 def checked(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a program, which has their types from nobody; raise InputError."""
+    """Return the settings that a program gives; raise InputError for a wrong name or type."""
     return {name: _checked(name, one, "Client") for name, one in flags.items() if one is not None}
 
 
