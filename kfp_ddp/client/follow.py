@@ -238,7 +238,7 @@ def to_html(finder: RunFinder, run: RunInfo) -> str:
     from kfp_ddp.report.render import render
     from kfp_ddp.report.training import training_curves
 
-    terminal = Console(record=True, file=io.StringIO(), width=110)
+    terminal = Console(record=True, file=io.StringIO(), width=110, force_jupyter=False)
     terminal.print(tree(run, watched(finder, run)[1]))
     steps = terminal.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
     parts = [Markup(steps)]  # noqa: S704  rich has escaped the names

@@ -32,7 +32,7 @@ def render(template: str, **values: Any) -> Markup:
 def framed(page: str) -> str:
     """Return a page for a notebook, whose styles neither meet those of the page nor run scripts."""
     style = "width:100%;height:440px;border:0"
-    return f'<iframe sandbox="" srcdoc="{escape(page)}" style="{style}"></iframe>'
+    return f'<iframe sandbox="" srcdoc="{escape(str(page))}" style="{style}"></iframe>'
 
 
 def points(gain: float) -> str:

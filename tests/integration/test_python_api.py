@@ -1,6 +1,7 @@
 """`kfp_ddp.Client`: the same requests as the commands, typed results, functions as jobs."""
 
 import base64
+import html
 import json
 import runpy
 import subprocess
@@ -103,7 +104,8 @@ def test_a_run_is_followed_cancelled_and_retried(
     assert found.describe(files=False).step == "train"
     shown = found._repr_html_()
     assert "data-sync" in shown
-    assert "<b>" not in shown
+    assert "<b>" not in html.unescape(shown)
+    assert shown.count('"') == 6  # of three attributes: the page is escaped
     assert found.retry().status == "RUNNING"
     with client, pytest.raises(InputError, match="no run"):
         client.get_run("other")
