@@ -29,8 +29,8 @@ from kfp_ddp.training.watch import PARENT
 
 NODE = "kfp_ddp.training.node"
 """The module that launches the ranks of this machine."""
-EVALUATION, SCRIPT = "kfp_ddp.evaluation.node", "kfp_ddp.jobs.script_node"
-"""The same for ranks that evaluate, and for those of a user's script."""
+EVALUATION = "kfp_ddp.evaluation.node"
+"""The same for ranks that evaluate."""
 
 
 class _Process(NamedTuple):
@@ -113,6 +113,8 @@ def send(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
+SCRIPT = "kfp_ddp.jobs.script_node"
+"""The same for the ranks of a user's script."""
 PROGRESS_SECONDS = 5.0
 # The launcher gives its ranks 90 s to save and exit after a SIGTERM.
 GRACE_SECONDS = 100.0
