@@ -2,6 +2,10 @@
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kfp_ddp.client.api import Client as Client
 
 __version__ = "0.2.0"
 
@@ -9,3 +13,12 @@ __version__ = "0.2.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # it cannot be imported
+
+
+def __getattr__(name: str) -> Any:
+    """Import the Python API when it is used: each step imports this module."""
+    if name != "Client":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kfp_ddp.client.api import Client
+
+    return Client

@@ -62,6 +62,15 @@ def is_file(word: str) -> bool:
     return word.endswith(SUFFIXES) and "://" not in word
 
 
+def program_of(source: str | Path, pipeline: Any) -> tuple[str, Any]:
+    """Return source and pipeline; the source may be a compiled pipeline."""
+    if not is_file(source := str(source)):
+        return source, pipeline
+    if pipeline:
+        raise InputError(f"{source} and --pipeline are two pipelines: give one of them")
+    return "", source
+
+
 def read(file: Path) -> Document:
     """Return the pipeline in a file; raises InputError if there is none."""
     try:

@@ -31,6 +31,10 @@ KINDS: dict[str, tuple[type, str]] = {
 """Python type and description by KFP's name of a parameter type."""
 
 
+Word = str | tuple[str, Any]
+"""A setting: the text key=value, or a key and its value."""
+
+
 class FormField(NamedTuple):
     """A parameter of the pipeline, and a setting in it if it is a mapping."""
 
@@ -52,16 +56,16 @@ class Form:
         self._models = MODELS if ours else ()
 
     def read(
-        self, file: Path | None, words: Iterable[str], old: Mapping[str, Any] | None = None
+        self, file: Path | None, words: Iterable[Word], old: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return arguments of a YAML file, overridden by `key=value` words; raise InputError.
+        """Return arguments of a YAML file, overridden by words; raise InputError.
 
         A key is a parameter of the pipeline, or a setting of one of its mappings: epochs, or
         training.cache_gb, or cache_gb if only one mapping has it. Such a setting is added to the
         mapping of the arguments `old`, or to the default. A mapping replaces it, as in KFP's API.
         """
         settings = _read_file(file) if file else []
-        settings += map(self._parse_word, words)
+        settings += [self._parse_word(w) if isinstance(w, str) else w for w in words]
         arguments = self.check(settings)
         if "training" in self.subjects:
             arguments = _with_file_contents(arguments)

@@ -7,6 +7,7 @@ import runpy
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def run(config: TrainConfig) -> bool:
         saving.begin(config, launches)
     with tempfile.TemporaryDirectory(prefix="kfp-ddp-script-") as inputs:
         _write_inputs(Path(inputs), config, splits)
-        if not _call(Path(inputs), config):
+        if not call(f"{inputs}/script.py", shlex.split(config.script_args)):
             return False
     if first:
         _finish(config, folder, splits)
@@ -94,9 +95,9 @@ def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
     )
 
 
-def _call(inputs: Path, config: TrainConfig) -> bool:
-    """Run the file with its arguments as the main program; False when it stopped on request."""
-    argv, sys.argv = sys.argv, [f"{inputs}/script.py", *shlex.split(config.script_args)]
+def call(file: str, arguments: Sequence[str]) -> bool:
+    """Run a file with its arguments as the main program; False when it stopped on request."""
+    argv, sys.argv = sys.argv, [file, *arguments]
     os.environ.pop("PYTHONSAFEPATH", None)  # programs that it starts may have modules beside them
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -31,7 +31,7 @@ def models(name: str, destination: str, as_json: bool) -> None:
 
     where = models.open_models(destination)
     if name:
-        versions = models.versions(where, name)
+        versions = models.Model(where, name).versions()
         changes = [change.model_dump() for change in history(where, name)]
         lines = [_line(version) for version in versions]
         for one in changes:
@@ -70,10 +70,10 @@ def promote(
 
     kfp-ddp promote flowers 67c0cb93 --destination gs://bucket/models
     """
-    from kfp_ddp.client import models
+    from kfp_ddp.client.models import Model, open_models
 
-    where, registry = models.open_models(destination), models.registry_at(model_registry)
-    _print_change(name, models.promote(where, name, version, instead_of, registry), as_json)
+    model = Model(open_models(destination), name, model_registry)
+    _print_change(name, model.promote(version, instead_of), as_json)
 
 
 @click.command("rollback")
@@ -87,10 +87,10 @@ def rollback(name: str, destination: str, model_registry: str, as_json: bool) ->
 
     kfp-ddp rollback flowers --destination gs://bucket/models
     """
-    from kfp_ddp.client import models
+    from kfp_ddp.client.models import Model, open_models
 
-    where, registry = models.open_models(destination), models.registry_at(model_registry)
-    _print_change(name, models.roll_back(where, name, registry), as_json)
+    model = Model(open_models(destination), name, model_registry)
+    _print_change(name, model.rollback(), as_json)
 
 
 def _print_change(name: str, change: tuple[str, str], as_json: bool) -> None:

@@ -6,27 +6,24 @@ import math
 import os
 import typing
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kfp_ddp.core import config
-from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.extras import require as require
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
+    from kfp_ddp.client.api import Client
+    from kfp_ddp.client.submission import Inputs
+    from kfp_ddp.core.config import Connection
     from kfp_ddp.core.settings import Settings
-    from kfp_ddp.pipelines.document import Document
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 SHORT = {"namespace": ["-n"]}
 SHOWN = ("host", "namespace")
-CONNECTION_OPTIONS = tuple(
-    name for name in Connection.__dataclass_fields__ if name in config.FIELDS
-)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 text_option = functools.partial(click.option, default="", show_default=False)
@@ -43,17 +40,6 @@ SETTINGS_FILE = click.option(
 AS_JSON = click.option(
     "--json", "as_json", is_flag=True, help="Print one line of JSON; other output goes to stderr."
 )
-_LOCAL = (
-    *("numpy", "PIL", "safetensors", "simplejpeg", "torch", "torchcodec", "torchvision"),
-    *("onnx", "onnxruntime", "onnxscript", "psutil"),
-)
-_MODULES = {
-    "predict": ("numpy", "PIL"),
-    "serve": ("kserve", "numpy"),
-    "local": _LOCAL,
-    "monitor": ("tensorboard",),
-    "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
-}
 
 
 def added(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -77,7 +63,7 @@ def connected(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapper(**options: Any) -> Any:
-        flags = {name: options.pop(name) for name in CONNECTION_OPTIONS}
+        flags = {name: options.pop(name) for name in config.CONNECTION}
         values = config.resolved(flags)
         theirs = [
             f"{name}: {item.value}"
@@ -86,12 +72,17 @@ def connected(command: Command) -> Command:
         ]
         if theirs:
             echo(f"{config.HERE} of this folder sets {', '.join(theirs)}", err=True)
-        chosen = {name: values[name].value for name in CONNECTION_OPTIONS}
-        reason = config.untrusted(CONNECTION_OPTIONS, flags)
-        return command(connection=Connection(**chosen, untrusted=reason), **options)
+        return command(connection=config.connection(flags), **options)
 
-    options = (_option(n, default=None, hidden=n not in SHOWN) for n in CONNECTION_OPTIONS)
+    options = (_option(n, default=None, hidden=n not in SHOWN) for n in config.CONNECTION)
     return added(*options)(wrapper)  # type: ignore[return-value]
+
+
+def opened(connection: "Connection", **settings: Any) -> "Client":
+    """Return the client of a command."""
+    from kfp_ddp.client.api import Client
+
+    return Client(connection=connection, **settings)
 
 
 def _configured(name: str) -> Any:
@@ -166,31 +157,14 @@ def is_on_command_line(name: str) -> bool:
     return source == click.core.ParameterSource.COMMANDLINE
 
 
-def inputs(
-    pipeline: "Document", options: dict[str, Any], source: str = ""
-) -> tuple[list[str], dict[str, Any]]:
-    """Return the settings of a pipeline: words that override its file, and defaults below it."""
-    flags = {
-        "source": ("SOURCE", source),
-        "gpus_per_node": ("--gpus", options.get("gpus")),
-        "destination": ("--destination", options["destination"]),
-    }
-    keys = [word.partition("=")[0] for word in options["words"]]
-    words, boxes = [], {}
-    for name, (flag, value) in flags.items():
-        if value in (None, ""):
-            continue
-        known, configurable = name in pipeline.parameters, name == "destination"
-        if configurable and not is_on_command_line(name):
-            if known:
-                boxes[name] = value
-            continue
-        if not known:
-            raise InputError(f"{flag} cannot be used: {pipeline.name} has no parameter {name}")
-        if name in keys and not configurable:
-            raise InputError(f"{name} cannot be set by --set: it is the argument {flag}")
-        words.append(f"{name}={value}")
-    return [*words, *options["words"]], boxes
+def inputs(options: dict[str, Any]) -> "Inputs":
+    """Return the settings of a pipeline."""
+    from kfp_ddp.client.submission import Inputs
+
+    flags = {"--gpus": ("gpus_per_node", options.get("gpus"))}
+    if "destination" in options and is_on_command_line("destination"):
+        flags["--destination"] = ("destination", options["destination"])
+    return Inputs(options["words"], options["file"], flags)
 
 
 def echo(line: object, err: bool = False) -> None:
@@ -212,13 +186,3 @@ def show(as_json: bool, document: Any, *lines: object) -> None:
     else:
         for line in lines:
             echo(line)
-
-
-def require(extra: str) -> None:
-    """Check that the packages of an extra are installed; InputError says how to install all."""
-    for module in _MODULES[extra]:
-        if find_spec(module) is None:
-            raise InputError(
-                f"this needs {module}, which is not installed: pip install 'kfp-ddp[{extra}]', "
-                f"or in a checkout pip install '.[{extra}]'"
-            )

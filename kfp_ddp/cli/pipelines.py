@@ -11,11 +11,12 @@ from kfp_ddp.cli.options import (
     configured,
     connected,
     echo,
+    opened,
     show,
     text_option,
 )
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError, KfpDdpError, writing
+from kfp_ddp.core.errors import KfpDdpError, writing
 from kfp_ddp.core.images import SETTINGS, Images
 
 COMPILED = Path("compiled")
@@ -114,26 +115,8 @@ def upload(
     kfp-ddp upload train_resnet
     kfp-ddp upload my_pipeline.yaml --name nightly
     """
-    from kfp_ddp.client import submission
-    from kfp_ddp.client.pipelines import upload
-    from kfp_ddp.client.run_info import RunFinder
-    from kfp_ddp.client.source import with_source
-    from kfp_ddp.core.settings import hint
-    from kfp_ddp.pipelines import NAMES
-    from kfp_ddp.pipelines.document import is_file, read
-
-    if is_file(pipeline):
-        document = read(Path(pipeline))
-    else:
-        built_in = submission.built_in(pipeline, Images.create(settings))
-        if built_in is None:
-            near = hint(pipeline, NAMES) or f", which are {', '.join(NAMES)}"
-            raise InputError(f"{pipeline} is not a YAML file, and not a built-in pipeline{near}")
-        document = built_in
-    submission.check_images(document, settings["registry"])
-    with RunFinder(connection) as finder:
-        document = with_source(document, finder, settings)
-        done = upload(finder.client, document, name, description)
+    with opened(connection, **settings) as client:
+        done = client.upload(pipeline, name, description)
     line = f"unchanged: {done.pipeline} already has version {done.version}"
     if done.new:
         line = f"uploaded {done.pipeline}, version {done.version}"

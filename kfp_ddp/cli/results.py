@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, require
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, opened, require
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
@@ -34,21 +34,10 @@ def compare(
 
     kfp-ddp compare last 8fa2b9a1 ./photos-model --html compared.html
     """
-    from kfp_ddp.client.comparison import compare, to_html
-    from kfp_ddp.client.run_info import RunFinder, read_trainings
+    from kfp_ddp.client.comparison import to_html
 
-    with RunFinder(connection) as finder, tempfile.TemporaryDirectory() as scratch:
-        infos = [finder.find(word) for word in runs]
-        rows = [
-            (info, read_trainings(info.files(), Path(scratch, str(number))))
-            for number, info in enumerate(infos)
-        ]
-    for info, trainings in rows:
-        if not trainings:
-            raise InputError(
-                f"{info.name} has no training to compare: see kfp-ddp describe {info.word}"
-            )
-    compared = compare(rows)
+    with opened(connection) as client:
+        compared = client.compare(*runs)
     if html is not None:
         with writing(html):
             html.write_text(to_html(compared), encoding="utf-8")
@@ -110,18 +99,13 @@ def download(
 
     kfp-ddp download last --output flowers-model
     """
-    from kfp_ddp.client.download import check_output, download
-    from kfp_ddp.client.run_info import RunFinder
     from kfp_ddp.local.results import shown
 
-    with RunFinder(connection) as finder:
-        info = finder.find(run)
-        folder = output or Path(info.name.replace("/", "-").strip(".") or info.id)
-        check_output(folder)
-        files = info.files()
-        tasks = download(files, folder, checkpoint=checkpoint)
-        if files.note:
-            echo(f"warning: {files.note}", err=True)
+    with opened(connection) as client:
+        info = client.get_run(run)
+        folder, tasks, note = info.download(output or "", checkpoint)
+        if note:
+            echo(f"warning: {note}", err=True)
     if as_json:
         rows = [task._asdict() for task in tasks]
         echo_json({"run_id": info.id, "output": str(folder), "tasks": rows})

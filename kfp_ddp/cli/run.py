@@ -1,6 +1,5 @@
 """`kfp-ddp run` and `demo`: train on images, or run any pipeline, here or on KFP."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from kfp_ddp.cli.options import (
     echo,
     echo_json,
     inputs,
+    opened,
     require,
     show,
     text_option,
 )
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import SETTINGS, Images
+from kfp_ddp.core.images import SETTINGS
 
 RUN_SETTINGS = ("experiment", "pipeline_root", "service_account")
 SHORTCUTS = ("model", "epochs", "batch_size")
@@ -127,15 +127,10 @@ def run(connection: Connection, source: str, local: bool, **options: Any) -> Non
         flag = f"--{invalid[0].replace('_', '-')}"
         where = "for a run on KFP: leave it out with --local" if local else "for a run with --local"
         raise InputError(f"{flag} is {where}")
-    from kfp_ddp.pipelines.document import is_file
-
-    file = Path(source) if is_file(source) else None
-    if file and options["pipeline"]:
-        raise InputError(f"{source} and --pipeline are two pipelines: give one of them")
     if local:
-        _run_locally("" if file else source, file, options)
+        _run_locally(source, options)
     else:
-        _run_on_kfp(connection, "" if file else source, file, options)
+        _run_on_kfp(connection, source, options)
 
 
 @click.command("demo")
@@ -163,71 +158,40 @@ def demo(output: Path, ranks: int, epochs: int | None, as_json: bool) -> None:
         echo("  with your images, a folder for each class: kfp-ddp run ./photos --local")
 
 
-def _run_locally(source: str, file: Path | None, options: dict[str, Any]) -> None:
+def _run_locally(source: str, options: dict[str, Any]) -> None:
     require("local")
     from kfp_ddp.local import runs
     from kfp_ddp.local.results import run_and_print
-    from kfp_ddp.pipelines import NAMES
-    from kfp_ddp.pipelines.form import COMPILED
 
-    name = options["pipeline"].replace("-", "_") or "train_resnet"
-    if name not in NAMES:
-        raise InputError(f"with --local, --pipeline is one of {', '.join(NAMES)}")
-    ours = file is None and name == "train_resnet"
-    for option in ("ranks", "check"):
-        if options[option] and not ours:
-            raise InputError(f"--{option} is for train_resnet: leave it out")
-    if options["replace"] and not options["output"]:
-        raise InputError("--replace is for --output: without it each run has its own folder")
     fields = runs.Command._fields[1:]
     command = runs.Command(source, **{option: options[option] for option in fields})
-
-    def begin() -> tuple[Path, dict[str, Any]]:
-        if ours:
-            return runs.train(command, options["ranks"] or 0)
-        return runs.run(file or COMPILED / f"{name}.yaml", command)
-
-    run_and_print(begin, options["as_json"])
+    run_and_print(
+        lambda: runs.execute(command, options["pipeline"], options["ranks"] or 0),
+        options["as_json"],
+    )
 
 
-def _run_on_kfp(
-    connection: Connection, source: str, file: Path | None, options: dict[str, Any]
-) -> None:
+def _run_on_kfp(connection: Connection, source: str, options: dict[str, Any]) -> None:
     import yaml
 
-    from kfp_ddp.client import submission
     from kfp_ddp.client.follow import check_success, until_over
-    from kfp_ddp.client.run_info import RunFinder, info_of
-    from kfp_ddp.client.source import with_source
-    from kfp_ddp.pipelines.document import read
 
     as_json, waits = options["as_json"], options["follow"] or options["wait"]
-    with RunFinder(connection) as finder:
-        images = Images.create(options)
-        name, version = options["pipeline"] or "train_resnet", None
-        pipeline = read(file) if file else submission.built_in(name, images)
-        if pipeline is None:
-            pipeline, version = submission.uploaded(finder.client, options["pipeline"])
-        words, boxes = inputs(pipeline, options, source)
-        arguments = submission.arguments(pipeline, options["file"], words, boxes)
-        submission.check_images(pipeline, options["registry"])  # last: `--local` needs none
-        submission.check_secrets({one: options[one] for one in ("name", *RUN_SETTINGS)})
-        name = options["name"] or submission.default_name(pipeline, arguments)
-        settings = {setting: options[setting] for setting in RUN_SETTINGS}
-        request = submission.Submission(pipeline, version, name, arguments=arguments, **settings)
+    settings = {name: options[name] for name in (*RUN_SETTINGS, "destination", *SETTINGS)}
+    with opened(connection, **settings) as client:
+        pipeline, name = options["pipeline"], options["name"]
+        request = client.plan(source, pipeline, name, inputs(options))
         if options["dry_run"]:
             preview = request.preview()
             text = yaml.safe_dump(preview, sort_keys=False, allow_unicode=True)
             show(as_json, preview, *text.splitlines())
             return
-        if version is None:
-            request = dataclasses.replace(request, pipeline=with_source(pipeline, finder, options))
-        run = info_of(request.send(finder.client), connection)
-        if finder.client.new_experiment not in ("", "Default"):
-            echo(f"the experiment {finder.client.new_experiment} is new", err=True)
-        echo(f"started {name}: {run.page or run.id}", err=as_json)
+        run = client.send(request).info
+        if client.finder.client.new_experiment not in ("", "Default"):
+            echo(f"the experiment {client.finder.client.new_experiment} is new", err=True)
+        echo(f"started {request.name}: {run.page or run.id}", err=as_json)
         if waits:
-            run = until_over(finder, run, options["wait"], as_json)
+            run = until_over(client.finder, run, options["wait"], as_json)
         elif not as_json:
             echo(f"progress: kfp-ddp status {run.word} --follow")
         if as_json:

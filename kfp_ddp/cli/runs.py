@@ -1,16 +1,12 @@
 """`kfp-ddp runs`, `status`, `logs`, `describe`, `cancel` and `retry`: runs and their steps."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, show, text_option
-from kfp_ddp.client.connection import open_client
-from kfp_ddp.client.runs import RETRYABLE
+from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, opened, show, text_option
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
@@ -28,11 +24,8 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 
     kfp-ddp runs --state failed
     """
-    from kfp_ddp.client.run_info import info_of
-    from kfp_ddp.client.runs import list_runs
-
-    with open_client(connection) as client:
-        rows = [info_of(run, connection) for run in list_runs(client, most, experiment, state)]
+    with opened(connection) as client:
+        rows = [run.info for run in client.runs(most, experiment, state)]
     if as_json:
         echo_json([run.document() for run in rows])
         return
@@ -77,11 +70,10 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
     kfp-ddp status last --follow
     """
     from kfp_ddp.client.follow import check_success, console, tree, until_over, watched
-    from kfp_ddp.client.run_info import RunFinder
     from kfp_ddp.client.steps import OVER, documents
 
-    with RunFinder(connection) as finder:
-        info = finder.find(run)
+    with opened(connection) as client:
+        finder, info = client.finder, client.get_run(run).info
         if watch:
             info = until_over(finder, info, to_stderr=as_json)
         _, progress = watched(finder, info)
@@ -106,19 +98,12 @@ def cancel(connection: Connection, run: str, wait: bool, as_json: bool) -> None:
     RUN is an id or the start of one, a name, or last.
     """
     from kfp_ddp.client.follow import until_over
-    from kfp_ddp.client.run_info import RunFinder, info_of
-    from kfp_ddp.client.steps import OVER
 
-    with RunFinder(connection) as finder:
-        current = finder.find_on_server(run)
-        client = finder.client
-        if current.state in OVER:
-            raise InputError(f"{current.display_name} is already over ({current.state})")
-        client.terminate_run(current.run_id)
-        echo(f"cancelling {current.display_name}", err=as_json)
-        info = info_of(client.get_run(current.run_id), connection)
+    with opened(connection) as client:
+        info = client.get_run(run).cancel().info
+        echo(f"cancelling {info.name}", err=as_json)
         if wait:
-            info = until_over(finder, info, silent=True)
+            info = until_over(client.finder, info, silent=True)
             echo("it is over", err=as_json)
     if as_json:
         echo_json(info.document())
@@ -140,21 +125,12 @@ def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None
     RUN is an id or the start of one, a name, or last.
     """
     from kfp_ddp.client.follow import check_success, until_over
-    from kfp_ddp.client.run_info import RunFinder, info_of
 
-    with RunFinder(connection) as finder:
-        current = finder.find_on_server(run)
-        client = finder.client
-        if current.state not in RETRYABLE:
-            raise InputError(
-                f"{current.display_name} is {current.state}: only a run that failed or was "
-                "cancelled can be retried"
-            )
-        client.run_service.run_service_retry_run(current.run_id)
-        info = info_of(client.get_run(current.run_id), connection)
+    with opened(connection) as client:
+        info = client.get_run(run).retry().info
         echo(f"{info.name} resumes: {info.page or info.id}", err=as_json)
         if follow:
-            info = until_over(finder, info, to_stderr=as_json)
+            info = until_over(client.finder, info, to_stderr=as_json)
     if as_json:
         echo_json(info.document())
     if follow:
@@ -185,11 +161,8 @@ def describe(run: str, files: bool, as_json: bool, connection: Connection) -> No
 
     kfp-ddp describe last
     """
-    from kfp_ddp.client.description import describe
-    from kfp_ddp.client.run_info import RunFinder
-
-    with RunFinder(connection) as finder:
-        description = describe(finder.find(run), finder.api, files)
+    with opened(connection) as client:
+        description = client.get_run(run).describe(files)
     show(as_json, description.document(), *_description_lines(description))
 
 
@@ -210,19 +183,9 @@ def logs(run: str, step: str, follow: bool, every: bool, connection: Connection)
 
     kfp-ddp logs last train -f
     """
-    from kfp_ddp.client import logs
-    from kfp_ddp.client.run_info import RunFinder
-    from kfp_ddp.client.steps import OVER
-
-    with RunFinder(connection) as finder:
-        info = finder.find(run)
-        steps = logs.select_steps(info, step)
-        over = info.folder is not None or all(leaf.step.state in OVER for leaf in steps)
-        if over or not follow:
-            logs.print_logs(info, steps, finder.api, len(steps) > 1, every, all_of_them=True)
-            return
-        again = partial(finder.find, info.id)
-        logs.follow(info, step, finder.api, again, len(steps) > 1, every)
+    with opened(connection) as client:
+        for line in client.get_run(run).logs(step, follow, every):
+            print(line, flush=follow)
 
 
 def _description_lines(description: "Description") -> Iterator[str]:

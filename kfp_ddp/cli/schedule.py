@@ -1,9 +1,6 @@
 """`kfp-ddp schedule`: recurring runs."""
 
-import dataclasses
-from datetime import UTC, datetime
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,21 +15,14 @@ from kfp_ddp.cli.options import (
     echo_json,
     inputs,
     is_on_command_line,
+    opened,
     show,
 )
-from kfp_ddp.client import cron, schedules
-from kfp_ddp.client.connection import open_client
-from kfp_ddp.core.config import Connection, chosen
-from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.images import PUBLIC
-
-if TYPE_CHECKING:
-    from kfp_server_api import V2beta1RecurringRun
-
-    from kfp_ddp.client.compat import Client
+from kfp_ddp.client import schedules
+from kfp_ddp.core.config import Connection
 
 RUN_SETTINGS = ("pipeline_root", "service_account")
-NEVER = "never"
+TIMES = ("cron", "pipeline", "latest", "start", "end", "catchup", "max_concurrency")
 TIMING = added(
     click.option("--cron", help="Minute, hour, day, month, weekday, such as '0 3 * * *'."),
     click.option("--pipeline", help="Uploaded pipeline, as NAME or NAME@VERSION."),
@@ -44,7 +34,7 @@ TIMING = added(
     SET,
     SETTINGS_FILE,
     click.option("--start", help="No runs before this time, such as 2027-01-31T03:00."),
-    click.option("--end", help=f"No runs after this time; {NEVER}: without end."),
+    click.option("--end", help="No runs after this time; never: without end."),
     click.option(
         "--catchup/--no-catchup",
         default=None,
@@ -82,36 +72,16 @@ def create(connection: Connection, name: str, paused: bool, as_json: bool, **opt
     By default it always runs the current version (--pinned), one run at a time, and one for all
     times that it missed (--no-catchup).
     """
-    from kfp_ddp.client import scheduling, submission
-
-    for required in ("cron", "pipeline"):
-        if not options[required]:
-            raise InputError(f"--{required} is missing: a schedule needs a time and a pipeline")
-    settings = _settings(options)
-    submission.check_secrets({"name": name, "experiment": options["experiment"], **settings})
-    with open_client(connection) as client:
-        pipeline, version = submission.uploaded(client, options["pipeline"])
-        submission.check_images(pipeline, chosen("registry")["registry"])
-        words, boxes = inputs(pipeline, options)
-        plan = schedules.SchedulePlan(
-            name=name,
-            pipeline_id=version.pipeline_id,
-            version_id="" if options["latest"] else version.version_id,
-            arguments=submission.arguments(pipeline, options["file"], words, boxes),
-            enabled=not paused,
-            **settings,
-        )
-        scheduling.check(plan, cron.zone(options["time_zone"]), datetime.now(UTC))
-        created = scheduling.create(client, plan, options["experiment"])
-        if client.new_experiment not in ("", "Default"):
-            echo(f"the experiment {client.new_experiment} is new", err=True)
-        if warning := cron.often(plan.cron):
-            echo(f"! {name} {warning}", err=True)
-        if {*PUBLIC.values()} & {*pipeline.images()}:
-            echo(
-                f"! {name} installs packages in each step: build images, and set registry", err=True
-            )
-        _print(client, created, options["time_zone"], as_json)
+    configured_ = ("experiment", "destination", "time_zone", *RUN_SETTINGS)
+    with opened(connection, **{one: options[one] for one in configured_}) as client:
+        timing = {one: options[one] for one in TIMES}
+        given = inputs(options)
+        content = client.schedules.create(name, paused=paused, inputs=given, **timing)
+        if client.finder.client.new_experiment not in ("", "Default"):
+            echo(f"the experiment {client.finder.client.new_experiment} is new", err=True)
+        for note in content.pop("notes"):
+            echo(f"! {name} {note}", err=True)
+        _print(content, as_json)
 
 
 @command.command("replace")
@@ -128,44 +98,18 @@ def replace(
     created first, and the old one is paused. It is deleted when it has no active run, else by the
     next `replace`, or by `delete`. The two are never enabled at the same time.
     """
-    from kfp_ddp.client import scheduling, submission
-
-    settings = _settings(options)
-    for name in RUN_SETTINGS:  # a configured default is not a change
-        if not is_on_command_line(name):
-            settings.pop(name, None)
-    with open_client(connection) as client:
-        old = schedules.find(client, schedule)
-        scheduling.check_state(client, old, schedule)
-        before = schedules.plan_of(old, datetime.now(UTC))
-        if not (before.cron or options["cron"]):
-            raise InputError(f"{before.name} has no valid cron to copy: give --cron")
-        name, latest = options["pipeline"] or "", options["latest"]
-        if latest is None:
-            latest = not before.version_id and "@" not in name
-        if not name:
-            unpinned = options["latest"] is not None
-            plan = dataclasses.replace(before, version_id="") if unpinned else before
-            name = schedules.version_of(client, plan)
-        pipeline, version = submission.uploaded(client, name)
-        plan = dataclasses.replace(
-            before,
-            pipeline_id=version.pipeline_id,
-            version_id="" if latest else version.version_id,
-            arguments=scheduling.changed(
-                pipeline, before.arguments, options["file"], options["words"], unset
-            ),
-            **settings,
-        )
-        scheduling.check(plan, cron.zone(options["time_zone"]), datetime.now(UTC))
-        new, remaining = scheduling.replace_by(client, old, plan)
-        for one in remaining:
+    timing = {one: options[one] for one in TIMES}
+    # A configured default is not a change.
+    timing |= {one: options[one] for one in RUN_SETTINGS if is_on_command_line(one)}
+    with opened(connection, time_zone=options["time_zone"]) as client:
+        content = client.schedules.replace(schedule, unset=unset, inputs=inputs(options), **timing)
+        for one in content.pop("remaining"):
             echo(
-                f"the old schedule ({one.recurring_run_id[:8]}) is paused and remains until its "
-                f"run is over: kfp-ddp schedule delete {one.recurring_run_id[:8]} --wait",
+                f"the old schedule ({one[:8]}) is paused and remains until its "
+                f"run is over: kfp-ddp schedule delete {one[:8]} --wait",
                 err=True,
             )
-        _print(client, new, options["time_zone"], as_json)
+        _print(content, as_json)
 
 
 @command.command("list")
@@ -174,10 +118,8 @@ def replace(
 @connected
 def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
     """List the schedules, the newest first."""
-    with open_client(connection) as client:
-        names: dict[tuple[str, str], str] = {}
-        every = schedules.list_all(client)
-        rows = [schedules.document(client, one, time_zone, names) for one in every]
+    with opened(connection, time_zone=time_zone) as client:
+        rows = client.schedules.all()
     if as_json:
         echo_json(rows)
         return
@@ -203,13 +145,8 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
 @connected
 def show_(connection: Connection, schedule: str, time_zone: str, as_json: bool) -> None:
     """Show SCHEDULE, a name or id: its cron as text, its next times, its last runs."""
-    from kfp_ddp.client.run_info import info_of
-
-    with open_client(connection) as client:
-        current = schedules.find(client, schedule)
-        last = islice(schedules.runs_of(client, current), 5)
-        documents = [info_of(run, connection).document() for run in last]
-        _print(client, current, time_zone, as_json, runs=documents)
+    with opened(connection, time_zone=time_zone) as client:
+        _print(client.schedules.get(schedule), as_json)
 
 
 @command.command("pause")
@@ -218,7 +155,8 @@ def show_(connection: Connection, schedule: str, time_zone: str, as_json: bool) 
 @connected
 def pause(connection: Connection, schedule: str, as_json: bool) -> None:
     """Pause SCHEDULE until `resume`; active runs continue."""
-    _switch(connection, schedule, "disable_recurring_run", as_json)
+    with opened(connection) as client:
+        _print(client.schedules.pause(schedule), as_json)
 
 
 @command.command("resume")
@@ -227,7 +165,8 @@ def pause(connection: Connection, schedule: str, as_json: bool) -> None:
 @connected
 def resume(connection: Connection, schedule: str, as_json: bool) -> None:
     """Resume the paused SCHEDULE."""
-    _switch(connection, schedule, "enable_recurring_run", as_json)
+    with opened(connection) as client:
+        _print(client.schedules.resume(schedule), as_json)
 
 
 @command.command("run-now")
@@ -236,12 +175,8 @@ def resume(connection: Connection, schedule: str, as_json: bool) -> None:
 @connected
 def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
     """Start an additional run of SCHEDULE now; the schedule does not change."""
-    from kfp_ddp.client import scheduling
-    from kfp_ddp.client.run_info import info_of
-
-    with open_client(connection) as client:
-        run = scheduling.start_now(client, schedules.find(client, schedule))
-    info = info_of(run, connection)
+    with opened(connection) as client:
+        info = client.schedules.run_now(schedule).info
     started = f"started {info.name}: {info.page or info.id}"
     show(as_json, info.document(), started, f"progress: kfp-ddp status {info.word} --follow")
 
@@ -254,47 +189,12 @@ def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
 @connected
 def delete(connection: Connection, schedule: str, wait: bool, force: bool, as_json: bool) -> None:
     """Delete SCHEDULE; refused while a run of it is active, since KFP would end that run."""
-    from kfp_ddp.client import scheduling
-
-    if wait and force:
-        raise InputError("--wait and --force exclude each other: give one of them")
-    with open_client(connection) as client:
-        current = schedules.find(client, schedule)
-        scheduling.delete(client, current, wait, force)
-    name, identity = current.display_name, current.recurring_run_id
-    show(as_json, {"deleted": identity, "name": name}, f"deleted {name} ({identity[:8]})")
+    with opened(connection) as client:
+        done = client.schedules.delete(schedule, wait, force)
+    show(as_json, done, f"deleted {done['name']} ({done['deleted'][:8]})")
 
 
-def _switch(connection: Connection, word: str, method: str, as_json: bool) -> None:
-    with open_client(connection) as client:
-        schedule = schedules.find(client, word)
-        getattr(client, method)(schedule.recurring_run_id)
-        schedule = client.get_recurring_run(schedule.recurring_run_id)
-        _print(client, schedule, str(chosen("time_zone")["time_zone"]), as_json)
-
-
-def _settings(options: dict[str, Any]) -> dict[str, Any]:
-    from kfp_ddp.client.scheduling import moment
-
-    if options["latest"] and "@" in (options["pipeline"] or ""):
-        raise InputError(
-            f"--latest and the version of {options['pipeline']} exclude each other: "
-            "leave one of them out"
-        )
-    zone = cron.zone(options["time_zone"])
-    names = ("cron", "start", "end", "catchup", "max_concurrency", *RUN_SETTINGS)
-    fields = {name: options[name] for name in names if options[name] not in (None, "")}
-    for name in {"start", "end"} & fields.keys():
-        fields[name] = None if fields[name] == NEVER else moment(fields[name], zone, name)
-    if "cron" in fields:
-        fields["cron"] = cron.six_fields(fields["cron"])
-    return fields
-
-
-def _print(
-    client: "Client", schedule: "V2beta1RecurringRun", zone: str, as_json: bool, **more: Any
-) -> None:
-    content = {**schedules.document(client, schedule, zone, {}), **more}
+def _print(content: dict[str, Any], as_json: bool) -> None:
     title = f"{content['name']} ({content['id'][:8]}) is {content['state']}"
     rows = (f"  {label:14}{text}" for label, text in schedules.rows(content))
     show(as_json, content, title, *rows)

@@ -36,6 +36,14 @@ class Downloaded(NamedTuple):
     checkpoint: Path | None
 
 
+class Results(NamedTuple):
+    """What was downloaded of a run, and what its files lack."""
+
+    folder: Path
+    tasks: list[Downloaded]
+    note: str
+
+
 def find_uploaded(
     run_id: str, parameters: Mapping[str, Any], task: str = "uploaded"
 ) -> RunFiles | None:

@@ -1,25 +1,30 @@
 """Follow a run until its end: its steps as a tree, and the progress of its training."""
 
+import contextlib
+import io
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from kfp_ddp.client import pods
-from kfp_ddp.client.run_info import UNFINISHED, RunFinder, RunInfo, local_run
+from kfp_ddp.client.run_info import UNFINISHED, RunFinder, RunInfo, local_run, read_trainings
 from kfp_ddp.client.steps import OVER, Step, leaves
 from kfp_ddp.core.errors import (
     InputError,
     JobError,
+    KfpDdpError,
     RunCancelledError,
     ServerError,
     StorageError,
 )
+from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.text import printable
 from kfp_ddp.jobs.identity import KFP_RUN
 from kfp_ddp.jobs.progress import clock
@@ -113,9 +118,9 @@ def watched(finder: RunFinder, run: RunInfo) -> tuple[Callable[[], RunInfo], Cal
     return lambda: local_run(folder), lambda one: bar.line(width) if one.name == "train" else ""
 
 
-def follow(read: Callable[[], RunInfo], view: View) -> RunInfo:
-    """Show a run until it is over, and return it; `read` returns its present state."""
-    silent_since = 0.0
+def follow(read: Callable[[], RunInfo], view: View, timeout: float | None = None) -> RunInfo:
+    """Show a run until it is over, and return it as `read` does; raise TimeoutError."""
+    silent_since, began = 0.0, time.monotonic()
     while True:
         try:
             run = read()
@@ -129,6 +134,8 @@ def follow(read: Callable[[], RunInfo], view: View) -> RunInfo:
         view(run)
         if run.state in (*OVER, UNFINISHED):
             return run
+        if timeout is not None and time.monotonic() - began >= timeout:
+            raise TimeoutError(f"{run.name} is {run.state} after {timeout:g} s, and continues")
         sleep(POLL_SECONDS)
 
 
@@ -181,7 +188,7 @@ def lines(write: Callable[[str], None], progress: Callable[[Step], str]) -> View
     return show
 
 
-@contextmanager
+@contextlib.contextmanager
 def live_tree(progress: Callable[[Step], str], stream: TextIO) -> Iterator[View]:
     """Yield a view that redraws a tree in place on a terminal."""
     from rich.console import Console
@@ -221,6 +228,28 @@ def _add_branches(branch: "Tree", steps: Sequence[Step], progress: Callable[[Ste
         line = printable(line or _describe(step))
         text = Text.assemble((f"{mark} ", colour), printable(f"{step.title}  "), (line, "dim"))
         _add_branches(branch.add(text), step.steps, progress)
+
+
+def to_html(finder: RunFinder, run: RunInfo) -> str:
+    """Return a page with the steps of a run, and the curves if no pod is needed to read them."""
+    from markupsafe import Markup
+    from rich.console import Console
+
+    from kfp_ddp.report.render import render
+    from kfp_ddp.report.training import training_curves
+
+    terminal = Console(record=True, file=io.StringIO(), width=110, force_jupyter=False)
+    terminal.print(tree(run, watched(finder, run)[1]))
+    steps = terminal.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+    parts = [Markup(steps)]  # noqa: S704  rich has escaped the names
+    facts = [run.page or str(run.folder or "")]
+    if run.folder or is_remote(str(run.values.get("work") or "")):
+        with contextlib.suppress(KfpDdpError), tempfile.TemporaryDirectory() as scratch:
+            for one in read_trainings(run.files(), Path(scratch)):
+                facts += [f"{one.task}: {one.progress.line()}"] if one.progress.last else []
+                parts.append(training_curves(one.events))
+    curves = Markup().join(parts)
+    return render("training.html", title=run.name, facts=facts, curves=curves, time="")
 
 
 def duration(start: datetime | None, end: datetime | None) -> str:

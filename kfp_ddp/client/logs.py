@@ -1,5 +1,7 @@
 """The logs of a run's steps: from their pods, KFP, or a local run."""
 
+import contextlib
+import queue
 import re
 import sys
 import time
@@ -72,8 +74,8 @@ def follow(
     reload: Callable[[], RunInfo],
     prefix: bool,
     every: bool,
-) -> None:
-    """Print the logs of steps as they are written, until the steps are over.
+) -> Iterator[str]:
+    """Yield the logs of steps as they are written, until the steps are over.
 
     Without the permission for pods and their logs, they are read through KFP.
     """
@@ -86,12 +88,12 @@ def follow(
     except KfpDdpError:
         if run.kfp_logs is None:
             raise
-        _follow_kfp(run, run.kfp_logs, word, reload, printer)
+        yield from _follow_kfp(run, run.kfp_logs, word, reload, printer)
         return
     labels: dict[str, str] = {}
     logs = PodLogs(api, (pods.MAIN,), printer, title=lambda pod: labels[pod["metadata"]["uid"]])
     done = [leaf for leaf in select_steps(run, word) if leaf.step.state in OVER]
-    print_logs(run, done, lambda: api, prefix, every)  # in order, since they do not run in parallel
+    yield from read(run, done, lambda: api, prefix, every)  # in order: they do not run in parallel
     printed = {leaf.label for leaf in done}
     try:
         while True:
@@ -103,18 +105,19 @@ def follow(
                     labels[uid], by_uid[uid] = leaf.label, pod
             logs.follow(by_uid)
             over = run.state in OVER or all(leaf.step.state in OVER for leaf in active)
-            if over and logs.printed:
+            over = over and logs.printed
+            yield from printer.lines(0 if over else POLL_SECONDS)
+            if over:
                 return
-            time.sleep(POLL_SECONDS)
             run = reload()
     finally:
         logs.abandon()
 
 
 def _follow_kfp(
-    run: RunInfo, kfp: KfpLogs, word: str, reload: Callable[[], RunInfo], printer: Printer
-) -> None:
-    """Print logs through KFP, one after another, and what is left when their steps are over."""
+    run: RunInfo, kfp: KfpLogs, word: str, reload: Callable[[], RunInfo], printer: "_StepPrinter"
+) -> Iterator[str]:
+    """Yield logs through KFP, one after another, and what is left when their steps are over."""
     done = set[str]()
     while True:
         for leaf in select_steps(run, word):
@@ -122,7 +125,7 @@ def _follow_kfp(
             if leaf.label in done or leaf.step.state in (*UNWRITTEN, "PENDING"):
                 continue
             try:
-                _print_new(kfp, leaf, printer)
+                yield from _new_lines(kfp, leaf, printer)
             except (StorageError, ServerError):  # not started, or cut
                 if over:
                     raise
@@ -133,41 +136,41 @@ def _follow_kfp(
         run = reload()
 
 
-def _print_new(kfp: KfpLogs, leaf: Leaf, printer: Printer) -> None:
+def _new_lines(kfp: KfpLogs, leaf: Leaf, printer: "_StepPrinter") -> Iterator[str]:
     for nodes in leaf.step.nodes:
         cursor = printer.cursors.get(nodes[-1])
         for number, line in enumerate(kfp.log(nodes, follow=True), 1):
             if not cursor or number > cursor.lines:
                 at = LogCursor(0, Stamp(0, 0), number)
                 printer.line(nodes[-1], at, f"[{leaf.label}] {line}")
+                yield from printer.lines(0)
 
 
-def print_logs(
+def read(
     run: RunInfo,
     steps: Iterable[Leaf],
     api: Callable[[], Api],
     prefix: bool,
     every: bool,
     all_of_them: bool = False,
-) -> None:
-    """Print the current logs of steps, with a warning for each unreadable one.
+) -> Iterator[str]:
+    """Yield the current logs of steps, with a warning on stderr for each unreadable one.
 
     With `all_of_them` the error is raised if no line could be read.
     """
     problems: list[KfpDdpError] = []
-    printed = False
+    any_line = False
     for leaf in steps:
         head = f"[{leaf.label}] " if prefix else ""
         try:
             for line in lines(run, leaf, api, every):
-                sys.stdout.write(f"{head}{line}\n")
-                printed = True
+                yield f"{head}{line}"
+                any_line = True
         except KfpDdpError as error:
             problems.append(error)
-    if problems and all_of_them and not printed:
+    if problems and all_of_them and not any_line:
         raise problems[0]
     for problem in problems:
-        sys.stdout.flush()
         sys.stderr.write(f"warning: {problem}\n")
 
 
@@ -194,6 +197,18 @@ class _StepPrinter(Printer):
         super().__init__()
         self._prefix, self._every = prefix, every
         self._own: dict[str, StepLines] = {}
+        self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def write(self, text: str) -> None:
+        """Queue a line, since threads write."""
+        self._queue.put(text)
+
+    def lines(self, seconds: float) -> Iterator[str]:
+        """Yield the lines that are written within this time; for 0 those that are there."""
+        end = time.monotonic() + seconds
+        with contextlib.suppress(queue.Empty):
+            while not seconds or time.monotonic() < end:
+                yield self._queue.get(timeout=max(0.0, end - time.monotonic()))
 
     def line(self, key: str, cursor: LogCursor, text: str) -> None:
         """Print a line, unless it is KFP's."""

@@ -149,6 +149,27 @@ def roll_back(where: Store, name: str, registry: Registry | None = None) -> tupl
     return _set_champion(where, name, before, now, champions.ROLLBACK, registry)
 
 
+@dataclass(frozen=True)
+class Model:
+    """A model at a destination, and the address of the registry to update."""
+
+    where: Store
+    name: str
+    registry: str = ""
+
+    def versions(self) -> list[ModelVersion]:
+        """Return its versions, the newest first; raise InputError if there are none."""
+        return versions(self.where, self.name)
+
+    def promote(self, version: str, instead_of: str = "") -> tuple[str, str]:
+        """Make a version the champion; return and raise as the function `promote`."""
+        return promote(self.where, self.name, version, instead_of, registry_at(self.registry))
+
+    def rollback(self) -> tuple[str, str]:
+        """Make the previous champion the champion again; return and raise as `promote`."""
+        return roll_back(self.where, self.name, registry_at(self.registry))
+
+
 def _set_champion(
     where: Store, name: str, version: str, now: str, by: str, registry: Registry | None
 ) -> tuple[str, str]:

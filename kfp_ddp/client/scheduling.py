@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from http import HTTPStatus
-from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
@@ -204,8 +203,7 @@ def start_now(client: "Client", schedule: "V2beta1RecurringRun") -> "V2beta1Run"
 def changed(
     pipeline: "Document",
     old: Mapping[str, Any],
-    file: Path | None,
-    words: Sequence[str],
+    inputs: submission.Inputs,
     unset: Sequence[str],
 ) -> dict[str, Any]:
     """Return the arguments of a schedule, updated setting by setting and checked."""
@@ -214,7 +212,7 @@ def changed(
             raise InputError(f"--unset {name}: the schedule does not set it{hint(name, [*old])}")
     form = Form(pipeline)
     unchanged = {name: value for name, value in old.items() if name not in unset}
-    new = form.read(file, words, unchanged)
+    new = form.read(inputs.file, inputs.words, unchanged)
     submission.check_secrets(new)
     arguments = form.check({**unchanged, **new}.items())
     form.check_complete(arguments)

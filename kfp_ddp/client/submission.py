@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.checks.sweep import number_of
 from kfp_ddp.client.pipelines import PipelineVersion, content_name, find_pipeline, find_version
@@ -15,7 +15,7 @@ from kfp_ddp.core.settings import hint
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import Document, from_api, parsed
-from kfp_ddp.pipelines.form import COMPILED, Form, check_arguments, named_after
+from kfp_ddp.pipelines.form import COMPILED, Form, Word, check_arguments, named_after
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
@@ -103,6 +103,11 @@ def built_in(name: str, images: Images = Images()) -> Document | None:  # noqa: 
     return parsed(images.put_into(file.read_text(encoding="utf-8")), str(file))
 
 
+def near(name: str) -> str:
+    """Return the built-in pipeline that is meant, or all, for the end of an error."""
+    return hint(name, NAMES) or f", which are {', '.join(NAMES)}"
+
+
 def uploaded(client: "Client", name: str) -> tuple[Document, PipelineVersion]:
     """Return a pipeline of the server by NAME, its newest version, or NAME@VERSION."""
     pipeline_name, _, version_name = name.partition("@")
@@ -116,10 +121,9 @@ def uploaded(client: "Client", name: str) -> tuple[Document, PipelineVersion]:
                 f"kfp-ddp upload {pipeline_name}"
             )
     if pipeline is None:
-        near = hint(pipeline_name, NAMES) or f", which are {', '.join(NAMES)}"
         raise InputError(
-            f"the server has no pipeline {pipeline_name!r}, and it is not built in{near}; "
-            "kfp-ddp upload uploads a file"
+            f"the server has no pipeline {pipeline_name!r}, and it is not built in"
+            f"{near(pipeline_name)}; kfp-ddp upload uploads a file"
         )
     version = find_version(client, pipeline, version_name)
     if version is None:
@@ -130,18 +134,30 @@ def uploaded(client: "Client", name: str) -> tuple[Document, PipelineVersion]:
     return from_api(spec, version.title), version
 
 
-def arguments(
-    pipeline: Document, file: Path | None, words: Sequence[str], boxes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the checked arguments of a run.
+class Inputs(NamedTuple):
+    """Settings of a run: `words` override `flags`, and both those of the file."""
 
-    `words` are settings as key=value, which override those of the file; both override `boxes`,
-    parameters from options.
-    """
-    form = Form(pipeline)
-    pairs = (word.partition("=") for word in words)
-    check_secrets({name: text for name, _, text in pairs if text[:1] not in ("{", "[")})
+    words: Sequence[Word] = ()
+    file: Path | None = None
+    flags: Mapping[str, tuple[str, Any]] = {}
+    """By the name of an argument: its parameter and value; '' or None if not set."""
+
+
+def arguments(pipeline: Document, inputs: Inputs, configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked arguments of a run; all inputs override what is `configured`."""
+    form, (words, file, flags) = Form(pipeline), inputs
+    texts = [word.partition("=")[::2] if isinstance(word, str) else word for word in words]
+    for flag, (name, value) in flags.items():
+        if value in (None, ""):
+            continue
+        if name not in pipeline.parameters:
+            raise InputError(f"{flag} cannot be used: {pipeline.name} has no parameter {name}")
+        if name in dict(texts) and name != "destination":  # its option has a configured default
+            raise InputError(f"{name} cannot be set by --set: it is the argument {flag}")
+        texts, words = [(name, value), *texts], [f"{name}={value}", *words]
+    check_secrets({name: text for name, text in texts if str(text)[:1] not in ("{", "[")})
     settings = form.read(file, words)
+    boxes = {name: one for name, one in configured.items() if one and name in pipeline.parameters}
     check_secrets({**boxes, **settings})
     defaults = {name: value for name, value in boxes.items() if name not in settings}
     settings = {**form.check(defaults.items()), **settings}

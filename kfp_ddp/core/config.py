@@ -120,6 +120,21 @@ class Set(NamedTuple):
 FIELDS = {item.name: item for item in fields(Config) if item.metadata}
 
 
+CONNECTION = tuple(name for name in Connection.__dataclass_fields__ if name in FIELDS)
+
+
+def connection(flags: Mapping[str, Any]) -> Connection:
+    """Return the configured connection, with the reason where nothing may be sent to it."""
+    values = resolved(flags)
+    chosen = {name: values[name].value for name in CONNECTION}
+    return Connection(**chosen, untrusted=untrusted(CONNECTION, flags))
+
+
+def checked(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a program gives; raise InputError for a wrong name or type."""
+    return {name: _checked(name, one, "Client") for name, one in flags.items() if one is not None}
+
+
 def files() -> list[Path]:
     """Return the files of settings, the one with priority first."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
@@ -221,11 +236,15 @@ def _read_file(path: Path) -> Iterator[tuple[str, Any]]:
     if not isinstance(content, dict):
         raise InputError(f"{path} needs lines such as host: https://kubeflow.example.com")
     for name, value in content.items():
-        if name not in FIELDS:
-            from kfp_ddp.core.settings import hint
+        yield name, _checked(name, value, str(path))
 
-            raise InputError(f"{path}: there is no setting {name!r}{hint(str(name), [*FIELDS])}")
-        yield name, _typed(name, value, str(path))
+
+def _checked(name: str, value: Any, origin: str) -> Any:
+    if name not in FIELDS:
+        from kfp_ddp.core.settings import hint
+
+        raise InputError(f"{origin}: there is no setting {name!r}{hint(str(name), [*FIELDS])}")
+    return _typed(name, value, origin)
 
 
 def _content(path: Path) -> bytes:

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from kfp_ddp.core import folders
 from kfp_ddp.core.packed import WORD, unpack
 from kfp_ddp.core.run_folder import open_run_dir, task_title
 from kfp_ddp.core.settings import check_reserved
 from kfp_ddp.core.step import step, write_job
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.local import run_script
 from kfp_ddp.jobs.payload import bring
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.task import with_task_config
@@ -28,9 +30,15 @@ def run(
     """Run a job to its end and return its name; raises InputError or JobError.
 
     `inputs` are the fields of LaunchSpec that are no `settings`; the rest is as in the component.
+    The kind local is a script with its ranks on this machine.
     """
+    task, here = task_title(task_name, task_id), inputs["kind"] == "local"
+    inputs |= {"kind": "pytorchjob"} if here else {}
     spec = specification(settings, task_config, **inputs)
-    task = task_title(task_name, task_id)
+    if here:
+        run_script(spec, open_run_dir(folders.work_dir(work_dir), run_id, task))
+        write_job(job_object, {"kind": "local", "kfp_ddp": record_images()})
+        return task
     run_dir = open_run_dir(work_dir, run_id, task) if work_dir else None
     spec = bring(spec, run_dir)
     finished = launch(spec, run_id, task_name, task_id, Api.connect(), run_dir)

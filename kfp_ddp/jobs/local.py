@@ -17,12 +17,14 @@ from typing import NamedTuple
 
 from kfp_ddp.core import failure
 from kfp_ddp.core.child import environment
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import handling_signals
+from kfp_ddp.jobs.fields import JobFields
 from kfp_ddp.jobs.progress import ProgressPrinter
+from kfp_ddp.jobs.worker_start import is_installed
 from kfp_ddp.training.watch import PARENT
 
 NODE = "kfp_ddp.training.node"
@@ -92,7 +94,7 @@ def recorded(run_dir: Path) -> int | None:
         folder = process.words[process.words.index("--output-dir") + 1]
     except (OSError, ValueError, IndexError):
         return None
-    ranks = leads and not {NODE, EVALUATION}.isdisjoint(process.words)
+    ranks = leads and not {NODE, EVALUATION, SCRIPT}.isdisjoint(process.words)
     return pid if ranks and os.path.realpath(folder) == os.path.realpath(run_dir) else None
 
 
@@ -111,6 +113,8 @@ def send(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
+SCRIPT = "kfp_ddp.jobs.script_node"
+"""The same for the ranks of a user's script."""
 PROGRESS_SECONDS = 5.0
 # The launcher gives its ranks 90 s to save and exit after a SIGTERM.
 GRACE_SECONDS = 100.0
@@ -199,6 +203,22 @@ def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) 
             ended.code = process.wait()
             forget(run_dir)
     return ended
+
+
+def run_script(spec: JobFields, run_dir: Path) -> None:
+    """Run the script of a job, with the ranks of all nodes on this machine; raise JobError."""
+    if not spec.script or spec.code:
+        raise InputError("kind=local runs a script alone, as of as_function: use another kind")
+    if missing := [pin for pin in spec.packages_to_install if not is_installed(pin)]:
+        raise InputError(f"this Python lacks {missing[0]}: pip install it, then start again")
+    file = run_dir / "script.py"
+    file.write_text(spec.script, encoding="utf-8")
+    os.environ.update(spec.env)
+    flags = ["--output-dir", str(run_dir), str(file), *spec.args]
+    ended = run_ranks(flags, spec.nodes * spec.processes(), run_dir, SCRIPT)
+    if ended.code or ended.stopped_by is not None:
+        kind = JobError if ended.stopped_by is None else RunCancelledError
+        raise kind(f"the script ended: {ended.cause(run_dir)}")
 
 
 def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:

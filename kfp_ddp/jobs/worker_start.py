@@ -183,7 +183,7 @@ def install(lines: list[str], urls: list[str], folder: str, cache: str = "") -> 
     requirements = os.path.join(folder, "requirements.txt")
     report = os.path.join(folder, "report.json")
     if locked:
-        pins = [line for line in lines if not _is_installed(line)]
+        pins = [line for line in lines if not is_installed(line)]
     else:
         _write(requirements, lines)
         pip("--dry-run", "--report", report, "--requirement", requirements, *options)
@@ -199,7 +199,7 @@ def install(lines: list[str], urls: list[str], folder: str, cache: str = "") -> 
     pip("--requirement", requirements, *into, *options)
 
 
-def _is_installed(pin: str) -> bool:
+def is_installed(pin: str) -> bool:
     """Return whether the image has the version of a pin, of any build."""
     match = PIN.match(pin)
     try:

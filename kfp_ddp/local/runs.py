@@ -24,8 +24,9 @@ from kfp_ddp.local import engine, folder, results, survey
 from kfp_ddp.local.results import shown
 from kfp_ddp.local.screen import say
 from kfp_ddp.models.weights_download import find, is_path, is_per_node, obtain
-from kfp_ddp.pipelines.document import read
-from kfp_ddp.pipelines.form import Form, check_arguments, form_of, named_after
+from kfp_ddp.pipelines import NAMES
+from kfp_ddp.pipelines.document import is_file, program_of, read
+from kfp_ddp.pipelines.form import COMPILED, Form, Word, check_arguments, form_of, named_after
 from kfp_ddp.training.batches import divide
 from kfp_ddp.training.config import TrainConfig
 
@@ -45,8 +46,8 @@ class Command(NamedTuple):
     """Folder or URI of the images; '' for none."""
     output: Path | None = None
     """The folder; None for a new one below `folder.RUNS`."""
-    words: Sequence[str] = ()
-    """Settings, as `key=value`."""
+    words: Sequence[Word] = ()
+    """Settings."""
     file: Path | None = None
     """A YAML file of settings, which words override."""
     fresh: bool = False
@@ -55,6 +56,24 @@ class Command(NamedTuple):
     """Whether to delete an earlier model in `output`."""
     check: bool = False
     """Whether to only show the images and the chosen settings."""
+
+
+def execute(command: Command, pipeline: str = "", ranks: int = 0) -> tuple[Path, dict[str, Any]]:
+    """Run a built-in pipeline, '' for train_resnet, or a compiled file; see `train` and `run`."""
+    source, pipeline = program_of(command.source, pipeline)
+    file, name = is_file(pipeline), pipeline.replace("-", "_") or "train_resnet"
+    command = command._replace(source=source)
+    if not file and name not in NAMES:
+        raise InputError(f"with --local, --pipeline is one of {', '.join(NAMES)}")
+    ours = name == "train_resnet"
+    for option, value in (("ranks", ranks), ("check", command.check)):
+        if value and not ours:
+            raise InputError(f"--{option} is for train_resnet: leave it out")
+    if command.replace and not command.output:
+        raise InputError("--replace is for --output: without it each run has its own folder")
+    if ours:
+        return train(command, ranks)
+    return run(Path(pipeline) if file else COMPILED / f"{name}.yaml", command)
 
 
 def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:

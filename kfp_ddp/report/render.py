@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from kfp_ddp.report.events import is_number
 
@@ -25,6 +25,12 @@ class Card(NamedTuple):
 def render(template: str, **values: Any) -> Markup:
     """Return a rendered template. Only a `Markup` among the values is HTML; all else is text."""
     return Markup(_environment().get_template(template).render(values))  # noqa: S704
+
+
+def framed(page: str) -> str:
+    """Return a page for a notebook, whose styles neither meet those of the page nor run scripts."""
+    style = "width:100%;height:440px;border:0"
+    return f'<iframe sandbox="" srcdoc="{escape(str(page))}" style="{style}"></iframe>'
 
 
 def points(gain: float) -> str:

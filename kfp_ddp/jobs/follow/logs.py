@@ -66,8 +66,7 @@ class Printer:
         with self.lock:
             if self.over:
                 return
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+            self.write(text)
             self.cursors[key] = cursor
             self.printed_at = time.monotonic()
             recent = self.recent.setdefault(key.partition("/")[0], deque(maxlen=RECENT_LINES))
@@ -84,8 +83,12 @@ class Printer:
     def say(self, text: str) -> None:
         """Print a message of the launcher."""
         with self.lock:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+            self.write(text)
+
+    def write(self, text: str) -> None:
+        """Print a line."""
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
     def dump(self) -> str:
         """Return the cursors as JSON, without the lock, which an interrupted thread may own."""

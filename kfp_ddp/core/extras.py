@@ -1,0 +1,27 @@
+"""The packages of an extra of this distribution."""
+
+from importlib.util import find_spec
+
+from kfp_ddp.core.errors import InputError
+
+_LOCAL = (
+    *("numpy", "PIL", "safetensors", "simplejpeg", "torch", "torchcodec", "torchvision"),
+    *("onnx", "onnxruntime", "onnxscript", "psutil"),
+)
+_MODULES = {
+    "predict": ("numpy", "PIL"),
+    "serve": ("kserve", "numpy"),
+    "local": _LOCAL,
+    "monitor": ("tensorboard",),
+    "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
+}
+
+
+def require(extra: str) -> None:
+    """Check that the packages of an extra are installed; InputError says how to install all."""
+    for module in _MODULES[extra]:
+        if find_spec(module) is None:
+            raise InputError(
+                f"this needs {module}, which is not installed: pip install 'kfp-ddp[{extra}]', "
+                f"or in a checkout pip install '.[{extra}]'"
+            )

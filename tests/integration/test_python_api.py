@@ -1,0 +1,261 @@
+"""`kfp_ddp.Client`: the same requests as the commands, typed results, functions as jobs."""
+
+import base64
+import html
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kfp_ddp import Client
+from kfp_ddp.client import follow
+from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
+from kfp_ddp.export.publish import Lineage
+from kfp_ddp.models.champion import move
+from kfp_ddp.storage.kinds import open_store
+from tests.commands import call
+from tests.exports import exported
+from tests.kfp_server.server import KfpServer
+from tests.pages import ROOT, fences
+from tests.schedules import uploaded
+
+pytestmark = pytest.mark.usefixtures("configured")
+FLOWERS = "gs://bucket/flowers"
+
+
+def test_the_package_imports_no_client() -> None:
+    probe = "import sys, kfp_ddp; print([m for m in sys.modules if m.startswith('kfp_ddp.')])"
+    assert subprocess.check_output([sys.executable, "-c", probe], text=True) == "[]\n"
+
+
+def test_the_page_works_as_written(
+    kfp_server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_: float) -> None:
+        kfp_server.put_run(next(iter(kfp_server.store.runs)), "SUCCEEDED", {"train": "SUCCEEDED"})
+
+    monkeypatch.setattr(follow, "sleep", end)
+    text = "\n".join(fences(ROOT / "docs" / "python.md", "python"))
+    assert text.count("http://localhost:8888") == 1
+    page = tmp_path / "page.py"
+    page.write_text(text.replace("http://localhost:8888", kfp_server.url))
+    names = runpy.run_path(str(page))
+    assert names["run"].info.state == "SUCCEEDED"
+    assert names["job"].status == "PENDING"
+    assert names["nightly"]["state"] == "enabled"
+
+
+def test_a_run_is_that_of_the_command(kfp_server: KfpServer) -> None:
+    more: dict[str, Any] = {"training.seed": 7}
+    Client().run(FLOWERS, name="a", gpus_per_node=2, epochs=30, **more)
+    words = ("--name", "a", "--gpus", 2, "--set", "epochs=30", "--set", "seed=7")
+    assert call("run", FLOWERS, *words).exit_code == 0
+    ours, theirs = (request.body for request in kfp_server.requests_for("create_run"))
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        (lambda: Client(hots="x"), "hots"),
+        (lambda: Client(timeout="soon"), "timeout"),
+        (lambda: Client().run(FLOWERS, epochs="many"), "epochs"),
+        (lambda: Client().run(FLOWERS, epoch=3), "epoch"),
+        (lambda: Client().run("photos"), "folder that does not exist"),
+        (lambda: Client().run("https://me:secret@example.com/x"), "login"),
+        (lambda: Client().run(FLOWERS, pipeline="own.yaml"), "own.yaml"),
+        (lambda: Client().upload("own"), "built-in"),
+        (lambda: Client().run_local("photos", replace=True), "--output"),
+        (lambda: Client().run_local("photos", ranks=2, pipeline="retrain"), "ranks"),
+        (lambda: Client().schedules.create("nightly", cron="0 3 * * *"), "pipeline"),
+        (lambda: Client().models("flowers"), "destination"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_it_is_sent(
+    start: Callable[[], object], says: str, kfp_server: KfpServer
+) -> None:
+    with pytest.raises(InputError, match=says):
+        start()
+    assert not kfp_server.store.runs
+
+
+def test_a_run_is_followed_cancelled_and_retried(
+    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client = Client(namespace="kubeflow")
+    run = client.run(FLOWERS, name="<b>flowers</b>")
+    assert [one.id for one in client.runs(state="pending")] == [run.id]
+    monkeypatch.setattr(follow, "sleep", lambda _: None)
+    with pytest.raises(TimeoutError, match="PENDING"):
+        run.wait(timeout=0)
+    assert run.cancel().info.state == "CANCELING"
+    kfp_server.put_run(run.id, "FAILED", {"preflight": "SUCCEEDED", "train": "FAILED"})
+    found = client.get_run("last")
+    with pytest.raises(RunCancelledError, match="describe"):
+        found.wait()
+    with pytest.raises(InputError, match="already over"):
+        found.cancel()
+    assert found.describe(files=False).step == "train"
+    shown = found._repr_html_()
+    assert "data-sync" in shown
+    assert "<b>" not in html.unescape(shown)
+    assert shown.count('"') == 6  # of three attributes: the page is escaped
+    assert found.retry().status == "RUNNING"
+    with client, pytest.raises(InputError, match="no run"):
+        client.get_run("other")
+    assert client.get_run(found).status == "RUNNING"  # connected again
+    with pytest.raises(InputError, match="no run"):
+        client.get_run(tmp_path)
+
+
+def test_schedules(kfp_server: KfpServer) -> None:
+    uploaded(kfp_server)
+    schedules = Client().schedules
+    new = schedules.create("nightly", cron="0 3 * * *", pipeline="own", rounds=3, latest=True)
+    assert (new["parameters"], new["state"], new["notes"]) == ({"rounds": 3}, "enabled", [])
+    changed = schedules.replace("nightly", rate=0.5, max_concurrency=2)
+    assert (changed["parameters"], changed["remaining"]) == ({"rounds": 3, "rate": 0.5}, [])
+    assert schedules.pause("nightly")["state"] == "paused"
+    assert schedules.resume("nightly")["state"] == "enabled"
+    run = schedules.run_now("nightly")
+    assert run.info.parameters == {"rounds": 3, "rate": 0.5}
+    assert [one["id"] for one in schedules.all()] == [changed["id"]]
+    with pytest.raises(InputError, match="--force"):
+        schedules.delete("nightly", wait=True, force=True)
+    assert schedules.delete("nightly", force=True)["deleted"] == changed["id"]
+
+
+def test_models_are_promoted_and_rolled_back(tmp_path: Path) -> None:
+    (tmp_path / "exports").mkdir()
+    where, made = open_store(str(tmp_path / "exports")), [""]
+    for number in range(2):
+        lineage = Lineage(f"run-{number}", f"{where.uri}/flowers", made[-1])
+        made.append(exported(where, "flowers", tmp_path / str(number), 9 - number, lineage))
+        move(where, "flowers", made[-1], made[-2], f"run-{number}")
+    model = Client(destination=where.uri).models("flowers")
+    assert model.rollback() == (made[1], made[2])
+    assert model.promote(made[2][:8]) == (made[2], made[1])
+    assert {one.version: one.champion for one in model.versions()} == {
+        made[1]: False,
+        made[2]: True,
+    }
+
+
+def data_parallel(lr: float) -> None:
+    import torch
+
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 2))
+    model(torch.randn(8, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=lr).step()
+
+
+def distributed(lr: float, fails: bool = False) -> None:
+    import os
+
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    data = TensorDataset(torch.randn(32, 4))
+    for (features,) in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
+        model(features).sum().backward()
+    print("rank", dist.get_rank(), "of", dist.get_world_size(), "local", os.environ["LOCAL_RANK"])
+    if fails and dist.get_rank() == 1:
+        raise ValueError("no more data")
+    dist.destroy_process_group()
+
+
+def uses_json() -> str:
+    return json.dumps(1)
+
+
+def job_inputs(server: KfpServer) -> dict[str, Any]:
+    """Return the inputs of the only step of the only run."""
+    (request,) = server.requests_for("create_run")
+    spec = request.body["pipeline_spec"]
+    root = spec.get("pipeline_spec", spec)["root"]
+    (task,) = root["dag"]["tasks"].values()
+    values = task["inputs"]["parameters"]
+    kind = root["inputDefinitions"]["parameters"]["backend"]["defaultValue"]
+    constants = {n: one["runtimeValue"].get("constant") for n, one in values.items() if n != "kind"}
+    return {**constants, "kind": kind}
+
+
+def test_a_function_is_a_job(kfp_server: KfpServer) -> None:
+    # The fields of the Kubeflow SDK, with its defaults.
+    trainer = SimpleNamespace(
+        func=distributed,
+        func_args={"lr": 0.5},
+        image=None,
+        packages_to_install=None,
+        pip_index_urls=["https://pypi.org/simple"],
+        num_nodes=3,
+        resources_per_node={"cpu": 5, "Memory": "8Gi", "gpu": 2},
+        env={"A": "b"},
+    )
+    runtime = SimpleNamespace(name="torch-distributed")
+    run = Client().train(trainer=trainer, runtime=runtime, shm_size="1Gi")
+    assert run.info.name.startswith("distributed-")
+    inputs = job_inputs(kfp_server)
+    assert (inputs["kind"], inputs["nodes"]) == ("trainjob", 3)
+    script = base64.b64decode(inputs["script"].partition(",")[2]).decode()
+    assert "def distributed(lr" in script
+    assert '{"lr": 0.5}' in script
+    limits = {"cpu": "5", "memory": "8Gi", "nvidia.com/gpu": "2"}
+    assert inputs["settings"] == {
+        "env": {"A": "b"},
+        "resources": {"limits": limits, "requests": limits},
+        "runtime": "torch-distributed",
+        "shm_size": "1Gi",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"func": uses_json}, "uses json"),
+        ({"func": distributed}, "missing a required argument: 'lr'"),
+        ({"func": lambda: 1}, "lambda"),
+        ({}, "no function"),
+        ({"func": data_parallel, "func_args": {"lr": 1}, "packages_to_install": ["timm"]}, "pin"),
+        ({"func": data_parallel, "func_args": {"lr": 1}, "num_node": 2}, "num_node"),
+        ({"func": data_parallel, "func_args": {"lr": 1}, "num_nodes": 0}, "nodes=0"),
+        ({"func": data_parallel, "func_args": {"lr": 1}, "kind": "rayjobs"}, "rayjobs"),
+        ({"func": data_parallel, "func_args": [1]}, "func_args"),
+        ({"func": data_parallel, "num_nodes": 2, "nodes": 3}, "one setting"),
+        ({"func": uses_json, "trainer": SimpleNamespace(func=distributed)}, "an argument, too"),
+        ({"trainer": SimpleNamespace(func=distributed, steps=3)}, "steps .* not known"),
+        ({"trainer": SimpleNamespace(image="a:1")}, "no function"),
+    ],
+)
+def test_an_invalid_job_is_refused(
+    arguments: dict[str, Any], says: str, kfp_server: KfpServer
+) -> None:
+    with pytest.raises(InputError, match=says):
+        Client().train(**arguments)
+    assert not kfp_server.store.runs
+
+
+@pytest.mark.slow
+def test_functions_run_on_this_machine(tmp_path: Path) -> None:
+    client, more = Client(), dict[str, Any](kind="local", num_nodes=2)
+    run = client.train(distributed, func_args={"lr": 0.1}, output=tmp_path / "a", **more)
+    assert run.status == "SUCCEEDED"
+    lines = {line.partition(":")[2] for line in run.logs("job") if "rank " in line}
+    assert lines == {"rank 0 of 2 local 0", "rank 1 of 2 local 1"}
+    assert "job" in run._repr_html_()
+    assert client.train(data_parallel, func_args={"lr": 0.1}, kind="local").status == "SUCCEEDED"
+    with pytest.raises(JobError, match="rank 1: ValueError: no more data"):
+        client.train(distributed, func_args={"lr": 1, "fails": True}, output=tmp_path / "b", **more)
+    assert client.get_run(tmp_path / "b").describe().step == "job"
+    pins = ["kfp-ddp-absent==1.0"]
+    with pytest.raises(JobError, match="lacks kfp-ddp-absent"):
+        client.train(data_parallel, func_args={"lr": 1}, kind="local", packages_to_install=pins)
