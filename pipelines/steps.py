@@ -24,6 +24,7 @@ from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate as judge
 from kfp_ddp.components.leaderboard.component import leaderboard
+from kfp_ddp.components.predict.component import predict
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.components.publish.component import publish
 from kfp_ddp.components.teardown.component import teardown
@@ -244,6 +245,22 @@ class Steps:
         ).set_display_name("evaluate: measure accuracy")
         outputs: Outputs = self.computing(self.mounted(task, data["claim"])).outputs
         return outputs
+
+    def predicted(self) -> None:
+        """Predict the objects of the source, and complete the table."""
+        form = self.form
+        task = predict(
+            **{name: form[name] for name in ("source", "bundle", "table", "backend", "job")},
+            options=form["prediction"],
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
+        ).set_display_name("predict: one row for each object")
+        cpu, memory, gpus = (form[f"predict_{name}"] for name in ("cpu", "memory", "gpus"))
+        task = sized(
+            self.mounted(task, None), EVALUATE_REQUESTS, cpu, memory, gpus, "nvidia.com/gpu"
+        )
+        no_eviction(task)
 
     def judged(self, evaluation: Outputs, **more: Any) -> dsl.PipelineTask:
         """Return the gate's task, with `more` inputs."""

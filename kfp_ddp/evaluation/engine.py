@@ -15,7 +15,7 @@ from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share, with_local_folders
-from kfp_ddp.evaluation.request import EvaluationRequest, Measuring
+from kfp_ddp.evaluation.request import EvaluationRequest, Measuring, RankRequest
 from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
@@ -88,7 +88,9 @@ def run(
     )
     if backend != "local":
         with using("evaluate", request.run_dir, dataset_path):
-            run_job(request, fields, task_config, backend, (run_id, task_name, task_id))
+            ids = (run_id, task_name, task_id)
+            paths = (dataset_path, request.run_dir)
+            run_job(request, fields, task_config, backend, ids, paths=paths)
     with open_workspace(request.run_dir, "evaluate") as folder:
         target = RunFolder(folder.path).evaluation(split)
         if backend == "local":
@@ -152,30 +154,41 @@ def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, An
 def run_local_ranks(request: EvaluationRequest, ranks: int) -> None:
     """Evaluate with processes of this step; the request has local folders."""
     request = request.changed(output_dir=str(request.target))
-    folder = RunFolder(request.target)
-    results.prepare(folder.path, RunFolder(request.run_dir).path)
-    print(f"evaluate: {ranks} ranks, output in {folder.path}", flush=True)
-    ended = run_ranks(request.to_argv(), ranks, folder.path, EVALUATION)
+    results.prepare(request.target, RunFolder(request.run_dir).path)
+    run_processes(request, ranks, EVALUATION, "evaluation")
+
+
+def run_processes(request: RankRequest, ranks: int, program: str, what: str) -> None:
+    """Run ranks of a program as processes of this step; their logs are in the output folder."""
+    folder = RunFolder(request.output_dir)
+    print(f"{what}: {ranks} ranks, output in {folder.path}", flush=True)
+    ended = run_ranks(request.to_argv(), ranks, folder.path, program)
     if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
-        raise RunCancelledError("the evaluation was stopped; run it again to restart it")
+        raise RunCancelledError(f"the {what} was stopped; run it again to restart it")
     if ended.code:
         failure = read(folder.logs)
         if failure is not None and failure.exit_code == InputError.exit_code:
             raise InputError(failure.error)
-        raise JobError(f"evaluation failed: {ended.cause(folder.path)}")
+        raise JobError(f"{what} failed: {ended.cause(folder.path)}")
 
 
 def run_job(
-    request: EvaluationRequest,
+    request: RankRequest,
     fields: dict[str, Any],
     task_config: Any,
     backend: str,
     ids: tuple[str, str, str],
+    *,
+    paths: tuple[str, str],
+    program: str = EVALUATION,
 ) -> None:
-    """Evaluate with a job; `fields` are of LaunchSpec, `ids` of run, task and iteration."""
+    """Run the ranks of a program as a job; `fields` are of LaunchSpec.
+
+    `ids` are of run, task and iteration, `paths` what the ranks read and write.
+    """
     api = Api.connect()
     fields = with_task_config(task_config, {**fields, "kind": backend})
-    fields = with_folders(api, fields, request.data, request.run_dir, "evaluate")
-    command = ["python3", "-m", EVALUATION, "--", *map(unexpanded, request.to_argv())]
-    with followed_folder(request.run_dir) as (folder, _):
+    fields = with_folders(api, fields, *paths, ids[1])
+    command = ["python3", "-m", program, "--", *map(unexpanded, request.to_argv())]
+    with followed_folder(paths[1]) as (folder, _):
         launch(LaunchSpec.create(**on_workers(fields, command)), *ids, api, folder)

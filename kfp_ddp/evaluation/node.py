@@ -7,13 +7,14 @@ node of the first rank uploads the evaluation. With `--rank FLAGS` it is one of 
 import shutil
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from kfp_ddp.core.folders import is_remote
 from kfp_ddp.core.step import adopt_secrets
 from kfp_ddp.evaluation.ranks import evaluate_share, with_local_folders
-from kfp_ddp.evaluation.request import EvaluationRequest
+from kfp_ddp.evaluation.request import EvaluationRequest, RankRequest
 from kfp_ddp.models.evaluation import FILE
 from kfp_ddp.runs.workspace import open_workspace
 from kfp_ddp.training import node
@@ -21,7 +22,11 @@ from kfp_ddp.training.__main__ import leave
 from kfp_ddp.training.rank import run_and_report
 from kfp_ddp.training.watch import Parent
 
+if TYPE_CHECKING:
+    from kfp_ddp.training.distributed import World
+
 RANK = "--rank"
+R = TypeVar("R", bound=RankRequest)
 
 
 def evaluate(torchrun: Sequence[str], flags: Sequence[str]) -> int:
@@ -46,23 +51,29 @@ def evaluate(torchrun: Sequence[str], flags: Sequence[str]) -> int:
         return code
 
 
-def rank(argv: Sequence[str]) -> int:
-    """Evaluate this rank's share; exit codes are as in a training."""
+def rank(
+    argv: Sequence[str],
+    parse: Callable[[Sequence[str]], R] = EvaluationRequest.parse,  # type: ignore[assignment]
+    share: Callable[[R, "World"], None] = evaluate_share,  # type: ignore[assignment]
+) -> int:
+    """Do this rank's share of a request; exit codes are as in a training.
+
+    Always complete: an evaluation has no checkpoints.
+    """
     Parent()
     adopt_secrets()
-    return run_and_report(lambda: EvaluationRequest.parse(argv), _evaluate_with_others)
 
+    def join_others(request: R) -> bool:
+        from kfp_ddp.training import distributed
 
-def _evaluate_with_others(request: EvaluationRequest) -> bool:
-    """Join the other ranks and evaluate. Always complete: an evaluation has no checkpoints."""
-    from kfp_ddp.training import distributed
+        with distributed.joined(request) as world:
+            where = f"{socket.gethostname()}, {world.device}"
+            print(f"rank {world.rank} of {world.size} on {where}", flush=True)
+            share(request, world)
+            world.barrier()  # a rank that exits early would count as failed
+        return True
 
-    with distributed.joined(request) as world:
-        where = f"{socket.gethostname()}, {world.device}"
-        print(f"rank {world.rank} of {world.size} on {where}", flush=True)
-        evaluate_share(request, world)
-        world.barrier()  # a rank that exits early would count as failed
-    return True
+    return run_and_report(lambda: parse(argv), join_others)
 
 
 if __name__ == "__main__":

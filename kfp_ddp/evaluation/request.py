@@ -26,7 +26,34 @@ class Measuring(Settings):
     intervals."""
 
 
-class EvaluationRequest(Settings):
+class RankRequest(Settings):
+    """What ranks receive on their command line."""
+
+    output_dir: str = ""
+    """Local folder for the logs of the ranks; empty for that of the results."""
+    device: str = "auto"
+    timeout_minutes: float = Field(30.0, gt=0)
+    """Timeout of collectives: other ranks wait while the first one writes the report."""
+
+    def changed(self, **fields: str) -> Self:
+        """Return the request with other values of these fields."""
+        return self.create(**{**self.explicit(), **fields})
+
+    def to_argv(self) -> list[str]:
+        """Return the command line of the ranks; the folder identifies their processes."""
+        return [OUTPUT, self.output_dir, REQUEST, json.dumps(self.explicit(), sort_keys=True)]
+
+    @classmethod
+    def parse(cls, argv: Sequence[str]) -> Self:
+        """Return the request of a command line by `to_argv`; raise InputError for any other."""
+        try:
+            fields = json.loads(argv[list(argv).index(REQUEST) + 1])
+        except (ValueError, LookupError) as error:
+            raise InputError(f"{argv} is not the command line of a rank: {error}") from None
+        return cls.create(**fields)
+
+
+class EvaluationRequest(RankRequest):
     """An evaluation; the inputs of the component are documented there."""
 
     patterns: ClassVar = {SPLIT: "the name of a folder of the dataset, such as val"}
@@ -46,30 +73,8 @@ class EvaluationRequest(Settings):
     """Mistakes in the report."""
     champion: str = ""
     options: Measuring = Measuring()
-    output_dir: str = ""
-    """Local folder for the logs of the ranks; empty for the folder of the evaluation."""
-    device: str = "auto"
-    timeout_minutes: float = Field(30.0, gt=0)
-    """Timeout of collectives: other ranks wait while the first one writes the report."""
-
-    def changed(self, **fields: str) -> Self:
-        """Return the request with other values of these fields."""
-        return self.create(**{**self.explicit(), **fields})
 
     @property
     def target(self) -> Path:
         """Folder of the evaluation below a local `run_dir`."""
         return RunFolder(self.run_dir).evaluation(self.split)
-
-    def to_argv(self) -> list[str]:
-        """Return the command line of the ranks; the folder identifies their processes."""
-        return [OUTPUT, self.output_dir, REQUEST, json.dumps(self.explicit(), sort_keys=True)]
-
-    @classmethod
-    def parse(cls, argv: Sequence[str]) -> Self:
-        """Return the request of a command line by `to_argv`; raise InputError for any other."""
-        try:
-            fields = json.loads(argv[list(argv).index(REQUEST) + 1])
-        except (ValueError, LookupError) as error:
-            raise InputError(f"{argv} does not describe an evaluation: {error}") from None
-        return cls.create(**fields)
