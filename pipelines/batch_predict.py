@@ -2,7 +2,7 @@
 
 from kfp import dsl
 
-from kfp_ddp.checks.form import described
+from kfp_ddp.checks.form import StepResources, described
 from kfp_ddp.pipelines.steps import Claims, Steps
 
 
@@ -20,13 +20,11 @@ def batch_predict(
     prediction: dict = {},  # noqa: B006
     backend: str = "local",
     job: dict = {},  # noqa: B006
-    predict_cpu: str = "4",
-    predict_memory: str = "8Gi",
     predict_gpus: str = "",
     bucket_secret: str = "kfp-ddp-bucket",  # noqa: S107
 ) -> None:
     """Predict the objects of a source, without a claim."""
-    form = {**locals(), "work": ""}
-    steps = Steps(form, Claims(data=False, work=False), {"dataset": ""})
+    form, plan = {**locals(), "work": ""}, StepResources().model_dump()
+    steps = Steps(form, Claims(data=False, work=False), plan)
     with steps.exit_handler("prediction"):
         steps.predicted()

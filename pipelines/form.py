@@ -13,8 +13,8 @@ from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint, rename
 from kfp_ddp.core.text import yaml_of
-from kfp_ddp.evaluation.bulk.request import create
 from kfp_ddp.evaluation.engine import job_fields
+from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines.document import Document, defaults_of
@@ -180,7 +180,8 @@ def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> Run | N
     if task is None:
         if "prediction" in Form(pipeline).subjects:
             given = {**defaults_of(pipeline.spec["root"]), **arguments}
-            create(*(given[name] for name in ("source", "bundle", "table", "prediction")))
+            names = ("source", "bundle", "table", "prediction")
+            PredictionRequest.of(*(given[name] for name in names))
             job_fields(given["job"], "image", given["backend"])
         return None
     component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})

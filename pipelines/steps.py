@@ -256,11 +256,8 @@ class Steps:
             task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
             task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
         ).set_display_name("predict: one row for each object")
-        cpu, memory, gpus = (form[f"predict_{name}"] for name in ("cpu", "memory", "gpus"))
-        task = sized(
-            self.mounted(task, None), EVALUATE_REQUESTS, cpu, memory, gpus, "nvidia.com/gpu"
-        )
-        no_eviction(task)
+        limits = (self.plan["evaluate_cpu"], self.plan["evaluate_memory"], form["predict_gpus"])
+        no_eviction(sized(self.mounted(task, None), EVALUATE_REQUESTS, *limits, "nvidia.com/gpu"))
 
     def judged(self, evaluation: Outputs, **more: Any) -> dsl.PipelineTask:
         """Return the gate's task, with `more` inputs."""

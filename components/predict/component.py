@@ -25,7 +25,7 @@ def predict(
     bundle: str,
     table: str,
     prediction_metrics: dsl.Output[dsl.Metrics],
-    prediction_summary: dsl.Output[dsl.Markdown],
+    prediction_record: dsl.Output[dsl.Artifact],
     options: dict = {},  # noqa: B006
     run_id: str = "",
     backend: str = "local",
@@ -42,7 +42,7 @@ def predict(
         bundle: Folder or URI of a bundle, or of a model's exports for the champion.
         table: URI of the table, .csv or .parquet; rows of an existing one that are up to date stay.
         prediction_metrics: Rows, rows that were computed, unreadable objects, seconds.
-        prediction_summary: The same, with the number of objects by class.
+        prediction_record: The same as JSON, with the number of objects by class.
         task_config: Settings of this task, which KFP fills in; they apply to the workers of a job.
         options: Settings by name; the README lists them.
         run_id: Id of the pipeline run, for a job.
@@ -60,6 +60,6 @@ def predict(
         unreadable: Number of objects that cannot be read.
     """
     inputs = dict(locals())
-    from kfp_ddp.evaluation.bulk.engine import run
+    from kfp_ddp.evaluation.engine import predict
 
-    return run(**inputs)
+    return predict(**inputs)

@@ -14,9 +14,8 @@ from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.core.settings import Settings
 from kfp_ddp.datasets.settings import SyncSettings
 from kfp_ddp.datasets.volume.request import Strategy
-from kfp_ddp.evaluation.bulk.request import Prediction
 from kfp_ddp.evaluation.gate.rules import Rules
-from kfp_ddp.evaluation.request import Measuring
+from kfp_ddp.evaluation.request import Measuring, PredictionRequest
 from kfp_ddp.jobs.fields import NAME, PATTERN_DESCRIPTIONS
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec, Supervision
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, parse_quantity
@@ -36,10 +35,7 @@ LAST = "last"
 class Parameters(Settings):
     """Settings of the run."""
 
-    patterns: ClassVar = {
-        OBJECT: PATTERN_DESCRIPTIONS[NAME],
-        AMOUNT: PATTERN_DESCRIPTIONS[QUANTITY],
-    }
+    patterns: ClassVar = {OBJECT: PATTERN_DESCRIPTIONS[NAME]}
 
     source: str
     """Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name, or the
@@ -80,12 +76,8 @@ class Parameters(Settings):
     table: str = ""
     """URI of the table with a row for each object, such as gs://bucket/predictions.parquet; .csv
     or .parquet. An existing one is completed."""
-    predict_cpu: str = Field("4", pattern=AMOUNT)
-    """CPU limit of the step that predicts, or launches the job that does."""
-    predict_memory: str = Field("8Gi", pattern=AMOUNT)
-    """Memory limit of that step."""
     predict_gpus: str = ""
-    """GPUs of that step, with a rank on each; empty for none."""
+    """GPUs of the step that predicts, with a rank on each; empty for none."""
     keep: int = Field(0, ge=0)
     """Number of newest runs' folders and exported bundles to retain; the champion, the one that it
     was compared with and deployed bundles are always retained; 0 for all. keep_runs of job
@@ -102,7 +94,7 @@ class Parameters(Settings):
     """How a blessed model is published, by name: forms of the bundle, its signature, registry, and
     service."""
     prediction: dict[str, Any] = Field(default_factory=dict)
-    """Settings of a batch prediction by name, such as {"include": ["2026/**"]}."""
+    """Settings of a batch prediction by name, such as {"batch_size": 64}."""
     sweep: dict[str, Any] = Field(default_factory=dict)
     """Trials: a space such as {"space": {"learning_rate": [0.05, 0.1]}}, or a list."""
 
@@ -189,7 +181,7 @@ SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
     "gate": (Rules, Measuring),
     "release": release.MODELS,
     "sweep": (Sweep,),
-    "prediction": (Prediction,),
+    "prediction": (PredictionRequest,),
 }
 """Models of each mapping in a form."""
 

@@ -43,7 +43,7 @@ BATCH = 8
 @click.argument("bundle")
 @click.argument("pictures", nargs=-1, metavar="PICTURE...")
 @click.option("--top", type=click.IntRange(1), default=3, help="Number of classes to print.")
-@click.option("--csv", "listed", type=FILE, help="Also write a table with a row for each picture.")
+@click.option("--csv", "table", type=FILE, help="Also write a table with a row for each picture.")
 @click.option("--into", type=FOLDER, help="Copy the pictures to a folder for each class in this.")
 @click.option(
     "--explain",
@@ -53,25 +53,19 @@ BATCH = 8
 @click.option(
     "--allow-code", is_flag=True, help="Run the network's own code of a bundle without model.onnx."
 )
-@click.option(
-    "--job", is_flag=True, help="Predict all objects of the address SOURCE, by the pipeline."
-)
-@text_option("--table", help="With --job, URI of the table: .csv or .parquet.")
-@click.option("--local", is_flag=True, help="With --job, on this machine.")
-@click.option("--follow", is_flag=True, help="With --job, show its steps until it ends.")
+@click.option("--job", is_flag=True, help="Predict all objects of the address SOURCE on KFP.")
 @SET
 @KEY
 @AS_JSON
+@click.pass_context
 def predict(
+    context: click.Context,
     bundle: str,
     pictures: tuple[str, ...],
     job: bool,
-    table: str,
-    local: bool,
-    follow: bool,
     words: tuple[str, ...],
     top: int,
-    listed: Path | None,
+    table: Path | None,
     into: Path | None,
     explain: Path | None,
     allow_code: bool,
@@ -87,19 +81,11 @@ def predict(
     \b
     kfp-ddp predict run-output/latest/bundle picture.jpg ./more-pictures
     kfp-ddp predict run-output/latest/bundle ./pictures --csv classes.csv --into ./sorted
-    kfp-ddp predict gs://my-bucket/models/flowers gs://my-bucket/new --job --table gs://my-bucket/new.parquet
+    kfp-ddp predict gs://models/flowers gs://bucket/new --job --set table=gs://bucket/new.parquet
     """
-    others = {"table": table, "local": local, "follow": follow, "set": words}
-    if job:
-        others = {"csv": listed, "into": into, "explain": explain, "key": key}
-    if wrong := [name for name, value in others.items() if value]:
-        raise InputError(f"--{wrong[0]} is {'not for' if job else 'for'} --job: leave it out")
-    if job:
-        words += ("allow_code=true",) * allow_code
-        _predict_by_job(bundle, pictures, table, words, local=local, follow=follow, json=as_json)
+    if job or words or not pictures:
+        _run_pipeline(context, [bundle, *pictures], words)
         return
-    if not pictures:
-        raise click.UsageError("Give a PICTURE, or --job.")
     require("predict")
     from kfp_ddp.predict import load
 
@@ -110,9 +96,9 @@ def predict(
         width = min(width, shutil.get_terminal_size().columns // 2)
     folders = _folder_names(model.classes)
     answers: list[dict[str, Any]] = []
-    with writing(listed or into or explain or Path()):
-        if listed is not None:
-            listed.open("a").close()  # before a long computation
+    with writing(table or into or explain or Path()):
+        if table is not None:
+            table.open("a").close()  # before a long computation
         for start in range(0, len(paths), BATCH):
             batch = paths[start : start + BATCH]
             answers += _answers(model, batch, top)
@@ -126,8 +112,8 @@ def predict(
                     shutil.copy2(path, _new_file(into / folders[name], path.name))
                 if explain is not None:
                     _explain(model, path, name, _new_file(explain, f"{path.stem}.png"))
-        if listed is not None:
-            _write_table(listed, answers, min(top, len(model.classes)))
+        if table is not None:
+            _write_table(table, answers, min(top, len(model.classes)))
     if as_json:
         echo_json({"bundle": bundle, "runtime": model.runtime, "pictures": answers})
     failed = sum("error" in answer for answer in answers)
@@ -135,32 +121,19 @@ def predict(
         raise InputError(f"{failed} of {plural(len(answers), 'picture')} cannot be read")
 
 
-def _predict_by_job(
-    bundle: str,
-    sources: tuple[str, ...],
-    table: str,
-    words: tuple[str, ...],
-    *,
-    local: bool,
-    follow: bool,
-    json: bool,
-) -> None:
-    """Run the pipeline batch_predict by the command `run`."""
+def _run_pipeline(context: click.Context, addresses: list[str], words: Sequence[str]) -> None:
+    """Send the pipeline batch_predict by the command `run`; refuse options of predictions here."""
     from kfp_ddp.cli.run import run
 
-    if len(sources) > 1 or not table:
-        raise InputError("--job predicts one SOURCE: give BUNDLE, SOURCE and --table")
-    # `predict SOURCE --job --set bundle=…` is the order of other commands.
-    source, given = (sources[0], f"bundle={_absolute(bundle)}") if sources else (bundle, "")
-    settings = [*filter(None, [given]), f"table={_absolute(table)}", *words]
-    flags = {"--local": local, "--follow": follow, "--json": json}
-    arguments = [source, "--pipeline", "batch_predict", *(name for name in flags if flags[name])]
-    run.main([*arguments, *(f"--set={word}" for word in settings)], standalone_mode=False)
-
-
-def _absolute(address: str) -> str:
-    """Return an address, a path from the root: steps run in other folders."""
-    return address if "://" in address else str(Path(address).absolute())
+    given = {name: value for name, value in context.params.items() if value and name != "top"}
+    allowed = {"bundle", "pictures", "job", "words", "as_json", "allow_code"}
+    if not context.params["job"] or len(addresses) > 2 or given.keys() - allowed:
+        raise click.UsageError("Give BUNDLE PICTURE..., or BUNDLE SOURCE --job --set table=URI.")
+    *bundle, source = addresses  # `--set bundle=URI` is one more way
+    settings = [*(f"bundle={one}" for one in bundle), *words]
+    settings += ["prediction.allow_code=true"] * ("allow_code" in given)
+    flags = ["--pipeline", "batch_predict", *(f"--set={one}" for one in settings)]
+    run.main([source, *flags, *["--json"] * ("as_json" in given)], standalone_mode=False)
 
 
 def _pictures(path: Path) -> Iterator[Path]:

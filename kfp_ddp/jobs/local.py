@@ -28,9 +28,7 @@ from kfp_ddp.training.watch import PARENT
 NODE = "kfp_ddp.training.node"
 """The module that launches the ranks of this machine."""
 EVALUATION = "kfp_ddp.evaluation.node"
-"""The same for ranks that evaluate."""
-PREDICTION = "kfp_ddp.evaluation.bulk.node"
-"""The same for ranks that predict."""
+"""The same for ranks that evaluate, or predict."""
 
 
 class _Process(NamedTuple):
@@ -94,7 +92,7 @@ def recorded(run_dir: Path) -> int | None:
         folder = process.words[process.words.index("--output-dir") + 1]
     except (OSError, ValueError, IndexError):
         return None
-    ranks = leads and not {NODE, EVALUATION, PREDICTION}.isdisjoint(process.words)
+    ranks = leads and not {NODE, EVALUATION}.isdisjoint(process.words)
     return pid if ranks and os.path.realpath(folder) == os.path.realpath(run_dir) else None
 
 

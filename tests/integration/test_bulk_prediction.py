@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from kfp_ddp.evaluation.bulk import rank
-from kfp_ddp.evaluation.bulk.plan import Destination
-from kfp_ddp.evaluation.bulk.request import PredictionRequest
+from kfp_ddp.evaluation import bulk_rank
+from kfp_ddp.evaluation.bulk import Table
+from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.models import bundle as bundles
 from kfp_ddp.models import weights
 from kfp_ddp.models.evaluation import prediction_rows
@@ -51,10 +51,10 @@ def source(trained: Trained, tmp_path: Path) -> Path:
 
 
 def predict(source: Path | str, bundle: Path, table: Path | str, **options: Any) -> dict[str, Any]:
-    fields = {"source": str(source), "bundle": str(bundle), "table": str(table)}
     options = {"batch_size": 8, "shard_images": 10, **options}
-    rank.predict_share(PredictionRequest.create(**fields, options=options))
-    return dict(Destination(str(table)).summary())
+    request = PredictionRequest.of(str(source), str(bundle), str(table), options)
+    bulk_rank.predict_share(request)
+    return Table(str(table)).read_record()
 
 
 def rows_of(table: Path) -> dict[str, dict[str, Any]]:
