@@ -6,6 +6,8 @@
   Ours also has the loss, each sample's confidence and the classes' intervals.
 - `rn50_224_vs_reference`: images a second of the evaluation of JPEG files, against `validate()` of
   pytorch/examples' imagenet/main.py, a ResNet-50 in float32 on a CPU, each in its own process.
+- `bulk_vs_evaluation`, `bulk_vs_imagefolder`: images a second of a batch prediction of the same
+  files, from the listing to the table, against our evaluation and that loop.
 - `onnx_vs_eager_rn50_b1`, `onnx_vs_eager_rn50_b8`: a ResNet-50 at 224 pixels, as the export
   component writes it, in ONNX Runtime against the same model in eager torch; uint8 images in,
   logits out.
@@ -13,6 +15,7 @@
 CPU time of one thread each.
 """
 
+import itertools
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -101,11 +104,20 @@ def _metrics() -> dict[str, float]:
 def _against_reference() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         root = photographs(Path(folder) / "data", 4 * IMAGES) / "val"
-        with apart(_ours, root) as ours, apart(_reference, root) as reference:
-            calls = {"kfp-ddp": ours, "pytorch/examples imagenet": reference}
+        ours, peer, bulk = "kfp-ddp", "pytorch/examples imagenet", "kfp-ddp, batch prediction"
+        with (
+            apart(_ours, root) as evaluation,
+            apart(_reference, root) as reference,
+            apart(_bulk, root) as prediction,
+        ):
+            calls = {ours: evaluation, peer: reference, bulk: prediction}
             seconds = take_turns(calls, rounds=3)
-    table("Evaluation of a ResNet-50 at 224 px from JPEG files", seconds, IMAGES, "image")
-    return {"rn50_224_vs_reference": ratio(seconds, "kfp-ddp", "pytorch/examples imagenet")}
+    table("A ResNet-50 at 224 px over JPEG files", seconds, IMAGES, "image")
+    return {
+        "rn50_224_vs_reference": ratio(seconds, ours, peer),
+        "bulk_vs_evaluation": ratio(seconds, bulk, ours),
+        "bulk_vs_imagefolder": ratio(seconds, bulk, peer),
+    }
 
 
 def _ours(root: Path) -> Callable[[], object]:
@@ -120,6 +132,30 @@ def _ours(root: Path) -> Callable[[], object]:
     model, info, index = build("resnet50", 2).eval(), _info(2), scan(root)
     world = alone(torch.device("cpu"))
     return lambda: merged(index, [predict_share(model, info, index, 32, world)])
+
+
+def _bulk(root: Path) -> Callable[[], object]:
+    import torch
+
+    from kfp_ddp.evaluation import bulk_rank
+    from kfp_ddp.evaluation.evaluator import Subject
+    from kfp_ddp.evaluation.request import PredictionRequest
+    from kfp_ddp.training.distributed import alone
+    from kfp_ddp.training.model.networks import build
+
+    torch.set_num_threads(1)
+    subject = Subject(build("resnet50", 2).eval(), _info(2), "", "")
+    # A bundle is more than its weights, and reading it is no part of the figure.
+    setattr(bulk_rank, "read_bundle", lambda *_, **__: (subject, "digest"))  # noqa: B010
+    world, numbers = alone(torch.device("cpu")), itertools.count()
+
+    def predict() -> None:
+        file = f"{root.parent}/{next(numbers)}.csv"
+        options = {"batch_size": 32}
+        request = PredictionRequest.of(str(root), str(root), file, options)
+        bulk_rank.predict_share(request, world)
+
+    return predict
 
 
 def _reference(root: Path) -> Callable[[], object]:

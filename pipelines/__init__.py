@@ -7,6 +7,7 @@ MODULES = {
     "retrain": "variants",
     "finetune": "variants",
     "evaluate_checkpoint": "evaluate_checkpoint",
+    "batch_predict": "batch_predict",
     "sync_dataset": "sync_dataset",
     "sweep": "variants",
     "own_script": "variants",

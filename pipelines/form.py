@@ -13,6 +13,8 @@ from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint, rename
 from kfp_ddp.core.text import yaml_of
+from kfp_ddp.evaluation.engine import job_fields
+from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines.document import Document, defaults_of
@@ -180,6 +182,11 @@ def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> Run | N
     """Check arguments as `preflight` does; raise its InputError. None for a pipeline without it."""
     task = pipeline.spec["root"]["dag"].get("tasks", {}).get("preflight")
     if task is None:
+        if "prediction" in Form(pipeline).subjects:
+            given = {**defaults_of(pipeline.spec["root"]), **arguments}
+            names = ("source", "bundle", "table", "prediction")
+            PredictionRequest.of(*(given[name] for name in names))
+            job_fields(given["job"], "image", given["backend"])
         return None
     component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})
     program = pipeline.programs().get(component.get("executorLabel"), "")

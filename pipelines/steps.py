@@ -23,6 +23,7 @@ from kfp_ddp.components.deploy.component import deploy
 from kfp_ddp.components.evaluate.component import evaluate
 from kfp_ddp.components.export.component import export
 from kfp_ddp.components.gate.component import gate as judge
+from kfp_ddp.components.predict.component import predict
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.components.publish.component import publish
 from kfp_ddp.components.teardown.component import teardown
@@ -237,6 +238,19 @@ class Steps:
         ).set_display_name("evaluate: measure accuracy")
         outputs: Outputs = self.computing(self.mounted(task, data["claim"])).outputs
         return outputs
+
+    def predicted(self) -> None:
+        """Predict the objects of the source, and complete the table."""
+        form = self.form
+        task = predict(
+            **{name: form[name] for name in ("source", "bundle", "table", "backend", "job")},
+            options=form["prediction"],
+            run_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+            task_name=dsl.PIPELINE_TASK_NAME_PLACEHOLDER,
+            task_id=dsl.PIPELINE_TASK_ID_PLACEHOLDER,
+        ).set_display_name("predict: one row for each object")
+        limits = (self.plan["evaluate_cpu"], self.plan["evaluate_memory"], form["predict_gpus"])
+        no_eviction(sized(self.mounted(task, None), EVALUATE_REQUESTS, *limits, "nvidia.com/gpu"))
 
     def judged(self, evaluation: Outputs, **more: Any) -> dsl.PipelineTask:
         """Return the gate's task, with `more` inputs."""

@@ -15,7 +15,7 @@ from kfp_ddp.core.settings import Settings
 from kfp_ddp.datasets.settings import SyncSettings
 from kfp_ddp.datasets.volume.request import Strategy
 from kfp_ddp.evaluation.gate.rules import Rules
-from kfp_ddp.evaluation.request import Measuring
+from kfp_ddp.evaluation.request import Measuring, PredictionRequest
 from kfp_ddp.jobs.fields import NAME, PATTERN_DESCRIPTIONS
 from kfp_ddp.jobs.launch_spec import Backend, LaunchSpec, Supervision
 from kfp_ddp.k8s.objects import AMOUNT, QUANTITY, parse_quantity
@@ -45,7 +45,7 @@ class Parameters(Settings):
     the GPUs; none: finetune where the training starts from existing weights, otherwise the
     defaults, a ResNet-50 in 90 epochs."""
     backend: Backend = "pytorchjob"
-    """Where to train: a pytorchjob of the Training Operator, a trainjob of the Trainer, or local,
+    """Where to compute: a pytorchjob of the Training Operator, a trainjob of the Trainer, or local,
     processes of the step itself."""
     champion: str = ""
     """Model to beat: last for the one that was exported last to this destination, or the folder or
@@ -70,6 +70,14 @@ class Parameters(Settings):
     split: str = "val"
     """Split to evaluate on: val as in the training, and test too where it exists; train, test, or a
     folder of the dataset with class folders."""
+    bundle: str = ""
+    """Model that predicts: folder or URI of a bundle, or of a model's exports, which means the
+    champion."""
+    table: str = ""
+    """URI of the table with a row for each object, such as gs://bucket/predictions.parquet; .csv
+    or .parquet. An existing one is completed."""
+    predict_gpus: str = ""
+    """GPUs of the step that predicts, with a rank on each; empty for none."""
     keep: int = Field(0, ge=0)
     """Number of newest runs' folders and exported bundles to retain; the champion, the one that it
     was compared with and deployed bundles are always retained; 0 for all. keep_runs of job
@@ -85,6 +93,8 @@ class Parameters(Settings):
     release: dict[str, Any] = Field(default_factory=dict)
     """How a blessed model is published, by name: forms of the bundle, its signature, registry, and
     service."""
+    prediction: dict[str, Any] = Field(default_factory=dict)
+    """Settings of a batch prediction by name, such as {"batch_size": 64}."""
     sweep: dict[str, Any] = Field(default_factory=dict)
     """Trials: a space such as {"space": {"learning_rate": [0.05, 0.1]}}, or a list."""
 
@@ -171,6 +181,7 @@ SUBJECTS: dict[str, tuple[type[Settings], ...]] = {
     "gate": (Rules, Measuring),
     "release": release.MODELS,
     "sweep": (Sweep,),
+    "prediction": (PredictionRequest,),
 }
 """Models of each mapping in a form."""
 

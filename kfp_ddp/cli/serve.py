@@ -21,6 +21,7 @@ from kfp_ddp.cli.options import (
     AS_JSON,
     FILE,
     FOLDER,
+    SET,
     echo,
     echo_json,
     require,
@@ -40,7 +41,7 @@ BATCH = 8
 
 @click.command("predict")
 @click.argument("bundle")
-@click.argument("pictures", nargs=-1, required=True, metavar="PICTURE...")
+@click.argument("pictures", nargs=-1, metavar="PICTURE...")
 @click.option("--top", type=click.IntRange(1), default=3, help="Number of classes to print.")
 @click.option("--csv", "table", type=FILE, help="Also write a table with a row for each picture.")
 @click.option("--into", type=FOLDER, help="Copy the pictures to a folder for each class in this.")
@@ -52,11 +53,17 @@ BATCH = 8
 @click.option(
     "--allow-code", is_flag=True, help="Run the network's own code of a bundle without model.onnx."
 )
+@click.option("--job", is_flag=True, help="Predict all objects of the address SOURCE on KFP.")
+@SET
 @KEY
 @AS_JSON
+@click.pass_context
 def predict(
+    context: click.Context,
     bundle: str,
     pictures: tuple[str, ...],
+    job: bool,
+    words: tuple[str, ...],
     top: int,
     table: Path | None,
     into: Path | None,
@@ -74,7 +81,11 @@ def predict(
     \b
     kfp-ddp predict run-output/latest/bundle picture.jpg ./more-pictures
     kfp-ddp predict run-output/latest/bundle ./pictures --csv classes.csv --into ./sorted
+    kfp-ddp predict gs://models/flowers gs://bucket/new --job --set table=gs://bucket/new.parquet
     """
+    if job or words or not pictures:
+        _run_pipeline(context, [bundle, *pictures], words)
+        return
     require("predict")
     from kfp_ddp.predict import load
 
@@ -108,6 +119,21 @@ def predict(
     failed = sum("error" in answer for answer in answers)
     if failed:
         raise InputError(f"{failed} of {plural(len(answers), 'picture')} cannot be read")
+
+
+def _run_pipeline(context: click.Context, addresses: list[str], words: Sequence[str]) -> None:
+    """Send the pipeline batch_predict by the command `run`; refuse options of predictions here."""
+    from kfp_ddp.cli.run import run
+
+    given = {name: value for name, value in context.params.items() if value and name != "top"}
+    allowed = {"bundle", "pictures", "job", "words", "as_json", "allow_code"}
+    if not context.params["job"] or len(addresses) > 2 or given.keys() - allowed:
+        raise click.UsageError("Give BUNDLE PICTURE..., or BUNDLE SOURCE --job --set table=URI.")
+    *bundle, source = addresses  # `--set bundle=URI` is one more way
+    settings = [*(f"bundle={one}" for one in bundle), *words]
+    settings += ["prediction.allow_code=true"] * ("allow_code" in given)
+    flags = ["--pipeline", "batch_predict", *(f"--set={one}" for one in settings)]
+    run.main([source, *flags, *["--json"] * ("as_json" in given)], standalone_mode=False)
 
 
 def _pictures(path: Path) -> Iterator[Path]:

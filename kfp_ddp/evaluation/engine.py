@@ -1,6 +1,8 @@
 """The evaluate step: checkpoint and split in, `evaluation.json`, report and artifacts out."""
 
+import json
 import math
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +16,9 @@ from kfp_ddp.core.step import step, write_artifact
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
+from kfp_ddp.evaluation.bulk import Table
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share, with_local_folders
-from kfp_ddp.evaluation.request import EvaluationRequest, Measuring
+from kfp_ddp.evaluation.request import EvaluationRequest, Measuring, PredictionRequest, RankRequest
 from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
@@ -88,7 +91,8 @@ def run(
     )
     if backend != "local":
         with using("evaluate", request.run_dir, dataset_path):
-            run_job(request, fields, task_config, backend, (run_id, task_name, task_id))
+            ids = (run_id, task_name, task_id)
+            run_job(request, fields, task_config, backend, ids, (dataset_path, request.run_dir))
     with open_workspace(request.run_dir, "evaluate") as folder:
         target = RunFolder(folder.path).evaluation(split)
         if backend == "local":
@@ -151,31 +155,82 @@ def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, An
 
 def run_local_ranks(request: EvaluationRequest, ranks: int) -> None:
     """Evaluate with processes of this step; the request has local folders."""
-    request = request.changed(output_dir=str(request.target))
-    folder = RunFolder(request.target)
-    results.prepare(folder.path, RunFolder(request.run_dir).path)
-    print(f"evaluate: {ranks} ranks, output in {folder.path}", flush=True)
+    results.prepare(request.target, RunFolder(request.run_dir).path)
+    _run_processes(request.changed(output_dir=str(request.target)), ranks, "evaluation")
+
+
+def _run_processes(request: RankRequest, ranks: int, what: str) -> None:
+    """Compute with processes of this step; their logs are in the output folder."""
+    folder = RunFolder(request.output_dir)
+    print(f"{what}: {ranks} ranks, output in {folder.path}", flush=True)
     ended = run_ranks(request.to_argv(), ranks, folder.path, EVALUATION)
     if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
-        raise RunCancelledError("the evaluation was stopped; run it again to restart it")
+        raise RunCancelledError(f"the {what} was stopped; run it again to restart it")
     if ended.code:
         failure = read(folder.logs)
         if failure is not None and failure.exit_code == InputError.exit_code:
             raise InputError(failure.error)
-        raise JobError(f"evaluation failed: {ended.cause(folder.path)}")
+        raise JobError(f"{what} failed: {ended.cause(folder.path)}")
 
 
 def run_job(
-    request: EvaluationRequest,
+    request: RankRequest,
     fields: dict[str, Any],
     task_config: Any,
     backend: str,
     ids: tuple[str, str, str],
+    paths: tuple[str, str],
 ) -> None:
-    """Evaluate with a job; `fields` are of LaunchSpec, `ids` of run, task and iteration."""
+    """Compute with a job; `fields` are of LaunchSpec, `ids` of run, task and iteration.
+
+    `paths` are what the ranks read, and the folder of the run.
+    """
     api = Api.connect()
     fields = with_task_config(task_config, {**fields, "kind": backend})
-    fields = with_folders(api, fields, request.data, request.run_dir, "evaluate")
+    fields = with_folders(api, fields, *paths, ids[1])
     command = ["python3", "-m", EVALUATION, "--", *map(unexpanded, request.to_argv())]
-    with followed_folder(request.run_dir) as (folder, _):
+    with followed_folder(paths[1]) as (folder, _):
         launch(LaunchSpec.create(**on_workers(fields, command)), *ids, api, folder)
+
+
+@step
+def predict(
+    source: str,
+    bundle: str,
+    table: str,
+    options: Mapping[str, Any],
+    backend: str,
+    job: Mapping[str, Any],
+    image: str,
+    task_config: Any,
+    prediction_metrics: "dsl.Metrics",
+    prediction_record: "dsl.Artifact",
+    **ids: str,
+) -> tuple[str, int, int]:
+    """Predict, fill the artifacts, and return the table, its rows, and those unreadable."""
+    fields, request = (
+        job_fields(job, image, backend),
+        PredictionRequest.of(source, bundle, table, options),
+    )
+    target = Table(table)
+    if backend != "local":
+        if not target.store.remote:
+            raise InputError(f"table={table!r} is not in a bucket, to which each pod could write")
+        paths = (source, f"{target.store.uri}/{target.parts}run")
+        run = (ids["run_id"], ids["task_name"], ids["task_id"])
+        run_job(request, fields, task_config, backend, run, paths)
+        target.delete_parts()
+    elif (ranks := int(fields.get("nproc_per_node", 0)) or local_gpus()) > 1:
+        with tempfile.TemporaryDirectory() as logs:
+            _run_processes(request.changed(output_dir=logs), ranks, "prediction")
+    else:
+        from kfp_ddp.evaluation.bulk_rank import predict_share
+
+        predict_share(request)
+    record = target.read_record()
+    for name in ("rows", "unreadable", "computed", "seconds"):
+        prediction_metrics.log_metric(name, record[name])
+    for artifact in (prediction_metrics, prediction_record):
+        write_artifact(artifact, json.dumps(record, indent=1))
+    print(f"{record['rows']:,} rows, {record['computed']:,} new, in {table}")
+    return table, record["rows"], record["unreadable"]

@@ -198,13 +198,26 @@ def read_model(checkpoint: Path | str) -> Subject:
     return _read_bundle(champion, uri)
 
 
-def _read_bundle(champion: Champion, uri: str) -> Subject:
+def read_bundle(uri: str, *, allow_code: bool) -> tuple[Subject, str]:
+    """Return the model of a bundle or of a model's exports, and the digest of the bundle.
+
+    Raise as `read_model`, and InputError for a network of its own code without `allow_code`.
+    """
+    champion = champions.find(uri)
+    if champion is None or not champion.version:
+        raise InputError(
+            f"there is no bundle at {uri}: give a bundle, or the folder of a model's exports"
+        )
+    return _read_bundle(champion, uri, allow_code=allow_code), champion.bundle.digest
+
+
+def _read_bundle(champion: Champion, uri: str, *, allow_code: bool = True) -> Subject:
     """Return the model of a bundle, as `read_model` does."""
     own, bundle = champion.evaluation, champion.bundle
     with tempfile.TemporaryDirectory() as folder:
         file = champion.fetch_weights(Path(folder))
         try:
-            network, info = weights.read(file, own.step, allow_code=True)
+            network, info = weights.read(file, own.step, allow_code=allow_code)
         except (InputError, StorageError) as error:
             raise type(error)(f"the champion {bundle.uri} cannot be evaluated: {error}") from None
     # The settings of the training define the images of the validation, and how they are read.

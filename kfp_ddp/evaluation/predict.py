@@ -1,14 +1,14 @@
-"""Run a checkpoint over every sample of a split, once each."""
+"""Run a network over images, once each: every sample of a split, or of other batches."""
 
 import contextlib
 import io
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from kfp_ddp.evaluation.measure import COLUMNS, Tally
 from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training.config import READING, Reading
 from kfp_ddp.training.data import loader
+from kfp_ddp.training.data.sampler import Keys
 from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.distributed import World, keep_freed
 from kfp_ddp.training.model.networks import affine, head_of, logits
@@ -89,19 +90,53 @@ def predict_share(
 ) -> Share:
     """Predict this rank's share of the samples. Batches do not depend on the number of ranks.
 
-    The model is in eval mode; unreadable images fail, or are left out, as `reading` says. Raise
-    InputError if the model returns NaN or infinity, as after a diverged training, or an image is
-    unreadable and not skipped.
+    Unreadable images fail, or are left out, as `reading` says; raise InputError as `scored`.
     """
     classes = len(info.classes)
     tally, counted = Tally(classes), [torch.zeros(0, dtype=torch.int64)]
     features = [torch.zeros(0, FEATURES)]
+    mine = loader.fixed_batches(index, batch_size, world.rank, world.size)
+    work = ((index, keys) for keys in mine)
+    for batch in scored(model, info, work, world, reading):
+        tally.update(batch.scores, batch.targets)
+        counted.append(batch.positions)
+        if len(index) <= MOST_DESCRIBED:
+            features.append(batch.features.clone())
+    return Share(torch.cat(counted), tally, torch.cat(features))
+
+
+Work = Iterable[tuple[Index, Keys]]
+"""Batches: an index, and positions in it."""
+
+
+class Scored(NamedTuple):
+    """The readable images of a batch, on the CPU."""
+
+    images: Index
+    positions: Tensor
+    """In `images`; (N,) int64."""
+    targets: Tensor
+    scores: Tensor
+    """Logits, (N, classes) float32."""
+    features: Tensor
+    """Descriptions of the images, (N, `FEATURES`); not to be retained."""
+
+
+def scored(
+    model: torch.nn.Module, info: ModelInfo, work: Work, world: World, reading: Reading
+) -> Iterator[Scored]:
+    """Yield the logits of each batch of `work`, in order; batches without images are left out.
+
+    The model is in eval mode. Raise InputError if it returns NaN or infinity, as after a diverged
+    training, or an image is unreadable and not skipped.
+    """
+    classes = len(info.classes)
     model.to(world.device).to(memory_format=torch.channels_last)
     if world.device.type == "cpu":
         keep_freed()
     with torch.inference_mode():
-        images = batches(index, info.image_size, batch_size, world, reading)
-        for rows, targets, positions in _to_cpu(_forward(model, info, images, world.device)):
+        images = batches(work, info.image_size, world, reading)
+        for rows, targets, positions, index in _to_cpu(_forward(model, info, images, world.device)):
             scores = rows[:, :classes].contiguous()
             finite = scores.isfinite().all(1)
             if not finite.all():
@@ -110,15 +145,11 @@ def predict_share(
                     f"the checkpoint returns NaN or infinity for {index.paths[at]}: training "
                     "diverged; train again with a lower learning_rate"
                 )
-            tally.update(scores, targets)
-            counted.append(positions)
-            if len(index) <= MOST_DESCRIBED:
-                features.append(rows[:, classes:].clone())
-    return Share(torch.cat(counted), tally, torch.cat(features))
+            yield Scored(index, positions, targets, scores, rows[:, classes:])
 
 
-_Batch = tuple[Tensor, Tensor, Tensor]
-"""Logits with features, float32, targets and positions of a batch."""
+_Batch = tuple[Tensor, Tensor, Tensor, Index]
+"""Logits with features, float32, targets and positions of a batch in its index."""
 
 
 def _forward(
@@ -128,7 +159,7 @@ def _forward(
     scale, shift = (part.to(device).view(1, -1, 1, 1) for part in affine(info.mean, info.std))
     inputs: list[Any] = []
     with _inputs_of_classifier(model, inputs):
-        for images, targets, positions in batches:
+        for images, targets, positions, index in batches:
             pinned = images.pin_memory() if device.type == "cuda" else images
             pixels = torch.addcmul(shift, pinned.to(device, non_blocking=True), scale)
             scores = logits(model, pixels, info.test_time_flip).float()
@@ -137,7 +168,7 @@ def _forward(
             known = isinstance(given, Tensor) and given.dim() > 1 and len(given) == len(scores)
             described = _features(given if known else scores, pixels)
             inputs.clear()
-            yield torch.cat([scores, described], 1), targets, positions
+            yield torch.cat([scores, described], 1), targets, positions, index
 
 
 def _inputs_of_classifier(
@@ -176,18 +207,18 @@ def _to_cpu(batches: Iterator[_Batch]) -> Iterator[_Batch]:
     pending: deque[tuple[_Batch, torch.cuda.Event]] = deque()
 
     def next_batch() -> _Batch:
-        (scores, targets, positions), event = pending.popleft()
+        (scores, targets, positions, index), event = pending.popleft()
         event.synchronize()
-        return scores.clone(), targets, positions  # the pinned memory is reused
+        return scores.clone(), targets, positions, index  # the pinned memory is reused
 
-    for scores, targets, positions in batches:
+    for scores, targets, positions, index in batches:
         if scores.device.type != "cuda":
-            yield scores, targets, positions
+            yield scores, targets, positions, index
             continue
         local = torch.empty(scores.shape, pin_memory=True).copy_(scores, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(scores.device))
-        pending.append(((local, targets, positions), event))
+        pending.append(((local, targets, positions, index), event))
         if len(pending) > 1:
             yield next_batch()
     while pending:
@@ -226,21 +257,23 @@ def _reorder(shares: Sequence[Share], order: Tensor) -> Tally:
     return tally
 
 
-def batches(
-    index: Index, image_size: int, batch_size: int, world: World, reading: Reading
-) -> Iterator[_Batch]:
-    """Yield the batches of this rank in order, decoded by threads that take turns."""
-    mine = list(loader.fixed_batches(index, batch_size, world.rank, world.size))
-    readers = max(1, min(int(machine.cpus() / world.local_size), 32, len(mine)))
-    shares = [
-        loader.decoded(index, image_size, mine[number::readers], reading)
-        for number in range(readers)
-    ]
+def batches(work: Work, image_size: int, world: World, reading: Reading) -> Iterator[_Batch]:
+    """Yield the batches in order, decoded by threads, which start the next ones meanwhile."""
+    readers = max(1, min(int(machine.cpus() / world.local_size), 32))
+    pending = deque[tuple[Index, Future[tuple[Tensor, Tensor, Tensor] | None]]]()
+
+    def decode(index: Index, keys: Keys) -> tuple[Tensor, Tensor, Tensor] | None:
+        return next(loader.decoded(index, image_size, [keys], reading), None)
+
+    def oldest() -> Iterator[_Batch]:
+        index, future = pending.popleft()
+        if (batch := future.result()) is not None:
+            yield *batch, index
+
     with ThreadPoolExecutor(readers) as pool:
-        waiting = deque((share, pool.submit(next, share, None)) for share in shares)
-        while waiting:
-            share, future = waiting.popleft()
-            batch = future.result()
-            if batch is not None:
-                waiting.append((share, pool.submit(next, share, None)))
-                yield batch
+        for index, keys in work:
+            pending.append((index, pool.submit(decode, index, keys)))
+            if len(pending) > readers:
+                yield from oldest()
+        while pending:
+            yield from oldest()

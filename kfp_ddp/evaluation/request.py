@@ -1,17 +1,19 @@
 """Inputs of an evaluation, as its ranks receive them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.core.settings import Settings
+from kfp_ddp.core.settings import Settings, split
+from kfp_ddp.storage.kinds import check_address
 
 OUTPUT, REQUEST = "--output-dir", "--request"
+CSV, PARQUET = ".csv", ".parquet"
 SPLIT = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -26,7 +28,25 @@ class Measuring(Settings):
     intervals."""
 
 
-class EvaluationRequest(Settings):
+class RankRequest(Settings):
+    """What ranks receive on their command line."""
+
+    output_dir: str = ""
+    """Local folder for the logs of the ranks; empty for that of the results."""
+    device: str = "auto"
+    timeout_minutes: float = Field(30.0, gt=0)
+    """Timeout of collectives: other ranks wait while the first one writes the report."""
+
+    def changed(self, **fields: str) -> Self:
+        """Return the request with other values of these fields."""
+        return self.create(**{**self.explicit(), **fields})
+
+    def to_argv(self) -> list[str]:
+        """Return the command line of the ranks; the folder identifies their processes."""
+        return [OUTPUT, self.output_dir, REQUEST, json.dumps(self.explicit(), sort_keys=True)]
+
+
+class EvaluationRequest(RankRequest):
     """An evaluation; the inputs of the component are documented there."""
 
     patterns: ClassVar = {SPLIT: "the name of a folder of the dataset, such as val"}
@@ -46,30 +66,59 @@ class EvaluationRequest(Settings):
     """Mistakes in the report."""
     champion: str = ""
     options: Measuring = Measuring()
-    output_dir: str = ""
-    """Local folder for the logs of the ranks; empty for the folder of the evaluation."""
-    device: str = "auto"
-    timeout_minutes: float = Field(30.0, gt=0)
-    """Timeout of collectives: other ranks wait while the first one writes the report."""
-
-    def changed(self, **fields: str) -> Self:
-        """Return the request with other values of these fields."""
-        return self.create(**{**self.explicit(), **fields})
 
     @property
     def target(self) -> Path:
         """Folder of the evaluation below a local `run_dir`."""
         return RunFolder(self.run_dir).evaluation(self.split)
 
-    def to_argv(self) -> list[str]:
-        """Return the command line of the ranks; the folder identifies their processes."""
-        return [OUTPUT, self.output_dir, REQUEST, json.dumps(self.explicit(), sort_keys=True)]
+
+class PredictionRequest(RankRequest):
+    """A batch prediction; the inputs of the component are documented there."""
+
+    set_by_step: ClassVar = frozenset(
+        ("source", "bundle", "table", "output_dir", "device", "timeout_minutes")
+    )
+
+    source: str
+    bundle: str
+    table: str
+    batch_size: int = Field(256, ge=1)
+    """Images at a time."""
+    shard_images: int = Field(1024, ge=1, le=65_536)
+    """Most objects of a shard, which a killed run computes again; also at most 512 MiB, unless one
+    object has more. A rank has the files of three shards on its disk."""
+    allow_code: bool = False
+    """Whether to run the network's own code, which a bundle may have."""
+    timeout_minutes: float = Field(7 * 24 * 60.0, gt=0)
+    """Ranks wait for those with more to do."""
+
+    @model_validator(mode="after")
+    def _valid_addresses(self) -> Self:
+        for name in ("source", "bundle", "table"):
+            check_address(name, getattr(self, name))
+        suffix_of(self.table)
+        return self
 
     @classmethod
-    def parse(cls, argv: Sequence[str]) -> Self:
-        """Return the request of a command line by `to_argv`; raise InputError for any other."""
-        try:
-            fields = json.loads(argv[list(argv).index(REQUEST) + 1])
-        except (ValueError, LookupError) as error:
-            raise InputError(f"{argv} does not describe an evaluation: {error}") from None
-        return cls.create(**fields)
+    def of(cls, source: str, bundle: str, table: str, options: Mapping[str, Any]) -> Self:
+        """Return the request of a step's inputs; raise InputError."""
+        (fields,) = split("prediction", options, cls)
+        return cls.create(source=source, bundle=bundle, table=table, **fields)
+
+
+def suffix_of(table: str) -> str:
+    """Return the suffix that names the format of a table; raise InputError for another."""
+    for suffix in (CSV, PARQUET):
+        if table.endswith(suffix) and not table.endswith(f"/{suffix}"):
+            return suffix
+    raise InputError(f"table={table!r} ends in neither {CSV} nor {PARQUET}: name one of these")
+
+
+def parse(argv: Sequence[str]) -> EvaluationRequest | PredictionRequest:
+    """Return the request of a command line by `to_argv`; raise InputError for any other."""
+    try:
+        fields = json.loads(argv[list(argv).index(REQUEST) + 1])
+    except (ValueError, LookupError) as error:
+        raise InputError(f"{argv} is not the command line of a rank: {error}") from None
+    return (PredictionRequest if "table" in fields else EvaluationRequest).create(**fields)

@@ -30,7 +30,7 @@ from kfp_ddp.training.watch import PARENT
 NODE = "kfp_ddp.training.node"
 """The module that launches the ranks of this machine."""
 EVALUATION = "kfp_ddp.evaluation.node"
-"""The same for ranks that evaluate."""
+"""The same for ranks that evaluate, or predict."""
 
 
 class _Process(NamedTuple):
@@ -225,11 +225,12 @@ def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
     """Copy the output line by line; if stdout is closed, stop the ranks and drain the output."""
     assert process.stdout is not None
     read = True
-    for line in process.stdout:
-        ended.last_line = line.strip() or ended.last_line
-        try:
-            if read:
-                print(line, end="", flush=True)
-        except OSError:
-            read = False
-            process.terminate()
+    with process.stdout as output:
+        for line in output:
+            ended.last_line = line.strip() or ended.last_line
+            try:
+                if read:
+                    print(line, end="", flush=True)
+            except OSError:
+                read = False
+                process.terminate()

@@ -25,10 +25,10 @@ def with_folders(
 ) -> dict[str, Any]:
     """Return `fields` with the PVCs of both folders, that of the data read-only if possible.
 
-    `written` is the folder or URI that the workers write to, `task` the name of the step. A dataset
-    that each node copies has no PVC. InputError for another folder that is not on a PVC.
+    `written` is the folder or URI that the workers write to, `task` the name of the step. Data that
+    each node copies or reads from a bucket has no PVC. InputError for another folder without one.
     """
-    on_claims = {} if is_per_node(data) else {"dataset_path": data}
+    on_claims = {} if is_per_node(data) or is_remote(data) else {"dataset_path": data}
     on_claims |= {} if is_remote(written) else {"work_dir": written}
     own = (own_pod(api) or {"spec": {"containers": []}})["spec"]  # none outside of a pod of KFP
     own_mounts = [m for c in own["containers"] for m in c.get("volumeMounts") or []]

@@ -110,9 +110,9 @@ def test_forms_are_short_and_described(name: str) -> None:
     assert all(parameter.get("description") for parameter in form.values())
     more = {"retrain": "destination", "evaluate_checkpoint": "checkpoint"}
     more |= {"train_resnet_bucket": "work", "train_resnet_claimless": "work"}
-    more |= {"own_script": "script"}
+    more |= {"own_script": "script", "batch_predict": "bundle table"}
     required = {key for key, parameter in form.items() if not parameter.get("isOptional")}
-    assert required == {"source", more.get(name, "source")}
+    assert required == {"source", *more.get(name, "").split()}
     own = {"gate", "destination"} if name == "retrain" else {"pretrained"}
     if name in ("retrain", "finetune"):
         ours = form_of("train_resnet")

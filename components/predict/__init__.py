@@ -1,0 +1,1 @@
+"""A table with the class of each object of a source."""

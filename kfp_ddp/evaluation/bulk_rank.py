@@ -1,0 +1,177 @@
+"""One rank of a batch prediction: downloads its shards, predicts them, and writes their parts."""
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from kfp_ddp.core.errors import KfpDdpError, UnavailableError, writing
+from kfp_ddp.core.folders import scratch_dir
+from kfp_ddp.core.text import one_line
+from kfp_ddp.datasets.context import Context
+from kfp_ddp.datasets.options import SyncOptions
+from kfp_ddp.datasets.stage import FileStage
+from kfp_ddp.datasets.transfer import Transfer
+from kfp_ddp.evaluation.bulk import LOST, Row, Shard, Table, content_of, list_objects
+from kfp_ddp.evaluation.evaluator import Subject, read_bundle
+from kfp_ddp.evaluation.predict import Work, scored
+from kfp_ddp.evaluation.request import PredictionRequest
+from kfp_ddp.runs.workspace import MORE_STORAGE
+from kfp_ddp.storage.kinds import open_source
+from kfp_ddp.storage.listing import Listing
+from kfp_ddp.storage.source import Changed, Retry, Source
+from kfp_ddp.training.config import Reading
+from kfp_ddp.training.data import decoder, loader
+from kfp_ddp.training.data.shards import Where, content
+from kfp_ddp.training.data.splits import Index
+from kfp_ddp.training.distributed import World, alone
+
+
+class Local(NamedTuple):
+    """A shard with its files on this disk."""
+
+    shard: Shard
+    folder: Path
+    images: Index
+    predicted: dict[int, Row]
+    """Class and probabilities by position."""
+    lost: dict[int, str]
+    """Why an object was not downloaded, by position."""
+
+    def rows(self, bundle: str, reading: Reading) -> Iterator[Row]:
+        """Yield the row of each object."""
+        listing = self.shard.listing
+        for at, name in enumerate(listing.names):
+            row = self.predicted.get(at)
+            reason = self.lost.get(at) or ("" if row else _reason(self.images.paths[at], reading))
+            row = {"class": "", **(row or {}), "bundle": bundle, "reason": reason}
+            yield row | {"name": name, "object": content_of(listing, at)}
+
+
+def predict_share(request: PredictionRequest, world: World | None = None) -> None:
+    """Predict this rank's shards; the first rank plans before, and makes the table after.
+
+    No `world` means a single process. Raise InputError if an input is invalid, UnavailableError if
+    a store does not respond: another attempt then computes only what is missing.
+    """
+    started, listing = time.monotonic(), Listing()
+    world = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    subject, digest = read_bundle(request.bundle, allow_code=request.allow_code)
+    table = Table(request.table, subject.info.classes, digest)
+
+    def plan() -> tuple[str, str, int]:
+        nonlocal listing
+        table.store.prepare()
+        listing = list_objects(request, table)
+        return digest, *table.plan(listing)
+
+    first_digest, todo, missing = world.from_first(plan)
+    if digest != first_digest:
+        raise UnavailableError(f"the champion of {request.bundle} has changed: run again")
+    world.print(f"{len(listing):,} objects, {missing:,} of them to predict")
+    if missing:
+        _predict(request, table, subject, todo, world)
+    world.barrier()
+    if world.first:
+        seconds = round(time.monotonic() - started, 1)
+        record = {"source": request.source, "computed": missing, "seconds": seconds}
+        table.join(listing, record)
+
+
+def _predict(
+    request: PredictionRequest, table: Table, subject: Subject, todo: str, world: World
+) -> None:
+    """Predict this rank's shards of a list; the next one is downloaded meanwhile."""
+    source, info, begun = open_source(request.source), subject.info, deque[Local]()
+    reading = info.reading._replace(on_bad_image="skip")
+
+    def work() -> Work:
+        shards = islice(table.shards(todo, request.shard_images), world.rank, None, world.size)
+        with ThreadPoolExecutor(1) as pool:
+            # `map` would start all downloads at once.
+            coming = (pool.submit(_download, source, one, above, reading) for one in shards)
+            ahead = next(coming, None)
+            while ahead is not None:
+                begun.append(local := ahead.result())
+                ahead = next(coming, None)
+                for keys in loader.fixed_batches(local.images, request.batch_size, 0, 1):
+                    yield local.images, keys
+
+    def finish(local: Local) -> None:
+        file = local.folder / f"part{table.suffix}"
+        table.write(file, local.rows(table.bundle, reading))
+        table.store.put(file, f"{todo}-{local.shard.number:07d}{table.suffix}")
+        shutil.rmtree(local.folder)
+        print(f"shard {local.shard.number:,}: {len(local.images):,} objects", flush=True)
+
+    scratch = Path(scratch_dir())
+    with writing(scratch, MORE_STORAGE), contextlib.ExitStack() as stack:
+        scratch.mkdir(parents=True, exist_ok=True)
+        above = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
+        for batch in scored(subject.network, info, work(), world, reading):
+            while begun[0].images is not batch.images:
+                finish(begun.popleft())
+            labels = batch.scores.argmax(1).tolist()
+            rows = batch.scores.double().softmax(1).tolist()
+            for at, label, row in zip(batch.positions.tolist(), labels, rows, strict=True):
+                values = dict(zip(table.probabilities, row, strict=True))
+                begun[0].predicted[at] = {"class": info.classes[label], **values}
+        for local in begun:
+            finish(local)
+
+
+def _download(source: Source, shard: Shard, above: Path, reading: Reading) -> Local:
+    """Download the objects of a shard under numbers; raise UnavailableError, or as `Transfer.run`.
+
+    Objects that cannot be downloaded are lost, unless that is so for all.
+    """
+    folder = above / str(shard.number)
+    numbers = [str(at) for at in range(len(shard.listing))]
+    origins = dict(zip(numbers, shard.listing.names, strict=True))
+    listing = dataclasses.replace(shard.listing, names=numbers, origins=origins)
+    lost = {
+        at: "it is larger than any image of max_pixels"
+        for at, size in enumerate(listing.sizes)
+        if size > reading.most_bytes
+    }
+    folder.mkdir()
+    stage = FileStage(folder / "files", listing)
+    stage.open()
+    context = Context(source, SyncOptions(), Retry(), lambda *_: None)
+    small = [at for at in range(len(listing)) if at not in lost]
+    try:
+        Transfer(context, stage).run(small)
+    except Changed as error:
+        raise UnavailableError(f"{error} changed while this ran: run again") from None
+    except KfpDdpError as error:
+        if error.retryable:
+            raise
+        for at in [one for one in small if not stage.path(one).exists()]:
+            try:
+                Transfer(context, stage).run([at])
+            except KfpDdpError as one:
+                lost[at] = f"{LOST}{one_line(one)}"
+        if len(lost) == len(listing):
+            raise
+    finally:
+        stage.close()
+    paths = tuple(str(stage.path(at)) for at in range(len(listing)))
+    return Local(shard, folder, Index(stage.tree, (), paths, (0,) * len(paths)), {}, lost)
+
+
+def _reason(path: str, reading: Reading) -> str:
+    """Return why an image cannot be read, as the decoder has it."""
+    try:
+        decoder.decode(content(Where(path), reading.most_bytes), reading)
+    except (OSError, ValueError) as error:
+        return one_line(getattr(error, "strerror", None) or error)
+    return "it is not as images=strict of the training requires"

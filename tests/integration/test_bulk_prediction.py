@@ -1,0 +1,277 @@
+"""Batch prediction: one row for each object, resumed to the shard, the same as an evaluation."""
+
+import csv
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from kfp import dsl
+
+from kfp_ddp.components.predict.component import predict as component
+from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
+from kfp_ddp.evaluation import bulk_rank
+from kfp_ddp.evaluation.bulk import LOST, Table
+from kfp_ddp.evaluation.request import PredictionRequest
+from kfp_ddp.models import bundle as bundles
+from kfp_ddp.models import weights
+from kfp_ddp.models.evaluation import prediction_rows
+from kfp_ddp.storage.folder import Folder
+from kfp_ddp.storage.folder_source import FolderReader
+from kfp_ddp.storage.kinds import open_store
+from kfp_ddp.storage.source import Entry
+from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
+from tests.evaluations import Trained, written
+
+
+@pytest.fixture(scope="session")
+def bundle(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a bundle that are read, with its real weights."""
+    return sealed(tmp_path_factory.mktemp("bulk") / "bundle", *load_model(trained_checkpoint))
+
+
+def sealed(folder: Path, network: torch.nn.Module, info: ModelInfo, wrong: int = 0) -> Path:
+    written(folder, wrong, "metrics.json")
+    (folder / "config.json").write_text(json.dumps({"training": info.config}))
+    weights.write(network, info, folder / bundles.WEIGHTS)
+    bundles.seal(folder)
+    return folder
+
+
+@pytest.fixture
+def source(trained: Trained, tmp_path: Path) -> Path:
+    """48 images, a broken and an empty one, text, a system's file, and hostile names."""
+    folder = Path(shutil.copytree(trained.dataset / "val", tmp_path / "source"))
+    one = folder / "red" / "000.png"
+    for name in ("=1+1.png", "a,\n'b'.PNG", "_DSC1.JPG", "none"):
+        shutil.copy(one, folder / name)
+    (folder / "broken.jpg").write_bytes(b"no image")
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "notes.txt").write_text("text")
+    (folder / ".DS_Store").write_bytes(b"\0")
+    return folder
+
+
+def predict(source: Path | str, bundle: Path, table: Path | str, **options: Any) -> dict[str, Any]:
+    options = {"batch_size": 8, "shard_images": 10, **options}
+    request = PredictionRequest.of(str(source), str(bundle), str(table), options)
+    bulk_rank.predict_share(request)
+    return Table(str(table)).read_record()
+
+
+def rows_of(table: Path) -> dict[str, dict[str, Any]]:
+    if table.suffix == ".parquet":
+        rows = pq.read_table(table).to_pylist()
+    else:
+        rows = list(csv.DictReader(table.read_text().splitlines(keepends=True)))
+    by_name = {row["name"].removeprefix("'"): row for row in rows}
+    assert len(by_name) == len(rows), "one row for each object"
+    return by_name
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_one_row_for_each_object_as_evaluated(
+    source: Path, bundle: Path, trained: Trained, suffix: str
+) -> None:
+    table = source / f"table{suffix}"
+    summary = predict(source, bundle, table)
+    rows = rows_of(table)
+    ours = {"table.csv", "table.parquet", f"table{suffix}.json", ".DS_Store"}
+    names = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert rows.keys() == names - ours
+    assert {name for name, row in rows.items() if row["reason"]} == {
+        *("broken.jpg", "empty.png", "notes.txt")
+    }
+    assert (summary["rows"], summary["computed"], summary["unreadable"]) == (55, 55, 3)
+    trained.evaluate()
+    predictions = prediction_rows((trained.evaluation.parent / "predictions.csv").read_bytes())
+    for one in predictions:
+        row = rows[one["path"] or ""]
+        assert (row["class"], row["bundle"]) == (one["predicted"], summary["bundle"])
+        sure = float(row[f"probability_{row['class']}"])
+        assert sure == pytest.approx(float(one["confidence"] or 0), abs=2e-6)
+    assert sum(summary["classes"].values()) == 52
+    assert not list(source.glob("*.parts/*"))
+
+
+def test_only_what_is_new_or_changed_is_computed(
+    source: Path, bundle: Path, trained: Trained
+) -> None:
+    table = source.parent / "out" / "table.parquet"
+    first = predict(source, bundle, table)
+    before, content = rows_of(table), table.read_bytes()
+    assert predict(source, bundle, table)["computed"] == 0
+    assert table.read_bytes() == content
+    shutil.copy(source / "green" / "000.png", source / "new.png")
+    shutil.copy(source / "blue" / "000.png", source / "broken.jpg")
+    (source / "red" / "001.png").unlink()
+    assert predict(source, bundle, table)["computed"] == 2
+    rows = rows_of(table)
+    assert rows.keys() == before.keys() ^ {"new.png", "red/001.png"}
+    assert rows["broken.jpg"]["class"] == rows["blue/000.png"]["class"]
+    assert {name for name in rows if rows[name] != before.get(name)} == {"new.png", "broken.jpg"}
+    assert {row["bundle"] for row in rows.values()} == {first["bundle"]}
+
+    network, info = load_model(trained.checkpoint)
+    other = sealed(source.parent / "other", network, info, 7)
+    again = predict(source, other, table)
+    assert (again["computed"], again["bundle"]) == (
+        55,
+        {row["bundle"] for row in rows_of(table).values()}.pop(),
+    )
+    assert again["bundle"] != first["bundle"]
+    renamed = dataclasses.replace(info, classes=("a", "b", "c"))
+    with pytest.raises(InputError, match=r"other columns .*probability_a"):
+        predict(source, sealed(source.parent / "third", network, renamed), table)
+    assert Table(str(table)).read_record() == again
+
+
+def test_a_run_resumes_at_the_shard(
+    source: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, parts = tmp_path / "table.csv", list[str]()
+    put = Folder._put
+
+    def failing(store: Folder, content: BinaryIO, name: str) -> bool:
+        if name.endswith(".csv"):
+            if len(parts) == 3:
+                raise UnavailableError("the store is gone")
+            parts.append(name)
+        return put(store, content, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "_put", failing)
+        with pytest.raises(UnavailableError):
+            predict(source, bundle, table)
+    assert not table.exists()
+    shutil.copy(source / "red" / "000.png", source / "between.png")
+    assert predict(source, bundle, table, shard_images=7)["computed"] == 56 - 30
+    assert len(rows_of(table)) == 56
+    predict(source, bundle, tmp_path / "at-once.csv")
+    assert table.read_text() == (tmp_path / "at-once.csv").read_text()
+
+
+def test_an_object_that_cannot_be_downloaded_is_tried_again(
+    source: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pour = FolderReader.pour
+
+    async def failing(self: FolderReader, entry: Entry, *more: Any) -> None:
+        if entry.name == "red/003.png":
+            raise InputError("it is in an archive")
+        await pour(self, entry, *more)
+
+    table = tmp_path / "table.parquet"
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderReader, "pour", failing)
+        assert predict(source, bundle, table)["unreadable"] == 4
+    assert rows_of(table)["red/003.png"]["reason"] == f"{LOST}it is in an archive"
+    record = predict(source, bundle, table)
+    assert (record["computed"], record["unreadable"], record["rows"]) == (1, 3, 55)
+
+
+@pytest.mark.parametrize(
+    ("table", "files", "words"),
+    [
+        ("table.csv", ["a/notes.txt"], r"no images .*1 \.txt"),
+        ("table.csv", [], "holds no files"),
+        ("file/table.csv", ["a.png"], "cannot write"),
+        ("foreign.csv", ["a.png"], "other columns"),
+        ("foreign.parquet", ["a.png"], "ArrowInvalid"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_computed(
+    tmp_path: Path, bundle: Path, table: str, files: list[str], words: str
+) -> None:
+    for name in files:
+        file = tmp_path / "source" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x")
+    (tmp_path / "source").mkdir(exist_ok=True)
+    (tmp_path / "file").touch()
+    for name in ("foreign.csv", "foreign.parquet"):
+        (tmp_path / name).write_text("name,price\na,1\n")
+    with pytest.raises((InputError, StorageError), match=words) as refused:
+        predict(tmp_path / "source", bundle, tmp_path / table)
+    assert "\n" not in str(refused.value)
+
+
+def test_bundle_table_and_settings_are_checked_before_a_run(tmp_path: Path) -> None:
+    for table, options, words in (
+        ("t.json", {}, "ends in neither"),
+        ("t.csv", {"batch_size": 0}, "batch_size"),
+        ("t.csv", {"device": "cpu"}, "the step sets itself"),
+    ):
+        with pytest.raises(InputError, match=words):
+            PredictionRequest.of("gs://abc/new", "gs://abc/model", f"gs://abc/{table}", options)
+    with pytest.raises(InputError, match="no bundle"):
+        predict(tmp_path, tmp_path, tmp_path / "t.csv")
+
+
+def test_ranks_of_the_step_write_the_same_table_to_a_bucket(
+    source: Path, bundle: Path, tmp_path: Path, emulator: Any
+) -> None:
+    for path in source.rglob("*"):
+        if path.is_file():
+            name = f"new/{path.relative_to(source).as_posix()}"
+            emulator.bucket("models").blob(name).upload_from_filename(path)
+    artifacts = {
+        name: kind(name=name, uri=str(tmp_path / name))
+        for name, kind in (("prediction_metrics", dsl.Metrics), ("prediction_record", dsl.Artifact))
+    }
+    table, rows, unreadable = component.python_func(
+        source="gs://models/new",
+        bundle=str(bundle),
+        table="gs://models/new/table.csv",
+        options={"batch_size": 8, "shard_images": 10},
+        job={"nproc_per_node": 2},
+        **artifacts,
+    )
+    assert (rows, unreadable) == (55, 3)
+    assert json.loads((tmp_path / "prediction_record").read_text())["computed"] == 55
+    store = open_store("gs://models/new")
+    assert not [name for name, _ in store.list("table.csv.parts/")]
+    text = (store.read("table.csv", 1 << 20) or b"").decode()
+    predict(source, bundle, tmp_path / "table.csv")
+    alone = rows_of(tmp_path / "table.csv")
+    (tmp_path / "two.csv").write_text(text)
+    together = rows_of(tmp_path / "two.csv")
+    assert {name: row["class"] for name, row in together.items()} == {
+        name: row["class"] for name, row in alone.items()
+    }
+    assert predict("gs://models/new", bundle, table)["computed"] == 0
+
+
+@pytest.mark.slow
+def test_a_million_objects_are_planned_in_300_mb(tmp_path: Path) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+from kfp_ddp.evaluation import bulk
+from kfp_ddp.evaluation.request import PredictionRequest
+from kfp_ddp.storage.listing import Listing
+class Fake:
+    url = "gs://abc/new"
+    def listing(self):
+        listing = Listing()
+        for at in range(1_000_000):
+            listing.add(f"2026/12/{{at * 7 % 1_000_003:08d}}/photograph.jpg", 1000, at, at)
+        return listing
+bulk.open_source = lambda *_: Fake()
+request = PredictionRequest.of("{tmp_path}", "gs://abc/model", "{tmp_path}/table.csv", {{}})
+table = bulk.Table(request.table, ["a", "b"], "digest")
+todo, missing = table.plan(bulk.list_objects(request, table))
+shards = [(one.number, len(one.listing)) for one in table.shards(todo, 1024)]
+assert missing == sum(count for _, count in shards) == 1_000_000
+assert "torch" not in sys.modules
+print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 300 << 10  # KiB, of the interpreter, too
