@@ -143,6 +143,16 @@ def _make(ground: Grounds, body: dict[str, Any]) -> None:
         grounds.until(lambda: read(name, ground.namespace).status.phase == "Bound", name, 60)
 
 
+def test_trial_measures_the_cluster(scene: Scene) -> None:
+    """A training on computed images, of two pods: speed, network and storage."""
+    where = ("--namespace", scene.grounds.namespace, "--service-account", RUNNER, "--nodes", "2")
+    done = kfp_ddp("doctor", "--train", "--json", *where, *ON_CPUS)
+    assert done.returncode == 0, done.stderr
+    figures = dict(json.loads(done.stdout)["figures"])
+    assert {"images_per_s", "ranks", "training_seconds", "data-sync", "train"} == figures.keys()
+    assert "/s" in figures["data-sync"]
+
+
 def _of(examined: tuple[int, list[dict[str, Any]]], what: str) -> tuple[str, str, str]:
     (findings,) = (item for item in examined[1] if item["what"] == what)
     return findings["state"], findings["message"], findings["remedy"]
