@@ -227,6 +227,12 @@ class TrainConfig(Settings):
     """Compute on GPUs (cuda), on an Apple GPU (mps, one rank only) or on CPUs; auto: on a GPU if
     there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    max_gpu_hours: float = Field(0.0, ge=0)
+    """Evaluate, save a checkpoint and end the training when all its attempts have used so many
+    GPU-hours, or on CPUs hours of its ranks; 0: no limit."""
+    gpu_hour_price: float = Field(0.0, ge=0)
+    """Price of a GPU-hour, for the costs in reports; prices of job has one for each kind of node;
+    0: not known."""
     """Number format; auto: bf16 autocast on a GPU that supports it, otherwise fp32. fp16, with
     dynamic loss scaling, is for GPUs without bf16."""
     compile: bool = False
