@@ -158,7 +158,7 @@ class Validation:
         # Loader processes cost start-up time and gain nothing if images are decoded already.
         workers = 0 if self.split.cache else self.config.workers
         ready = loader(images, keys, workers, pin, self.split.prefetch)
-        return to_device(iter(ready), self.world.device)
+        return to_device(iter(ready), self.world.device, self.config.model)
 
     def _forward_with_others(self, network: nn.Module, rounds: int) -> None:
         """Pass as many batches as the rank with the most: all ranks gather sharded weights."""
@@ -259,7 +259,7 @@ class Trainer:
         images = Images(self.split.index, self.config, for_training=True, cache=self.split.cache)
         pin = self.world.device.type == "cuda"
         ready = loader(images, keys, self.config.workers, pin, self.split.prefetch)
-        return to_device(iter(ready), self.world.device)
+        return to_device(iter(ready), self.world.device, self.config.model)
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:
         """Do one optimizer step over this rank's micro-batches; return the mean of their losses.

@@ -28,7 +28,7 @@ from kfp_ddp.models.weights_download import RANDOM_START, Start
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.header import frame_of
 from kfp_ddp.training.data.layout import LayoutRule
-from kfp_ddp.training.model.torchvision_weights import TORCHVISION
+from kfp_ddp.training.model.torchvision_weights import files_of
 from kfp_ddp.training.recipes import OPTIMIZER_FIELDS
 from kfp_ddp.training.report.cost import priced
 
@@ -112,7 +112,7 @@ def choose_weights(
     tuned, start = random, RANDOM_START
     # Networks for tiny images have no weights, and a script may take none.
     suits = recipe in ("auto", "none") and not requested.get("training", {}).get("script")
-    if pretrained != "auto" or (suits and random.arguments["model"] in TORCHVISION):
+    if pretrained != "auto" or (suits and files_of(random.arguments["model"])):
         tuned = choose(photographs, machine, requested, ranks, weights=True)
         model = tuned.arguments.get("model", TrainConfig.model_fields["model"].default)
         # However many images: random weights that need smaller ones for their time are no gain.
