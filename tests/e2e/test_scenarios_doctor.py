@@ -39,7 +39,7 @@ def test_complete_namespace_passes(fit: Grounds) -> None:
     for part in ("1.36", "pytorchjobs", "trainjobs", "standard"):
         assert part in text, findings
     kinds = {item["what"] for item in findings if item["state"] == "ok"}
-    assert {"PyTorchJob", "TrainJob", "TFJob", "MPIJob"} <= kinds
+    assert {"PyTorchJob", "TrainJob", "TFJob", "MPIJob", "XGBoostJob"} <= kinds
     assert {"pods of steps", "pods of workers", f"claim {DATA}"} <= kinds
     assert all(item["remedy"] for item in findings if item["state"] != "ok"), findings
 
