@@ -89,7 +89,7 @@ def networks_of_timm() -> str:
 
     networks: dict[str, dict[str, Any]] = {}
     for network in timm.list_models():
-        default = timm.get_pretrained_cfg(network)
+        default: Any = timm.get_pretrained_cfg(network)
         networks[network] = {default.tag if _is_on_hub(network, default) else "": default}
     for name in timm.list_models(pretrained=True):
         network, _, tag = name.partition(".")

@@ -14,7 +14,6 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.http.origin import display
 from kfp_ddp.storage.source import Source, SourceOptions, is_text
 from kfp_ddp.storage.store import Store
-from kfp_ddp.storage.synthetic import FORM
 
 
 class StoreKind(NamedTuple):
@@ -39,7 +38,9 @@ _BUCKET = (r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", "digits, '-', '_' and '.'")
 _CONTAINER = (r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*", "digits and single '-'")
 _HUB_DATASET = r"datasets/[\w.-]+/[\w.-]+(@[^/]+)?(/.*)?"
 _HUB_EXAMPLE = "a dataset of the Hugging Face Hub: write hf://datasets/owner/name"
-_SYNTHETIC = "computed images: write synthetic://CLASSESxIMAGES@PIXELS, ?seed=N after it for others"
+SYNTHETIC = r"([1-9]\d{0,4})x([1-9]\d{0,8})@([1-9]\d{0,3})(?:\?seed=(\d{1,9}))?"
+"""Classes, images, pixels and seed of computed images."""
+_COMPUTED = "computed images: write synthetic://CLASSESxIMAGES@PIXELS, ?seed=N after it for others"
 KINDS = (
     StoreKind("gs", "gcs.GcsStore", "gcs.GcsSource", ("gcs",), *_BUCKET),
     StoreKind("s3", "s3.S3Store", "s3.S3Source", ("s3a", "s3n"), *_BUCKET),
@@ -47,7 +48,7 @@ KINDS = (
     StoreKind("hf", "", "huggingface.HuggingFaceSource", form=_HUB_DATASET, example=_HUB_EXAMPLE),
     StoreKind("https", "", "web.WebSource"),
     StoreKind("http", "", "web.WebSource"),
-    StoreKind("synthetic", "", "synthetic.SyntheticSource", form=FORM, example=_SYNTHETIC),
+    StoreKind("synthetic", "", "synthetic.SyntheticSource", form=SYNTHETIC, example=_COMPUTED),
     StoreKind("file", "folder.open_folder", "folder_source.FolderSource"),
 )
 """All kinds; a path without a scheme is of the last one."""

@@ -8,15 +8,15 @@ BMP, whose size is known from the address, and which needs no library to write.
 import hashlib
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import Executor
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.storage import event_loop
+from kfp_ddp.storage.folder_source import FolderReader
+from kfp_ddp.storage.kinds import SYNTHETIC
 from kfp_ddp.storage.listing import Listing
-from kfp_ddp.storage.source import MAX_OBJECTS, Entry, SourceOptions
+from kfp_ddp.storage.source import MAX_OBJECTS, SourceOptions
 
-FORM = r"([1-9]\d{0,4})x([1-9]\d{0,8})@([1-9]\d{0,3})(?:\?seed=(\d{1,9}))?"
 _HEADER = struct.Struct("<2sIII IiiHHIIiiII")
 _CELLS = 8
 """Squares of one colour in a row of the pattern."""
@@ -35,7 +35,7 @@ class SyntheticSource:
 
     def __init__(self, url: str, options: SourceOptions) -> None:
         self.url = url
-        numbers = re.fullmatch(FORM, url.partition("://")[2])
+        numbers = re.fullmatch(SYNTHETIC, url.partition("://")[2])
         if numbers is None:
             raise InputError(f"source {url!r} is not synthetic://CLASSESxIMAGES@PIXELS?seed=N")
         self.classes, self.images, self.pixels, self.seed = (int(n or 0) for n in numbers.groups())
@@ -57,9 +57,13 @@ class SyntheticSource:
                 listing.add(name, self.size, 0, tag=f"{_VERSION}-{self.seed}-{number}")
         return listing
 
-    def reader(self, threads: Executor | None) -> "SyntheticReader":
+    def reader(self, threads: Executor | None) -> FolderReader:
         """Return a reader, which computes in `threads`."""
-        return SyntheticReader(self, threads)
+        return FolderReader(self, threads)
+
+    def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
+        """Yield a listed image from an offset on."""
+        yield self.content(name)[offset:]
 
     def content(self, name: str) -> bytes:
         """Return the image of a listed name: noise of 6 bits above the colours of its class."""
@@ -85,28 +89,3 @@ class SyntheticSource:
 
     def _random(self, key: str, size: int) -> bytes:
         return hashlib.shake_128(f"{_VERSION}/{self.seed}/{key}".encode()).digest(size)
-
-
-class SyntheticReader:
-    """Computes images in threads; see `Reader`."""
-
-    def __init__(self, source: SyntheticSource, threads: Executor | None) -> None:
-        self._source, self._threads = source, threads
-
-    def prefetch(self, entry: Entry) -> None:
-        """Do nothing; see `Reader.prefetch`."""
-
-    async def read(self, entry: Entry) -> bytes:
-        """See `Reader.read`."""
-        body = bytearray()
-        await self.pour(entry, 0, body.extend)
-        return bytes(body)
-
-    async def pour(self, entry: Entry, offset: int, take: Callable[[bytes], None]) -> None:
-        """See `Reader.pour`."""
-        await event_loop.in_thread(
-            self._threads, lambda: take(self._source.content(entry.name)[offset:])
-        )
-
-    def close(self) -> None:
-        """Do nothing: there is no connection."""

@@ -216,8 +216,8 @@ def boosting(rows: int) -> None:
     if rank == 0:
         tracker = RabitTracker(host_ip="0.0.0.0", n_workers=world, port=port)
         tracker.start()
-    place = {"dmlc_tracker_uri": os.environ["MASTER_ADDR"], "dmlc_tracker_port": port}
-    with collective.CommunicatorContext(**place):
+    tracked_at = os.environ["MASTER_ADDR"]
+    with collective.CommunicatorContext(dmlc_tracker_uri=tracked_at, dmlc_tracker_port=port):
         total = int(collective.allreduce(np.array([rank + 1]), collective.Op.SUM)[0])
         mine = np.arange(rank, rows, world, dtype=float)
         data = xgboost.DMatrix(mine[:, None], mine >= rows / 2)
