@@ -25,6 +25,7 @@ from typing import Any
 from kfp_ddp import __version__
 from kfp_ddp.checks.form import choices, description
 from kfp_ddp.core.settings import Settings
+from kfp_ddp.training.model import timm_networks
 from kfp_ddp.training.model.torchvision_weights import DEFAULT, PUBLISHED, TABLE
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +60,7 @@ def main(arguments: list[str]) -> int:
 
 def _documents() -> Iterator[tuple[Path, str]]:
     yield TABLE, torchvision_weights()
+    yield timm_networks.TABLE, networks_of_timm()
     paths = {path for pattern in (*DOCUMENTS, *NAMING_IMAGES) for path in ROOT.glob(pattern)}
     for path in sorted(paths):
         text = path.read_text()
@@ -79,6 +81,30 @@ def torchvision_weights() -> str:
             assert folder == PUBLISHED, one.url
             lines.append(f"{network} {one.name} {file}\n")
     return "".join(lines)
+
+
+def networks_of_timm() -> str:
+    """Return the expected text of the table of timm's networks."""
+    import timm
+
+    networks: dict[str, dict[str, Any]] = {}
+    for network in timm.list_models():
+        default: Any = timm.get_pretrained_cfg(network)
+        networks[network] = {default.tag if _is_on_hub(network, default) else "": default}
+    for name in timm.list_models(pretrained=True):
+        network, _, tag = name.partition(".")
+        if _is_on_hub(network, one := timm.get_pretrained_cfg(name)):
+            networks[network].setdefault(tag, one)
+    rows = ((network, *row) for network, tags in networks.items() for row in tags.items())
+    return "".join(
+        f"{network} {tag or '-'} {one.crop_pct} "
+        f"{','.join(map(str, one.mean))} {','.join(map(str, one.std))}\n"
+        for network, tag, one in rows
+    )
+
+
+def _is_on_hub(network: str, one: Any) -> bool:
+    return bool(one.tag) and one.hf_hub_id == f"timm/{network}.{one.tag}"
 
 
 def _block(match: re.Match[str]) -> str:

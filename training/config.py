@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.training import model_file
+from kfp_ddp.training.model import timm_networks
 from kfp_ddp.training.model.torchvision_weights import TORCHVISION
 
 SMALL_RESNETS = ("cifar_resnet8", "cifar_resnet14", "cifar_resnet20")
@@ -28,6 +29,8 @@ class Reading(NamedTuple):
     background: str = ""
     images: str = "convert"
     value_range: str = ""
+    crop: float = 0.0
+    """As in `timm_networks.Preprocessing`; not a field."""
 
     @property
     def most_bytes(self) -> int:
@@ -41,6 +44,16 @@ RANDOM = ("auto", "false")
 """Values of `pretrained` with which a training starts from random weights."""
 _QUERY = re.compile(r"://[^?#]*[?#](?!([\w-]+=(true|false|[01])(&|$))+$)")
 """An address with a query, which may hold a secret; one of flags such as download=true does not."""
+
+
+def is_network(name: str) -> bool:
+    """Return whether a network is known by its name, without a user's file."""
+    return name in MODELS or timm_networks.is_known(name)
+
+
+def near(name: str) -> str:
+    """Return a hint at the network whose name is the nearest."""
+    return hint(name, timm_networks.names() if name.startswith(timm_networks.PREFIX) else MODELS)
 
 
 def _as_text(pretrained: object) -> object:
@@ -80,8 +93,9 @@ class TrainConfig(Settings):
     """Folder for checkpoints, metrics and logs."""
 
     model: str = "resnet50"
-    """Network to train: a torchvision classifier by its name, cifar_resnet8, 14 or 20 for small
-    images, or mine.py:build for a function of your own file."""
+    """Network to train: a torchvision classifier by its name, timm/NAME or timm/NAME.WEIGHTS of
+    timm, cifar_resnet8, 14 or 20 for small images, or mine.py:build for a function of your own
+    file."""
     model_code: str = ""
     """Text of that file, packed; the command line reads it from the file."""
     script: str = ""
@@ -92,11 +106,11 @@ class TrainConfig(Settings):
     blur_pool: bool = False
     """Put a low-pass filter before convolutions with a stride (Zhang 2019)."""
     pretrained: Annotated[str, BeforeValidator(_as_text)] = "auto"
-    """Initial weights. true: those of torchvision, trained on ImageNet. auto: the same if they can
-    be had and there are fewer than 50,000 images, or random ones needed a smaller image_size; never
-    without a pipeline. false: random ones. Or a path or an address (https, gs, s3, az, hf) of a
-    file .pth or .safetensors, a checkpoint, a bundle or a model's exports; torchvision:NAME for
-    others of torchvision."""
+    """Initial weights. true: those of torchvision or timm. auto: the same if they can be had and
+    there are fewer than 50,000 images, or random ones needed a smaller image_size; never without a
+    pipeline. false: random ones. Or a path or an address (https, gs, s3, az, hf) of a file .pth or
+    .safetensors, a checkpoint, a bundle or a model's exports; torchvision:NAME for others of
+    torchvision."""
     image_size: int = Field(224, ge=4, le=2048)
     """Height and width in pixels, in evaluation and serving."""
     train_image_size: int = Field(0, ge=0, le=2048)
@@ -213,6 +227,12 @@ class TrainConfig(Settings):
     stop_behind_epochs: int = Field(0, ge=0)
     """From this epoch on, stop the training when its best accuracy is below the median of at least
     two other trainings at the same epoch, with folders next to output_dir; 0: never."""
+    max_gpu_hours: float = Field(0.0, ge=0)
+    """Evaluate, save a checkpoint and end the training when all its attempts have used so many
+    GPU-hours, or on CPUs hours of its ranks; 0: no limit."""
+    gpu_hour_price: float = Field(0.0, ge=0)
+    """Price of a GPU-hour, for the costs in reports; prices of job has one for each kind of node;
+    0: not known."""
     resume: Literal["auto", "never"] = "auto"
     """Resume from the newest valid checkpoint, or start from scratch (never)."""
 
@@ -273,10 +293,10 @@ class TrainConfig(Settings):
             if self.script and not self.model_code:
                 self._fill(model_code=self.script)  # not sent twice
             self._fill(model=model_file.checked(self.model, self.model_code))
-        elif self.model not in MODELS:
+        elif not is_network(self.model):
             raise ValueError(
-                f"model={self.model!r} is unknown: use a torchvision classifier, "
-                f"{', '.join(SMALL_RESNETS)} or file.py:function{hint(self.model, MODELS)}"
+                f"model={self.model!r} is unknown: use a torchvision classifier, timm/NETWORK, "
+                f"{', '.join(SMALL_RESNETS)} or file.py:function{near(self.model)}"
             )
         elif self.model_code:
             raise ValueError(
@@ -337,7 +357,8 @@ class TrainConfig(Settings):
     @property
     def reading(self) -> Reading:
         """How images are read."""
-        return Reading(*(getattr(self, name) for name in Reading._fields))
+        fields = {name: getattr(self, name) for name in Reading._fields if name != "crop"}
+        return Reading(**fields, crop=timm_networks.preprocessing(self.model).crop)
 
     @property
     def starts_from_weights(self) -> bool:

@@ -226,7 +226,7 @@ class Stop:
     world: World
     reason: str = ""
     _flag: threading.Event = field(default_factory=threading.Event)
-    _tensor: torch.Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.int32))
+    _tensor: torch.Tensor = field(default_factory=lambda: torch.zeros(3, dtype=torch.int32))
     _work: dist.Work | None = None
 
     def on_signals(self) -> None:
@@ -240,22 +240,23 @@ class Stop:
         self.reason = self.reason or reason
         self._flag.set()
 
-    def post(self, save: bool) -> None:
-        """Send this rank's requests for a stop or a save, without waiting."""
+    def post(self, save: bool, over: bool = False) -> None:
+        """Send this rank's requests for a stop, a save or an early end, without waiting."""
         self._tensor[0] = self._flag.is_set()
         self._tensor[1] = save
+        self._tensor[2] = over
         if self.world.control is not None:
             self._work = dist.all_reduce(
                 self._tensor, dist.ReduceOp.MAX, group=self.world.control, async_op=True
             )
 
-    def agreed(self) -> tuple[bool, bool]:
-        """Return whether any rank requested a stop, or a save; the same on all ranks."""
+    def agreed(self) -> tuple[bool, bool, bool]:
+        """Return whether any rank requested a stop, a save, or an early end; alike on all ranks."""
         if self._work is not None:
             self._work.wait()
             self._work = None
-        stop, save = self._tensor.tolist()
-        return bool(stop), bool(save)
+        stop, save, over = map(bool, self._tensor.tolist())
+        return stop, save, over
 
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # malloc.h

@@ -17,7 +17,7 @@ from kfp_ddp.core.packed import unpack
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.splits import Splits
-from kfp_ddp.training.model import networks
+from kfp_ddp.training.model import networks, timm_networks
 from kfp_ddp.training.prepare import check_network, with_splits
 from kfp_ddp.training.report.metrics import Metrics
 from kfp_ddp.training.state import checkpoint, initial_weights, saving
@@ -82,11 +82,12 @@ def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
         for split, index in (("train", splits.train), ("val", splits.val)):
             for path, target in zip(index.paths, index.targets, strict=True):
                 rows.writerow((path, classes[target], target, split))
+    mean, std, _ = timm_networks.preprocessing(config.model)
     settings = {
         **config.model_dump(),
         "classes": classes,
-        "mean": networks.MEAN,
-        "std": networks.STD,
+        "mean": mean,
+        "std": std,
     }
     (inputs / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
     (inputs / "script.py").write_bytes(unpack(config.script, "script"))

@@ -158,7 +158,7 @@ class Validation:
         # Loader processes cost start-up time and gain nothing if images are decoded already.
         workers = 0 if self.split.cache else self.config.workers
         ready = loader(images, keys, workers, pin, self.split.prefetch)
-        return to_device(iter(ready), self.world.device)
+        return to_device(iter(ready), self.world.device, self.config.model)
 
     def _forward_with_others(self, network: nn.Module, rounds: int) -> None:
         """Pass as many batches as the rank with the most: all ranks gather sharded weights."""
@@ -210,7 +210,10 @@ class Trainer:
     def fit(self) -> bool:
         """Train to the last epoch; return False if the ranks agreed to stop before."""
         self.step = self.progress.step = self.saving.resume()
-        self.report.begin(self.step, self.saving.exhausted, self.loss.class_weights)
+        if self.step:
+            self.saving.limit_hours(self.world.from_first(self._hours_are_over))
+        startup = time.perf_counter() - self.progress.began
+        self.report.begin(self.step, self.saving.exhausted, self.loss.class_weights, startup)
         meter, batches = self.report.meter, self.batches()
         with no_garbage_collection(), Traces(self.config, self.world) as traces:
             self.progress.look = traces.look
@@ -224,7 +227,7 @@ class Trainer:
 
     def advance(self, batches: Iterator[DeviceBatch]) -> bool:
         """Do one step, and report, evaluate and save if due; True if the ranks agreed to stop."""
-        self.stop.post(save=self.saving.minutes_are_over())
+        self.stop.post(save=self.saving.minutes_are_over(), over=self._hours_are_over())
         if self.step % self.sampler.steps == 0:
             self.learner.begin_epoch(self.step // self.sampler.steps)
         rate = learning_rate(self.config, self.step, self.sampler.steps)
@@ -237,13 +240,21 @@ class Trainer:
             self.report.step(self.step, loss, self.sampler.mine, rate, self.learner.scaler)
         if self.step % self.sampler.steps == 0:
             self._end_epoch(self.step // self.sampler.steps)
-        stop, save = self.stop.agreed()
+        stop, save, over = self.stop.agreed()
         if stop and self.step < self.last_step:
             return True
+        if over and self.step < self.last_step:
+            self.saving.limit_hours(over)
+            if self.step % self.sampler.steps:
+                self._evaluate(self.step // self.sampler.steps)
         every = self.config.checkpoint_steps
-        if save or (every and self.step % every == 0):
+        if save or over or (every and self.step % every == 0):
             self._save()
         return False
+
+    def _hours_are_over(self) -> bool:
+        seconds = self.world.size * (time.perf_counter() - self.progress.began)
+        return 0 < self.config.max_gpu_hours <= self.saving.hours_before + seconds / 3600
 
     def batches(self) -> Iterator[DeviceBatch]:
         """Load this rank's micro-batches from the next step to the end of the run."""
@@ -251,7 +262,7 @@ class Trainer:
         images = Images(self.split.index, self.config, for_training=True, cache=self.split.cache)
         pin = self.world.device.type == "cuda"
         ready = loader(images, keys, self.config.workers, pin, self.split.prefetch)
-        return to_device(iter(ready), self.world.device)
+        return to_device(iter(ready), self.world.device, self.config.model)
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:
         """Do one optimizer step over this rank's micro-batches; return the mean of their losses.

@@ -33,7 +33,7 @@ def job(
     gpus_per_node: int = 0,
     settings: dict = {},  # noqa: B006
 ) -> str:
-    """Run a PyTorchJob, TrainJob, TFJob or MPIJob, followed as if it ran in this step.
+    """Run a PyTorchJob, TrainJob, TFJob, MPIJob or XGBoostJob, followed as if it ran in this step.
 
     Args:
         run_id: Id of the pipeline run.
@@ -43,8 +43,8 @@ def job(
         image: Container image of the workers.
         job_object: The job as it ended, for the record.
         task_config: What is set on this task, filled in by KFP: it reaches the workers.
-        kind: Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, trainjob of
-            Kubeflow Trainer.
+        kind: Kind of job: pytorchjob, tfjob, mpijob and xgboostjob are of the Training Operator,
+            trainjob of Kubeflow Trainer.
         work_dir: Folder on a PVC. After an eviction, the logs continue from the position saved
             there; '' for none.
         command: Command of each worker as a list of words, which no shell reads; empty for the

@@ -39,7 +39,8 @@ class Parameters(Settings):
 
     source: str
     """Where the images are: gs://bucket/prefix, s3://, az:// or hf://datasets/owner/name, or the
-    https:// address of a manifest, with <class>/ below it, or train/<class>/ and val/<class>/."""
+    https:// address of a manifest, with <class>/ below it, or train/<class>/ and val/<class>/; or
+    synthetic://10x1000@224, computed images of classes x images @ pixels."""
     recipe: RecipeName = "none"
     """Proven settings of a training, which yours override; auto: settings that fit the images and
     the GPUs; none: finetune where the training starts from existing weights, otherwise the

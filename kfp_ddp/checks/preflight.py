@@ -34,6 +34,7 @@ from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.data.layout import LayoutRule
+from kfp_ddp.training.report.cost import price_on
 
 if TYPE_CHECKING:
     from kfp import dsl
@@ -51,7 +52,7 @@ def run(inputs: dict[str, Any]) -> Any:
 
     InputError: a parameter cannot be used; the first one in the order of the steps.
     """
-    settings = parse(inputs)
+    settings = with_price(parse(inputs))
     warnings = [f"warning: {warning}" for check in CHECKS for warning in check(settings) or ()]
     settings, notes = sized(settings)
     settings = with_weights(settings, weights_download.find)
@@ -59,6 +60,21 @@ def run(inputs: dict[str, Any]) -> Any:
     plan = _plan(settings)
     _write_summary(inputs["plan_summary"], title(settings), [*notes, *warnings], plan)
     return namedtuple("Plan", plan)(**plan)
+
+
+def with_price(run: Run) -> Run:
+    """Return the run with the price of a GPU-hour on the nodes of its job, where that is known."""
+    prices, training = run.supervision.get("prices", {}), run.inputs.get("training", {})
+    if not prices or "gpu_hour_price" in training or run.parameters.backend == "local":
+        return run
+    selector = run.spec.node_selector
+    try:
+        nodes = [one["metadata"].get("labels") or {} for one in schedulable_nodes(Api.connect())]
+    except ApiError:
+        nodes = []
+    suitable = [node for node in nodes if selector.items() <= node.items()]
+    price = price_on(suitable or [selector], prices)
+    return parse({**run.inputs, "training": {**training, "gpu_hour_price": price}})
 
 
 def _plan(run: Run) -> dict[str, Any]:

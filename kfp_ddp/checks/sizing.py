@@ -27,8 +27,9 @@ from kfp_ddp.models.weights_download import RANDOM_START, Start
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.header import frame_of
 from kfp_ddp.training.data.layout import LayoutRule
-from kfp_ddp.training.model.torchvision_weights import TORCHVISION
+from kfp_ddp.training.model.torchvision_weights import files_of
 from kfp_ddp.training.recipes import OPTIMIZER_FIELDS
+from kfp_ddp.training.report.cost import priced
 
 BOXES = ("model", "epochs", "pretrained")
 """Settings of a training that are parameters of the form."""
@@ -70,6 +71,10 @@ def sized(run: Run) -> tuple[Run, list[str]]:
         inputs["training"] = {n: v for n, v in inputs["training"].items() if n not in chosen}
     seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)
     lines = [f"chosen for {seen} and {machine}: {choice.why}"]
+    if choice.minutes and photographs is not UNSEEN:
+        cost = priced(choice.minutes / 60 * ranks, config.model_dump())
+        cost = cost if machine.gpus else cost._replace(unit="rank-hours")
+        lines.append(f"estimate: {choice.minutes:.0f} min of training, {cost}")
     lines += [start.origin] if start.origin and not start else []
     if choice.warning and photographs is not UNSEEN:
         lines.append(f"warning: {choice.warning}")
@@ -103,7 +108,7 @@ def choose_weights(
     tuned, start = random, RANDOM_START
     # Networks for tiny images have no weights, and a script may take none.
     suits = recipe in ("auto", "none") and not requested.get("training", {}).get("script")
-    if pretrained != "auto" or (suits and random.arguments["model"] in TORCHVISION):
+    if pretrained != "auto" or (suits and files_of(random.arguments["model"])):
         tuned = choose(photographs, machine, requested, ranks, weights=True)
         model = tuned.arguments.get("model", TrainConfig.model_fields["model"].default)
         # However many images: random weights that need smaller ones for their time are no gain.
@@ -138,12 +143,15 @@ def _photographs(run: Run) -> Photographs:
 
 
 def _header(data: bytes) -> tuple[str, int, int] | None:
-    """Return format, width and height of a JPEG or PNG, without Pillow; None for others."""
+    """Return format, width and height of a JPEG, PNG or BMP, without Pillow; None for others."""
     if frame := frame_of(data):
         return "JPEG", frame.width, frame.height
     if data[12:16] == b"IHDR" and len(data) >= 24:
         width, height = struct.unpack_from(">II", data, 16)
         return "PNG", width, height
+    if data[:2] == b"BM" and len(data) >= 26:
+        width, height = struct.unpack_from("<ii", data, 18)
+        return "BMP", width, abs(height)
     return None
 
 

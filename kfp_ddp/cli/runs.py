@@ -208,6 +208,8 @@ def _description_lines(description: "Description") -> Iterator[str]:
                 checkpoint = f"step {record.step}"
                 progress = f"{record.split} accuracy {record.accuracy:.1%}"
             yield f"  checkpoint  {checkpoint} of {one.task}; {progress}"
+        if one.cost.gpu_hours:
+            yield f"  cost        {one.cost}"
         if training["verdict"]:
             yield f"  gate        {training['verdict']}"
         if training["bundle"]:

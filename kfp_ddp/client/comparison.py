@@ -166,6 +166,8 @@ def _metrics(sides: Sequence[ComparedTraining]) -> tuple[Metric, ...]:
         row("images_per_s", speed, whole),
         # From first to last event, without pauses before a resume.
         row("training_seconds", lambda training: training_time(training.events)[0] or None, clock),
+        row("gpu_hours", lambda training: training.cost.gpu_hours or None, "{:,.4f}".format),
+        row("cost", lambda training: training.cost.money, "{:.2f}".format),
     )
     return tuple(metric for metric in rows if any(metric.figures))
 

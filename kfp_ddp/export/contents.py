@@ -70,7 +70,7 @@ def write(
 
 def describe_signature(info: ModelInfo) -> dict[str, Any]:
     """Return input and output of the graphs, preprocessing and postprocessing."""
-    size, short = info.image_size, short_side(info.image_size)
+    size, short = info.image_size, short_side(info.image_size, info.reading.crop)
     background = info.reading.background
     over = f", transparent parts over {background}" if background else ", without alpha"
     values = info.reading.value_range

@@ -87,7 +87,7 @@ def write_int8(source: Path, target: Path, images: Iterable[Tensor]) -> int:
     return reader.count
 
 
-def write_resize(source: Path, target: Path, image_size: int) -> None:
+def write_resize(source: Path, target: Path, image_size: int, crop: float = 0.0) -> None:
     """Write the form of `source` whose input is uint8 [batch, 3, height, width]."""
     import onnx
 
@@ -98,7 +98,7 @@ def write_resize(source: Path, target: Path, image_size: int) -> None:
     nodes = list(graph.node)
     del graph.node[:]
     graph.node.extend([*_resize_nodes(), *nodes])
-    graph.initializer.extend(_constants(image_size))
+    graph.initializer.extend(_constants(image_size, crop))
     for axis, name in ((2, "height"), (3, "width")):
         graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
     save_onnx(model, target)
@@ -139,10 +139,10 @@ def _resize_nodes() -> list[Any]:
     ]
 
 
-def _constants(image_size: int) -> list[Any]:
+def _constants(image_size: int, crop: float) -> list[Any]:
     from onnx import TensorProto, helper
 
-    short = short_side(image_size)
+    short = short_side(image_size, crop)
     values = {"short": [short], "size": [image_size] * 2, "two": [2], "crop_axes": [2, 3]}
     return [
         helper.make_tensor("short_f", TensorProto.DOUBLE, [1], [float(short)]),

@@ -57,7 +57,8 @@ def _int8(source: VariantSource, settings: Variants, target: Path) -> Details:
 
 
 def _resize(source: VariantSource, settings: Variants, target: Path) -> Details:
-    onnx_forms.write_resize(_needed(source, ONNX), target, source.info.image_size)
+    info = source.info
+    onnx_forms.write_resize(_needed(source, ONNX), target, info.image_size, info.reading.crop)
     return {"input": "uint8 [batch, 3, height, width], as decoded"}
 
 

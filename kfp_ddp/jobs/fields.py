@@ -57,7 +57,7 @@ LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
 # The API server refuses a name that is repeated.
 Unique = AfterValidator(lambda names: tuple(dict.fromkeys(names)))
 
-KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob"]
+KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob", "xgboostjob"]
 
 
 class Starter(Protocol):
@@ -76,8 +76,8 @@ class JobFields(Settings):
     secret: ClassVar[frozenset[str]] = frozenset({"env", "env_vars", "code", "pip_index_urls"})
 
     kind: KindName = "pytorchjob"
-    """Kind of job: pytorchjob, tfjob and mpijob are of the Training Operator, trainjob of Kubeflow
-    Trainer."""
+    """Kind of job: pytorchjob, tfjob, mpijob and xgboostjob are of the Training Operator, trainjob
+    of Kubeflow Trainer."""
     image: str = Field(pattern=IMAGE)
     """Container image of the workers."""
     command: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Settings of a distributed job, and of how its step watches it."""
 
 import posixpath
-from typing import Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -103,6 +103,10 @@ class Supervision(Settings):
     min_network_gbit_s: float = Field(0.0, ge=0)
     """Minimum rate between each two nodes, measured before the training. If it is lower, or a node
     is slow, the step fails. 0: not measured."""
+    prices: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """Price of a GPU-hour by instance type, or by label=value of a node, such as
+    {"p5.48xlarge": 12.5, "pool=spot": 4.1}, for the costs in reports; of several kinds of nodes
+    that the job can run on, the highest one counts."""
     keep_runs: int = Field(0, ge=0)
     """Folders of runs to keep on the work claim: older ones, of runs that are over and that no step
     uses, are deleted at the end of a run; 0 for all."""

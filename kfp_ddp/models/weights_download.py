@@ -24,11 +24,12 @@ from kfp_ddp.training.config import MODELS, RANDOM
 from kfp_ddp.training.model.torchvision_weights import (
     DEFAULT,
     PREFIX,
-    PUBLISHED,
     TORCHVISION,
+    address_of,
     cached,
     digest_in,
     file_of,
+    files_of,
     is_intact,
 )
 from kfp_ddp.training.state.manifest import MANIFEST, STATE
@@ -72,7 +73,7 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
     they cannot be had; never for auto. With `own_image` the workers have another image than ours.
     """
     optional, name = pretrained == "auto", pretrained.removeprefix(PREFIX)
-    if pretrained == "false" or (optional and model not in TORCHVISION):
+    if pretrained == "false" or (optional and not files_of(model)):
         return RANDOM_START
     if pretrained not in ("auto", "true") and name == pretrained:
         return Start(pretrained, network_in(pretrained), f"starts from {pretrained}")
@@ -82,13 +83,14 @@ def find(pretrained: str, model: str, images: int = 0, own_image: bool = False) 
         return RANDOM_START._replace(
             origin=f"random weights, as {images:,} images are enough for them"
         )
-    what = f"torchvision's weights of {model} ({name})"
+    what = f"published weights of {model} ({name})"
     value = "true" if name == DEFAULT else pretrained
     if is_intact(path := cached(file)):
         return Start(value, model, f"starts from {what}, in {path}")
     if name == DEFAULT and not own_image and model in os.environ.get(BAKED, "").split():
         return Start(value, model, f"starts from {what}, in the trainer image")
-    address = f"{os.environ.get(SOURCE) or PUBLISHED}/{file}"
+    source = os.environ.get(SOURCE)
+    address = f"{source}/{file}" if source else address_of(file)
     problem = _problem_of(address)
     if not problem:
         return Start(address, model, f"starts from {what}, at {address}")
@@ -107,7 +109,9 @@ def obtain(pretrained: str, model: str, images: int = 0) -> Start:
     if not ours or not is_remote(address := start.pretrained):
         return start
     print(f"downloading {address}", file=sys.stderr, flush=True)
-    target = cached(address.rpartition("/")[2])
+    target = cached(
+        file_of(pretrained.removeprefix(PREFIX) if ":" in pretrained else DEFAULT, model)
+    )
     try:
         _place(address, target, target.parent / f".{target.name}.{os.getpid()}")
     except KfpDdpError as error:

@@ -14,6 +14,7 @@ from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.jobs.progress import TrainingProgress
 from kfp_ddp.models import evaluation
 from kfp_ddp.models.evaluation import Evaluation
+from kfp_ddp.training.report.cost import Cost, cost_of
 from kfp_ddp.training.report.metrics import read_events
 from kfp_ddp.training.state.manifest import MANIFEST, Manifest, read_manifest, step_dir, step_dirs
 
@@ -48,6 +49,11 @@ class TaskRecord:
         """Return its events of a kind, such as step or eval."""
         return [event for event in self.events if event.get("event") == kind]
 
+    @property
+    def cost(self) -> Cost:
+        """Its cost so far."""
+        return cost_of(self.events, self.settings)
+
     def document(self) -> dict[str, Any]:
         """Return its state as JSON."""
         return {
@@ -57,6 +63,8 @@ class TaskRecord:
             "verdict": str(self.verdict.get("reason", "")),
             "bundle": str(self.exported.get("uri", "")),
             "champion": bool(self.exported.get("champion")),
+            "gpu_hours": self.cost.gpu_hours,
+            "cost": self.cost.money,
         }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
+from typing import Protocol
 
 import google_crc32c
 
@@ -167,10 +168,17 @@ class FolderSource:
             raise _unreadable(self.root / name, error) from error
 
 
+class Blocks(Protocol):
+    """A source whose content comes in blocks, without waiting in the event loop."""
+
+    def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
+        """Yield the content of a listed object from an offset on."""
+
+
 class FolderReader:
     """Reads files in threads, as a disk blocks; see `Reader`."""
 
-    def __init__(self, source: FolderSource, threads: Executor | None) -> None:
+    def __init__(self, source: Blocks, threads: Executor | None) -> None:
         self._source, self._threads = source, threads
 
     def prefetch(self, entry: Entry) -> None:

@@ -28,23 +28,33 @@ class StoreKind(NamedTuple):
     """Pattern of the names of buckets; '' if there are none."""
     characters: str = ""
     """The characters of these names besides small letters, as text."""
+    form: str = ""
+    """Pattern of what follows the scheme, where there is one, and what it is, as text."""
+    example: str = ""
 
 
 # What both Google and S3 require of a name; S3 alone also forbids '_'.
 _BUCKET = (r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", "digits, '-', '_' and '.'")
 _CONTAINER = (r"\$root|\$web|(?=.{3,63}$)[a-z0-9]+(-[a-z0-9]+)*", "digits and single '-'")
+_HUB_DATASET = r"datasets/[\w.-]+/[\w.-]+(@[^/]+)?(/.*)?"
+_HUB_EXAMPLE = "a dataset of the Hugging Face Hub: write hf://datasets/owner/name"
+SYNTHETIC = r"([1-9]\d{0,4})x([1-9]\d{0,8})@([1-9]\d{0,3})(?:\?seed=(\d{1,9}))?"
+"""Classes, images, pixels and seed of computed images."""
+_COMPUTED = "computed images: write synthetic://CLASSESxIMAGES@PIXELS, ?seed=N after it for others"
 KINDS = (
     StoreKind("gs", "gcs.GcsStore", "gcs.GcsSource", ("gcs",), *_BUCKET),
     StoreKind("s3", "s3.S3Store", "s3.S3Source", ("s3a", "s3n"), *_BUCKET),
     StoreKind("az", "azure.AzureStore", "azure.AzureSource", ("azure",), *_CONTAINER),
-    StoreKind("hf", "", "huggingface.HuggingFaceSource"),
+    StoreKind("hf", "", "huggingface.HuggingFaceSource", form=_HUB_DATASET, example=_HUB_EXAMPLE),
     StoreKind("https", "", "web.WebSource"),
     StoreKind("http", "", "web.WebSource"),
+    StoreKind("synthetic", "", "synthetic.SyntheticSource", form=SYNTHETIC, example=_COMPUTED),
     StoreKind("file", "folder.open_folder", "folder_source.FolderSource"),
 )
 """All kinds; a path without a scheme is of the last one."""
 _SCHEMES = "|".join(kind.scheme for kind in KINDS)
-_LOGIN = re.compile(rf"(?!file:)(({_SCHEMES})(:/*|;//|//)|[\w+.-]+:/+)[^/]*@", re.IGNORECASE)
+_NO_LOGIN = r"(?!file:|synthetic:/*\d+x\d+@)"
+_LOGIN = re.compile(rf"{_NO_LOGIN}(({_SCHEMES})(:/*|;//|//)|[\w+.-]+:/+)[^/]*@", re.IGNORECASE)
 _BY_SCHEME = {kind.scheme: kind for kind in KINDS} | {"": KINDS[-1]}
 _AZURE = re.compile(
     r"(?:abfss?|wasbs?)://([^@/]+)@([^./]+)[^/]*(.*)|https://([^./]+)\.blob\.[^/]*/([^/]+)(.*)"
@@ -54,7 +64,6 @@ _CONSOLE = (
     (r"https://(?:[\w-]+\.)?console\.aws\.amazon\.com/s3/(?:buckets|object)/", "s3"),
 )
 """Beginnings of the pages of consoles that show a bucket, with the scheme of the bucket."""
-_HUB_DATASET = re.compile(r"datasets/[\w.-]+/[\w.-]+(@[^/]+)?(/.*)?")
 
 
 def kind_of(uri: str) -> StoreKind | None:
@@ -138,11 +147,8 @@ def check_address(name: str, value: str) -> None:
             f"{name}={value!r}: {bucket!r} is not a valid name of a bucket: use three or more of "
             f"small letters, {known.characters}, with a letter or digit at both ends"
         )
-    if scheme == "hf" and not _HUB_DATASET.fullmatch(rest):
-        raise InputError(
-            f"{name}={value!r} is not a dataset of the Hugging Face Hub: "
-            "write hf://datasets/owner/name"
-        )
+    if known.form and not re.fullmatch(known.form, rest):
+        raise InputError(f"{name}={value!r} is not {known.example}")
 
 
 def _check_path(name: str, value: str) -> None:

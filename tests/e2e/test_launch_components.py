@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ SPEAKERS = {
     "trainjob": {"node-0", "node-1"},
     "tfjob": {"chief-0", "worker-0"},
     "mpijob": {"launcher-0"},
+    "xgboostjob": {"master-0", "worker-0"},
 }
 # A job is over with its first pod, so no pod leaves before both are there.
 MEET = """
@@ -146,6 +148,53 @@ def adding_up(start: int, text: str) -> None:
     dist.all_reduce(total)
     print("SUM", int(total), ascii(text), kfpddp_one.SAY, flush=True)
     dist.destroy_process_group()
+
+
+def boosting(rows: int) -> None:
+    """A tree of two ranks, each of which has half of the rows, by XGBoost's own tracker."""
+    import os
+
+    import numpy as np
+    import xgboost
+    from xgboost import collective
+    from xgboost.tracker import RabitTracker
+
+    rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+    world = int(os.environ["WORLD_SIZE"])
+    if rank == 0:
+        tracker = RabitTracker(host_ip="0.0.0.0", n_workers=world, port=port)
+        tracker.start()
+    tracked_at = os.environ["MASTER_ADDR"]
+    with collective.CommunicatorContext(dmlc_tracker_uri=tracked_at, dmlc_tracker_port=port):
+        total = int(collective.allreduce(np.array([rank + 1]), collective.Op.SUM)[0])
+        mine = np.arange(rank, rows, world, dtype=float)
+        data = xgboost.DMatrix(mine[:, None], mine >= rows / 2)
+        settings = {"objective": "binary:logistic", "nthread": 1}
+        booster = xgboost.train(settings, data, num_boost_round=4)
+        everything = np.arange(rows, dtype=float)
+        correct = (booster.predict(xgboost.DMatrix(everything[:, None])) > 0.5) == (
+            everything >= rows / 2
+        )
+        print("TREE", total, bool(correct.all()), flush=True)
+    if rank == 0:
+        tracker.wait_for()
+
+
+def test_xgboost_trains_over_the_pods_of_an_xgboostjob(stock: Scene, tmp_path: Path) -> None:
+    @dsl.pipeline(name="own-xgboost")  # type: ignore[untyped-decorator]
+    def pipeline() -> None:
+        _task(
+            "xgboostjob",
+            **as_function(boosting, {"rows": 64}),
+            packages_to_install=[f"xgboost-cpu=={version('xgboost-cpu')}"],
+            cpu_request="20m",
+        )
+
+    run = stock.run(compiled(pipeline, tmp_path)).play()
+    assert run.succeeded, run.explain()
+    said = _said(run, "TREE")
+    assert {who for who, _ in said} == SPEAKERS["xgboostjob"]
+    assert {text for _, text in said} == {"3 True"}
 
 
 HARD = "$$ $(A) ${local_rank} `id` ∑ \n{{x}}"

@@ -39,7 +39,7 @@ def test_complete_namespace_passes(fit: Grounds) -> None:
     for part in ("1.36", "pytorchjobs", "trainjobs", "standard"):
         assert part in text, findings
     kinds = {item["what"] for item in findings if item["state"] == "ok"}
-    assert {"PyTorchJob", "TrainJob", "TFJob", "MPIJob"} <= kinds
+    assert {"PyTorchJob", "TrainJob", "TFJob", "MPIJob", "XGBoostJob"} <= kinds
     assert {"pods of steps", "pods of workers", f"claim {DATA}"} <= kinds
     assert all(item["remedy"] for item in findings if item["state"] != "ok"), findings
 
@@ -141,6 +141,16 @@ def _make(ground: Grounds, body: dict[str, Any]) -> None:
     if not body["spec"].get("storageClassName"):
         read, name = ground.core.read_namespaced_persistent_volume_claim, body["metadata"]["name"]
         grounds.until(lambda: read(name, ground.namespace).status.phase == "Bound", name, 60)
+
+
+def test_trial_measures_the_cluster(scene: Scene) -> None:
+    """A training on computed images, of two pods: speed, network and storage."""
+    where = ("--namespace", scene.grounds.namespace, "--service-account", RUNNER, "--nodes", "2")
+    done = kfp_ddp("doctor", "--train", "--json", *where, *ON_CPUS)
+    assert done.returncode == 0, done.stderr
+    figures = dict(json.loads(done.stdout)["figures"])
+    assert {"images_per_s", "ranks", "training_seconds", "data-sync", "train"} == figures.keys()
+    assert "/s" in figures["data-sync"]
 
 
 def _of(examined: tuple[int, list[dict[str, Any]]], what: str) -> tuple[str, str, str]:

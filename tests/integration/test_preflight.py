@@ -9,6 +9,7 @@ import pytest
 from google.cloud import storage
 from PIL import Image
 
+from kfp_ddp.checks import preflight as checks
 from kfp_ddp.checks.form import MODELS, Parameters, description
 from kfp_ddp.checks.preflight import check_release
 from kfp_ddp.checks.settings import parse, training_fields, trial_config
@@ -17,8 +18,10 @@ from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.components.preflight.component import preflight
 from kfp_ddp.core import packed
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.k8s.api import Api
 from kfp_ddp.models import weights_download
 from kfp_ddp.pipelines.train_resnet import train_resnet
+from kfp_ddp.training.report.cost import INSTANCE_TYPE
 from tests.gcs_server import Bucket
 from tests.registry_server.server import RegistryServer, status
 
@@ -69,6 +72,7 @@ def test_recipe_auto_fits_images_and_hardware(
     job = {"recipe": "auto", "backend": "pytorchjob", "nodes": 2, "gpus_per_node": 4}
     inputs = {**INPUTS, "source": source, **job, "training": {"label_smoothing": 0.2}}
     run, lines = sized(parse(inputs))
+    assert any(line.startswith("estimate: ") and "GPU-hours" in line for line in lines)
     assert any(line.startswith("warning: 36 images") for line in lines)
     for enough in ({"nodes": 1, "gpus_per_node": 1}, {"batch_size": 16}, {"source": "/missing"}):
         assert not any("warning: " in line for line in sized(parse({**inputs, **enough}))[1])
@@ -122,6 +126,23 @@ def test_plan_has_the_settings_that_are_set_by_step(summary: SimpleNamespace) ->
     assert (plan.sync_cpu, plan.sync_memory, plan.evaluate_memory) == ("2", "4Gi", "8Gi")
     assert plan.train_memory == "32Gi", "with backend=local the ranks are in this step"
     assert (plan.evaluate_gpus, plan.gpu_resource) == ("1", "nvidia.com/gpu")
+
+
+def test_price_is_that_of_the_nodes_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = [{"pool": "a", INSTANCE_TYPE: "p5"}, {"pool": "b", INSTANCE_TYPE: "p4"}]
+    nodes = [{"metadata": {"labels": one}} for one in labels]
+    monkeypatch.setattr(Api, "connect", lambda: None)
+    monkeypatch.setattr(checks, "schedulable_nodes", lambda _: nodes)
+    prices = {"p5": 12.5, "p4": 3}
+
+    def priced(training: dict[str, Any] = {}, **job: Any) -> Any:  # noqa: B006
+        inputs = {**INPUTS, **GOOD, "backend": "pytorchjob", "gpus_per_node": 1, "epochs": 2}
+        return checks.with_price(parse({**inputs, "job": job, "training": training}))
+
+    assert priced().config.gpu_hour_price == 0
+    assert priced(prices=prices).config.gpu_hour_price == 12.5
+    assert priced(prices=prices, node_selector={"pool": "b"}).config.gpu_hour_price == 3
+    assert priced({"gpu_hour_price": 7}, prices=prices).config.gpu_hour_price == 7
 
 
 def test_default_resources_have_no_empty_cpu(summary: SimpleNamespace) -> None:

@@ -20,7 +20,8 @@ from kfp_ddp.storage import event_loop, store
 from kfp_ddp.storage.http.answer import Response
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.s3_objects import as_anonymous, s3_client
-from kfp_ddp.storage.source import Changed, Entry, Transient
+from kfp_ddp.storage.source import MAX_OBJECTS, Changed, Entry, Transient
+from kfp_ddp.training.data.decoder import decode
 from tests import tls
 from tests.gcs_server import Bucket, serve
 from tests.serving import Files, serving
@@ -266,3 +267,28 @@ def test_s3_digests(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         open_store("s3://bucket/ds").read("y", 9)
     s3.delete_object(Bucket="bucket", Key="ds/y")
     assert content(sync("s3://bucket/ds", tmp_path / "target", QUICK).path) == {"x": b"x" * 3000}
+
+
+def test_computed_images_are_a_dataset(tmp_path: Path) -> None:
+    """Sizes are known before a pixel is; a seed is a version; an image has its class's colours."""
+    results = [
+        sync(f"synthetic://3x20@21?seed={seed}", tmp_path / str(number), QUICK)
+        for number, seed in enumerate((1, 1, 2))
+    ]
+    first, second, other = (content(result.path) for result in results)
+    assert first == second
+    assert len({*open_source("synthetic://3x20@21").listing().tags}) == 20, "no two are the same"
+    assert results[0].digest == results[1].digest != results[2].digest
+    assert len(first) == len({*first.values(), *other.values()}) / 2 == 20
+    assert {len(image) for image in first.values()} == {54 + 64 * 21}
+    assert results[0].bytes == sum(map(len, first.values()))
+    pictures = {name: decode(image)[0].astype(float) for name, image in first.items()}
+    assert {picture.shape for picture in pictures.values()} == {(21, 21, 3)}
+    one, same, another = (pictures[name] for name in ("c0/00.bmp", "c0/03.bmp", "c1/01.bmp"))
+    assert abs(one - same).mean() < 32 < abs(one - another).mean()
+
+
+@pytest.mark.parametrize("form", ["7x20@8", f"1x{MAX_OBJECTS + 1}@8"])
+def test_computed_dataset_of_an_invalid_size_is_refused(form: str) -> None:
+    with pytest.raises(InputError, match="classes"):
+        open_source(f"synthetic://{form}")

@@ -15,6 +15,7 @@ from torch import Tensor
 from kfp_ddp.runs.record import chosen_checkpoint
 from kfp_ddp.training import rank
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.report.cost import cost_of
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.manifest import step_of
 from kfp_ddp.training.state.saving import Best, behind
@@ -46,10 +47,10 @@ def stop_after(run: TrainConfig, step: int, patch: pytest.MonkeyPatch) -> None:
     loop = trainer(run)
     post = loop.stop.post
 
-    def ask(save: bool) -> None:
+    def ask(**requests: bool) -> None:
         if loop.step == step - 1:
             loop.stop.ask("the test")
-        post(save)
+        post(**requests)
 
     patch.setattr(loop.stop, "post", ask)
     assert not loop.fit()
@@ -140,6 +141,23 @@ def test_early_stopping_counts_from_the_best_evaluation(
     longer = trainer(run(data, tmp_path / "run", **fields, early_stop_epochs=5))
     assert longer.fit()
     assert longer.step == 16
+
+
+def test_a_training_ends_cleanly_when_its_gpu_hours_are_over(data: Path, tmp_path: Path) -> None:
+    """Within an epoch, evaluated and saved; a retry does not train, a higher limit does."""
+    spent = run(data, tmp_path / "run", epochs=4, max_gpu_hours=1e-9)
+    for _ in range(2):
+        loop = trainer(spent)
+        assert loop.fit()
+        assert newest(tmp_path / "run").step == loop.step == 1
+    assert newest(tmp_path / "run").fields["metrics"].keys() == {"loss", "accuracy", "top5"}
+    (first, again) = events(tmp_path / "run", "end")
+    assert (first["status"], "max_gpu_hours" in first["reason"]) == ("done", True)
+    hours = cost_of(events(tmp_path / "run"), {}).gpu_hours
+    assert 0 < hours < (again["time"] - events(tmp_path / "run", "start")[0]["time"] + 60) / 3600
+    more = trainer(run(data, tmp_path / "run", epochs=4, max_gpu_hours=hours + 1))
+    assert more.fit()
+    assert more.step == 8
 
 
 def _result(run_dir: Path) -> int:

@@ -48,6 +48,8 @@ def test_a_failed_run_has_a_step_a_cause_and_next_commands(tmp_path: Path) -> No
     assert (described["state"], described["step"]) == ("FAILED", "train")
     assert described["cause"] == "rank 1: it broke; mend it"
     assert described["trainings"][0]["checkpoint"] == 40
+    assert described["trainings"][0]["gpu_hours"] > 0
+    assert "cost " in output("describe", run)
     assert described["next"][0] == f"kfp-ddp logs {run} train"
     assert described["next"][1] == "kfp-ddp run SOURCE --local …"
     assert output("logs", run, "train") == f"{CAUSE}\n"

@@ -19,7 +19,7 @@ from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.objects import parse_quantity
 from tests.launch_specs import QUANTITIES, SPEC, made, specifications, templates
 
-V1 = ["pytorchjob", "tfjob", "mpijob"]
+V1 = ["pytorchjob", "tfjob", "mpijob", "xgboostjob"]
 UNBUFFERED = "PYTHONUNBUFFERED"
 # A value of each setting that some kind does not support.
 OTHER: dict[str, Any] = {
@@ -184,6 +184,7 @@ def test_an_unsupported_setting_is_refused(kind: str) -> None:
         ("pytorchjob", ["python3", "-m", "torch.distributed.run"], {"PET_RDZV_CONF"}),
         ("trainjob", ["python3", "-m", "torch.distributed.run"], {"PET_RDZV_CONF", UNBUFFERED}),
         ("tfjob", ["python3"], {UNBUFFERED}),
+        ("xgboostjob", ["python3"], {UNBUFFERED}),
         ("mpijob", ["mpirun", "python3"], {"OMPI_MCA_hwloc_base_binding_policy", UNBUFFERED}),
     ],
 )

@@ -204,7 +204,7 @@ def test_parts_of_a_gpu_count_and_its_memory_and_cores_do_not() -> None:
 @pytest.mark.parametrize("scheduler", ["volcano", "coscheduling"])
 def test_a_gang_is_all_pods_unless_fewer_can_run(scheduler: str) -> None:
     """An MPIJob has one pod more than nodes; what is left out, the operator makes all pods."""
-    for kind in ("pytorchjob", "tfjob", "mpijob"):
+    for kind in ("pytorchjob", "tfjob", "mpijob", "xgboostjob"):
         policy = made(kind=kind, nodes=2, scheduler=scheduler)["runPolicy"]["schedulingPolicy"]
         assert "minAvailable" not in policy
     elastic = made(elastic="2:4", scheduler=scheduler)["runPolicy"]["schedulingPolicy"]

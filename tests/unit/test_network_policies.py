@@ -64,8 +64,8 @@ def test_pods_of_jobs_are_selected() -> None:
 
 
 def test_ports_of_options_are_added() -> None:
-    printed = output("install", "--print", "--egress-port", "9999")
-    assert printed.count("port: 9999") == len(OURS)
+    printed = output("install", "--print", "--egress-port", "9998")
+    assert printed.count("port: 9998") == len(OURS)
     assert "NetworkPolicy" not in output("install", "--print")
 
 

@@ -139,7 +139,7 @@ GOOD = [
     *("gs://bucket", "gs://bucket/a/b", "s3://b-1.x_y/p", "https://host/x/_MANIFEST.jsonl", ""),
     *("file:///folder/a", "/folder/gs:/a", "/a", "../a", "./new", "http://10.0.0.1:9000/m"),
     *("az://a-b-1/x", "az://$web/x", "https://acc.blob.core.windows.net/box/_MANIFEST.jsonl"),
-    "hf://datasets/owner/name@v1/folder",
+    *("hf://datasets/owner/name@v1/folder", "synthetic://10x200@32", "synthetic://4x9@8?seed=7"),
 ]
 
 
@@ -184,6 +184,11 @@ def test_bucket_without_scheme(value: str, tmp_path: Any, monkeypatch: pytest.Mo
         ("https://acc.blob.core.windows.net/box/x", "az://box/x here, with .*ACCOUNT=acc"),
         ("hf:datasets/owner/name", "hf://datasets/owner/name"),
         ("hf://owner/name", "hf://datasets/owner/name"),
+        *(
+            (f"synthetic://{form}", "CLASSESxIMAGES@PIXELS")
+            for form in ("", "4", "4x9@0", "4x9@8&")
+        ),
+        ("synthetic:/4x9@8", "synthetic://4x9@8"),
     ],
 )
 def test_invalid_address_is_an_error_that_corrects_it(value: str, reason: str) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.report import meter
+from kfp_ddp.training.report.cost import INSTANCE_TYPE, Cost, cost_of, price_on
 from kfp_ddp.training.report.meter import GpuTimeline, Timeline, before_exchange, peak_of
 from kfp_ddp.training.report.time_spent import PHASES, Environment, Pace, TimeSpent, advice
 
@@ -18,6 +19,34 @@ def row(**seconds: float) -> list[float]:
 
 def config(**fields: Any) -> TrainConfig:
     return TrainConfig.create(data="/data", output_dir="/run", **fields)
+
+
+START: dict[str, Any] = {"event": "start", "time": 1000, "world_size": 4, "device": "H200"}
+STEP: dict[str, Any] = {"event": "step", "time": 2800}
+
+
+@pytest.mark.parametrize(
+    ("events", "hours", "unit"),
+    [
+        ([], 0, "GPU"),
+        ([START, STEP], 2, "GPU"),
+        ([START | {"device": "CPU", "startup_seconds": 900}, STEP], 3, "rank"),
+        ([START, STEP, START | {"time": 9000, "world_size": 2}, STEP | {"time": 9900}], 2.5, "GPU"),
+        ([STEP, START | {"world_size": "x"}, STEP | {"time": None}, {}], 0, "GPU"),
+    ],
+)
+def test_cost_of_all_attempts(events: list[dict[str, Any]], hours: float, unit: str) -> None:
+    assert cost_of(events, {}) == Cost(hours, None, f"{unit}-hours")
+    assert cost_of(events, {"gpu_hour_price": 2.5}).money == 2.5 * hours
+
+
+@pytest.mark.parametrize(
+    ("prices", "price"),
+    [({}, 0), ({"p5": 9}, 9), ({"pool=spot": 4.5}, 4.5), ({"p5": 3, "pool=spot": 4.5}, 4.5)],
+)
+def test_price_is_by_instance_type_or_label(prices: dict[str, float], price: float) -> None:
+    nodes = [{"a": "b"}, {INSTANCE_TYPE: "p5", "zone": "p5"}, {"pool": "spot", "p5": "p5"}]
+    assert price_on(nodes, prices) == price
 
 
 def test_each_moment_counts_for_one_phase(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from kfp_ddp.training.data.sampler import Key, Keys
 from kfp_ddp.training.data.shards import ReadAhead, pieces, sort_by_offset
 from kfp_ddp.training.data.shared_memory import PREFETCH, REMEDY
 from kfp_ddp.training.data.splits import Index
+from kfp_ddp.training.model import timm_networks
 from kfp_ddp.training.model.networks import affine
 
 
@@ -109,7 +110,7 @@ def _evaluated(
                 return Batch(images, [], [], [], str(error))
             skipped.append(position)
             continue
-        images[len(positions)] = image if cache else transforms.evaluate(image, size)
+        images[len(positions)] = image if cache else transforms.evaluate(image, size, reading.crop)
         positions.append(position)
     targets = [index.targets[position] for position in positions]
     return Batch(images[: len(positions)], targets, positions, skipped, "")
@@ -217,14 +218,19 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[DeviceBatch]:
-    """Move and normalise batches, on a GPU in a side stream; raise a batch's error."""
+def to_device(
+    batches: Iterator[Batch], device: torch.device, model: str = ""
+) -> Iterator[DeviceBatch]:
+    """Move batches, and normalise them for `model`, on a GPU in a side stream.
+
+    Raise a batch's error.
+    """
     if device.type != "cuda":
-        for images, targets, *others in _on_cpu(batches):
+        for images, targets, *others in _on_cpu(batches, model):
             yield DeviceBatch(images.to(device), targets.to(device), *others)
         return
     side = _side_stream(device)
-    scale, shift = (value.to(device).view(1, -1, 1, 1) for value in affine())
+    scale, shift = (value.to(device).view(1, -1, 1, 1) for value in _affine(model))
     ahead: DeviceBatch | None = None
     for batch in batches:
         if batch.error:
@@ -246,9 +252,13 @@ def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Device
         yield ahead
 
 
-def _on_cpu(batches: Iterator[Batch]) -> Iterator[DeviceBatch]:
+def _affine(model: str) -> tuple[Tensor, Tensor]:
+    return affine(*timm_networks.preprocessing(model)[:2])
+
+
+def _on_cpu(batches: Iterator[Batch], model: str) -> Iterator[DeviceBatch]:
     """Normalise image by image in the CPU's cache; a batch is valid until the next is requested."""
-    scale, shift = affine()
+    scale, shift = _affine(model)
     buffer = torch.empty(0)
     for batch in batches:
         if batch.error:

@@ -58,9 +58,10 @@ def _is_fixed(config: TrainConfig, for_training: bool) -> bool:
 def prepare(image: Tensor, config: TrainConfig, for_training: bool) -> Tensor:
     """Apply what is the same in every epoch, which a cache stores; it resamples crops twice."""
     if _is_fixed(config, for_training):
-        return evaluate(image, _prepared_size(config, for_training))
+        return evaluate(image, _prepared_size(config, for_training), config.reading.crop)
     height, width = image.shape[-2:]
-    scale = short_side(_prepared_size(config, for_training)) / min(height, width)
+    short = short_side(_prepared_size(config, for_training), config.reading.crop)
+    scale = short / min(height, width)
     return resize(image, round(height * scale), round(width * scale)) if scale < 1 else image
 
 
@@ -71,7 +72,8 @@ def _prepared_size(config: TrainConfig, for_training: bool) -> int:
 def prepared_bytes(config: TrainConfig, for_training: bool) -> int:
     """Estimate the bytes of a prepared image: photographs are about 4:3."""
     size = _prepared_size(config, for_training)
-    return size**2 * 3 if _is_fixed(config, for_training) else short_side(size) ** 2 * 4
+    short = short_side(size, config.reading.crop)
+    return size**2 * 3 if _is_fixed(config, for_training) else short**2 * 4
 
 
 def finish(
@@ -88,7 +90,7 @@ def finish(
         top, left, high, wide = _in_divided(crop, image, decoded.divisor)
         image = image[:, top : top + high, left : left + wide]
     elif not (prepared and _is_fixed(config, for_training=True)):
-        image = evaluate(image, size)
+        image = evaluate(image, size, config.reading.crop)
     if augment.startswith("shift"):
         image = _shift(image, max(1, size // 8), draw)
     if augment.endswith("flip") and draw.random() < 0.5:
@@ -100,12 +102,12 @@ def finish(
     return image
 
 
-def evaluate(image: Tensor, size: int) -> Tensor:
+def evaluate(image: Tensor, size: int, crop: float = 0.0) -> Tensor:
     """Cut the centre of an image: uint8 [3, H, W] to uint8 [3, size, size]."""
     if max(image.shape[-2:]) > _LINE * min(image.shape[-2:]):
         image = _middle_of_line(image)
     height, width = image.shape[-2:]
-    short = short_side(size)
+    short = short_side(size, crop)
     scale = short / min(height, width)
     image = resize(image, max(short, round(height * scale)), max(short, round(width * scale)))
     top, left = (image.shape[-2] - size) // 2, (image.shape[-1] - size) // 2
@@ -121,9 +123,12 @@ def _middle_of_line(image: Tensor) -> Tensor:
     return image
 
 
-def short_side(size: int) -> int:
-    """Return the shorter side in pixels before the centre is cut, as for ImageNet (256 for 224)."""
-    return round(size / 0.875) if size >= 128 else size
+def short_side(size: int, crop: float = 0.0) -> int:
+    """Return the shorter side in pixels before the centre is cut, as for ImageNet (256 for 224).
+
+    `crop` is the share that is left, 0 for that of ImageNet; small images are not cut.
+    """
+    return round(size / min(1.0, crop or 0.875)) if size >= 128 else size
 
 
 def resize(image: Tensor, height: int, width: int) -> Tensor:

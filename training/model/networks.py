@@ -1,6 +1,7 @@
 """Networks, and the normalisation of their input."""
 
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,14 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.settings import hint
 from kfp_ddp.core.text import one_line
-from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig
-from kfp_ddp.training.model import own_model
+from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig, near
+from kfp_ddp.training.model import own_model, timm_networks
 
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
-"""Channel statistics of ImageNet, as in torchvision's models."""
+MEAN, STD, _ = timm_networks.Preprocessing()
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that DDP and torch.compile put before the names of weights."""
 
@@ -117,8 +115,10 @@ def build(
         network = CifarResNet(int(name.removeprefix("cifar_resnet")), num_classes)
     elif name in MODELS:
         network = _build_torchvision(name, num_classes, image_size)
+    elif timm_networks.is_known(name):
+        network = _build_timm(name, num_classes, image_size)
     else:
-        raise InputError(f"model={name!r} is unknown{hint(name, MODELS)}")
+        raise InputError(f"model={name!r} is unknown{near(name)}")
     if blur_pool:
         _blur(network)
     return network
@@ -151,6 +151,34 @@ def _build_torchvision(name: str, num_classes: int, image_size: int) -> nn.Modul
         load = functools.partial(nn.Module._load_from_state_dict, network)
         network._load_from_state_dict = load  # type: ignore[method-assign]
     return network
+
+
+def _build_timm(name: str, num_classes: int, image_size: int) -> nn.Module:
+    """Build a network of timm by its plain name, which loads nothing."""
+    try:
+        import timm
+    except ImportError:
+        raise InputError(
+            f"model={name} needs timm: pip install 'kfp-ddp[timm]', or use the trainer image"
+        ) from None
+    plain = name.removeprefix(timm_networks.PREFIX).partition(".")[0]
+    sized = timm.is_model(plain) and timm.get_pretrained_cfg_value(plain, "fixed_input_size")
+    options: dict[str, Any] = {"img_size": image_size} if sized else {}
+    try:
+        network: nn.Module = timm.create_model(plain, num_classes=num_classes, **options)
+    except (ValueError, AssertionError, RuntimeError, TypeError) as error:
+        raise size_error(name, image_size, error) from error
+    return network
+
+
+def adapted(network: nn.Module, name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights as timm itself adapts them, such as positions to another image size."""
+    module = sys.modules[type(network).__module__]
+    change = getattr(module, "checkpoint_filter_fn", None)
+    if not name.startswith(timm_networks.PREFIX) or change is None:
+        return tensors
+    changed: dict[str, Tensor] = change(tensors, network)
+    return changed
 
 
 def size_error(name: str, size: int, error: Exception) -> InputError:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.training.model import timm_networks
 
 TABLE = Path(__file__).resolve().with_suffix(".txt")
 PREFIX, DEFAULT = "torchvision:", "DEFAULT"
@@ -20,11 +21,22 @@ PUBLISHED = "https://download.pytorch.org/models"
 
 def file_of(name: str, network: str) -> str:
     """Return the file of the weights `name` of a network; raise InputError if there is none."""
-    files = TORCHVISION.get(network, {})
+    files = files_of(network)
     if name not in files:
-        known = ", ".join(files) or "none; choose one of its networks, or set pretrained=false"
-        raise InputError(f"torchvision has no {name} weights of {network}: it has {known}")
+        known = ", ".join(files) or "none; choose a network with some, or set pretrained=false"
+        raise InputError(f"there are no {name} weights of {network}, but {known}")
     return files[name]
+
+
+def files_of(network: str) -> dict[str, str]:
+    """Return the files of all weights of a network by their names, also of one of timm."""
+    return TORCHVISION.get(network) or timm_networks.files(network)
+
+
+def address_of(file: str) -> str:
+    """Return the address of one of these files."""
+    is_timm = file.endswith(timm_networks.FILE)
+    return timm_networks.address(file) if is_timm else f"{PUBLISHED}/{file}"
 
 
 def cached(file: str) -> Path:

@@ -52,14 +52,20 @@ class Report:
         self.first_step = 1
         self.skipped = 0
 
-    def begin(self, done: int, exhausted: str, class_weights: Sequence[float]) -> None:
-        """Report the start of a run after `done` steps, or why there is nothing to train."""
+    def begin(
+        self, done: int, exhausted: str, class_weights: Sequence[float], startup: float
+    ) -> None:
+        """Report the start of a run after `done` steps, or why there is nothing to train.
+
+        `startup` is how many seconds its processes took so far.
+        """
         self.metrics.write(
             "start",
             world_size=self.world.size,
             device=self.meter.device,
             steps_total=self.steps_total,
             resumed_from_step=done,
+            startup_seconds=startup,
             **({"class_weights": class_weights} if class_weights else {}),
         )
         self.first_step = done + 1
@@ -69,7 +75,7 @@ class Report:
                 f"end at step {self.steps_total}; raise epochs to continue"
             )
         elif exhausted:
-            self.world.print(f"nothing to train: {exhausted}; raise early_stop_epochs to continue")
+            self.world.print(f"nothing to train: {exhausted}; raise that limit to continue")
 
     def is_due(self, step: int) -> bool:
         """Return whether to report `step`: also the first and the last one, for short runs."""

@@ -20,7 +20,7 @@ from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
 from kfp_ddp.core.files import durable, fsync
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import Reading, TrainConfig
-from kfp_ddp.training.model import networks
+from kfp_ddp.training.model import networks, timm_networks
 from kfp_ddp.training.state.manifest import (
     DIGEST,
     MANIFEST,
@@ -84,7 +84,8 @@ class ModelInfo:
     def reading(self) -> Reading:
         """How the run read images; runs of earlier versions dropped alpha channels."""
         names = {"on_bad_image", "max_pixels", "background", "value_range"} & self.config.keys()
-        return Reading(**{name: self.config[name] for name in names})
+        fields = {name: self.config[name] for name in names}
+        return Reading(**fields, crop=timm_networks.preprocessing(self.model).crop)
 
     @property
     def test_time_flip(self) -> bool:
@@ -329,12 +330,13 @@ def set_aside(directory: Path, newest: Checkpoint | None) -> list[Path]:
 
 def manifest_of(config: TrainConfig, classes: tuple[str, ...], **more: Any) -> dict[str, Any]:
     """Return the fields of a manifest other than its step and files."""
+    mean, std, _ = timm_networks.preprocessing(config.model)
     return {
         **more,
         "config": config.model_dump(),
         "classes": list(classes),
         "model": config.model,
         "image_size": config.image_size,
-        "mean": list(networks.MEAN),
-        "std": list(networks.STD),
+        "mean": list(mean),
+        "std": list(std),
     }

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import RunFolder
-from kfp_ddp.training.config import MODELS, TrainConfig
-from kfp_ddp.training.model.networks import build, head_of, not_finite
+from kfp_ddp.training.config import MODELS, TrainConfig, is_network
+from kfp_ddp.training.model.networks import adapted, build, head_of, not_finite
 from kfp_ddp.training.model.torchvision_weights import (
     DEFAULT,
     PREFIX,
-    PUBLISHED,
+    address_of,
     cached,
     file_of,
     is_intact,
@@ -79,15 +79,15 @@ def read(path: Path) -> Weights:
 
 
 def read_torchvision(name: str, model: str) -> Weights:
-    """Read torchvision's weights `name` from torch's cache on this machine; raise InputError."""
+    """Read weights of torchvision or timm from torch's cache on this machine; raise InputError."""
     file = file_of(name, model)
-    path, url = cached(file), f"{PUBLISHED}/{file}"
+    path, url = cached(file), address_of(file)
     if not is_intact(path):
         raise InputError(
             f"the {name} weights of {model} are not at {path}, or do not match the digest in the "
             f"name, and ranks download nothing: put {url} there, or give pretrained that address"
         )
-    return _saved_by_torch(path)
+    return read(path)
 
 
 def _check_bundle(folder: Path) -> None:
@@ -163,6 +163,7 @@ def initialise(
         )
     own, head = network.state_dict(), head_of(network)
     tensors, places = named_alike(weights, own, f"{head}.", config.model, config.image_size)
+    tensors = adapted(network, config.model, tensors)
     weight = tensors.get(f"{head}.weight")
     same_number = weight is not None and len(weight) == len(classes)
     if not (weights.classes == classes if weights.classes else same_number):
@@ -193,7 +194,7 @@ def network_of(path: Path) -> str:
     """Return the network of weights, by metadata or, of ResNets, by names; '' if unknown."""
     weights = read(path)
     if weights.model:
-        return weights.model if weights.model in MODELS else ""
+        return weights.model if is_network(weights.model) else ""
     resnets = sorted((one for one in MODELS if "resne" in one), key=len)
     for model in resnets:  # not on the meta device, which imports triton: that ends with warnings
         network = build(model, 1)

@@ -20,6 +20,7 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model.strategies import FORMS, form_of
+from kfp_ddp.training.report.cost import cost_of
 from kfp_ddp.training.report.metrics import Metrics, read_events
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.learner import Learner, has_separate_body
@@ -85,7 +86,10 @@ class Saving:
         """Figures of the last evaluation."""
         self.best: Best | None = None
         self.saved_step = -1
-        self._behind = ""
+        self._reason = ""
+        events = read_events(RunFolder(config.output_dir).metrics)
+        self.hours_before = cost_of(events, {}).gpu_hours
+        """GPU-hours of earlier attempts."""
         self.restart_clock()
 
     def judge(self, step: int, epoch: int, figures: dict[str, float]) -> bool:
@@ -100,14 +104,19 @@ class Saving:
         first, highest = self.config.stop_behind_epochs, self.best.accuracy
         if first and epoch >= first:
             folder = Path(self.config.output_dir)
-            self._behind = self.world.from_first(lambda: behind(folder, epoch, highest))
+            self._reason = self.world.from_first(lambda: behind(folder, epoch, highest))
         return better
+
+    def limit_hours(self, over: bool) -> None:
+        """Let the run stop if `max_gpu_hours` are over."""
+        if over:
+            self._reason = f"it has used max_gpu_hours={self.config.max_gpu_hours:g}"
 
     @property
     def exhausted(self) -> str:
         """Why the run stops before its last epoch; empty if it does not."""
-        if self._behind:
-            return self._behind
+        if self._reason:
+            return self._reason
         patience = self.config.early_stop_epochs
         if not patience or self.best is None or self.best.waited < patience:
             return ""

@@ -175,13 +175,30 @@ class TFJob(TrainingOperatorKind):
     )
     environment = UNBUFFERED
     rendezvous_port = 2222
+    replicas, first = "tf_replica_specs", "Chief"
+    """Field of the spec, and role of the first pod."""
 
     def fields(self, spec: JobFields, name: str, template: Object) -> dict[str, Any]:
-        """Return the fields of a TFJobSpec."""
-        replicas = {"Chief": _replica(spec, 1, template)}
+        """Return the fields of the job's spec."""
+        replicas = {self.first: _replica(spec, 1, template)}
         if spec.nodes > 1:
             replicas["Worker"] = _replica(spec, spec.nodes - 1, template)
-        return {"tf_replica_specs": replicas}
+        return {self.replicas: replicas}
+
+
+class XGBoostJob(TFJob):
+    """An XGBoostJob of a master and workers.
+
+    The operator gives each pod RANK and WORLD_SIZE, and the address of the master, where XGBoost's
+    tracker is to run, as MASTER_ADDR and MASTER_PORT.
+    """
+
+    name = "xgboostjob"
+    title = "XGBoostJob"
+    resource = Resource(GROUP_VERSION, "xgboostjobs")
+    containers = ("xgboost",)
+    rendezvous_port = 9999
+    replicas, first = "xgb_replica_specs", "Master"
 
 
 class MPIJob(TrainingOperatorKind):

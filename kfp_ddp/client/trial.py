@@ -1,0 +1,65 @@
+"""A short training on computed images, which measures a cluster's GPUs, network and storage."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from kfp_ddp.checks.finding import Requirements
+from kfp_ddp.client import logs, submission
+from kfp_ddp.client.comparison import compare
+from kfp_ddp.client.follow import check_success, until_over
+from kfp_ddp.client.run_info import RunFinder, RunInfo, info_of, read_trainings
+from kfp_ddp.client.source import with_source
+from kfp_ddp.core import config
+from kfp_ddp.core.images import SETTINGS, Images
+
+ON_GPUS = ("synthetic://100x4000@224", "model=resnet50", "batch_size_per_rank=64", "epochs=10")
+ON_CPUS = ("synthetic://10x1000@64", "model=cifar_resnet8", "batch_size_per_rank=32", "epochs=2")
+"""Source and settings of about a minute; the image size is that of the source."""
+LOGGED = {"data-sync": "downloaded", "train": "gradients takes"}
+"""A word of the line with a step's figures."""
+MEASURED = ("images_per_s", "ranks", "training_seconds")
+
+
+def words_of(run: Requirements, seed: int) -> tuple[str, ...]:
+    """Return the source, which nothing has stored yet, and the settings as KEY=VALUE."""
+    source, *words = ON_CPUS if run.gpus_per_node == 0 else ON_GPUS
+    words += [f"image_size={source.rpartition('@')[2]}", "pretrained=false", "recipe=none"]
+    words += [f"{name}={getattr(run, name)}" for name in ("backend", "nodes", "gpus_per_node")]
+    words += [f"work_claim={run.work_claim}", f"bucket_secret={run.bucket_secret}"]
+    words += [f"claim={run.data_claim}", f"publish={run.publish}", "dataset=kfp-ddp-doctor"]
+    words += [f"gpu_resource={run.gpu_resource}", "min_network_gbit_s=0.001"]
+    return (
+        f"{source}?seed={seed}",
+        *words,
+        *([f"scheduler={run.scheduler}"] * bool(run.scheduler)),
+    )
+
+
+def train(finder: RunFinder, wanted: Requirements, silent: bool) -> RunInfo:
+    """Run it on KFP until it is over; JobError if it fails."""
+    settings = config.chosen("experiment", "pipeline_root", *SETTINGS)
+    pipeline = submission.built_in("train_resnet", Images.create(settings))
+    assert pipeline is not None
+    source, *words = words_of(wanted, int(time.time()) % 10**9)
+    arguments = submission.arguments(pipeline, None, words, {"source": source})
+    pipeline = with_source(pipeline, finder, settings)
+    root, account = settings["pipeline_root"], wanted.service_account
+    own = {"pipeline_root": root, "service_account": account, "arguments": arguments}
+    request = submission.Submission(pipeline, None, "doctor", settings["experiment"], **own)
+    run = info_of(request.send(finder.client), finder.connection)
+    run = until_over(finder, run, silent, to_stderr=True)
+    check_success(run)
+    return run
+
+
+def figures(finder: RunFinder, run: RunInfo) -> Iterator[tuple[str, str]]:
+    """Yield names and values: speed of the training, and what its steps logged."""
+    with tempfile.TemporaryDirectory() as scratch:
+        metrics = compare([(run, read_trainings(run.files(), Path(scratch)))]).metrics
+    yield from ((m.name, m.texts()[0]) for m in metrics if m.name in MEASURED)
+    for step, word in LOGGED.items():
+        for leaf in logs.select_steps(run, step):
+            lines = (line for line in logs.lines(run, leaf, finder.api) if word in line)
+            yield from ((step, line) for line in lines)
