@@ -44,7 +44,7 @@ def run() -> dict[str, float]:
         curves = {name: _sweep(Path(folder) / name, data, name) for name in SWEEPS}
     best = {name: max(accuracy for _, _, accuracy in curve) for name, curve in curves.items()}
     target = min(best.values())
-    figures = {}
+    figures: dict[str, float] = {}
     for name, curve in curves.items():
         epochs, hours, _ = next(point for point in curve if point[2] >= target)
         print(

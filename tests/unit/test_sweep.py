@@ -95,7 +95,7 @@ def test_trials_without_halving_a_budget_and_a_space_without_more(tmp_path: Path
 
 
 def test_with_a_budget_of_time_a_trial_is_complete_before_its_end(tmp_path: Path) -> None:
-    halved = {**GRID, "max_gpu_hours": 2.0}
+    halved: dict[str, Any] = {**GRID, "max_gpu_hours": 2.0}
     _, trials = played(tmp_path, Trainer(), **halved)
     assert 3 < len(trials) < 16
     assert max(trial.level for trial in trials) == 2
