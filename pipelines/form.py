@@ -13,7 +13,6 @@ from kfp_ddp.checks.settings import Run, parse
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings, hint, rename
 from kfp_ddp.core.text import yaml_of
-from kfp_ddp.evaluation.engine import job_fields
 from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
 from kfp_ddp.models.weights_download import is_path
@@ -184,6 +183,8 @@ def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> Run | N
     if task is None:
         if "prediction" in Form(pipeline).subjects:
             given = {**defaults_of(pipeline.spec["root"]), **arguments}
+            from kfp_ddp.evaluation.engine import job_fields  # few forms need it
+
             names = ("source", "bundle", "table", "prediction")
             PredictionRequest.of(*(given[name] for name in names))
             job_fields(given["job"], "image", given["backend"])
