@@ -24,7 +24,8 @@ def file_of(name: str, network: str) -> str:
     files = files_of(network)
     if name not in files:
         known = ", ".join(files) or "none; choose a network with some, or set pretrained=false"
-        raise InputError(f"there are no {name} weights of {network}, but {known}")
+        library = "timm" if timm_networks.is_known(network) else "torchvision"
+        raise InputError(f"{library} has no {name} weights of {network}: it has {known}")
     return files[name]
 
 
