@@ -152,7 +152,7 @@ def _bulk(root: Path) -> Callable[[], object]:
     def predict() -> None:
         file = f"{root.parent}/{next(numbers)}.csv"
         options = {"batch_size": 32}
-        request = PredictionRequest.of(str(root), str(root), file, options)
+        request = PredictionRequest.from_inputs(str(root), str(root), file, options)
         bulk_rank.predict_share(request, world)
 
     return predict

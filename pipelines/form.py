@@ -186,7 +186,7 @@ def check_arguments(pipeline: Document, arguments: Mapping[str, Any]) -> Run | N
             from kfp_ddp.evaluation.engine import job_fields  # few forms need it
 
             names = ("source", "bundle", "table", "prediction")
-            PredictionRequest.of(*(given[name] for name in names))
+            PredictionRequest.from_inputs(*(given[name] for name in names))
             job_fields(given["job"], "image", given["backend"])
         return None
     component = pipeline.spec.get("components", {}).get(task["componentRef"]["name"], {})

@@ -43,7 +43,7 @@ def train(finder: RunFinder, wanted: Requirements, silent: bool) -> RunInfo:
     pipeline = submission.built_in("train_resnet", Images.create(settings))
     assert pipeline is not None
     source, *words = words_of(wanted, int(time.time()) % 10**9)
-    arguments = submission.arguments(pipeline, None, words, {"source": source})
+    arguments = submission.arguments(pipeline, submission.Inputs(words), {"source": source})
     pipeline = with_source(pipeline, finder, settings)
     root, account = settings["pipeline_root"], wanted.service_account
     own = {"pipeline_root": root, "service_account": account, "arguments": arguments}

@@ -210,7 +210,7 @@ def predict(
     """Predict, fill the artifacts, and return the table, its rows, and those unreadable."""
     fields, request = (
         job_fields(job, image, backend),
-        PredictionRequest.of(source, bundle, table, options),
+        PredictionRequest.from_inputs(source, bundle, table, options),
     )
     target = Table(table)
     if backend != "local":

@@ -101,7 +101,7 @@ class PredictionRequest(RankRequest):
         return self
 
     @classmethod
-    def of(cls, source: str, bundle: str, table: str, options: Mapping[str, Any]) -> Self:
+    def from_inputs(cls, source: str, bundle: str, table: str, options: Mapping[str, Any]) -> Self:
         """Return the request of a step's inputs; raise InputError."""
         (fields,) = split("prediction", options, cls)
         return cls.create(source=source, bundle=bundle, table=table, **fields)

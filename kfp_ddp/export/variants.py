@@ -20,6 +20,7 @@ from kfp_ddp.models.evaluation import LARGEST_PREDICTIONS, Evaluation, predictio
 from kfp_ddp.models.release import Variants
 from kfp_ddp.models.variants import FILES, MeasuredVariant, VariantsRecord
 from kfp_ddp.training.data.image_files import read
+from kfp_ddp.training.data.loader import fixed_batches
 from kfp_ddp.training.data.splits import sides_of
 from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.state.checkpoint import ModelInfo
@@ -171,7 +172,8 @@ def measure(
     failed: dict[str, str] = {}
     readable: list[int] = []
     world = alone(torch.device("cpu"))
-    for squares, targets, at in batches(index, info.image_size, BATCH, world, info.reading):
+    work = ((index, keys) for keys in fixed_batches(index, BATCH, 0, 1))
+    for squares, targets, at, _ in batches(work, info.image_size, world, info.reading):
         positions: list[int] = at.tolist()
         readable += positions
         for name in [name for name in forms if name not in failed]:

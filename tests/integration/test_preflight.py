@@ -288,7 +288,7 @@ def test_trial_settings_override_the_training(summary: SimpleNamespace) -> None:
 
 def test_baked_weights_are_taken(summary: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_DDP_BAKED_WEIGHTS", "resnet18")
-    trials: dict[str, Any] = {"trials": [{"model": "cifar_resnet8"}, {"learning_rate": 0.1}]}
+    trials: Any = {"trials": [{"model": "cifar_resnet8"}, {"learning_rate": 0.1}]}
     for given in ({"recipe": "finetune"}, {"pretrained": "true"}):
         plan = check(summary, model="resnet18", sweep=trials, **given)
         both = [trained(plan, trial) for trial in trials["trials"]]

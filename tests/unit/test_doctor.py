@@ -278,7 +278,7 @@ def test_trial_has_valid_settings(gpus: int) -> None:
     pipeline = submission.built_in("train_resnet")
     assert pipeline is not None
     source, *words = words_of(Requirements(gpus_per_node=gpus, nodes=2), 7)
-    arguments = submission.arguments(pipeline, None, words, {"source": source})
+    arguments = submission.arguments(pipeline, submission.Inputs(words), {"source": source})
     open_source(arguments["source"])
     assert (arguments["gpus_per_node"], arguments["nodes"]) == (gpus, 2)
     assert arguments["training"]["image_size"] == (224 if gpus else 64)

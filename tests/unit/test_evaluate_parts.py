@@ -16,7 +16,7 @@ from kfp_ddp.core.failure import Failure
 from kfp_ddp.evaluation import engine, slices
 from kfp_ddp.evaluation.label_check import label_errors, near_duplicates
 from kfp_ddp.evaluation.predict import EMBEDDED, FEATURES, Predictions, Share, merged, predict_share
-from kfp_ddp.evaluation.request import EvaluationRequest
+from kfp_ddp.evaluation.request import EvaluationRequest, parse
 from kfp_ddp.evaluation.results import split_digest
 from kfp_ddp.jobs.local import Ended
 from kfp_ddp.models.evaluation import wilson
@@ -190,10 +190,10 @@ def test_the_command_line_of_ranks_has_the_complete_request() -> None:
         champion="--no flag",
         options={"tags": "tags.csv", "resamples": 10},
     )
-    assert EvaluationRequest.parse(request.to_argv()) == request
+    assert parse(request.to_argv()) == request
     for wrong in ([], ["--request"], ["--request", "{"], ["--request", json.dumps({"split": 1})]):
         with pytest.raises(InputError):
-            EvaluationRequest.parse(wrong)
+            parse(wrong)
 
 
 @pytest.mark.parametrize(
