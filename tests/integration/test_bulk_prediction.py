@@ -209,7 +209,9 @@ def test_bundle_table_and_settings_are_checked_before_a_run(tmp_path: Path) -> N
         ("t.csv", {"device": "cpu"}, "the step sets itself"),
     ):
         with pytest.raises(InputError, match=words):
-            PredictionRequest.from_inputs("gs://abc/new", "gs://abc/model", f"gs://abc/{table}", options)
+            PredictionRequest.from_inputs(
+                "gs://abc/new", "gs://abc/model", f"gs://abc/{table}", options
+            )
     with pytest.raises(InputError, match="no bundle"):
         predict(tmp_path, tmp_path, tmp_path / "t.csv")
 
@@ -264,7 +266,8 @@ class Fake:
             listing.add(f"2026/12/{{at * 7 % 1_000_003:08d}}/photograph.jpg", 1000, at, at)
         return listing
 bulk.open_source = lambda *_: Fake()
-request = PredictionRequest.from_inputs("{tmp_path}", "gs://abc/model", "{tmp_path}/table.csv", {{}})
+inputs = "{tmp_path}", "gs://abc/model", "{tmp_path}/table.csv", {{}}
+request = PredictionRequest.from_inputs(*inputs)
 table = bulk.Table(request.table, ["a", "b"], "digest")
 todo, missing = table.plan(bulk.list_objects(request, table))
 shards = [(one.number, len(one.listing)) for one in table.shards(todo, 1024)]
