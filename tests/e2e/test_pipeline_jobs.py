@@ -66,6 +66,18 @@ def test_two_workers_over_the_pod_network(scene: Scene, bucket_url: str, local_r
     assert any(n.startswith("trainjob/") for n in bucket.names(bucket_url, bucket.MODELS))
     assert claims(scene.grounds) == before | {published}
 
+    predicted = scene.run(
+        COMPILED.with_name("batch_predict.yaml"),
+        source=TRAINING["source"],
+        bundle=f"{destination}/digits",
+        table=f"{destination}.csv",
+        backend="trainjob",
+        job={**WORKERS, "nodes": 2, "nproc_per_node": 1},
+    ).play()
+    assert predicted.succeeded, predicted.explain()
+    assert predicted.steps["predict"].outputs["rows"] == bucket.TRAIN + bucket.VAL
+    assert "trainjob.csv" in bucket.names(bucket_url, bucket.MODELS)
+
     _delete_run(scene, run)
     ours = f"volumesnapshots/{published}"  # the published claim keeps the snapshot it came from
     until(lambda: leftovers(scene.grounds) <= {ours}, "the end of what the run owns")
