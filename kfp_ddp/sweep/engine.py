@@ -19,8 +19,7 @@ from kfp_ddp.runs.train.outputs import write_outputs
 from kfp_ddp.runs.training_folder import followed_folder
 from kfp_ddp.runs.workspace import create_run_folder, open_workspace
 from kfp_ddp.sweep.leaderboard import Leaderboard, read
-from kfp_ddp.sweep.scheduler import search
-from kfp_ddp.sweep.study import Result, Study, Trial
+from kfp_ddp.sweep.study import Result, Study, Trial, search
 
 JOURNAL = "study.jsonl"
 """In the folder of the step."""

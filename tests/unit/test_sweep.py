@@ -13,8 +13,7 @@ from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.runs.train.outputs import _figures
 from kfp_ddp.sweep.leaderboard import Leaderboard
-from kfp_ddp.sweep.scheduler import search
-from kfp_ddp.sweep.study import Result, Study, Trial
+from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.state.manifest import Manifest
 
