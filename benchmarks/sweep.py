@@ -1,11 +1,13 @@
 """Epochs of a sweep by halving, against the grid with the median stopping rule.
 
-Both try the same 16 settings of a tiny network on scikit-learn's digits, one after the other, in
-this process. Prerequisite: the `demo` and `sweep` extras.
+All try nine settings of a tiny network on scikit-learn's digits, one after the other, in this
+process, in about two minutes on two cores. Prerequisite: the `demo` and `sweep` extras.
 """
 
 import contextlib
 import io
+import signal
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -14,22 +16,20 @@ from typing import Any
 from PIL import Image
 
 from kfp_ddp.checks.sweep import Sweep
+from kfp_ddp.core.step import handling_signals
 from kfp_ddp.sweep.leaderboard import read
 from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training import rank
 from kfp_ddp.training.config import TrainConfig
 
-EPOCHS, IMAGES = 9, 400
-SPACE = {
-    "learning_rate": [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0],
-    "batch_size": [32, 128],
-}
+EPOCHS, IMAGES = 9, 300
+SPACE = {"learning_rate": [0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0]}
 SWEEPS: dict[str, dict[str, Any]] = {
     "grid": {"space": SPACE},
     "halving": {"space": SPACE, "reduction_factor": 3},
     "tpe": {
-        "space": {**SPACE, "learning_rate": {"min": 0.001, "max": 3.0, "log": True}},
-        "samples": 16,
+        "space": {"learning_rate": {"min": 0.001, "max": 3.0, "log": True}},
+        "samples": 9,
         "sampler": "tpe",
         "reduction_factor": 3,
     },
@@ -68,10 +68,11 @@ def _sweep(folder: Path, data: Path, name: str) -> list[tuple[float, float, floa
         place = folder / f"trial.{trial.number}"
         epochs = trial.rungs[trial.level]
         fields = configure(trial.settings).explicit()
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
-            rank.run(
-                TrainConfig.create(**{**fields, "output_dir": str(place), "stop_epochs": epochs})
-            )
+        config = TrainConfig.create(**{**fields, "output_dir": str(place), "stop_epochs": epochs})
+        end = handling_signals(lambda got, _: sys.exit(128 + got), signal.SIGTERM, signal.SIGINT)
+        with end, contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+            if not rank.run(config):  # it handles the signal, and returns
+                sys.exit(128 + signal.SIGTERM)
         steps = sorted((place / "checkpoints").glob("step-*"))
         row = read(str(place), steps[-1].name if steps else "")
         ended = row.ended if row.epochs < epochs else ""
@@ -88,6 +89,7 @@ def _sweep(folder: Path, data: Path, name: str) -> list[tuple[float, float, floa
 
 def _config(sweep: Sweep, data: Path, trial: dict[str, Any]) -> TrainConfig:
     fields = {"model": "cifar_resnet8", "image_size": 8, "epochs": EPOCHS, "workers": 0}
+    fields["batch_size"] = 32
     folders = {"data": str(data), "output_dir": "/unused"}
     return TrainConfig.create(**{**sweep.under("sgd"), **fields, **folders, **trial})
 

@@ -14,8 +14,7 @@ from kfp_ddp.core.step import step
 from kfp_ddp.jobs.ending import handling_all
 from kfp_ddp.models import weights_download
 from kfp_ddp.runs.record import chosen_checkpoint
-from kfp_ddp.runs.train.engine import Finished, Trained, train
-from kfp_ddp.runs.train.outputs import write_outputs
+from kfp_ddp.runs.train.engine import Finished, Trained, train, write_outputs
 from kfp_ddp.runs.training_folder import followed_folder
 from kfp_ddp.runs.workspace import create_run_folder, open_workspace
 from kfp_ddp.sweep.leaderboard import Leaderboard, read
@@ -106,8 +105,6 @@ def run(
             sweep_metrics.log_metric(name, value)
         best = board.best()
     if best.number not in finished:  # an earlier process trained it
-        with followed_folder(place_of(best)) as (run_dir, refresh):
-            refresh()
+        with followed_folder(place_of(best)) as (run_dir, _):
             finished[best.number] = Finished(run_dir, place_of(best), "", {"kfp_ddp": {}})
-    write_outputs(*finished[best.number], trained_model, train_metrics, loss_curve)
-    return Trained(best.checkpoint, place_of(best))
+    return write_outputs(finished[best.number], trained_model, train_metrics, loss_curve)

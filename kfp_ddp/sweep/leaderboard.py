@@ -53,11 +53,12 @@ def read(run_dir: str, checkpoint: str) -> Training:
     evaluations = {event.get("step"): event for event in record.select("eval")}
     evaluation = evaluations.get(int(checkpoint.rpartition("-")[2] or -1), {})
     accuracy, loss = evaluation.get("accuracy"), evaluation.get("loss")
+    end = next(reversed(record.select("end")), {})
     return Training(
         settings=record.settings,
         accuracy=accuracy if is_number(accuracy) else -1,
         loss=loss if is_number(loss) else math.inf,
-        ended=(record.progress.end or {}).get("reason") or "",
+        ended=end.get("reason") or "",
         hours=record.cost.gpu_hours,
         curve=curve(record.events, "eval", "accuracy"),
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.checks.sweep import Sweep, drawn, key_of, listed
+from kfp_ddp.checks.sweep import Sweep, draw, key_of, listed
 from kfp_ddp.core.errors import InputError, RunCancelledError
 from kfp_ddp.core.extras import require
 from kfp_ddp.training.config import TrainConfig
@@ -162,7 +162,7 @@ class Study:
         for _ in range(TRIES):
             self._study.sampler = self._sampler()
             proposal = self._study.ask()
-            settings = drawn(proposal, self.sweep.space)
+            settings = {name: draw(proposal, name, v) for name, v in self.sweep.space.items()}
             if (same := known.get(key_of(settings))) is None:
                 return Trial(number, settings, proposal.number)
             self._tell(proposal.number, same)

@@ -11,7 +11,7 @@ import pytest
 
 from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.core.errors import JobError
-from kfp_ddp.runs.train.outputs import _figures
+from kfp_ddp.runs.train.engine import figures_of
 from kfp_ddp.sweep.leaderboard import Leaderboard
 from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training.config import TrainConfig
@@ -204,4 +204,4 @@ def test_the_accuracy_is_that_of_the_checkpoint(tmp_path: Path) -> None:
         file.write(f"\n{json.dumps(again)}")
     assert board(tmp_path, trials)[0].figures()["best_accuracy"] == 0.85
     newest = Manifest(Path("step-00000010"), 10, "", {})
-    assert _figures(tmp_path / "peak", newest)["val_accuracy"] == 0.85
+    assert figures_of(tmp_path / "peak", newest)["val_accuracy"] == 0.85
