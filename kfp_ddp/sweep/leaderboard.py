@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.step import write_artifact
 from kfp_ddp.core.text import cell
-from kfp_ddp.report.charts import COLOURS, Axis, LegendEntry, Series, Shape, line_chart, plot
-from kfp_ddp.report.charts import HEIGHT as BOTTOM
+from kfp_ddp.report import charts
+from kfp_ddp.report.charts import COLOURS, HEIGHT, Axis
 from kfp_ddp.report.events import Point, curve, is_number
 from kfp_ddp.report.render import Card, render
 from kfp_ddp.runs.record import read_task
@@ -53,12 +53,12 @@ def read(run_dir: str, checkpoint: str) -> Training:
     evaluations = {event.get("step"): event for event in record.select("eval")}
     evaluation = evaluations.get(int(checkpoint.rpartition("-")[2] or -1), {})
     accuracy, loss = evaluation.get("accuracy"), evaluation.get("loss")
-    end = next(reversed(record.select("end")), {})
+    ends = [event.get("reason") or "" for event in record.select("end")]
     return Training(
         settings=record.settings,
         accuracy=accuracy if is_number(accuracy) else -1,
         loss=loss if is_number(loss) else math.inf,
-        ended=end.get("reason") or "",
+        ended=ends[-1] if ends else "",
         hours=record.cost.gpu_hours,
         curve=curve(record.events, "eval", "accuracy"),
     )
@@ -136,7 +136,7 @@ class Leaderboard:
         best = f"{figures['best_accuracy']:.2%}" if "best_accuracy" in figures else "none"
         train = sum(trial.trains for trial, _ in pairs)
         curves = [one.curve for _, one in pairs if one.curve][:COLOURS]
-        series = [Series(f"{rank + 1}.", points, rank) for rank, points in enumerate(curves)]
+        series = [charts.Series(f"{rank + 1}.", points, rank) for rank, points in enumerate(curves)]
         known = [{**t.settings, "accuracy": t.accuracy} for _, t in pairs if t.accuracy >= 0]
         page = render(
             "leaderboard.html",
@@ -152,7 +152,7 @@ class Leaderboard:
             columns=columns,
             rows=rows,
             best=len(series),
-            chart=line_chart("Validation accuracy", series, percent=True),
+            chart=charts.line_chart("Validation accuracy", series, percent=True),
             parallel=parallel(known, names),
         )
         write_artifact(self._report, page)
@@ -162,10 +162,9 @@ class Leaderboard:
 
 def _row(rank: int, trial: Trial, training: Training, names: Sequence[str]) -> list[str]:
     accuracy, loss = training.accuracy, training.loss
+    state = f"failed: {trial.ended}" if trial.failed else trial.ended or "done"
     if trial.trains or trial.can_go_on:
         state = f"{'trains to' if trial.trains else 'ended at'} epoch {trial.rungs[trial.level]}"
-    else:
-        state = trial.ended or "done"
     return [
         str(rank) if trial.checkpoint and not trial.failed else "",
         *(_setting({**trial.settings, **training.settings}.get(name, "")) for name in names),
@@ -173,13 +172,12 @@ def _row(rank: int, trial: Trial, training: Training, names: Sequence[str]) -> l
         f"{loss:.4f}" if is_number(loss) else "",
         f"{training.epochs:g}",
         f"{trial.hours:.2f}",
-        f"failed: {trial.ended}" if trial.failed else state,
+        state,
     ]
 
 
 def _setting(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= MAX_SETTING else f"{text[: MAX_SETTING - 1]}…"
+    return charts.shorten(f"{value:g}" if isinstance(value, float) else str(value), MAX_SETTING)
 
 
 def parallel(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "Markup | str":
@@ -192,17 +190,19 @@ def parallel(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> "Mark
     scaled = {name: _scaled([trial.get(name) for trial in trials]) for name in (*names, "accuracy")}
     ticks = [(float(at), f"{name}: {ends}") for at, (name, (ends, _)) in enumerate(scaled.items())]
     across, up = Axis(0, len(names), ticks), Axis(0, 1, [])
-    shapes = [Shape(f"M{across.x(at):.1f} 0V{BOTTOM}", "mark") for at, _ in ticks]
+    shapes = [charts.Shape(f"M{across.x(at):.1f} 0V{HEIGHT}", "mark") for at, _ in ticks]
     for rank, trial in reversed([*enumerate(trials)]):
         shares = [shares[rank] for _, shares in scaled.values()]
         points = [f"{across.x(at):.1f} {up.y(share):.1f}" for at, share in enumerate(shares)]
         settings = ", ".join(f"{name}={_setting(trial.get(name))}" for name in names)
         title = f"{rank + 1}. {settings}: {trial['accuracy']:.2%}"
         kind, colour = ("curve", rank) if rank < COLOURS else ("rest", None)
-        shapes.append(Shape(f"M{'L'.join(points)}", kind, colour, title=title))
-    keys = [LegendEntry(f"{rank + 1}.", rank) for rank in range(min(COLOURS, len(trials)))]
+        shapes.append(charts.Shape(f"M{'L'.join(points)}", kind, colour, title=title))
+    keys = [charts.LegendEntry(f"{rank + 1}.", rank) for rank in range(min(COLOURS, len(trials)))]
     label = f"Settings and accuracy of {len(trials)} trials"
-    return plot("Settings and accuracy", across, up, "each line is a trial", shapes, keys, label)
+    return charts.plot(
+        "Settings and accuracy", across, up, "each line is a trial", shapes, keys, label
+    )
 
 
 def _scaled(values: Sequence[Any]) -> tuple[str, list[float]]:

@@ -1,6 +1,5 @@
 """The `train` step: check the input, start and follow the ranks, write the artifacts."""
 
-import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,9 +51,14 @@ class Finished(NamedTuple):
     record: dict[str, Any]
     """The job, or the settings of a training in this process."""
 
-    def address(self, checkpoint: Manifest) -> str:
-        """Return the path or URI of a checkpoint for other steps."""
-        return f"{self.place}/{checkpoint.path.relative_to(self.run_dir).as_posix()}"
+    def chosen(self) -> tuple[Manifest, str]:
+        """Return the checkpoint for other steps, and its path or URI; JobError if there is none."""
+        newest, folder = chosen_checkpoint(self.run_dir), RunFolder(self.run_dir).checkpoints
+        if newest is None:
+            raise JobError(
+                f"training ended without a checkpoint in {folder}; see the log of the ranks above"
+            )
+        return newest, f"{self.place}/{newest.path.relative_to(self.run_dir).as_posix()}"
 
 
 @step
@@ -102,21 +106,19 @@ def train(
         own["stop_when_stale"] = f"{place}/{RunFolder.HEARTBEAT}"
         own["stale_seconds"] = supervision.heartbeat_minutes * 60
     config = TrainConfig.create(**with_timeout(training, spec_fields), **own)
-    with using(run_id, place, dataset_path), contextlib.ExitStack() as stack:
+    with using(run_id, place, dataset_path):
         if backend == "local":
-            checked = LaunchSpec.create(**fields, command=["true"])
-            ranks = checked.nproc_per_node or local_gpus()
+            ranks = LaunchSpec.create(**fields, command=["true"]).nproc_per_node or local_gpus()
             with with_local_folders(config) as local:
                 run_dir = Path(local.output_dir)
                 record, claim = _train_here(local, task_name, ranks), ""
         else:
             ids = (run_id, task_name, task_id)
             config = config if is_remote(place) else with_local_weights(config)
-            fields["kind"] = backend
-            fields = with_task_config(task_config, fields)
-            run_dir, refresh = stack.enter_context(followed_folder(place))
-            record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
-            refresh()
+            fields = with_task_config(task_config, {**fields, "kind": backend})
+            with followed_folder(place) as (run_dir, refresh):
+                record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
+                refresh()
     return Finished(run_dir, place, claim, record)
 
 
@@ -126,8 +128,7 @@ def _train_here(config: TrainConfig, task_name: str, ranks: int) -> dict[str, An
     print(f"{task_name}: {ranks} rank(s), output in {folder}", flush=True)
     ended = run_ranks(config.to_argv(), ranks, folder)
     if ended.code == 0 and ended.stopped_by is None:
-        ran = record_images()
-        return {"backend": "local", "config": config.model_dump(), "kfp_ddp": ran}
+        return {"backend": "local", "config": config.model_dump(), "kfp_ddp": record_images()}
     newest = newest_checkpoint(folder)
     checkpoint = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
     if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
@@ -147,12 +148,12 @@ def _train_on_cluster(
     """Train with a job of `fields` for `ids`; returns the ended job, and the claim of `run_dir`."""
     api = Api.connect()
     fields = with_folders(api, fields, config.data, config.output_dir, "train")
-    port = config.prometheus_port
     fields = on_workers(fields, node_command(config))
-    spec = LaunchSpec.create(**fields, metrics_port=port)
+    spec = LaunchSpec.create(**fields, metrics_port=config.prometheus_port)
     if "shm_size" not in fields:
-        ranks = spec.node_range()[0] * spec.processes()
-        spec = spec.model_copy(update={"shm_size": size_of_pod(config, spec.processes(), ranks)})
+        processes = spec.processes()
+        shared = size_of_pod(config, processes, spec.node_range()[0] * processes)
+        spec = spec.model_copy(update={"shm_size": shared})
     least, begun_before = supervision.min_network_gbit_s, RunFolder(run_dir).metrics.exists()
     if least and spec.pods() > 1 and not begun_before:
         require(least, fields, ids, api)
@@ -191,13 +192,8 @@ def write_outputs(finished: Finished, trained_model: Any, metrics: Any, loss_cur
     can be compared by their artifacts. JobError if the training left no checkpoint.
     """
     folder = RunFolder(finished.run_dir)
-    newest = chosen_checkpoint(finished.run_dir)
-    if newest is None:
-        raise JobError(
-            f"training ended without a checkpoint in {folder.checkpoints}; "
-            "see the log of the ranks above"
-        )
-    checkpoint, figures = finished.address(newest), figures_of(finished.run_dir, newest)
+    newest, checkpoint = finished.chosen()
+    figures = figures_of(finished.run_dir, newest)
     pointer = {
         "path": checkpoint,
         "digest": f"sha256:{newest.digest}",
