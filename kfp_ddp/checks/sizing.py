@@ -72,8 +72,7 @@ def sized(run: Run) -> tuple[Run, list[str]]:
     seen = "images that this step cannot see" if photographs is UNSEEN else str(photographs)
     lines = [f"chosen for {seen} and {machine}: {choice.why}"]
     if choice.minutes and photographs is not UNSEEN:
-        cost = priced(choice.minutes / 60 * ranks, config.model_dump())
-        cost = cost if machine.gpus else cost._replace(unit="rank-hours")
+        cost = priced(choice.minutes / 60 * ranks, config.model_dump(), bool(machine.gpus))
         lines.append(f"estimate: {choice.minutes:.0f} min of training, {cost}")
     lines += [start.origin] if start.origin and not start else []
     if choice.warning and photographs is not UNSEEN:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -102,15 +102,14 @@ def listed(sweep: Sweep) -> list[Trial]:
                 f"sweep sets sampler={sweep.sampler}: set samples, how many trials are drawn, or "
                 "max_gpu_hours or max_minutes"
             )
-        choices = [_choices(name, values) for name, values in sweep.space.items()]
+        choices = [_choices(*setting) for setting in sweep.space.items()]
         number = math.prod(map(len, choices))
         if number > MAX_TRIALS:
             raise InputError(
                 f"sweep: space has {number} combinations, and {MAX_TRIALS} can be tried: "
                 "set samples to draw some of them, or shorten its lists"
             )
-        combinations = itertools.product(*choices)
-        trials += [dict(zip(sweep.space, values, strict=True)) for values in combinations]
+        trials += [dict(zip(sweep.space, row, strict=True)) for row in itertools.product(*choices)]
     return list({key_of(trial): trial for trial in trials}.values())
 
 
@@ -135,25 +134,18 @@ def number_of(sweep: Sweep) -> int:
 def examples_of(sweep: Sweep) -> list[Trial]:
     """Return all trials of a grid; where trials are drawn, each value and end of a range once."""
     number_of(sweep)
-    return [*listed(sweep), *(_values(sweep.space) if sweep.draws else ())]
-
-
-def _values(space: Mapping[str, Any]) -> Iterator[Trial]:
+    space = sweep.space if sweep.draws else {}
     ends = {
         name: _range(name, values)[:2] if isinstance(values, Mapping) else _choices(name, values)
         for name, values in space.items()
     }
     first = {name: values[0] for name, values in ends.items()}
-    for name, values in ends.items():
-        yield from ({**first, name: value} for value in values)
+    drawn = [{**first, name: value} for name, values in ends.items() for value in values]
+    return [*listed(sweep), *drawn]
 
 
-def drawn(trial: "optuna.trial.Trial", space: Mapping[str, Any]) -> Trial:
-    """Return the settings that a trial of Optuna proposes; raise InputError."""
-    return {name: _drawn(trial, name, values) for name, values in space.items()}
-
-
-def _drawn(trial: "optuna.trial.Trial", name: str, values: Any) -> Any:
+def draw(trial: "optuna.trial.Trial", name: str, values: Any) -> Any:
+    """Return the value of a setting that a trial of Optuna proposes; raise InputError."""
     if not isinstance(values, Mapping):
         return trial.suggest_categorical(name, list(_choices(name, values)))
     low, high, log, integers = _range(name, values)

@@ -30,11 +30,8 @@ def words_of(run: Requirements, seed: int) -> tuple[str, ...]:
     words += [f"work_claim={run.work_claim}", f"bucket_secret={run.bucket_secret}"]
     words += [f"claim={run.data_claim}", f"publish={run.publish}", "dataset=kfp-ddp-doctor"]
     words += [f"gpu_resource={run.gpu_resource}", "min_network_gbit_s=0.001"]
-    return (
-        f"{source}?seed={seed}",
-        *words,
-        *([f"scheduler={run.scheduler}"] * bool(run.scheduler)),
-    )
+    words += [f"scheduler={run.scheduler}"] if run.scheduler else []
+    return f"{source}?seed={seed}", *words
 
 
 def train(finder: RunFinder, wanted: Requirements, silent: bool) -> RunInfo:
@@ -45,11 +42,10 @@ def train(finder: RunFinder, wanted: Requirements, silent: bool) -> RunInfo:
     source, *words = words_of(wanted, int(time.time()) % 10**9)
     arguments = submission.arguments(pipeline, submission.Inputs(words), {"source": source})
     pipeline = with_source(pipeline, finder, settings)
-    root, account = settings["pipeline_root"], wanted.service_account
-    own = {"pipeline_root": root, "service_account": account, "arguments": arguments}
-    request = submission.Submission(pipeline, None, "doctor", settings["experiment"], **own)
-    run = info_of(request.send(finder.client), finder.connection)
-    run = until_over(finder, run, silent, to_stderr=True)
+    where = settings["pipeline_root"], wanted.service_account
+    about = pipeline, None, "doctor", settings["experiment"], arguments
+    sent = submission.Submission(*about, *where).send(finder.client)
+    run = until_over(finder, info_of(sent, finder.connection), silent, to_stderr=True)
     check_success(run)
     return run
 
@@ -61,5 +57,4 @@ def figures(finder: RunFinder, run: RunInfo) -> Iterator[tuple[str, str]]:
     yield from ((m.name, m.texts()[0]) for m in metrics if m.name in MEASURED)
     for step, word in LOGGED.items():
         for leaf in logs.select_steps(run, step):
-            lines = (line for line in logs.lines(run, leaf, finder.api) if word in line)
-            yield from ((step, line) for line in lines)
+            yield from ((step, line) for line in logs.lines(run, leaf, finder.api) if word in line)

@@ -13,6 +13,7 @@ _MODULES = {
     "serve": ("kserve", "numpy"),
     "local": _LOCAL,
     "monitor": ("tensorboard",),
+    "sweep": ("optuna",),
     "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
 }
 

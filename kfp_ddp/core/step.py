@@ -108,7 +108,7 @@ def write_artifact(artifact: Any, text: str) -> None:
     """Write the file of an artifact."""
     path = Path(artifact.path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
 
 
 def _without_values(tree: Any) -> Any:

@@ -173,7 +173,7 @@ class FollowedFolder(RemoteFolder):
         """Download metrics that grew, files of the ranks and new manifests; raises KfpDdpError."""
         sizes = dict(self.store.list(RunFolder.METRICS))
         if (size := sizes.get(RunFolder.METRICS, 0)) != self._metrics_bytes:
-            self.download((RunFolder.METRICS,))
+            self.download((RunFolder.CONFIG, RunFolder.METRICS))
             self._metrics_bytes = size
         self.download(self.names(f"{RunFolder.RANKS}/"))
         complete = checkpoints.complete(self.store, CHECKPOINTS)

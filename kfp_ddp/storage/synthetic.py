@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from itertools import pairwise
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.storage.folder_source import FolderReader
@@ -44,6 +45,8 @@ class SyntheticSource:
                 f"source {url!r} has {self.images:,} images of {self.classes:,} classes: give "
                 f"{_LEAST} or more for each class, and at most {MAX_OBJECTS:,}"
             )
+        edges = [cell * self.pixels // _CELLS for cell in range(_CELLS + 1)]
+        self._widths = [right - left for left, right in pairwise(edges)]
         self._row = -(-3 * self.pixels // 4) * 4
         self.size = _HEADER.size + self._row * self.pixels
 
@@ -62,30 +65,18 @@ class SyntheticSource:
         return FolderReader(self, threads)
 
     def blocks(self, name: str, pin: int, offset: int) -> Iterator[bytes]:
-        """Yield a listed image from an offset on."""
-        yield self.content(name)[offset:]
-
-    def content(self, name: str) -> bytes:
-        """Return the image of a listed name: noise of 6 bits above the colours of its class."""
-        label = name.partition("/")[0]
-        rows = list[bytes]()
-        for cell in range(_CELLS):
-            colours = self._random(f"{label}/{cell}", 3 * _CELLS)
+        """Yield a listed image from an offset on: noise of 6 bits on the colours of its class."""
+        pattern = b""
+        for cell, height in enumerate(self._widths):
+            colours = self._random(f"{name.partition('/')[0]}/{cell}", 3 * _CELLS)
             scaled = bytes(value * (0xFF - _NOISE) // 0xFF for value in colours)
-            row = b"".join(
-                scaled[3 * at : 3 * at + 3] * (self._edge(at + 1) - self._edge(at))
-                for at in range(_CELLS)
-            )
-            rows.append(row.ljust(self._row, b"\0") * (self._edge(cell + 1) - self._edge(cell)))
-        pattern = b"".join(rows)
+            row = (scaled[3 * at : 3 * at + 3] * width for at, width in enumerate(self._widths))
+            pattern += b"".join(row).ljust(self._row, b"\0") * height
         size = len(pattern)
         noise = int.from_bytes(self._random(name, size)) & int.from_bytes(bytes([_NOISE]) * size)
         header = (b"BM", self.size, 0, _HEADER.size, 40, self.pixels, self.pixels, 1, 24, 0, size)
         pixels = (noise + int.from_bytes(pattern)).to_bytes(size)
-        return _HEADER.pack(*header, 2835, 2835, 0, 0) + pixels
-
-    def _edge(self, cell: int) -> int:
-        return cell * self.pixels // _CELLS
+        yield (_HEADER.pack(*header, 2835, 2835, 0, 0) + pixels)[offset:]
 
     def _random(self, key: str, size: int) -> bytes:
         return hashlib.shake_128(f"{_VERSION}/{self.seed}/{key}".encode()).digest(size)

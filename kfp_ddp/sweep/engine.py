@@ -13,14 +13,11 @@ from kfp_ddp.core.run_folder import task_folder, task_title
 from kfp_ddp.core.step import step
 from kfp_ddp.jobs.ending import handling_all
 from kfp_ddp.models import weights_download
-from kfp_ddp.runs.record import chosen_checkpoint
-from kfp_ddp.runs.train.engine import Finished, Trained, train
-from kfp_ddp.runs.train.outputs import write_outputs
+from kfp_ddp.runs.train.engine import Finished, Trained, train, write_outputs
 from kfp_ddp.runs.training_folder import followed_folder
 from kfp_ddp.runs.workspace import create_run_folder, open_workspace
 from kfp_ddp.sweep.leaderboard import Leaderboard, read
-from kfp_ddp.sweep.scheduler import search
-from kfp_ddp.sweep.study import Result, Study, Trial
+from kfp_ddp.sweep.study import Result, Study, Trial, search
 
 JOURNAL = "study.jsonl"
 """In the folder of the step."""
@@ -53,10 +50,9 @@ def run(
     number = number_of(settings)
     own_image = {"image": job["image"]} if job.get("image", image) != image else {}
     form = Parameters.create(source="/", recipe=settings.recipe, training=training, job=own_image)
-    configure = partial(
-        trial_config, settings, parameters=form, inputs={}, find=cache(weights_download.find)
-    )
-
+    find = cache(weights_download.find)
+    configure = partial(trial_config, settings, parameters=form, inputs={}, find=find)
+    at_once = 0 if backend == "local" else settings.parallel_trials
     finished = dict[int, Finished]()
 
     def place_of(trial: Trial) -> str:
@@ -78,12 +74,10 @@ def run(
                 stop_epochs=epochs,
                 **inputs,
             )
-            if (newest := chosen_checkpoint(ended.run_dir)) is None:
-                raise JobError(f"training ended without a checkpoint in {ended.place}")
+            _, checkpoint = ended.chosen()
         except (InputError, JobError) as error:
             print(f"trial {trial.number} failed: {error}", flush=True)
             return Result(hours=read(place_of(trial), "").hours, ended=str(error))
-        checkpoint = ended.address(newest)
         row = read(ended.place, checkpoint)
         return Result(row.accuracy, checkpoint, row.hours, row.ended if row.epochs < epochs else "")
 
@@ -100,15 +94,11 @@ def run(
                 print(f"warning: {error}", flush=True)
 
         with handling_all():
-            search(
-                study, train_to_level, 0 if backend == "local" else settings.parallel_trials, show
-            )
+            search(study, train_to_level, at_once, show)
         for name, value in board.figures().items():
             sweep_metrics.log_metric(name, value)
         best = board.best()
     if best.number not in finished:  # an earlier process trained it
-        with followed_folder(place_of(best)) as (run_dir, refresh):
-            refresh()
+        with followed_folder(place_of(best)) as (run_dir, _):
             finished[best.number] = Finished(run_dir, place_of(best), "", {"kfp_ddp": {}})
-    write_outputs(*finished[best.number], trained_model, train_metrics, loss_curve)
-    return Trained(best.checkpoint, place_of(best))
+    return write_outputs(finished[best.number], trained_model, train_metrics, loss_curve)

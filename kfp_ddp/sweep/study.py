@@ -1,4 +1,4 @@
-"""The trials of a sweep in a journal: what is tried, how far each is trained, what goes on next.
+"""The trials of a sweep in a journal: what is tried, how far each trains, what goes on next.
 
 The journal is that of an Optuna study, with the progress of each trial in it. It is written before
 a training starts and after it ended, so that another process continues where this one was.
@@ -6,14 +6,18 @@ a training starts and after it ended, so that another process continues where th
 
 import dataclasses
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.checks.sweep import Sweep, drawn, key_of, listed
-from kfp_ddp.core.errors import InputError
+from kfp_ddp.checks.sweep import Sweep, draw, key_of, listed
+from kfp_ddp.core.errors import InputError, RunCancelledError
+from kfp_ddp.core.extras import require
 from kfp_ddp.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 
 TRIES = 50
 """Proposals in a row that were tried before, after which a space has no others."""
+LOOK_SECONDS = 60.0
+"""Time after which the progress is shown without a change."""
+LEAVE_SECONDS = 10.0
 
 
 @dataclass
@@ -76,10 +83,8 @@ class Study:
         self._study = _open(file)
         records = self._study.user_attrs
         self.trials = [Trial(**records[key]) for key in sorted(records) if key.isdecimal()]
-        self.began: float = records.get("began", 0.0)
-        if not self.began:
-            self.began = time.time()
-            self._study.set_user_attr("began", self.began)
+        self.began: float = records.get("began") or time.time()
+        self._study.set_user_attr("began", self.began)
 
     @property
     def spent(self) -> str:
@@ -101,10 +106,10 @@ class Study:
                 return started
         if self.spent:
             return None
-        ways = (
-            [self._promote, self._propose] if self.sweep.timed else [self._propose, self._promote]
-        )
-        trial = ways[0]() or ways[1]()
+        if self.sweep.timed:
+            trial = self._promote() or self._propose()
+        else:
+            trial = self._propose() or self._promote()
         complete = (not (t.failed or t.trains or t.can_go_on) for t in self.trials)
         if trial is None and not running and not any(complete):
             trial = self._promote(at_least=1)
@@ -112,15 +117,13 @@ class Study:
 
     def record(self, trial: Trial, result: Result) -> None:
         """Record how the training of a trial to its rung ended."""
-        failed = not result.checkpoint
-        first = not trial.accuracies
         trial.hours = max(trial.hours, result.hours)
-        trial.ended, trial.failed = result.ended, failed
-        if not failed:
+        trial.ended, trial.failed = result.ended, not result.checkpoint
+        if result.checkpoint:
             trial.accuracies.append(result.accuracy)
             trial.checkpoint = result.checkpoint
-        if trial.proposal >= 0 and first:
-            self._tell(trial.proposal, None if failed else result.accuracy)
+        if trial.proposal >= 0:
+            self._tell(trial.proposal, trial)
         self._save(trial)
 
     def _promote(self, at_least: int = 0) -> Trial | None:
@@ -129,8 +132,7 @@ class Study:
         for level in reversed(range(max((len(t.rungs) for t in self.trials), default=0))):
             here = [t for t in self.trials if len(t.accuracies) > level]
             here.sort(key=lambda t: -t.accuracies[level])
-            number = max(at_least, len(here) // factor if factor else 0)
-            for trial in here[:number]:
+            for trial in here[: max(at_least, factor and len(here) // factor)]:
                 if trial.level == level and trial.can_go_on:
                     trial.level += 1
                     self._save(trial)
@@ -160,10 +162,10 @@ class Study:
         for _ in range(TRIES):
             self._study.sampler = self._sampler()
             proposal = self._study.ask()
-            settings = drawn(proposal, self.sweep.space)
+            settings = {name: draw(proposal, name, v) for name, v in self.sweep.space.items()}
             if (same := known.get(key_of(settings))) is None:
                 return Trial(number, settings, proposal.number)
-            self._tell(proposal.number, same.accuracies[0] if same.accuracies else None)
+            self._tell(proposal.number, same)
         return None
 
     def _sampler(self) -> "optuna.samplers.BaseSampler":
@@ -176,9 +178,11 @@ class Study:
         first = max(4, min(10, self.sweep.draws // 3))
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=first, constant_liar=True)
 
-    def _tell(self, proposal: int, accuracy: float | None) -> None:
+    def _tell(self, proposal: int, trial: Trial) -> None:
+        """Give the sampler the accuracy of a trial at its first rung, once."""
         import optuna
 
+        accuracy = trial.accuracies[0] if trial.accuracies else None
         state = optuna.trial.TrialState.FAIL if accuracy is None else None
         self._study.tell(proposal, accuracy, state=state, skip_if_finished=True)
 
@@ -188,29 +192,59 @@ class Study:
 
 def _open(file: Path) -> "optuna.Study":
     """Open the study of a journal; a line that a killed process did not complete is removed."""
-    try:
-        import optuna
-        from optuna.storages import journal
-    except ImportError as error:
-        raise InputError(
-            f"a sweep needs the package {error.name}, which is not installed: pip install "
-            "'kfp-ddp[sweep]', or use our launcher image"
-        ) from None
-
-    class NoLock(journal.JournalFileOpenLock):
-        """One process writes, and a killed one would leave its lock."""
-
-        def acquire(self) -> bool:
-            return True
-
-        def release(self) -> None:
-            pass
+    require("sweep")
+    import optuna
+    from optuna.storages import journal
 
     if file.exists():
-        content = file.read_bytes()
-        os.truncate(file, content.rfind(b"\n") + 1)
+        os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = journal.JournalStorage(journal.JournalFileBackend(str(file), NoLock(str(file))))
+    # One process writes, and a killed one would leave its lock.
+    no_lock: Any = SimpleNamespace(acquire=lambda: True, release=lambda: None)
+    storage = journal.JournalStorage(journal.JournalFileBackend(str(file), no_lock))
     return optuna.create_study(
         storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
     )
+
+
+def search(
+    study: Study, train: Callable[[Trial], Result], at_once: int, show: Callable[[], None]
+) -> None:
+    """Train until no trial goes on; `train` continues a trial to its level.
+
+    With `at_once` 0 trials are trained in this thread, one after the other; otherwise as many
+    threads wait for a job each. `show` is called after each training and periodically. An error of
+    `train` is raised; the jobs of other trials then continue, and the next process adopts them.
+    """
+    ended: queue.Queue[tuple[Trial, Result | BaseException]] = queue.Queue()
+    running: dict[int, threading.Thread] = {}
+
+    def work(trial: Trial) -> None:
+        try:
+            ended.put((trial, train(trial)))
+        except BaseException as error:  # noqa: BLE001  raised in the main thread
+            ended.put((trial, error))
+
+    while True:
+        while len(running) < max(1, at_once) and (trial := study.next(running)):
+            thread = threading.Thread(target=work, args=(trial,), daemon=True)
+            running[trial.number] = thread
+            if at_once:
+                thread.start()
+            else:  # ranks of this machine need the main thread, which gets the signals
+                work(trial)
+        if not running:
+            return
+        try:
+            trial, result = ended.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            show()
+            continue
+        running.pop(trial.number)
+        if isinstance(result, RunCancelledError):
+            for thread in running.values():  # each deletes its job
+                thread.join(LEAVE_SECONDS)
+        if isinstance(result, BaseException):
+            raise result
+        study.record(trial, result)
+        show()

@@ -350,7 +350,7 @@ def test_a_step_resumes_where_a_worker_stopped(tmp_path: Path, work: Path, on_no
     assert f"resumes from checkpoints/step-{step:08} of file://{work}" in log
     assert newest(work) > step
     last = f"file://{work}/checkpoints/step-{newest(work):08}"
-    assert log.splitlines()[-1] == f"{last} file://{work} "  # and no failure
+    assert log.splitlines()[-1] == f"{last} file://{work}"
     assert last_event(work)["status"] == "done"
 
 

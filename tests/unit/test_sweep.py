@@ -11,10 +11,9 @@ import pytest
 
 from kfp_ddp.checks.sweep import Sweep
 from kfp_ddp.core.errors import JobError
-from kfp_ddp.runs.train.outputs import _figures
-from kfp_ddp.sweep.leaderboard import Leaderboard
-from kfp_ddp.sweep.scheduler import search
-from kfp_ddp.sweep.study import Result, Study, Trial
+from kfp_ddp.runs.train.engine import figures_of
+from kfp_ddp.sweep.leaderboard import Leaderboard, read
+from kfp_ddp.sweep.study import Result, Study, Trial, search
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.state.manifest import Manifest
 
@@ -27,25 +26,21 @@ def configure(settings: dict[str, Any]) -> TrainConfig:
 
 
 class Trainer:
-    """Counts the epochs of each trial; the accuracy rises by epoch, and with the learning rate."""
+    """Lists trainings; the accuracy rises by epoch, and with the learning rate."""
 
-    def __init__(self, killed_after: int = 0) -> None:
-        self.epochs: Counter[int] = Counter()
+    def __init__(self, killed_after: int = 10_000) -> None:
         self.done: list[tuple[int, int]] = []
         self.most, self._now, self._lock = 0, 0, threading.Lock()
-        self._left = killed_after or 10_000
+        self._killed_after = killed_after
 
     def __call__(self, trial: Trial) -> Result:
+        epochs, rate = trial.rungs[trial.level], trial.settings["learning_rate"]
         with self._lock:
-            if not self._left:
+            if len(self.done) == self._killed_after:
                 raise KeyboardInterrupt
-            self._left -= 1
+            self.done.append((trial.number, epochs))
             self._now += 1
             self.most = max(self.most, self._now)
-        epochs = trial.rungs[trial.level]
-        self.epochs[trial.number] = epochs
-        self.done.append((trial.number, epochs))
-        rate = trial.settings["learning_rate"]
         with self._lock:
             self._now -= 1
         if rate == 0.05:
@@ -62,7 +57,7 @@ def played(
     return study, study.trials
 
 
-GRID = {"space": {"learning_rate": RATES}, "reduction_factor": 3}
+GRID: dict[str, Any] = {"space": {"learning_rate": RATES}, "reduction_factor": 3}
 
 
 @pytest.mark.parametrize("at_once", [0, 3])
@@ -77,7 +72,7 @@ def test_the_best_third_goes_on_at_each_rung(tmp_path: Path, at_once: int) -> No
         assert by_level[2] >= 1
     else:  # 15 at the first rung
         assert by_level == {0: 11, 1: 4, 2: 1}
-        assert [trainer.epochs[number] for number in range(16)] == [1] * 11 + [3] * 4 + [9]
+        assert Counter(epochs for _, epochs in trainer.done) == {1: 16, 3: 5, 9: 1}
     assert trials[15].accuracies == pytest.approx([0.17, 0.19, 0.25])
 
 
@@ -92,18 +87,14 @@ def test_trials_without_halving_a_budget_and_a_space_without_more(tmp_path: Path
     study, trials = played(tmp_path / "2", Trainer(), space=RANGE, sampler="tpe", max_gpu_hours=4)
     assert study.spent == "max_gpu_hours=4"
     assert len(trials) == 5  # of 0.9 hours
-
-
-def test_with_a_budget_of_time_a_trial_is_complete_before_its_end(tmp_path: Path) -> None:
-    halved: dict[str, Any] = {**GRID, "max_gpu_hours": 2.0}
-    _, trials = played(tmp_path, Trainer(), **halved)
+    _, trials = played(tmp_path / "3", Trainer(), **GRID, max_gpu_hours=2)
     assert 3 < len(trials) < 16
-    assert max(trial.level for trial in trials) == 2
+    assert max(trial.level for trial in trials) == 2  # one is complete before the end
 
 
 def test_a_proposal_that_cannot_be_trained_fails_alone(tmp_path: Path) -> None:
-    mixed: dict[str, Any] = {"trials": [{"learning_rate": 11}, {"learning_rate": 0.1}]}
-    _, (wrong, good) = played(tmp_path, Trainer(), **mixed)
+    rates = [{"learning_rate": 11}, {"learning_rate": 0.1}]
+    _, (wrong, good) = played(tmp_path, Trainer(), trials=rates)
     assert (wrong.failed, good.failed) == (True, False)
     assert "learning_rate" in wrong.ended
 
@@ -128,11 +119,8 @@ def test_a_killed_sweep_continues_and_computes_nothing_twice(
     assert all(json.loads(line) for line in journal.read_text().splitlines())
 
 
-def training(
-    folder: Path, name: str, accuracies: list[float], loss: float = 1.0, **settings: Any
-) -> str:
+def training(path: Path, accuracies: list[float], loss: float = 1.0, **settings: Any) -> None:
     """Write the folder of a training with ten steps and a checkpoint in each epoch."""
-    path = folder / name
     path.mkdir()
     (path / "config.json").write_text(json.dumps({"output_dir": str(path), **settings}))
     events: list[dict[str, Any]] = [{"event": "start", "steps_total": 30}]
@@ -142,7 +130,6 @@ def training(
     reason = "behind" if len(accuracies) < 3 else ""
     events.append({"event": "end", "status": "done", "reason": reason})
     (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, events)))
-    return str(path)
 
 
 def board(folder: Path, trials: list[Trial]) -> tuple[Leaderboard, str, str]:
@@ -158,17 +145,14 @@ def board(folder: Path, trials: list[Trial]) -> tuple[Leaderboard, str, str]:
 def test_trials_are_ranked_by_accuracy_and_then_by_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training(tmp_path, "peak", [0.9, 0.5, 0.4], learning_rate=0.4, model="a")
-    training(tmp_path, "low", [0.2, 0.3, 0.8], 0.7, learning_rate=0.1, model="a")
-    training(tmp_path, "same", [0.2, 0.3, 0.8], 0.5, learning_rate=0.2, model="a")
-    training(tmp_path, "early", [0.0], learning_rate=0.01, model="a")
-    steps = [30, 30, 30, 10]
-    trials = [
-        Trial(at, {}, checkpoint=f"x/step-{step:08}", rungs=[3]) for at, step in enumerate(steps)
-    ]
-    for trial in trials:
-        trial.accuracies.append(0.5)
-    trials[3].ended = "behind"
+    training(tmp_path / "peak", [0.9, 0.5, 0.4], learning_rate=0.4, model="a")
+    training(tmp_path / "low", [0.2, 0.3, 0.8], 0.7, learning_rate=0.1, model="a")
+    training(tmp_path / "same", [0.2, 0.3, 0.8], 0.5, learning_rate=0.2, model="a")
+    training(tmp_path / "early", [0.0], learning_rate=0.01, model="a")
+    done: dict[str, Any] = {"rungs": [3], "accuracies": [0.5]}
+    trials = [Trial(at, {}, checkpoint="x/step-00000030", **done) for at in range(3)]
+    trials.append(Trial(3, {}, checkpoint="x/step-00000010", **done))
+    trials[3].ended = read(str(tmp_path / "early"), "").ended
     trials.append(Trial(4, {"learning_rate": 7}, failed=True, ended="rank 0: <b>no</b> memory"))
     shown, page, table = board(tmp_path, trials)
     assert shown.best().number == 2
@@ -194,8 +178,8 @@ def test_trials_are_ranked_by_accuracy_and_then_by_loss(
 
 
 def test_the_accuracy_is_that_of_the_checkpoint(tmp_path: Path) -> None:
-    training(tmp_path, "peak", [0.9, 0.5, 0.4], learning_rate=0.4)
-    training(tmp_path, "low", [0.2, 0.3, 0.8], learning_rate=0.1)
+    training(tmp_path / "peak", [0.9, 0.5, 0.4], learning_rate=0.4)
+    training(tmp_path / "low", [0.2, 0.3, 0.8], learning_rate=0.1)
     trials = [Trial(at, {}, rungs=[3], accuracies=[0.1]) for at in range(2)]
     trials[0].checkpoint, trials[1].checkpoint = "step-00000010", "step-00000030"
     shown, *_ = board(tmp_path, trials)
@@ -205,4 +189,4 @@ def test_the_accuracy_is_that_of_the_checkpoint(tmp_path: Path) -> None:
         file.write(f"\n{json.dumps(again)}")
     assert board(tmp_path, trials)[0].figures()["best_accuracy"] == 0.85
     newest = Manifest(Path("step-00000010"), 10, "", {})
-    assert _figures(tmp_path / "peak", newest)["val_accuracy"] == 0.85
+    assert figures_of(tmp_path / "peak", newest)["val_accuracy"] == 0.85

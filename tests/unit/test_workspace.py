@@ -190,11 +190,12 @@ def test_a_step_follows_the_ranks_and_they_see_its_heartbeat(
     monkeypatch.setenv(folders.SCRATCH_VARIABLE, f"{scratch}-of-the-ranks")
     with step, TrainingFolder(uri, KEEP, every=0.1) as ranks:
         write(ranks.path / "logs/rank0.log")  # uploaded at the end only
+        write(ranks.path / "config.json", "{}")
         (ranks.path / "metrics.jsonl").write_text("1\n")
         write(ranks.path / "ranks/0.json", '{"step": 1}')
         save(ranks.path, 10)
         wait_for(step.path / "metrics.jsonl", step.path / "ranks/0.json")
-        wait_for(step.path / "checkpoints/step-00000010" / MANIFEST)
+        wait_for(step.path / "checkpoints/step-00000010" / MANIFEST, step.path / "config.json")
         assert not (step.path / "checkpoints/step-00000010" / STATE).exists()
         (ranks.path / "metrics.jsonl").write_text("1\n2\n")
         until(lambda: (step.path / "metrics.jsonl").read_text() == "1\n2\n")

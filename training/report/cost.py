@@ -11,9 +11,9 @@ class Cost(NamedTuple):
     """GPU-hours and their price; of ranks on CPUs, the hours of these ranks."""
 
     gpu_hours: float
-    money: float | None = None
+    money: float | None
     """None without a price; its currency is that of the price."""
-    unit: str = "GPU-hours"
+    unit: str
 
     def __str__(self) -> str:
         money = "" if self.money is None else f", cost {self.money:.2f}"
@@ -25,24 +25,25 @@ def cost_of(events: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) ->
 
     A rank has one GPU. An attempt lasts from the start of its processes to its last event.
     """
-    seconds, ranks, previous, unit = 0.0, 0.0, 0.0, Cost._field_defaults["unit"]
+    seconds, ranks, previous, on_gpus = 0.0, 0.0, 0.0, True
     for event in events:
         if not (now := _number(event.get("time"))):
             continue
         if event.get("event") == "start":
             ranks = _number(event.get("world_size"))
             seconds += ranks * _number(event.get("startup_seconds"))
-            unit = "rank-hours" if event.get("device") == "CPU" else unit
+            on_gpus &= event.get("device") != "CPU"
         else:
             seconds += ranks * max(0.0, now - previous)
         previous = now
-    return priced(seconds / 3600, settings)._replace(unit=unit)
+    return priced(seconds / 3600, settings, on_gpus)
 
 
-def priced(hours: float, settings: Mapping[str, Any]) -> Cost:
-    """Return the cost of so many GPU-hours by the settings of a training."""
+def priced(hours: float, settings: Mapping[str, Any], on_gpus: bool) -> Cost:
+    """Return the cost of so many hours of ranks by the settings of a training."""
     price = _number(settings.get("gpu_hour_price"))
-    return Cost(hours, hours * price if price else None)
+    unit = "GPU-hours" if on_gpus else "rank-hours"
+    return Cost(hours, hours * price if price else None, unit)
 
 
 def price_on(nodes: Sequence[Mapping[str, str]], prices: Mapping[str, float]) -> float:
@@ -50,11 +51,9 @@ def price_on(nodes: Sequence[Mapping[str, str]], prices: Mapping[str, float]) ->
 
     A key of the table is an instance type, or a label as NAME=VALUE.
     """
-    labels = (f"{name}={value}" for node in nodes for name, value in node.items())
-    return max(
-        (prices.get(one, prices.get(one.removeprefix(f"{INSTANCE_TYPE}="), 0)) for one in labels),
-        default=0.0,
-    )
+    by_label = {name if "=" in name else f"{INSTANCE_TYPE}={name}": p for name, p in prices.items()}
+    labels = {f"{name}={value}" for node in nodes for name, value in node.items()}
+    return max((by_label[one] for one in labels & by_label.keys()), default=0.0)
 
 
 def _number(value: object) -> float:

@@ -1,6 +1,6 @@
 """The `train` step: check the input, start and follow the ranks, write the artifacts."""
 
-import contextlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +9,8 @@ from kfp_ddp.core import folders
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.folders import is_per_node, is_remote
 from kfp_ddp.core.run_folder import RunFolder, task_title
-from kfp_ddp.core.settings import split
-from kfp_ddp.core.step import step, write_job
+from kfp_ddp.core.settings import mapping_of, split
+from kfp_ddp.core.step import step, write_artifact, write_job
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec, Supervision, check_backend
@@ -21,16 +21,14 @@ from kfp_ddp.jobs.source import on_workers
 from kfp_ddp.jobs.task import check_bucket_training, claim_of, with_folders, with_task_config
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.k8s.pods import record_images
-from kfp_ddp.runs.record import newest_checkpoint
-from kfp_ddp.runs.train.outputs import write_outputs
-from kfp_ddp.runs.training_folder import (
-    followed_folder,
-    with_local_folders,
-    with_local_weights,
-)
+from kfp_ddp.report import training_page
+from kfp_ddp.report.events import is_number
+from kfp_ddp.runs.record import chosen_checkpoint, newest_checkpoint
+from kfp_ddp.runs.training_folder import followed_folder, with_local_folders, with_local_weights
 from kfp_ddp.runs.workspace import create_run_folder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.shared_memory import size_of_pod
+from kfp_ddp.training.report.metrics import read_events
 from kfp_ddp.training.state.manifest import Manifest
 
 
@@ -53,9 +51,14 @@ class Finished(NamedTuple):
     record: dict[str, Any]
     """The job, or the settings of a training in this process."""
 
-    def address(self, checkpoint: Manifest) -> str:
-        """Return the path or URI of a checkpoint for other steps."""
-        return f"{self.place}/{checkpoint.path.relative_to(self.run_dir).as_posix()}"
+    def chosen(self) -> tuple[Manifest, str]:
+        """Return the checkpoint for other steps, and its path or URI; JobError if there is none."""
+        newest, folder = chosen_checkpoint(self.run_dir), RunFolder(self.run_dir).checkpoints
+        if newest is None:
+            raise JobError(
+                f"training ended without a checkpoint in {folder}; see the log of the ranks above"
+            )
+        return newest, f"{self.place}/{newest.path.relative_to(self.run_dir).as_posix()}"
 
 
 @step
@@ -65,10 +68,7 @@ def run(
     """Train; the inputs are those of the component, and of `train`."""
     finished = train(**inputs)
     write_job(training_job, finished.record)
-    newest = write_outputs(*finished, trained_model, train_metrics, loss_curve)
-    checkpoint = finished.address(newest)
-    print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
-    return Trained(checkpoint, finished.place)
+    return write_outputs(finished, trained_model, train_metrics, loss_curve)
 
 
 def train(
@@ -106,21 +106,19 @@ def train(
         own["stop_when_stale"] = f"{place}/{RunFolder.HEARTBEAT}"
         own["stale_seconds"] = supervision.heartbeat_minutes * 60
     config = TrainConfig.create(**with_timeout(training, spec_fields), **own)
-    with using(run_id, place, dataset_path), contextlib.ExitStack() as stack:
+    with using(run_id, place, dataset_path):
         if backend == "local":
-            checked = LaunchSpec.create(**fields, command=["true"])
-            ranks = checked.nproc_per_node or local_gpus()
+            ranks = LaunchSpec.create(**fields, command=["true"]).nproc_per_node or local_gpus()
             with with_local_folders(config) as local:
                 run_dir = Path(local.output_dir)
                 record, claim = _train_here(local, task_name, ranks), ""
         else:
             ids = (run_id, task_name, task_id)
             config = config if is_remote(place) else with_local_weights(config)
-            fields["kind"] = backend
-            fields = with_task_config(task_config, fields)
-            run_dir, refresh = stack.enter_context(followed_folder(place))
-            record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
-            refresh()
+            fields = with_task_config(task_config, {**fields, "kind": backend})
+            with followed_folder(place) as (run_dir, refresh):
+                record, claim = _train_on_cluster(config, fields, run_dir, ids, supervision)
+                refresh()
     return Finished(run_dir, place, claim, record)
 
 
@@ -130,8 +128,7 @@ def _train_here(config: TrainConfig, task_name: str, ranks: int) -> dict[str, An
     print(f"{task_name}: {ranks} rank(s), output in {folder}", flush=True)
     ended = run_ranks(config.to_argv(), ranks, folder)
     if ended.code == 0 and ended.stopped_by is None:
-        ran = record_images()
-        return {"backend": "local", "config": config.model_dump(), "kfp_ddp": ran}
+        return {"backend": "local", "config": config.model_dump(), "kfp_ddp": record_images()}
     newest = newest_checkpoint(folder)
     checkpoint = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
     if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
@@ -151,12 +148,12 @@ def _train_on_cluster(
     """Train with a job of `fields` for `ids`; returns the ended job, and the claim of `run_dir`."""
     api = Api.connect()
     fields = with_folders(api, fields, config.data, config.output_dir, "train")
-    port = config.prometheus_port
     fields = on_workers(fields, node_command(config))
-    spec = LaunchSpec.create(**fields, metrics_port=port)
+    spec = LaunchSpec.create(**fields, metrics_port=config.prometheus_port)
     if "shm_size" not in fields:
-        ranks = spec.node_range()[0] * spec.processes()
-        spec = spec.model_copy(update={"shm_size": size_of_pod(config, spec.processes(), ranks)})
+        processes = spec.processes()
+        shared = size_of_pod(config, processes, spec.node_range()[0] * processes)
+        spec = spec.model_copy(update={"shm_size": shared})
     least, begun_before = supervision.min_network_gbit_s, RunFolder(run_dir).metrics.exists()
     if least and spec.pods() > 1 and not begun_before:
         require(least, fields, ids, api)
@@ -186,3 +183,51 @@ def with_timeout(training: Mapping[str, Any], job: Mapping[str, Any]) -> dict[st
             "are one time-out: give one of them"
         )
     return {**training, "timeout_minutes": minutes}
+
+
+def write_outputs(finished: Finished, trained_model: Any, metrics: Any, loss_curve: Any) -> Trained:
+    """Write the step's artifacts; the file of `trained_model` is a JSON pointer to the checkpoint.
+
+    It also has the settings, and the file of `metrics` is a copy of `metrics.jsonl`, so that runs
+    can be compared by their artifacts. JobError if the training left no checkpoint.
+    """
+    folder = RunFolder(finished.run_dir)
+    newest, checkpoint = finished.chosen()
+    figures = figures_of(finished.run_dir, newest)
+    pointer = {
+        "path": checkpoint,
+        "digest": f"sha256:{newest.digest}",
+        "step": newest.step,
+        "model": newest.fields.get("model", ""),
+        "claim": finished.claim,
+        "metrics": figures,
+    }
+    for name, value in figures.items():
+        metrics.log_metric(name, value)
+    trained_model.metadata.update(pointer, kfp_ddp=finished.record["kfp_ddp"])
+    settings = mapping_of(folder.config)
+    write_artifact(trained_model, json.dumps({**pointer, "settings": settings}, indent=2) + "\n")
+    write_artifact(metrics, folder.metrics.read_text(encoding="utf-8"))
+    write_artifact(loss_curve, training_page(finished.run_dir))
+    print(f"checkpoint {checkpoint}, step {newest.step}, sha256 {newest.digest}", flush=True)
+    return Trained(checkpoint, finished.place)
+
+
+def figures_of(run_dir: Path, newest: Manifest) -> dict[str, float]:
+    """Return the finite metrics: last loss, speed, accuracy and step of the checkpoint."""
+    last: dict[str, dict[str, Any]] = {"step": {}, "eval": {}}
+    own = dict[str, Any]()
+    for event in read_events(RunFolder(run_dir).metrics):
+        last[str(event.get("event"))] = event
+        if (event.get("event"), event.get("step")) == ("eval", newest.step):
+            own = event  # a resume may repeat it
+    evaluation = own or last["eval"]
+    figures = {
+        "step": newest.step,
+        "train_loss": last["step"].get("loss"),
+        "images_per_s": last["step"].get("images_per_s"),
+        "val_loss": evaluation.get("loss"),
+        "val_accuracy": evaluation.get("accuracy"),
+        "val_top5": evaluation.get("top5"),
+    }
+    return {name: float(value) for name, value in figures.items() if is_number(value)}
