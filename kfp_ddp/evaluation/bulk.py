@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from kfp_ddp.core.errors import InputError, UnavailableError
+from kfp_ddp.core.extras import require
 from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.core.text import from_json
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
@@ -198,11 +199,10 @@ def _lines(file: Path) -> Iterator[Any]:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError(f"a table {PARQUET} needs pip install 'kfp-ddp[parquet]'") from None
+    require("parquet", f"a table {PARQUET}")
+    import pyarrow
+    import pyarrow.parquet
+
     return pyarrow, pyarrow.parquet
 
 
