@@ -73,13 +73,17 @@ def program_of(source: str | Path, pipeline: Any) -> tuple[str, Any]:
 
 def read(file: Path) -> Document:
     """Return the pipeline in a file; raises InputError if there is none."""
+    return parsed(text_of(file, NO_PIPELINE), str(file))
+
+
+def text_of(file: Path, advice: str) -> str:
+    """Return the content of a YAML file; raise InputError if it cannot be read."""
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}; check its path") from None
     except UnicodeDecodeError:
-        raise InputError(f"{file} is not YAML but bytes: {NO_PIPELINE}") from None
-    return parsed(text, str(file))
+        raise InputError(f"{file} is not YAML but bytes: {advice}") from None
 
 
 def parsed(text: str, called: str) -> Document:

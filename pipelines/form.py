@@ -1,6 +1,7 @@
 """The form of a compiled pipeline: arguments from `key=value` words and YAML files, checked."""
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -16,7 +17,7 @@ from kfp_ddp.core.text import yaml_of
 from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL
 from kfp_ddp.models.weights_download import is_path
-from kfp_ddp.pipelines.document import Document, defaults_of
+from kfp_ddp.pipelines.document import Document, defaults_of, text_of
 from kfp_ddp.pipelines.document import read as read_document
 from kfp_ddp.training import model_file
 
@@ -134,12 +135,7 @@ class Form:
         if dot and subject not in self.subjects:
             raise InputError(f"{name}: there is no {subject!r}{hint(subject, [*self.subjects])}")
         offered = {
-            one: [
-                field
-                for model in models
-                for field in model.model_fields
-                if field not in model.set_by_step
-            ]
+            one: [field for model in models for field in model.offered()]
             for one, models in self.subjects.items()
             if not dot or one == subject
         }
@@ -151,9 +147,7 @@ class Form:
             return FormField(setting)
         mappings = [one for one, fields in offered.items() if setting in fields]
         if not mappings:
-            known = sorted(
-                {*self.parameters, *(one for fields in offered.values() for one in fields)}
-            )
+            known = sorted({*self.parameters, *itertools.chain(*offered.values())})
             near = hint(setting, known) or ("" if self.subjects else f"; it has {', '.join(known)}")
             raise InputError(f"there is no setting {name!r}{near}")
         # A table of labels is meant more often than labels of pods, which are job.labels.
@@ -238,16 +232,14 @@ def _with_file_contents(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_file(file: Path) -> list[tuple[str, Any]]:
+    advice = "write lines such as epochs: 10"
+    text = text_of(file, advice)
     try:
-        content = yaml_of(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}; check its path") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file} is not YAML but bytes; write lines such as epochs: 10") from None
+        content = yaml_of(text)
     except InputError as error:
-        raise InputError(f"{file} {error}; write lines such as epochs: 10") from None
+        raise InputError(f"{file} {error}; {advice}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{file} has no settings; write lines such as epochs: 10")
+        raise InputError(f"{file} has no settings; {advice}")
     return [(str(name), value) for name, value in content.items()]
 
 

@@ -9,15 +9,7 @@ from kfp import dsl
     base_image="ghcr.io/kfp-ddp/trainer:0.2.0",
     install_kfp_package=False,
     task_config_passthroughs=[
-        dsl.TaskConfigPassthrough(field=field, apply_to_task=True)
-        for field in (
-            dsl.TaskConfigField.RESOURCES,
-            dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
-            dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
-            dsl.TaskConfigField.KUBERNETES_AFFINITY,
-            dsl.TaskConfigField.ENV,
-            dsl.TaskConfigField.KUBERNETES_VOLUMES,
-        )
+        dsl.TaskConfigPassthrough(field=field, apply_to_task=True) for field in dsl.TaskConfigField
     ],
 )
 def evaluate(

@@ -9,12 +9,8 @@ from kfp import dsl
     base_image="ghcr.io/kfp-ddp/launcher:0.2.0",
     install_kfp_package=False,
     task_config_passthroughs=[
-        dsl.TaskConfigField.RESOURCES,
-        dsl.TaskConfigField.KUBERNETES_TOLERATIONS,
-        dsl.TaskConfigField.KUBERNETES_NODE_SELECTOR,
-        dsl.TaskConfigField.KUBERNETES_AFFINITY,
-        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.ENV, apply_to_task=True),
-        dsl.TaskConfigPassthrough(field=dsl.TaskConfigField.KUBERNETES_VOLUMES, apply_to_task=True),
+        dsl.TaskConfigPassthrough(field, apply_to_task=field.name in ("ENV", "KUBERNETES_VOLUMES"))
+        for field in dsl.TaskConfigField
     ],
 )
 def train(

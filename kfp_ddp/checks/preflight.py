@@ -34,7 +34,7 @@ from kfp_ddp.runs.notify import notify_of_refusal
 from kfp_ddp.storage.kinds import open_source, open_store
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.data.layout import LayoutRule
-from kfp_ddp.training.report.cost import price_on
+from kfp_ddp.training.report.time_spent import price_on
 
 if TYPE_CHECKING:
     from kfp import dsl

@@ -29,7 +29,7 @@ from kfp_ddp.training.data.header import frame_of
 from kfp_ddp.training.data.layout import LayoutRule
 from kfp_ddp.training.model.torchvision_weights import files_of
 from kfp_ddp.training.recipes import OPTIMIZER_FIELDS
-from kfp_ddp.training.report.cost import priced
+from kfp_ddp.training.report.time_spent import priced
 
 BOXES = ("model", "epochs", "pretrained")
 """Settings of a training that are parameters of the form."""

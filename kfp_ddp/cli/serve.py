@@ -17,16 +17,7 @@ import click
 import yaml
 
 from kfp_ddp.cli.models import KEY, find_signer
-from kfp_ddp.cli.options import (
-    AS_JSON,
-    FILE,
-    FOLDER,
-    SET,
-    echo,
-    echo_json,
-    require,
-    text_option,
-)
+from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, SET, echo, echo_json, require, text_option
 from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.spreadsheet import write_rows
 from kfp_ddp.core.text import plural, printable

@@ -14,15 +14,18 @@ _MODULES = {
     "local": _LOCAL,
     "monitor": ("tensorboard",),
     "sweep": ("optuna",),
+    "huggingface": ("huggingface_hub",),
+    "parquet": ("pyarrow",),
+    "timm": ("timm",),
     "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
 }
 
 
-def require(extra: str) -> None:
-    """Check that the packages of an extra are installed; InputError says how to install all."""
+def require(extra: str, what: str = "this") -> None:
+    """Check that `what` has the packages of an extra; InputError says how to install all."""
     for module in _MODULES[extra]:
         if find_spec(module) is None:
             raise InputError(
-                f"this needs {module}, which is not installed: pip install 'kfp-ddp[{extra}]', "
+                f"{what} needs {module}, which is not installed: pip install 'kfp-ddp[{extra}]', "
                 f"or in a checkout pip install '.[{extra}]'"
             )

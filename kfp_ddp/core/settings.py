@@ -61,6 +61,11 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise InputError(cls._one_line(error.errors(include_url=False)[0])) from None
 
+    @classmethod
+    def offered(cls) -> list[str]:
+        """Return the names of the fields that a user may set."""
+        return [name for name in cls.model_fields if name not in cls.set_by_step]
+
     def explicit(self) -> dict[str, Any]:
         """Return the fields that were set, as JSON values; defaults are left out."""
         return self.model_dump(mode="json", exclude_unset=True)
@@ -136,9 +141,7 @@ def split(
 
     `reserved` has further names that cannot be set, each with the reason. Raises InputError.
     """
-    names_of = [
-        [name for name in model.model_fields if name not in model.set_by_step] for model in models
-    ]
+    names_of = [model.offered() for model in models]
     known = [name for names in names_of for name in names]
     internal = set[str]().union(*(model.set_by_step for model in models)) - set(known)
     settings = rename(settings, *models)

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 from kfp_ddp.core.errors import InputError, UnavailableError
+from kfp_ddp.core.extras import require
 from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.core.text import from_json
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of
@@ -36,13 +37,6 @@ SHARD_BYTES = 1 << 29
 _LARGEST, _TOGETHER = 1 << 40, 4096
 Row = dict[str, Any]
 """Values of a row by column; numbers are text if they come from a CSV."""
-
-
-class Shard(NamedTuple):
-    """Objects that one rank predicts together."""
-
-    number: int
-    listing: Listing
 
 
 class Table:
@@ -67,9 +61,10 @@ class Table:
                 while some := list(itertools.islice(iterator, _TOGETHER)):
                     writer.write_table(arrow.Table.from_pylist(some, schema=schema))
             return
-        cells = ([_text(row.get(name, "")) for name in self.columns] for row in rows)
+        cells = ([row.get(name, "") for name in self.columns] for row in rows)
+        short = ([f"{x:.6g}" if isinstance(x, float) else x for x in line] for line in cells)
         with file.open("w", encoding="utf-8", newline="") as opened:
-            write_rows(opened, itertools.chain([self.columns], cells))
+            write_rows(opened, itertools.chain([self.columns], short))
 
     def rows(self, listing: Listing) -> Iterator[tuple[int, Row]]:
         """Yield position and row of the listed objects that have one, in order, each once.
@@ -136,20 +131,20 @@ class Table:
                 self.store.put(Path(file.name), todo)
         return todo, done.count(0)
 
-    def shards(self, todo: str, most: int) -> Iterator[Shard]:
+    def shards(self, todo: str, most: int) -> Iterator[Listing]:
         """Yield the shards of a list, the same ones on all ranks; at most `most` objects each."""
         with self._fetched(todo) as file:
             if file is None:
                 raise UnavailableError(f"{self.store.uri}/{todo} was deleted: run again")
-            shard, total = Shard(0, Listing()), 0
+            shard, total = Listing(), 0
             with file.open("rb") as lines:
                 for line in lines:
                     name, size, *pin = from_json(line)
                     total += size
-                    if shard.listing and (len(shard.listing) >= most or total > SHARD_BYTES):
+                    if shard and (len(shard) >= most or total > SHARD_BYTES):
                         yield shard
-                        shard, total = Shard(shard.number + 1, Listing()), size
-                    shard.listing.add(name, size, *pin)
+                        shard, total = Listing(), size
+                    shard.add(name, size, *pin)
             yield shard
 
     def join(self, listing: Listing, record: dict[str, Any]) -> None:
@@ -204,16 +199,11 @@ def _lines(file: Path) -> Iterator[Any]:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError(f"a table {PARQUET} needs pip install 'kfp-ddp[parquet]'") from None
+    require("parquet", f"a table {PARQUET}")
+    import pyarrow
+    import pyarrow.parquet
+
     return pyarrow, pyarrow.parquet
-
-
-def _text(value: object) -> object:
-    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def content_of(listing: Listing, at: int) -> str:
@@ -228,8 +218,7 @@ def list_objects(request: PredictionRequest, table: Table) -> Listing:
     """
     source, kind = open_source(request.source), kind_of(request.source)
     place = f"{open_store(request.source).place}/" if kind and kind.store else "\0"
-    path = f"{table.store.place}/{table.name}"
-    own = path.removeprefix(place) if path.startswith(place) else "\0"
+    own = f"{table.store.place}/{table.name}".removeprefix(place)
     listing, listed = source.listing(), array("L")
     for at, name in enumerate(listing.names):
         ours = name in (own, f"{own}.json") or name.startswith(f"{own}.parts/")

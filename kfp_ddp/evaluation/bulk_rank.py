@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from kfp_ddp.datasets.context import Context
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
-from kfp_ddp.evaluation.bulk import LOST, Row, Shard, Table, content_of, list_objects
+from kfp_ddp.evaluation.bulk import LOST, Row, Table, content_of, list_objects
 from kfp_ddp.evaluation.evaluator import Subject, read_bundle
 from kfp_ddp.evaluation.predict import Work, scored
 from kfp_ddp.evaluation.request import PredictionRequest
@@ -39,22 +39,19 @@ from kfp_ddp.training.distributed import World, alone
 class Local(NamedTuple):
     """A shard with its files on this disk."""
 
-    shard: Shard
+    number: int
+    listing: Listing
     folder: Path
     images: Index
-    predicted: dict[int, Row]
-    """Class and probabilities by position."""
-    lost: dict[int, str]
-    """Why an object was not downloaded, by position."""
+    known: dict[int, Row]
+    """By position: class and probabilities, or why an object was not downloaded."""
 
     def rows(self, bundle: str, reading: Reading) -> Iterator[Row]:
         """Yield the row of each object."""
-        listing = self.shard.listing
-        for at, name in enumerate(listing.names):
-            row = self.predicted.get(at)
-            reason = self.lost.get(at) or ("" if row else _reason(self.images.paths[at], reading))
-            row = {"class": "", **(row or {}), "bundle": bundle, "reason": reason}
-            yield row | {"name": name, "object": content_of(listing, at)}
+        for at, name in enumerate(self.listing.names):
+            row = self.known.get(at) or {"reason": _reason(self.images.paths[at], reading)}
+            own = {"name": name, "bundle": bundle, "object": content_of(self.listing, at)}
+            yield {"class": "", "reason": "", **row, **own}
 
 
 def predict_share(request: PredictionRequest, world: World | None = None) -> None:
@@ -95,10 +92,11 @@ def _predict(
     reading = info.reading._replace(on_bad_image="skip")
 
     def work() -> Work:
-        shards = islice(table.shards(todo, request.shard_images), world.rank, None, world.size)
+        shards = enumerate(table.shards(todo, request.shard_images))
+        mine = islice(shards, world.rank, None, world.size)
         with ThreadPoolExecutor(1) as pool:
             # `map` would start all downloads at once.
-            coming = (pool.submit(_download, source, one, above, reading) for one in shards)
+            coming = (pool.submit(_download, source, *one, above, reading) for one in mine)
             ahead = next(coming, None)
             while ahead is not None:
                 begun.append(local := ahead.result())
@@ -109,9 +107,9 @@ def _predict(
     def finish(local: Local) -> None:
         file = local.folder / f"part{table.suffix}"
         table.write(file, local.rows(table.bundle, reading))
-        table.store.put(file, f"{todo}-{local.shard.number:07d}{table.suffix}")
+        table.store.put(file, f"{todo}-{local.number:07d}{table.suffix}")
         shutil.rmtree(local.folder)
-        print(f"shard {local.shard.number:,}: {len(local.images):,} objects", flush=True)
+        print(f"shard {local.number:,}: {len(local.images):,} objects", flush=True)
 
     scratch = Path(scratch_dir())
     with writing(scratch, MORE_STORAGE), contextlib.ExitStack() as stack:
@@ -124,48 +122,46 @@ def _predict(
             rows = batch.scores.double().softmax(1).tolist()
             for at, label, row in zip(batch.positions.tolist(), labels, rows, strict=True):
                 values = dict(zip(table.probabilities, row, strict=True))
-                begun[0].predicted[at] = {"class": info.classes[label], **values}
+                begun[0].known[at] = {"class": info.classes[label], **values}
         for local in begun:
             finish(local)
 
 
-def _download(source: Source, shard: Shard, above: Path, reading: Reading) -> Local:
+def _download(source: Source, number: int, shard: Listing, above: Path, reading: Reading) -> Local:
     """Download the objects of a shard under numbers; raise UnavailableError, or as `Transfer.run`.
 
     Objects that cannot be downloaded are lost, unless that is so for all.
     """
-    folder = above / str(shard.number)
-    numbers = [str(at) for at in range(len(shard.listing))]
-    origins = dict(zip(numbers, shard.listing.names, strict=True))
-    listing = dataclasses.replace(shard.listing, names=numbers, origins=origins)
-    lost = {
-        at: "it is larger than any image of max_pixels"
-        for at, size in enumerate(listing.sizes)
-        if size > reading.most_bytes
-    }
+    folder, numbers = above / str(number), [str(at) for at in range(len(shard))]
+    origins = dict(zip(numbers, shard.names, strict=True))
     folder.mkdir()
-    stage = FileStage(folder / "files", listing)
+    stage = FileStage(folder / "files", dataclasses.replace(shard, names=numbers, origins=origins))
     stage.open()
+    large = {"reason": "it is larger than any image of max_pixels"}
+    lost = {at: large for at, size in enumerate(shard.sizes) if size > reading.most_bytes}
     context = Context(source, SyncOptions(), Retry(), lambda *_: None)
-    small = [at for at in range(len(listing)) if at not in lost]
-    try:
-        Transfer(context, stage).run(small)
-    except Changed as error:
-        raise UnavailableError(f"{error} changed while this ran: run again") from None
-    except KfpDdpError as error:
-        if error.retryable:
-            raise
-        for at in [one for one in small if not stage.path(one).exists()]:
-            try:
-                Transfer(context, stage).run([at])
-            except KfpDdpError as one:
-                lost[at] = f"{LOST}{one_line(one)}"
-        if len(lost) == len(listing):
-            raise
-    finally:
-        stage.close()
-    paths = tuple(str(stage.path(at)) for at in range(len(listing)))
-    return Local(shard, folder, Index(stage.tree, (), paths, (0,) * len(paths)), {}, lost)
+
+    def transfer(positions: Sequence[int]) -> None:
+        """Download these; if one of several cannot be, those that are missing one by one."""
+        try:
+            Transfer(context, stage).run(positions)
+        except Changed as error:
+            raise UnavailableError(f"{error} changed while this ran: run again") from None
+        except KfpDdpError as error:
+            if error.retryable:
+                raise
+            if len(positions) == 1:
+                lost[positions[0]] = {"reason": f"{LOST}{one_line(error)}"}
+            else:
+                for at in [one for one in positions if not stage.path(one).exists()]:
+                    transfer([at])
+            if len(lost) == len(shard):
+                raise
+
+    with contextlib.closing(stage):
+        transfer([at for at in range(len(shard)) if at not in lost])
+    paths = tuple(str(stage.path(at)) for at in range(len(shard)))
+    return Local(number, shard, folder, Index(stage.tree, (), paths, (0,) * len(paths)), lost)
 
 
 def _reason(path: str, reading: Reading) -> str:

@@ -208,11 +208,8 @@ def predict(
     **ids: str,
 ) -> tuple[str, int, int]:
     """Predict, fill the artifacts, and return the table, its rows, and those unreadable."""
-    fields, request = (
-        job_fields(job, image, backend),
-        PredictionRequest.from_inputs(source, bundle, table, options),
-    )
-    target = Table(table)
+    fields, target = job_fields(job, image, backend), Table(table)
+    request = PredictionRequest.from_inputs(source, bundle, table, options)
     if backend != "local":
         if not target.store.remote:
             raise InputError(f"table={table!r} is not in a bucket, to which each pod could write")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from os.path import splitext
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -109,10 +110,10 @@ class PredictionRequest(RankRequest):
 
 def suffix_of(table: str) -> str:
     """Return the suffix that names the format of a table; raise InputError for another."""
-    for suffix in (CSV, PARQUET):
-        if table.endswith(suffix) and not table.endswith(f"/{suffix}"):
-            return suffix
-    raise InputError(f"table={table!r} ends in neither {CSV} nor {PARQUET}: name one of these")
+    suffix = splitext(table)[1]
+    if suffix not in (CSV, PARQUET):
+        raise InputError(f"table={table!r} ends in neither {CSV} nor {PARQUET}: name one of these")
+    return suffix
 
 
 def parse(argv: Sequence[str]) -> EvaluationRequest | PredictionRequest:

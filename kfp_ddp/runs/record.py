@@ -14,8 +14,8 @@ from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.jobs.progress import TrainingProgress
 from kfp_ddp.models import evaluation
 from kfp_ddp.models.evaluation import Evaluation
-from kfp_ddp.training.report.cost import Cost, cost_of
 from kfp_ddp.training.report.metrics import read_events
+from kfp_ddp.training.report.time_spent import Cost, cost_of
 from kfp_ddp.training.state.manifest import MANIFEST, Manifest, read_manifest, step_dir, step_dirs
 
 FILES = (

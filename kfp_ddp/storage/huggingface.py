@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
+from kfp_ddp.core.extras import require
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Response
@@ -42,12 +43,8 @@ class HuggingFaceSource(HttpSource):
     advice = "accept its terms on its page and give HF_TOKEN"
 
     def __init__(self, url: str, options: SourceOptions) -> None:
-        try:
-            self._api = _hub()
-        except ImportError as error:
-            raise InputError(
-                f"source {url} needs huggingface-hub; pip install 'kfp-ddp[huggingface]'"
-            ) from error
+        require("huggingface", f"source {url}")
+        self._api = _hub()
         parts = _URL.fullmatch(url)
         if parts is None:
             raise InputError(

@@ -25,7 +25,7 @@ from kfp_ddp.models.evaluation import prediction_rows
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.folder_source import FolderReader
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.storage.source import Entry
+from kfp_ddp.storage.source import Changed, Entry
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 from tests.evaluations import Trained, written
 
@@ -85,9 +85,7 @@ def test_one_row_for_each_object_as_evaluated(
     ours = {"table.csv", "table.parquet", f"table{suffix}.json", ".DS_Store"}
     names = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     assert rows.keys() == names - ours
-    assert {name for name, row in rows.items() if row["reason"]} == {
-        *("broken.jpg", "empty.png", "notes.txt")
-    }
+    assert sorted(n for n in rows if rows[n]["reason"]) == ["broken.jpg", "empty.png", "notes.txt"]
     assert (summary["rows"], summary["computed"], summary["unreadable"]) == (55, 55, 3)
     trained.evaluate()
     predictions = prediction_rows((trained.evaluation.parent / "predictions.csv").read_bytes())
@@ -121,10 +119,8 @@ def test_only_what_is_new_or_changed_is_computed(
     network, info = load_model(trained.checkpoint)
     other = sealed(source.parent / "other", network, info, 7)
     again = predict(source, other, table)
-    assert (again["computed"], again["bundle"]) == (
-        55,
-        {row["bundle"] for row in rows_of(table).values()}.pop(),
-    )
+    assert again["computed"] == 55
+    assert {row["bundle"] for row in rows_of(table).values()} == {again["bundle"]}
     assert again["bundle"] != first["bundle"]
     renamed = dataclasses.replace(info, classes=("a", "b", "c"))
     with pytest.raises(InputError, match=r"other columns .*probability_a"):
@@ -164,12 +160,17 @@ def test_an_object_that_cannot_be_downloaded_is_tried_again(
 
     async def failing(self: FolderReader, entry: Entry, *more: Any) -> None:
         if entry.name == "red/003.png":
-            raise InputError("it is in an archive")
+            raise errors.pop(0)
         await pour(self, entry, *more)
 
-    table = tmp_path / "table.parquet"
+    table, archived = tmp_path / "table.parquet", InputError("it is in an archive")
     with monkeypatch.context() as patch:
         patch.setattr(FolderReader, "pour", failing)
+        for last in (UnavailableError("the store is gone"), Changed("red/003.png")):
+            errors: list[Exception] = [archived, last]
+            with pytest.raises(UnavailableError):
+                predict(source, bundle, tmp_path / "gone.csv")
+        errors = [archived, archived]
         assert predict(source, bundle, table)["unreadable"] == 4
     assert rows_of(table)["red/003.png"]["reason"] == f"{LOST}it is in an archive"
     record = predict(source, bundle, table)
@@ -177,25 +178,20 @@ def test_an_object_that_cannot_be_downloaded_is_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("table", "files", "words"),
+    ("table", "file", "words"),
     [
-        ("table.csv", ["a/notes.txt"], r"no images .*1 \.txt"),
-        ("table.csv", [], "holds no files"),
-        ("file/table.csv", ["a.png"], "cannot write"),
-        ("foreign.csv", ["a.png"], "other columns"),
-        ("foreign.parquet", ["a.png"], "ArrowInvalid"),
+        ("table.csv", "a/notes.txt", r"no images .*1 \.txt"),
+        ("table.csv", "../file", "holds no files"),
+        ("file/table.csv", "a.png", "cannot write"),
+        ("foreign.csv", "a.png", "other columns"),
+        ("foreign.parquet", "a.png", "ArrowInvalid"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_computed(
-    tmp_path: Path, bundle: Path, table: str, files: list[str], words: str
+    tmp_path: Path, bundle: Path, table: str, file: str, words: str
 ) -> None:
-    for name in files:
-        file = tmp_path / "source" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"x")
-    (tmp_path / "source").mkdir(exist_ok=True)
-    (tmp_path / "file").touch()
-    for name in ("foreign.csv", "foreign.parquet"):
+    (tmp_path / "source" / "a").mkdir(parents=True)
+    for name in (f"source/{file}", "file", "foreign.csv", "foreign.parquet"):
         (tmp_path / name).write_text("name,price\na,1\n")
     with pytest.raises((InputError, StorageError), match=words) as refused:
         predict(tmp_path / "source", bundle, tmp_path / table)
@@ -204,14 +200,14 @@ def test_bad_input_is_one_line_before_anything_is_computed(
 
 def test_bundle_table_and_settings_are_checked_before_a_run(tmp_path: Path) -> None:
     for table, options, words in (
-        ("t.json", {}, "ends in neither"),
-        ("t.csv", {"batch_size": 0}, "batch_size"),
-        ("t.csv", {"device": "cpu"}, "the step sets itself"),
+        ("gs://abc/t.json", {}, "ends in neither"),
+        ("gs://abc/.csv", {}, "ends in neither"),
+        ("gs://abc/t.csv/", {}, "ends in neither"),
+        ("gs://abc/t.csv", {"batch_size": 0}, "batch_size"),
+        ("gs://abc/t.csv", {"device": "cpu"}, "the step sets itself"),
     ):
         with pytest.raises(InputError, match=words):
-            PredictionRequest.from_inputs(
-                "gs://abc/new", "gs://abc/model", f"gs://abc/{table}", options
-            )
+            PredictionRequest.from_inputs("gs://abc/new", "gs://abc/model", table, options)
     with pytest.raises(InputError, match="no bundle"):
         predict(tmp_path, tmp_path, tmp_path / "t.csv")
 
@@ -219,33 +215,26 @@ def test_bundle_table_and_settings_are_checked_before_a_run(tmp_path: Path) -> N
 def test_ranks_of_the_step_write_the_same_table_to_a_bucket(
     source: Path, bundle: Path, tmp_path: Path, emulator: Any
 ) -> None:
-    for path in source.rglob("*"):
-        if path.is_file():
-            name = f"new/{path.relative_to(source).as_posix()}"
-            emulator.bucket("models").blob(name).upload_from_filename(path)
-    artifacts = {
-        name: kind(name=name, uri=str(tmp_path / name))
-        for name, kind in (("prediction_metrics", dsl.Metrics), ("prediction_record", dsl.Artifact))
-    }
+    store = open_store("gs://models/new")
+    for path in filter(Path.is_file, source.rglob("*")):
+        store.put(path, path.relative_to(source).as_posix())
+    record = tmp_path / "record"
     table, rows, unreadable = component.python_func(
         source="gs://models/new",
         bundle=str(bundle),
         table="gs://models/new/table.csv",
         options={"batch_size": 8, "shard_images": 10},
         job={"nproc_per_node": 2},
-        **artifacts,
+        prediction_metrics=dsl.Metrics(name="m", uri=str(tmp_path / "m")),
+        prediction_record=dsl.Artifact(name="r", uri=str(record)),
     )
-    assert (rows, unreadable) == (55, 3)
-    assert json.loads((tmp_path / "prediction_record").read_text())["computed"] == 55
-    store = open_store("gs://models/new")
-    assert not [name for name, _ in store.list("table.csv.parts/")]
-    text = (store.read("table.csv", 1 << 20) or b"").decode()
-    predict(source, bundle, tmp_path / "table.csv")
-    alone = rows_of(tmp_path / "table.csv")
-    (tmp_path / "two.csv").write_text(text)
-    together = rows_of(tmp_path / "two.csv")
-    assert {name: row["class"] for name, row in together.items()} == {
-        name: row["class"] for name, row in alone.items()
+    assert (rows, unreadable, json.loads(record.read_text())["computed"]) == (55, 3, 55)
+    assert not store.has_files("table.csv.parts/")
+    (tmp_path / "together.csv").write_bytes(store.read("table.csv", 1 << 20) or b"")
+    predict(source, bundle, tmp_path / "alone.csv")
+    together, alone = (rows_of(tmp_path / f"{name}.csv") for name in ("together", "alone"))
+    assert {name: together[name]["class"] for name in together} == {
+        name: alone[name]["class"] for name in alone
     }
     assert predict("gs://models/new", bundle, table)["computed"] == 0
 
@@ -270,8 +259,7 @@ inputs = "{tmp_path}", "gs://abc/model", "{tmp_path}/table.csv", {{}}
 request = PredictionRequest.from_inputs(*inputs)
 table = bulk.Table(request.table, ["a", "b"], "digest")
 todo, missing = table.plan(bulk.list_objects(request, table))
-shards = [(one.number, len(one.listing)) for one in table.shards(todo, 1024)]
-assert missing == sum(count for _, count in shards) == 1_000_000
+assert missing == sum(map(len, table.shards(todo, 1024))) == 1_000_000
 assert "torch" not in sys.modules
 print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 """

@@ -21,7 +21,7 @@ from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.k8s.api import Api
 from kfp_ddp.models import weights_download
 from kfp_ddp.pipelines.train_resnet import train_resnet
-from kfp_ddp.training.report.cost import INSTANCE_TYPE
+from kfp_ddp.training.report.time_spent import INSTANCE_TYPE
 from tests.gcs_server import Bucket
 from tests.registry_server.server import RegistryServer, status
 

@@ -45,16 +45,9 @@ def test_preprocessing_is_that_of_timm(network: str) -> None:
     assert run(f"timm/{network}.{theirs.tag}").reading.crop == theirs.crop_pct
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("timm/test_vitt", "timm/test_vit"),
-        ("timm/test_vit.r9", ""),
-        ("timm/", ""),
-        ("test_vit", ""),
-    ],
-)
-def test_unknown_network_is_refused_with_a_near_name(name: str, hint: str) -> None:
+@pytest.mark.parametrize("name", ["timm/test_vitt", "timm/test_vit.r9", "timm/", "test_vit"])
+def test_unknown_network_is_refused_with_a_near_name(name: str) -> None:
+    hint = "timm/test_vit" if name == "timm/test_vitt" else ""
     for refused in (lambda: run(name), lambda: networks.build(name, 3)):
         with pytest.raises(InputError, match=f"is unknown.*{hint}"):
             refused()
@@ -78,16 +71,14 @@ def test_weights_come_from_cache_mirror_or_hub(
     monkeypatch.setenv(weights_download.SOURCE, "off")
     with pytest.raises(InputError, match="cannot be had"):
         weights_download.find("true", "timm/test_vit")
-    mirror = tmp_path / "mirror"
-    mirror.mkdir()
-    monkeypatch.setenv(weights_download.SOURCE, str(mirror))
+    monkeypatch.setenv(weights_download.SOURCE, str(tmp_path))
     torch.manual_seed(1)
     theirs = networks.build("timm/test_vit", 1000, image_size=160).state_dict()
-    save_file(theirs, mirror / FILE)
+    save_file(theirs, tmp_path / FILE)
     start = weights_download.find("auto", "timm/test_vit")
-    assert start[:2] == (str(mirror / FILE), "timm/test_vit")
+    assert start[:2] == (str(tmp_path / FILE), "timm/test_vit")
     cached(FILE).parent.mkdir(parents=True)
-    (mirror / FILE).rename(cached(FILE))
+    (tmp_path / FILE).rename(cached(FILE))
     assert weights_download.find("auto", "timm/test_vit.r160_in1k").pretrained == "true"
     config = run("timm/test_vit", image_size=64, pretrained="true")
     network = networks.build_for(config, 3)

@@ -8,9 +8,18 @@ import torch
 
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.report import meter
-from kfp_ddp.training.report.cost import INSTANCE_TYPE, Cost, cost_of, price_on
 from kfp_ddp.training.report.meter import GpuTimeline, Timeline, before_exchange, peak_of
-from kfp_ddp.training.report.time_spent import PHASES, Environment, Pace, TimeSpent, advice
+from kfp_ddp.training.report.time_spent import (
+    INSTANCE_TYPE,
+    PHASES,
+    Cost,
+    Environment,
+    Pace,
+    TimeSpent,
+    advice,
+    cost_of,
+    price_on,
+)
 
 
 def row(**seconds: float) -> list[float]:

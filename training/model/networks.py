@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.extras import require
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig, near
 from kfp_ddp.training.model import own_model, timm_networks
@@ -155,12 +156,9 @@ def _build_torchvision(name: str, num_classes: int, image_size: int) -> nn.Modul
 
 def _build_timm(name: str, num_classes: int, image_size: int) -> nn.Module:
     """Build a network of timm by its plain name, which loads nothing."""
-    try:
-        import timm
-    except ImportError:
-        raise InputError(
-            f"model={name} needs timm: pip install 'kfp-ddp[timm]', or use the trainer image"
-        ) from None
+    require("timm", f"model={name}")
+    import timm
+
     plain = name.removeprefix(timm_networks.PREFIX).partition(".")[0]
     sized = timm.is_model(plain) and timm.get_pretrained_cfg_value(plain, "fixed_input_size")
     options: dict[str, Any] = {"img_size": image_size} if sized else {}

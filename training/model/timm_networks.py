@@ -42,28 +42,28 @@ def names() -> list[str]:
     return [f"{PREFIX}{network}" for network in table()]
 
 
+def _parts(model: str) -> tuple[str, str]:
+    """Return network and weights of timm/NETWORK, with its default ones, or NETWORK.WEIGHTS."""
+    network, _, name = model.removeprefix(PREFIX).partition(".")
+    return network, name or next(iter(table().get(network, ())), "")
+
+
 def is_known(model: str) -> bool:
     """Return whether it is timm/NETWORK or timm/NETWORK.WEIGHTS."""
-    network, _, name = model.removeprefix(PREFIX).partition(".")
-    known = table().get(network, {}) if model.startswith(PREFIX) else {}
-    return name in known if name else bool(known)
+    network, name = _parts(model)
+    return model.startswith(PREFIX) and name in table().get(network, ())
 
 
 def preprocessing(model: str) -> Preprocessing:
     """Return what a network expects of images; that of ImageNet for one of another library."""
-    if not model.startswith(PREFIX) or not is_known(model):
-        return Preprocessing()
-    network, _, name = model.removeprefix(PREFIX).partition(".")
-    return table()[network][name or next(iter(table()[network]))]
+    network, name = _parts(model)
+    return table()[network][name] if is_known(model) else Preprocessing()
 
 
 def files(model: str) -> dict[str, str]:
     """Return the local name of the file of its default weights, if it has any."""
-    if not is_known(model):
-        return {}
-    network, _, name = model.removeprefix(PREFIX).partition(".")
-    name = name or next(iter(table()[network]))
-    return {"DEFAULT": f"{network}.{name}.{FILE}"} if name else {}
+    network, name = _parts(model)
+    return {"DEFAULT": f"{network}.{name}.{FILE}"} if name and is_known(model) else {}
 
 
 def address(file: str) -> str:

@@ -20,8 +20,8 @@ from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.loader import Split
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.model.strategies import FORMS, form_of
-from kfp_ddp.training.report.cost import cost_of
 from kfp_ddp.training.report.metrics import Metrics, read_events
+from kfp_ddp.training.report.time_spent import cost_of
 from kfp_ddp.training.state import checkpoint
 from kfp_ddp.training.state.learner import Learner, has_separate_body
 from kfp_ddp.training.state.manifest import step_dir
