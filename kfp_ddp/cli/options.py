@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kfp_ddp.core import config
-from kfp_ddp.core.extras import require as require
+from kfp_ddp.core.machine import require as require
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from kfp_ddp.cli.options import (
     show,
 )
 from kfp_ddp.client import schedules
+from kfp_ddp.client.schedules import RUN_SETTINGS, TIMES
 from kfp_ddp.core.config import Connection
 
-RUN_SETTINGS = ("pipeline_root", "service_account")
-TIMES = ("cron", "pipeline", "latest", "start", "end", "catchup", "max_concurrency")
 TIMING = added(
     click.option("--cron", help="Minute, hour, day, month, weekday, such as '0 3 * * *'."),
     click.option("--pipeline", help="Uploaded pipeline, as NAME or NAME@VERSION."),

@@ -13,14 +13,15 @@ from kfp_ddp.client.description import Description, describe
 from kfp_ddp.client.pipelines import PipelineVersion, upload
 from kfp_ddp.client.run_info import RunFinder, RunInfo, info_of, local_run, read_trainings
 from kfp_ddp.client.runs import RETRYABLE, list_runs
-from kfp_ddp.client.scheduler import RUN_SETTINGS, Schedules
+from kfp_ddp.client.schedules import RUN_SETTINGS
+from kfp_ddp.client.scheduling import Schedules
 from kfp_ddp.client.source import with_source
 from kfp_ddp.client.steps import OVER
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.extras import require
 from kfp_ddp.core.images import SETTINGS, Images
+from kfp_ddp.core.machine import require
 from kfp_ddp.pipelines.document import Document, is_file, program_of, read
 from kfp_ddp.report.render import framed
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.client import runs
 from kfp_ddp.client.connection import open_client, own_namespace
-from kfp_ddp.client.kfp_logs import KfpLogs
 from kfp_ddp.client.pipelines import graph_of
-from kfp_ddp.client.pods import list_nodes
+from kfp_ddp.client.pods import KfpLogs, list_nodes
 from kfp_ddp.client.run_files import USER, RunFiles, StoredFiles, open_claim
 from kfp_ddp.client.steps import OVER, Step, every_step, leaves, steps_of
 from kfp_ddp.core import config

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PAGE = 100
 ALL = 1_000_000
+RUN_SETTINGS = ("pipeline_root", "service_account")
+TIMES = ("cron", "pipeline", "latest", "start", "end", "catchup", "max_concurrency")
 ENABLED, PAUSED, ENDED = "enabled", "paused", "ended"
 
 

@@ -66,10 +66,14 @@ def destination(at: Path) -> Store:
     return models.open_models(str(at / "models"))
 
 
+def model(at: Path) -> models.Model:
+    return models.Model(destination(at), NAME)
+
+
 COMMANDS: dict[str, Callable[[Path], object]] = {
     "publish": publish_run,
-    "promote": lambda at: models.promote(destination(at), NAME, champions_of(at)[0]),
-    "rollback": lambda at: models.roll_back(destination(at), NAME),
+    "promote": lambda at: model(at).promote(champions_of(at)[0]),
+    "rollback": lambda at: model(at).rollback(),
     "keep": lambda at: attempts.prune(open_store(str(at / "models" / NAME)), 1),
 }
 
