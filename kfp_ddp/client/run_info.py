@@ -123,15 +123,6 @@ class RunFinder(contextlib.ExitStack):
             raise InputError(f"folder {word} not found: give one of run --local, or a run's id")
         return self.read(runs.find_run(self.client, word))
 
-    def find_on_server(self, word: str) -> "V2beta1Run":
-        """Return the server's run, see `runs.find_run`; InputError for that of a local folder."""
-        if os.sep in word or read_local_run(Path(word)):
-            raise InputError(
-                f"{word} is not a run of KFP: Ctrl-C stops a local run, and the same command "
-                "resumes it"
-            )
-        return runs.find_run(self.client, word)
-
     @functools.cached_property
     def client(self) -> "Client":
         """The client of the server."""

@@ -60,15 +60,50 @@ class Schedules:
 
     def run_now(self, name: str) -> "Run":
         """Start an additional run; the schedule does not change."""
-        run = _start_now(self._client.finder.client, self._find(name))
-        return self._client.get_run(run.run_id)
+        from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run
+
+        client, schedule = self._client.finder.client, self._find(name)
+        reference = schedule.pipeline_version_reference
+        if reference and not reference.pipeline_version_id:
+            pipeline = client.get_pipeline(reference.pipeline_id)
+            newest = find_version(client, pipeline)
+            if newest is None:
+                raise InputError(f"pipeline {pipeline.display_name!r} has no version on the server")
+            reference = V2beta1PipelineVersionReference(
+                pipeline_id=newest.pipeline_id, pipeline_version_id=newest.version_id
+            )
+        run = V2beta1Run(
+            display_name=f"{schedule.display_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
+            experiment_id=schedule.experiment_id,
+            pipeline_version_reference=reference,
+            pipeline_spec=None if reference else schedule.pipeline_spec,
+            runtime_config=schedule.runtime_config,
+            service_account=schedule.service_account,
+        )
+        return self._client.get_run(client.run_service.run_service_create_run(run=run).run_id)
 
     def delete(self, name: str, wait: bool = False, force: bool = False) -> Row:
-        """Delete it; refused while a run is active, unless it waits for it, or ends it by force."""
+        """Delete it; refused while a run is active, as KFP would end that, unless by `force`.
+
+        With `wait`, pause it, and delete it when its runs are over.
+        """
         if wait and force:
             raise InputError("--wait and --force exclude each other: give one of them")
-        _delete(self._client.finder.client, schedule := self._find(name), wait, force)
-        return {"deleted": schedule.recurring_run_id, "name": schedule.display_name}
+        client, schedule = self._client.finder.client, self._find(name)
+        identity, enabled = schedule.recurring_run_id, state(schedule) == ENABLED
+        if not (force or wait):
+            _check_idle(schedule, schedules.active_runs(client, schedule))
+        if enabled:
+            client.disable_recurring_run(identity)
+        while not force and (runs := schedules.active_runs(client, schedule)):
+            if wait:
+                sleep(PAUSE)
+                continue
+            if enabled:  # a run started since the first check
+                client.enable_recurring_run(identity)
+            _check_idle(schedule, runs)
+        client.delete_recurring_run(identity)
+        return {"deleted": identity, "name": schedule.display_name}
 
     def create(
         self, name: str, *, paused: bool = False, inputs: Inputs = EMPTY, **settings: Any
@@ -113,7 +148,14 @@ class Schedules:
         """
         fields, pipeline, latest, inputs = self._split(settings, inputs)
         client, old = self._client.finder.client, self._find(name)
-        _check_state(client, old, name)
+        paused = state(old) != ENABLED and name == old.display_name
+        same = schedules.named(schedules.list_all(client), name) if paused else []
+        if len(same) > 1:
+            ids = ", ".join(one.recurring_run_id[:8] for one in same)
+            raise InputError(
+                f"{name!r} names {len(same)} paused schedules ({ids}), as a replace that was "
+                "interrupted leaves them: resume one by its id, or replace it by its id"
+            )
         before = schedules.plan_of(old, datetime.now(UTC))
         if not (before.cron or fields.get("cron")):
             raise InputError(f"{before.name} has no valid cron to copy: give --cron")
@@ -222,19 +264,6 @@ def _exists(schedule: "V2beta1RecurringRun") -> InputError:
     )
 
 
-def _check_state(client: "Server", old: "V2beta1RecurringRun", word: str) -> None:
-    """Raise InputError for several paused schedules of a name: a killed `replace` leaves them."""
-    if state(old) != ENABLED and word == old.display_name:
-        same = [
-            one.recurring_run_id[:8] for one in schedules.named(schedules.list_all(client), word)
-        ]
-        if len(same) > 1:
-            raise InputError(
-                f"{word!r} names {len(same)} paused schedules ({', '.join(same)}), as a replace "
-                "that was interrupted leaves them: resume one by its id, or replace it by its id"
-            )
-
-
 def replace_by(
     client: "Server", old: "V2beta1RecurringRun", plan: SchedulePlan
 ) -> "tuple[V2beta1RecurringRun, list[V2beta1RecurringRun]]":
@@ -285,58 +314,12 @@ def _if_there(change: Callable[[str], Any], schedule: "V2beta1RecurringRun") -> 
             raise
 
 
-def _delete(
-    client: "Server", schedule: "V2beta1RecurringRun", wait: bool = False, force: bool = False
-) -> None:
-    """Delete a schedule, with which KFP ends its runs; raise InputError if a run of it is active.
-
-    With `wait`, pause the schedule, and wait until its runs are over.
-    """
-    identity, before = schedule.recurring_run_id, state(schedule)
-    if not (force or wait):
-        _check_idle(schedule, schedules.active_runs(client, schedule))
-    if before == ENABLED:
-        client.disable_recurring_run(identity)
-    while not force and (runs := schedules.active_runs(client, schedule)):
-        if wait:
-            sleep(PAUSE)
-            continue
-        if before == ENABLED:  # a run started since the first check
-            client.enable_recurring_run(identity)
-        _check_idle(schedule, runs)
-    client.delete_recurring_run(identity)
-
-
 def _check_idle(schedule: "V2beta1RecurringRun", runs: "list[V2beta1Run]") -> None:
     if runs:
         raise InputError(
             f"run {runs[0].run_id[:8]} of {schedule.display_name} is active, and KFP would end it: "
             "--wait deletes the schedule after it, --force now; or pause the schedule"
         )
-
-
-def _start_now(client: "Server", schedule: "V2beta1RecurringRun") -> "V2beta1Run":
-    """Start an additional run of a schedule; raise InputError if its pipeline was deleted."""
-    from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run
-
-    reference = schedule.pipeline_version_reference
-    if reference and not reference.pipeline_version_id:
-        pipeline = client.get_pipeline(reference.pipeline_id)
-        newest = find_version(client, pipeline)
-        if newest is None:
-            raise InputError(f"pipeline {pipeline.display_name!r} has no version on the server")
-        reference = V2beta1PipelineVersionReference(
-            pipeline_id=newest.pipeline_id, pipeline_version_id=newest.version_id
-        )
-    run = V2beta1Run(
-        display_name=f"{schedule.display_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
-        experiment_id=schedule.experiment_id,
-        pipeline_version_reference=reference,
-        pipeline_spec=None if reference else schedule.pipeline_spec,
-        runtime_config=schedule.runtime_config,
-        service_account=schedule.service_account,
-    )
-    return client.run_service.run_service_create_run(run=run)
 
 
 def _changed(
