@@ -167,9 +167,7 @@ def sign(bundle: str, key: Path | None, signature: Path | None) -> None:
 )
 @text_option("--name", help="Required name of the model.")
 @click.option(
-    "--since",
-    type=click.DateTime(["%Y-%m-%d", TIME]),
-    help="Earliest time of the export, in UTC.",
+    "--since", type=click.DateTime(["%Y-%m-%d", TIME]), help="Earliest time of the export, in UTC."
 )
 @AS_JSON
 def verify(

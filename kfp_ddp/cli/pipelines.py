@@ -43,11 +43,7 @@ COMPILED = Path("compiled")
     help="For a namespace with PodSecurity restricted: no step runs as root.",
 )
 def compile_(
-    files: tuple[Path, ...],
-    check: bool,
-    directory: Path | None,
-    restricted: bool,
-    **settings: str,
+    files: tuple[Path, ...], check: bool, directory: Path | None, restricted: bool, **settings: str
 ) -> None:
     """Compile pipelines to YAML files for Kubeflow Pipelines: the built-in ones, or those of FILE.
 

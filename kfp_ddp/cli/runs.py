@@ -52,11 +52,7 @@ def runs(client: "Client", experiment: str, state: str, most: int, as_json: bool
 
 @click.command("status")
 @click.argument("run")
-@click.option(
-    *("--follow", "--watch", "watch"),
-    is_flag=True,
-    help="Show its steps until it ends.",
-)
+@click.option(*("--follow", "--watch", "watch"), is_flag=True, help="Show its steps until it ends.")
 @served
 def status(client: "Client", run: str, watch: bool, as_json: bool) -> None:
     """Show the steps of RUN and the progress of its training.

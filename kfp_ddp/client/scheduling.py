@@ -323,10 +323,7 @@ def _check_idle(schedule: "V2beta1RecurringRun", runs: "list[V2beta1Run]") -> No
 
 
 def _changed(
-    pipeline: "Document",
-    old: Row,
-    inputs: Inputs,
-    unset: Sequence[str],
+    pipeline: "Document", old: Row, inputs: Inputs, unset: Sequence[str]
 ) -> dict[str, Any]:
     """Return the arguments of a schedule, updated setting by setting and checked."""
     for name in unset:
