@@ -3,7 +3,7 @@
 import importlib
 import io
 import sys
-from gc import freeze, set_threshold  # a command is called gc, and its module hides that one
+from gc import freeze, set_threshold
 from typing import NoReturn
 
 import click
@@ -66,7 +66,7 @@ COMMANDS = {name: text for section in SECTIONS.values() for name, text in sectio
 MODULES = {
     **dict.fromkeys(("status", "logs", "describe", "cancel", "retry"), "runs"),
     **dict.fromkeys(("compare", "download", "tensorboard", "report", "trace"), "results"),
-    **dict.fromkeys(("promote", "rollback", "sign", "verify"), "models"),
+    **dict.fromkeys(("promote", "rollback", "sign", "verify", "gc"), "models"),
     **dict.fromkeys(("compile", "graph", "upload"), "pipelines"),
     **dict.fromkeys(("install", "doctor"), "cluster"),
     **dict.fromkeys(("manifest", "netcheck"), "jobs"),

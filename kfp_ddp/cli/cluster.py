@@ -205,8 +205,9 @@ def doctor(connection: Connection, train: bool, as_json: bool, **fields: Any) ->
 def _trained(
     connection: Connection, requirements: Requirements, silent: bool
 ) -> list[tuple[str, str]]:
-    from kfp_ddp.client.run_info import RunFinder
+    from kfp_ddp.client.api import Client
     from kfp_ddp.client.trial import figures, train
 
-    with RunFinder(connection) as finder:
-        return list(figures(finder, train(finder, requirements, silent)))
+    own = {"destination": "", "service_account": requirements.service_account}
+    with Client(connection=connection, **own) as client:
+        return list(figures(client.finder, train(client, requirements, silent)))

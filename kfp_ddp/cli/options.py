@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kfp_ddp.core import config
-from kfp_ddp.core.extras import require as require
+from kfp_ddp.core.machine import require as require
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
-    from kfp_ddp.client.api import Client
     from kfp_ddp.client.submission import Inputs
     from kfp_ddp.core.config import Connection
     from kfp_ddp.core.settings import Settings
@@ -78,11 +77,21 @@ def connected(command: Command) -> Command:
     return added(*options)(wrapper)  # type: ignore[return-value]
 
 
-def opened(connection: "Connection", **settings: Any) -> "Client":
-    """Return the client of a command."""
-    from kfp_ddp.client.api import Client
+def with_client(command: Command) -> Command:
+    """Add options such as --host; the command gets a `client` of these and of its settings."""
 
-    return Client(connection=connection, **settings)
+    @functools.wraps(command)
+    def wrapper(connection: "Connection", **options: Any) -> Any:
+        from kfp_ddp.client.api import Client
+
+        settings = {name: value for name, value in options.items() if name in config.FIELDS}
+        with Client(connection=connection, **settings) as client:
+            return command(client=client, **options)
+
+    return connected(wrapper)  # type: ignore[return-value]
+
+
+served = added(AS_JSON, with_client)
 
 
 def _configured(name: str) -> Any:

@@ -1,6 +1,7 @@
 """`kfp-ddp compile`, `graph` and `upload`: pipelines as YAML, as a flowchart, on a KFP server."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,15 +10,16 @@ from kfp_ddp.cli.options import (
     FILE,
     FOLDER,
     configured,
-    connected,
     echo,
-    opened,
     show,
     text_option,
+    with_client,
 )
-from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import KfpDdpError, writing
 from kfp_ddp.core.images import SETTINGS, Images
+
+if TYPE_CHECKING:
+    from kfp_ddp.client.api import Client
 
 COMPILED = Path("compiled")
 
@@ -41,11 +43,7 @@ COMPILED = Path("compiled")
     help="For a namespace with PodSecurity restricted: no step runs as root.",
 )
 def compile_(
-    files: tuple[Path, ...],
-    check: bool,
-    directory: Path | None,
-    restricted: bool,
-    **settings: str,
+    files: tuple[Path, ...], check: bool, directory: Path | None, restricted: bool, **settings: str
 ) -> None:
     """Compile pipelines to YAML files for Kubeflow Pipelines: the built-in ones, or those of FILE.
 
@@ -98,14 +96,9 @@ def graph(file: Path, output: Path | None) -> None:
 @text_option("--description", help="Description of this version.")
 @AS_JSON
 @configured(*SETTINGS)
-@connected
+@with_client
 def upload(
-    connection: Connection,
-    pipeline: str,
-    name: str,
-    description: str,
-    as_json: bool,
-    **settings: str,
+    client: "Client", pipeline: str, name: str, description: str, as_json: bool, **_: str
 ) -> None:
     """Upload PIPELINE, a compiled YAML file or a built-in pipeline, as the newest version.
 
@@ -115,8 +108,7 @@ def upload(
     kfp-ddp upload train_resnet
     kfp-ddp upload my_pipeline.yaml --name nightly
     """
-    with opened(connection, **settings) as client:
-        done = client.upload(pipeline, name, description)
+    done = client.upload(pipeline, name, description)
     line = f"unchanged: {done.pipeline} already has version {done.version}"
     if done.new:
         line = f"uploaded {done.pipeline}, version {done.version}"

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, connected, echo, echo_json, opened, require
-from kfp_ddp.core.config import Connection
+from kfp_ddp.cli.options import FILE, FOLDER, echo, echo_json, require, served, with_client
 from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.run_folder import MOST_TRACED_STEPS
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
+    from kfp_ddp.client.api import Client
     from kfp_ddp.client.comparison import Comparison
 
 
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 @click.option(
     "--html", type=FILE, help="Also write a page with the tables and the curves of all runs."
 )
-@AS_JSON
-@connected
-def compare(
-    runs: tuple[str, ...], html: Path | None, as_json: bool, connection: Connection
-) -> None:
+@served
+def compare(runs: tuple[str, ...], html: Path | None, as_json: bool, client: "Client") -> None:
     """Compare RUNs: settings that differ, metrics with 95 % confidence intervals.
 
     A RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. Each
@@ -36,8 +33,7 @@ def compare(
     """
     from kfp_ddp.client.comparison import to_html
 
-    with opened(connection) as client:
-        compared = client.compare(*runs)
+    compared = client.compare(*runs)
     if html is not None:
         with writing(html):
             html.write_text(to_html(compared), encoding="utf-8")
@@ -85,10 +81,9 @@ def _print(compared: "Comparison") -> None:
     *("--output", "-o"), type=FOLDER, help="A new folder.  [default: the name of the run]"
 )
 @click.option("--checkpoint", is_flag=True, help="Also download the newest checkpoint.")
-@AS_JSON
-@connected
+@served
 def download(
-    run: str, output: Path | None, checkpoint: bool, as_json: bool, connection: Connection
+    run: str, output: Path | None, checkpoint: bool, as_json: bool, client: "Client"
 ) -> None:
     """Download the results of RUN: bundle, evaluation with its report, curves, settings, metrics.
 
@@ -101,11 +96,10 @@ def download(
     """
     from kfp_ddp.local.results import shown
 
-    with opened(connection) as client:
-        info = client.get_run(run)
-        folder, tasks, note = info.download(output or "", checkpoint)
-        if note:
-            echo(f"warning: {note}", err=True)
+    info = client.get_run(run)
+    folder, tasks, note = info.download(output or "", checkpoint)
+    if note:
+        echo(f"warning: {note}", err=True)
     if as_json:
         rows = [task._asdict() for task in tasks]
         echo_json({"run_id": info.id, "output": str(folder), "tasks": rows})
@@ -128,8 +122,8 @@ def download(
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Local port.  [default: 6006, or a free one]"
 )
-@connected
-def tensorboard(runs: tuple[str, ...], port: int | None, connection: Connection) -> None:
+@with_client
+def tensorboard(runs: tuple[str, ...], port: int | None, client: "Client") -> None:
     """Show the curves of RUNs in TensorBoard, until Ctrl-C.
 
     A RUN is an id or the start of one, a name, or `last`; a FOLDER is that of a run with --local,
@@ -140,12 +134,11 @@ def tensorboard(runs: tuple[str, ...], port: int | None, connection: Connection)
     """
     require("monitor")
     from kfp_ddp.client import tensorboard
-    from kfp_ddp.client.run_info import RunFinder
 
-    with tempfile.TemporaryDirectory() as scratch, RunFinder(connection) as finder:
+    with tempfile.TemporaryDirectory() as scratch:
         log_dir = tensorboard.LogDir(Path(scratch, "shown"))
         folders = {_title(word, runs): Path(word) for word in runs if Path(word).is_dir()}
-        infos = [finder.find(word) for word in runs if not Path(word).is_dir()]
+        infos = [client.get_run(word).info for word in runs if not Path(word).is_dir()]
         titles = (re.sub(r"[^\w. -]", "-", f"{info.name} {info.id[:8]}") for info in infos)
         remote = {title: info.files() for title, info in zip(titles, infos, strict=True)}
 

@@ -15,7 +15,6 @@ from kfp_ddp.cli.options import (
     echo,
     echo_json,
     inputs,
-    opened,
     require,
     show,
     text_option,
@@ -174,11 +173,12 @@ def _run_locally(source: str, options: dict[str, Any]) -> None:
 def _run_on_kfp(connection: Connection, source: str, options: dict[str, Any]) -> None:
     import yaml
 
+    from kfp_ddp.client.api import Client
     from kfp_ddp.client.follow import check_success, until_over
 
     as_json, waits = options["as_json"], options["follow"] or options["wait"]
     settings = {name: options[name] for name in (*RUN_SETTINGS, "destination", *SETTINGS)}
-    with opened(connection, **settings) as client:
+    with Client(connection=connection, **settings) as client:
         pipeline, name = options["pipeline"], options["name"]
         request = client.plan(source, pipeline, name, inputs(options))
         if options["dry_run"]:

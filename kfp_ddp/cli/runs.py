@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import AS_JSON, connected, echo, echo_json, opened, show, text_option
-from kfp_ddp.core.config import Connection
+from kfp_ddp.cli.options import echo, echo_json, served, show, text_option, with_client
 from kfp_ddp.core.text import printable
 
 if TYPE_CHECKING:
+    from kfp_ddp.client.api import Client
     from kfp_ddp.client.description import Description
 
 
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 @text_option("--experiment", help="Only runs of this experiment.")
 @text_option("--state", help="Only runs in this state, such as failed or running.")
 @click.option("--most", type=click.IntRange(1), default=20, help="Maximum number of runs.")
-@AS_JSON
-@connected
-def runs(connection: Connection, experiment: str, state: str, most: int, as_json: bool) -> None:
+@served
+def runs(client: "Client", experiment: str, state: str, most: int, as_json: bool) -> None:
     """List the runs, the newest first. Other commands accept the start of an id.
 
     kfp-ddp runs --state failed
     """
-    with opened(connection) as client:
-        rows = [run.info for run in client.runs(most, experiment, state)]
+    rows = [run.info for run in client.runs(most, experiment, state)]
     if as_json:
         echo_json([run.document() for run in rows])
         return
@@ -54,14 +52,9 @@ def runs(connection: Connection, experiment: str, state: str, most: int, as_json
 
 @click.command("status")
 @click.argument("run")
-@click.option(
-    *("--follow", "--watch", "watch"),
-    is_flag=True,
-    help="Show its steps until it ends.",
-)
-@AS_JSON
-@connected
-def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None:
+@click.option(*("--follow", "--watch", "watch"), is_flag=True, help="Show its steps until it ends.")
+@served
+def status(client: "Client", run: str, watch: bool, as_json: bool) -> None:
     """Show the steps of RUN and the progress of its training.
 
     RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. The exit
@@ -72,17 +65,16 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
     from kfp_ddp.client.follow import check_success, console, tree, until_over, watched
     from kfp_ddp.client.steps import OVER, documents
 
-    with opened(connection) as client:
-        finder, info = client.finder, client.get_run(run).info
-        if watch:
-            info = until_over(finder, info, to_stderr=as_json)
-        _, progress = watched(finder, info)
-        if as_json:
-            echo_json({**info.document(), "steps": documents(info.steps, progress)})
-        elif not watch:
-            console().print(tree(info, progress))
-            if info.folder is None:
-                echo(info.page or info.id)
+    finder, info = client.finder, client.get_run(run).info
+    if watch:
+        info = until_over(finder, info, to_stderr=as_json)
+    _, progress = watched(finder, info)
+    if as_json:
+        echo_json({**info.document(), "steps": documents(info.steps, progress)})
+    elif not watch:
+        console().print(tree(info, progress))
+        if info.folder is None:
+            echo(info.page or info.id)
     if watch or info.state in OVER:
         check_success(info)
 
@@ -90,21 +82,19 @@ def status(connection: Connection, run: str, watch: bool, as_json: bool) -> None
 @click.command("cancel")
 @click.argument("run")
 @click.option("--wait", is_flag=True, help="Wait until it is over.")
-@AS_JSON
-@connected
-def cancel(connection: Connection, run: str, wait: bool, as_json: bool) -> None:
+@served
+def cancel(client: "Client", run: str, wait: bool, as_json: bool) -> None:
     """Cancel RUN: its job is deleted, its checkpoints remain, and `retry` resumes from them.
 
     RUN is an id or the start of one, a name, or last.
     """
     from kfp_ddp.client.follow import until_over
 
-    with opened(connection) as client:
-        info = client.get_run(run).cancel().info
-        echo(f"cancelling {info.name}", err=as_json)
-        if wait:
-            info = until_over(client.finder, info, silent=True)
-            echo("it is over", err=as_json)
+    info = client.get_run(run).cancel().info
+    echo(f"cancelling {info.name}", err=as_json)
+    if wait:
+        info = until_over(client.finder, info, silent=True)
+        echo("it is over", err=as_json)
     if as_json:
         echo_json(info.document())
 
@@ -114,9 +104,8 @@ def cancel(connection: Connection, run: str, wait: bool, as_json: bool) -> None:
 @click.option(
     "--follow", is_flag=True, help="Show its steps until it ends; exit code 1 if it failed again."
 )
-@AS_JSON
-@connected
-def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None:
+@served
+def retry(client: "Client", run: str, follow: bool, as_json: bool) -> None:
     """Resume RUN, which failed or was cancelled, without repeating completed steps.
 
     A training resumes from its newest checkpoint. KFP does not repeat an exit handler, so the
@@ -126,11 +115,10 @@ def retry(connection: Connection, run: str, follow: bool, as_json: bool) -> None
     """
     from kfp_ddp.client.follow import check_success, until_over
 
-    with opened(connection) as client:
-        info = client.get_run(run).retry().info
-        echo(f"{info.name} resumes: {info.page or info.id}", err=as_json)
-        if follow:
-            info = until_over(client.finder, info, to_stderr=as_json)
+    info = client.get_run(run).retry().info
+    echo(f"{info.name} resumes: {info.page or info.id}", err=as_json)
+    if follow:
+        info = until_over(client.finder, info, to_stderr=as_json)
     if as_json:
         echo_json(info.document())
     if follow:
@@ -148,9 +136,8 @@ EVENTS = 8
     default=True,
     help="Read the run's files for its newest checkpoint; on a PVC this starts a pod.",
 )
-@AS_JSON
-@connected
-def describe(run: str, files: bool, as_json: bool, connection: Connection) -> None:
+@served
+def describe(run: str, files: bool, as_json: bool, client: "Client") -> None:
     """Show how RUN ended, why, and what to do next.
 
     The output has the failed step and its cause in one line, warnings of its pods, the newest
@@ -161,8 +148,7 @@ def describe(run: str, files: bool, as_json: bool, connection: Connection) -> No
 
     kfp-ddp describe last
     """
-    with opened(connection) as client:
-        description = client.get_run(run).describe(files)
+    description = client.get_run(run).describe(files)
     show(as_json, description.document(), *_description_lines(description))
 
 
@@ -171,8 +157,8 @@ def describe(run: str, files: bool, as_json: bool, connection: Connection) -> No
 @click.argument("step", default="")
 @click.option("--follow", "-f", is_flag=True, help="Follow the logs until the steps are over.")
 @click.option("--all", "every", is_flag=True, help="Also print the lines of KFP and Argo.")
-@connected
-def logs(run: str, step: str, follow: bool, every: bool, connection: Connection) -> None:
+@with_client
+def logs(run: str, step: str, follow: bool, every: bool, client: "Client") -> None:
     """Print the logs of the steps of RUN, or of STEP.
 
     RUN is an id or the start of one, a name, `last`, or the folder of a run with --local. STEP is
@@ -183,9 +169,8 @@ def logs(run: str, step: str, follow: bool, every: bool, connection: Connection)
 
     kfp-ddp logs last train -f
     """
-    with opened(connection) as client:
-        for line in client.get_run(run).logs(step, follow, every):
-            print(line, flush=follow)
+    for line in client.get_run(run).logs(step, follow, every):
+        print(line, flush=follow)
 
 
 def _description_lines(description: "Description") -> Iterator[str]:

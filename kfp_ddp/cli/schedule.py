@@ -1,6 +1,6 @@
 """`kfp-ddp schedule`: recurring runs."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,19 +10,20 @@ from kfp_ddp.cli.options import (
     SETTINGS_FILE,
     added,
     configured,
-    connected,
     echo,
     echo_json,
     inputs,
     is_on_command_line,
-    opened,
+    served,
     show,
+    with_client,
 )
 from kfp_ddp.client import schedules
-from kfp_ddp.core.config import Connection
+from kfp_ddp.client.schedules import RUN_SETTINGS, TIMES
 
-RUN_SETTINGS = ("pipeline_root", "service_account")
-TIMES = ("cron", "pipeline", "latest", "start", "end", "catchup", "max_concurrency")
+if TYPE_CHECKING:
+    from kfp_ddp.client.api import Client
+
 TIMING = added(
     click.option("--cron", help="Minute, hour, day, month, weekday, such as '0 3 * * *'."),
     click.option("--pipeline", help="Uploaded pipeline, as NAME or NAME@VERSION."),
@@ -65,32 +66,29 @@ def command() -> None:
 @click.option("--paused", is_flag=True, help="Start no runs until `resume`.")
 @configured("experiment", "destination")
 @TIMING
-@connected
-def create(connection: Connection, name: str, paused: bool, as_json: bool, **options: Any) -> None:
+@with_client
+def create(client: "Client", name: str, paused: bool, as_json: bool, **options: Any) -> None:
     """Create the schedule NAME of an uploaded pipeline (kfp-ddp upload); its input is checked.
 
     By default it always runs the current version (--pinned), one run at a time, and one for all
     times that it missed (--no-catchup).
     """
-    configured_ = ("experiment", "destination", "time_zone", *RUN_SETTINGS)
-    with opened(connection, **{one: options[one] for one in configured_}) as client:
-        timing = {one: options[one] for one in TIMES}
-        given = inputs(options)
-        content = client.schedules.create(name, paused=paused, inputs=given, **timing)
-        if client.finder.client.new_experiment not in ("", "Default"):
-            echo(f"the experiment {client.finder.client.new_experiment} is new", err=True)
-        for note in content.pop("notes"):
-            echo(f"! {name} {note}", err=True)
-        _print(content, as_json)
+    timing = {one: options[one] for one in TIMES}
+    content = client.schedules.create(name, paused=paused, inputs=inputs(options), **timing)
+    if client.finder.client.new_experiment not in ("", "Default"):
+        echo(f"the experiment {client.finder.client.new_experiment} is new", err=True)
+    for note in content.pop("notes"):
+        echo(f"! {name} {note}", err=True)
+    _print(content, as_json)
 
 
 @command.command("replace")
 @click.argument("schedule")
 @click.option("--unset", multiple=True, metavar="KEY", help="A parameter to reset to its default.")
 @TIMING
-@connected
+@with_client
 def replace(
-    connection: Connection, schedule: str, unset: tuple[str, ...], as_json: bool, **options: Any
+    client: "Client", schedule: str, unset: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
     """Change SCHEDULE: a new one of the same name replaces it; other settings are copied.
 
@@ -101,25 +99,23 @@ def replace(
     timing = {one: options[one] for one in TIMES}
     # A configured default is not a change.
     timing |= {one: options[one] for one in RUN_SETTINGS if is_on_command_line(one)}
-    with opened(connection, time_zone=options["time_zone"]) as client:
-        content = client.schedules.replace(schedule, unset=unset, inputs=inputs(options), **timing)
-        for one in content.pop("remaining"):
-            echo(
-                f"the old schedule ({one[:8]}) is paused and remains until its "
-                f"run is over: kfp-ddp schedule delete {one[:8]} --wait",
-                err=True,
-            )
-        _print(content, as_json)
+    content = client.schedules.replace(schedule, unset=unset, inputs=inputs(options), **timing)
+    for one in content.pop("remaining"):
+        echo(
+            f"the old schedule ({one[:8]}) is paused and remains until its "
+            f"run is over: kfp-ddp schedule delete {one[:8]} --wait",
+            err=True,
+        )
+    _print(content, as_json)
 
 
 @command.command("list")
 @AS_JSON
 @configured("time_zone")
-@connected
-def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
+@with_client
+def list_(client: "Client", time_zone: str, as_json: bool) -> None:
     """List the schedules, the newest first."""
-    with opened(connection, time_zone=time_zone) as client:
-        rows = client.schedules.all()
+    rows = client.schedules.all()
     if as_json:
         echo_json(rows)
         return
@@ -142,41 +138,34 @@ def list_(connection: Connection, time_zone: str, as_json: bool) -> None:
 @click.argument("schedule")
 @AS_JSON
 @configured("time_zone")
-@connected
-def show_(connection: Connection, schedule: str, time_zone: str, as_json: bool) -> None:
+@with_client
+def show_(client: "Client", schedule: str, as_json: bool, **_: str) -> None:
     """Show SCHEDULE, a name or id: its cron as text, its next times, its last runs."""
-    with opened(connection, time_zone=time_zone) as client:
-        _print(client.schedules.get(schedule), as_json)
+    _print(client.schedules.get(schedule), as_json)
 
 
 @command.command("pause")
 @click.argument("schedule")
-@AS_JSON
-@connected
-def pause(connection: Connection, schedule: str, as_json: bool) -> None:
+@served
+def pause(client: "Client", schedule: str, as_json: bool) -> None:
     """Pause SCHEDULE until `resume`; active runs continue."""
-    with opened(connection) as client:
-        _print(client.schedules.pause(schedule), as_json)
+    _print(client.schedules.pause(schedule), as_json)
 
 
 @command.command("resume")
 @click.argument("schedule")
-@AS_JSON
-@connected
-def resume(connection: Connection, schedule: str, as_json: bool) -> None:
+@served
+def resume(client: "Client", schedule: str, as_json: bool) -> None:
     """Resume the paused SCHEDULE."""
-    with opened(connection) as client:
-        _print(client.schedules.resume(schedule), as_json)
+    _print(client.schedules.resume(schedule), as_json)
 
 
 @command.command("run-now")
 @click.argument("schedule")
-@AS_JSON
-@connected
-def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
+@served
+def run_now(client: "Client", schedule: str, as_json: bool) -> None:
     """Start an additional run of SCHEDULE now; the schedule does not change."""
-    with opened(connection) as client:
-        info = client.schedules.run_now(schedule).info
+    info = client.schedules.run_now(schedule).info
     started = f"started {info.name}: {info.page or info.id}"
     show(as_json, info.document(), started, f"progress: kfp-ddp status {info.word} --follow")
 
@@ -185,12 +174,10 @@ def run_now(connection: Connection, schedule: str, as_json: bool) -> None:
 @click.argument("schedule")
 @click.option("--wait", is_flag=True, help="Pause it, and delete it when its runs are over.")
 @click.option("--force", is_flag=True, help="Also end its active runs.")
-@AS_JSON
-@connected
-def delete(connection: Connection, schedule: str, wait: bool, force: bool, as_json: bool) -> None:
+@served
+def delete(client: "Client", schedule: str, wait: bool, force: bool, as_json: bool) -> None:
     """Delete SCHEDULE; refused while a run of it is active, since KFP would end that run."""
-    with opened(connection) as client:
-        done = client.schedules.delete(schedule, wait, force)
+    done = client.schedules.delete(schedule, wait, force)
     show(as_json, done, f"deleted {done['name']} ({done['deleted'][:8]})")
 
 

@@ -12,15 +12,16 @@ from kfp_ddp.client import comparison, download, follow, functions, logs, models
 from kfp_ddp.client.description import Description, describe
 from kfp_ddp.client.pipelines import PipelineVersion, upload
 from kfp_ddp.client.run_info import RunFinder, RunInfo, info_of, local_run, read_trainings
-from kfp_ddp.client.runs import RETRYABLE, list_runs
-from kfp_ddp.client.scheduler import RUN_SETTINGS, Schedules
+from kfp_ddp.client.runs import RETRYABLE, find_run, list_runs
+from kfp_ddp.client.schedules import RUN_SETTINGS
+from kfp_ddp.client.scheduling import Schedules
 from kfp_ddp.client.source import with_source
 from kfp_ddp.client.steps import OVER
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.extras import require
 from kfp_ddp.core.images import SETTINGS, Images
+from kfp_ddp.core.machine import require
 from kfp_ddp.pipelines.document import Document, is_file, program_of, read
 from kfp_ddp.report.render import framed
 
@@ -165,12 +166,11 @@ class Client:
         for info in [self.get_run(run).refresh() for run in runs]:
             with tempfile.TemporaryDirectory() as scratch:
                 trainings = read_trainings(info.files(), Path(scratch))
-            rows.append((info, trainings))
-        for info, trainings in rows:
             if not trainings:
                 raise InputError(
                     f"{info.name} has no training to compare: see kfp-ddp describe {info.word}"
                 )
+            rows.append((info, trainings))
         return comparison.compare(rows)
 
     def upload(self, pipeline: Place, name: str = "", description: str = "") -> PipelineVersion:
@@ -273,7 +273,12 @@ class Run:
         return self._again()
 
     def _on_server(self) -> Any:
-        return self._client.finder.find_on_server(str(self.info.folder or self.id))
+        if self.info.folder is not None:
+            raise InputError(
+                f"{self.info.folder} is not a run of KFP: Ctrl-C stops a local run, and the same "
+                "command resumes it"
+            )
+        return find_run(self._client.finder.client, self.id)
 
     def _again(self) -> Self:
         self.info = info_of(self._on_server(), self._client.connection)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kfp_ddp.client.models import versions
+from kfp_ddp.client.models import Model
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.datasets.volume.cluster import CLAIMS
 from kfp_ddp.datasets.volume.publish import collect
@@ -42,7 +42,9 @@ def bundles(api: Api, where: Store, keep: int, *, dry_run: bool) -> Iterator[str
     for model in known:
         folder, champion = open_store(f"{where.uri}/{model}"), champions.read_pointer(where, model)
         used = {champion, champions.replaced_by(champions.history(folder), champion), *serving}
-        ours = [one.version for one in versions(where, model) if one.run_id and not one.damaged]
+        ours = [
+            one.version for one in Model(where, model).versions() if one.run_id and not one.damaged
+        ]
         for version in ours[keep:] if champion else ():
             if version not in used and (dry_run or champions.delete(folder, version)):
                 yield f"{model}/{version}"

@@ -52,7 +52,7 @@ def find_uploaded(
     if not destination or not name:
         return None
     try:
-        versions = models.versions(open_store(str(destination)), str(name))
+        versions = models.Model(open_store(str(destination)), str(name)).versions()
     except KfpDdpError:
         return None
     uris = [one.uri for one in versions if one.run_id == run_id and not one.damaged]

@@ -178,7 +178,7 @@ def lines(write: Callable[[str], None], progress: Callable[[Step], str]) -> View
     def show(run: RunInfo) -> None:
         for leaf in leaves(run.steps):
             step, title = leaf.step, leaf.title
-            text = (progress(step) if step.state in ACTIVE else "") or _describe(step)
+            text = _describe(step, progress)
             if written.get(title, MARKS["PENDING"][2]) != text:
                 written[title] = text
                 mark = MARKS.get(step.state, MARKS["PENDING"])[0]
@@ -224,8 +224,7 @@ def _add_branches(branch: "Tree", steps: Sequence[Step], progress: Callable[[Ste
 
     for step in steps:
         mark, colour, _ = MARKS.get(step.state, MARKS["PENDING"])
-        line = progress(step) if step.state in ACTIVE and not step.steps else ""
-        line = printable(line or _describe(step))
+        line = printable(_describe(step, progress))
         text = Text.assemble((f"{mark} ", colour), printable(f"{step.title}  "), (line, "dim"))
         _add_branches(branch.add(text), step.steps, progress)
 
@@ -257,7 +256,9 @@ def duration(start: datetime | None, end: datetime | None) -> str:
     return clock(((end or datetime.now(UTC)) - start).total_seconds()) if start else ""
 
 
-def _describe(step: Step) -> str:
+def _describe(step: Step, progress: Callable[[Step], str]) -> str:
+    if step.state in ACTIVE and not step.steps and (line := progress(step)):
+        return line
     text = MARKS[step.state][2] if step.state in MARKS else step.state.lower()
     if step.by_driver and step.state in ACTIVE:
         text = "starting"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kfp_ddp.client.download import LOSS_CURVE, find_uploaded
-from kfp_ddp.client.kfp_logs import KfpLogs
 from kfp_ddp.client.logs import LAUNCHER
+from kfp_ddp.client.pods import KfpLogs
 from kfp_ddp.client.run_files import RunFiles
 from kfp_ddp.client.steps import Leaf
 from kfp_ddp.core.errors import KfpDdpError, StorageError, writing

@@ -130,8 +130,7 @@ def _dex_session(host: str, connection: Connection, password: str) -> str:
         if host.startswith("https://"):  # else a proxy could read the password
             browser.proxies = requests.utils.get_environ_proxies(host)
         try:
-            form = _login_page(browser, host, connection.timeout)
-            _log_in(browser, form, connection, password)
+            _log_in(browser, _login_page(browser, host, connection.timeout), connection, password)
         except requests.RequestException as error:
             why = type(error).__name__
             raise ServerError(f"the login at {host} does not answer: {why}; try again") from None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from kfp_ddp.client import pods
-from kfp_ddp.client.kfp_logs import KfpLogs
+from kfp_ddp.client.pods import KfpLogs
 from kfp_ddp.client.run_info import RunInfo
 from kfp_ddp.client.steps import OVER, Leaf, leaves
 from kfp_ddp.core.errors import KfpDdpError, ServerError, StorageError

@@ -55,13 +55,6 @@ def open_models(destination: str) -> Store:
     return where
 
 
-def versions(where: Store, name: str) -> list[ModelVersion]:
-    """Return all versions of a model, the newest first; raise InputError if there are none."""
-    champion = read_pointer(where, name)
-    rows = [describe(where, name, version, champion) for version in _versions_of(where, name)]
-    return sorted(rows, key=lambda row: row.exported_at, reverse=True)
-
-
 def describe(where: Store, name: str, version: str, champion_version: str) -> ModelVersion:
     """Read what a version is from its files."""
     uri, champion = f"{where.uri}/{name}/{version}", version == champion_version
@@ -102,53 +95,6 @@ def registry_at(address: str) -> Registry | None:
     return registry_of(settings)
 
 
-def promote(
-    where: Store,
-    name: str,
-    word: str,
-    instead_of: str = "",
-    registry: Registry | None = None,
-) -> tuple[str, str]:
-    """Make a version the champion, if it is complete and the champion does not change meanwhile.
-
-    `word` is the version or its start; so is `instead_of` of the present champion, '' for any.
-    Return the version and the replaced one, which are the same if it was already the champion.
-    InputError: there is no such version, or another champion. StorageError: no answer.
-    """
-    known = _versions_of(where, name)
-    matches = [one for one in known if word and one.startswith(word)]
-    if len(matches) != 1:
-        many = f"{len(matches)} versions" if matches else "no version"
-        raise InputError(f"{word!r} matches {many} of {name}: there are {', '.join(known)}")
-    now = read_pointer(where, name)
-    if instead_of and not now.startswith(instead_of):
-        raise InputError(
-            f"the champion of {name} is {now or 'none'}, not {instead_of}: nothing was changed"
-        )
-    return _set_champion(where, name, matches[0], now, "promote", registry)
-
-
-def roll_back(where: Store, name: str, registry: Registry | None = None) -> tuple[str, str]:
-    """Make the previous champion the champion again; return and raise as `promote`."""
-    known, now = _versions_of(where, name), read_pointer(where, name)
-    if not now:
-        raise InputError(f"{name} has no champion to roll back: kfp-ddp promote sets one")
-    before = champions.replaced_by(champions.history(where, name), now)
-    if before is None and now in known:
-        before = describe(where, name, now, now).compared_with
-    others = ", ".join(one for one in known if one != now) or "no others"
-    if not before:
-        raise InputError(
-            f"{now} is the first known champion of {name}: promote one of its versions ({others})"
-        )
-    if before not in known:
-        raise InputError(
-            f"{before}, the champion of {name} before {now}, was deleted from {where.uri}: "
-            f"promote another version ({others})"
-        )
-    return _set_champion(where, name, before, now, champions.ROLLBACK, registry)
-
-
 @dataclass(frozen=True)
 class Model:
     """A model at a destination, and the address of the registry to update."""
@@ -159,41 +105,75 @@ class Model:
 
     def versions(self) -> list[ModelVersion]:
         """Return its versions, the newest first; raise InputError if there are none."""
-        return versions(self.where, self.name)
+        champion = read_pointer(self.where, self.name)
+        rows = [describe(self.where, self.name, one, champion) for one in self._known()]
+        return sorted(rows, key=lambda row: row.exported_at, reverse=True)
 
     def promote(self, version: str, instead_of: str = "") -> tuple[str, str]:
-        """Make a version the champion; return and raise as the function `promote`."""
-        return promote(self.where, self.name, version, instead_of, registry_at(self.registry))
+        """Make a version the champion, if it is complete and no other becomes it meanwhile.
+
+        `version` may be the start of one; so may `instead_of`, the present champion, '' for any.
+        Return the version and the replaced one, which are the same if it was already the champion.
+        InputError: there is no such version, or another champion. StorageError: no answer.
+        """
+        known = self._known()
+        matches = [one for one in known if version and one.startswith(version)]
+        if len(matches) != 1:
+            many = f"{len(matches)} versions" if matches else "no version"
+            names = ", ".join(known)
+            raise InputError(f"{version!r} matches {many} of {self.name}: there are {names}")
+        now = read_pointer(self.where, self.name)
+        if instead_of and not now.startswith(instead_of):
+            raise InputError(
+                f"the champion of {self.name} is {now or 'none'}, not {instead_of}: nothing was "
+                "changed"
+            )
+        return self._set_champion(matches[0], now, "promote")
 
     def rollback(self) -> tuple[str, str]:
         """Make the previous champion the champion again; return and raise as `promote`."""
-        return roll_back(self.where, self.name, registry_at(self.registry))
-
-
-def _set_champion(
-    where: Store, name: str, version: str, now: str, by: str, registry: Registry | None
-) -> tuple[str, str]:
-    if version != now:
-        described = describe(where, name, version, now)
-        if described.damaged:
-            raise InputError(f"{name} {version} cannot be the champion: {described.damaged}")
-        Bundle.at(where, f"{name}/{version}/", advice="publish it again").verify()
-        if registry is not None:
-            registry.check()
-        current = move(where, name, version, now, by)
-        if current != version:
-            raise StorageError(
-                f"CHAMPION of {name} was set to {current or 'none'} meanwhile and was not changed: "
-                f"see kfp-ddp models {name}, then try again"
+        where, name = self.where, self.name
+        known, now = self._known(), read_pointer(where, name)
+        if not now:
+            raise InputError(f"{name} has no champion to roll back: kfp-ddp promote sets one")
+        before = champions.replaced_by(champions.history(where, name), now)
+        if before is None and now in known:
+            before = describe(where, name, now, now).compared_with
+        others = ", ".join(one for one in known if one != now) or "no others"
+        if not before:
+            raise InputError(
+                f"{now} is the first known champion of {name}: promote one of its versions "
+                f"({others})"
             )
-    if registry is not None:
-        registry.agree(where, name)
-    return version, now
+        if before not in known:
+            raise InputError(
+                f"{before}, the champion of {name} before {now}, was deleted from {where.uri}: "
+                f"promote another version ({others})"
+            )
+        return self._set_champion(before, now, champions.ROLLBACK)
 
+    def _set_champion(self, version: str, now: str, by: str) -> tuple[str, str]:
+        where, name, registry = self.where, self.name, registry_at(self.registry)
+        if version != now:
+            described = describe(where, name, version, now)
+            if described.damaged:
+                raise InputError(f"{name} {version} cannot be the champion: {described.damaged}")
+            Bundle.at(where, f"{name}/{version}/", advice="publish it again").verify()
+            if registry is not None:
+                registry.check()
+            current = move(where, name, version, now, by)
+            if current != version:
+                raise StorageError(
+                    f"CHAMPION of {name} was set to {current or 'none'} meanwhile and was not "
+                    f"changed: see kfp-ddp models {name}, then try again"
+                )
+        if registry is not None:
+            registry.agree(where, name)
+        return version, now
 
-def _versions_of(where: Store, name: str) -> list[str]:
-    known = list_versions(where)
-    if name not in known:
-        near = hint(name, list(known)) or f"; there are {', '.join(known) or 'none'}"
-        raise InputError(f"there is no model {name!r} at {where.uri}{near}")
-    return known[name]
+    def _known(self) -> list[str]:
+        known = list_versions(self.where)
+        if self.name not in known:
+            near = hint(self.name, list(known)) or f"; there are {', '.join(known) or 'none'}"
+            raise InputError(f"there is no model {self.name!r} at {self.where.uri}{near}")
+        return known[self.name]

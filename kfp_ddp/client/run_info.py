@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.client import runs
 from kfp_ddp.client.connection import open_client, own_namespace
-from kfp_ddp.client.kfp_logs import KfpLogs
 from kfp_ddp.client.pipelines import graph_of
-from kfp_ddp.client.pods import list_nodes
+from kfp_ddp.client.pods import KfpLogs, list_nodes
 from kfp_ddp.client.run_files import USER, RunFiles, StoredFiles, open_claim
 from kfp_ddp.client.steps import OVER, Step, every_step, leaves, steps_of
 from kfp_ddp.core import config
@@ -123,15 +122,6 @@ class RunFinder(contextlib.ExitStack):
         if os.sep in word:
             raise InputError(f"folder {word} not found: give one of run --local, or a run's id")
         return self.read(runs.find_run(self.client, word))
-
-    def find_on_server(self, word: str) -> "V2beta1Run":
-        """Return the server's run, see `runs.find_run`; InputError for that of a local folder."""
-        if os.sep in word or read_local_run(Path(word)):
-            raise InputError(
-                f"{word} is not a run of KFP: Ctrl-C stops a local run, and the same command "
-                "resumes it"
-            )
-        return runs.find_run(self.client, word)
 
     @functools.cached_property
     def client(self) -> "Client":

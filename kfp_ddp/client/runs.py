@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from kfp_ddp.client.compat import Client
 
 T = TypeVar("T")
-LAST = "last"
+LAST, RUNS = "last", "kfp-ddp runs lists them"
 PAGE = 100
 SEARCHED = 1000
 """Number of newest runs that are searched for a name or the start of an id."""
@@ -54,25 +55,41 @@ def find_run(client: "Client", word: str) -> "V2beta1Run":
             raise InputError(f"there is no run yet{_where(client)}; kfp-ddp run starts one")
         return _get(client, newest.run_id)
     if not word:
-        raise InputError("the name of a run is empty: kfp-ddp runs lists them")
+        raise InputError(f"the name of a run is empty: {RUNS}")
     runs = list(newest_runs(client, SEARCHED))
-    matches = [run for run in runs if run.display_name == word] or [
-        run for run in runs if run.run_id.startswith(word)
-    ]
-    if not matches:
-        from kfp_ddp.core.settings import hint  # only an error needs it
-
-        near = hint(word, [run.display_name for run in runs])
-        limit = f" among the newest {SEARCHED}" if len(runs) >= SEARCHED else ""
-        raise InputError(
-            f"there is no run {word!r}{limit}{_where(client)}{near or '; kfp-ddp runs lists them'}"
-        )
+    limit = f" among the newest {SEARCHED}" if len(runs) >= SEARCHED else ""
+    matches = matching(runs, word, "run_id", f"run {word!r}{limit}{_where(client)}", RUNS)
     if len(matches) > 1:
         starts = [(run.run_id[:8], known_time(run.created_at)) for run in matches[:SHOWN]]
         several = ", ".join(f"{i} of {day:%d %b %H:%M}" if day else i for i, day in starts)
         more = f" and {len(matches) - SHOWN} more" if len(matches) > SHOWN else ""
         raise InputError(f"{word!r} matches {len(matches)} runs: {several}{more}; give one's id")
     return _get(client, matches[0].run_id)
+
+
+def get(read: Callable[[str], Any], identity: str, what: str, listing: str) -> Any:
+    """Return the run or schedule of an id; InputError, with the command that lists, for none."""
+    try:
+        return read(identity)
+    except RefusedError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        raise InputError(
+            f"there is no {what}: it was deleted, or is on another server; {listing}"
+        ) from None
+
+
+def matching(rows: Sequence[Any], word: str, key: str, what: str, listing: str) -> list[Any]:
+    """Return those of a name, else those whose id (`key`) starts so; InputError for none."""
+    matches = [one for one in rows if one.display_name == word] or [
+        one for one in rows if word and getattr(one, key).startswith(word)
+    ]
+    if not matches:
+        from kfp_ddp.core.settings import hint  # only an error needs it
+
+        near = hint(word, [one.display_name for one in rows])
+        raise InputError(f"there is no {what}{near or f'; {listing}'}")
+    return matches
 
 
 def newest_runs(
@@ -172,15 +189,7 @@ def _page(client: "Client", token: str, size: int, experiment_id: str | None) ->
 
 
 def _get(client: "Client", run_id: str) -> "V2beta1Run":
-    try:
-        return client.get_run(run_id)
-    except RefusedError as error:
-        if error.status != 404:
-            raise
-        raise InputError(
-            f"there is no run {run_id}{_where(client)}: it was deleted, or is on another server; "
-            "kfp-ddp runs lists them"
-        ) from None
+    return get(client.get_run, run_id, f"run {run_id}{_where(client)}", RUNS)
 
 
 def _where(client: "Client") -> str:

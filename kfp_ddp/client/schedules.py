@@ -8,18 +8,18 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.client import cron
-from kfp_ddp.client.runs import NEVER, UUID, known_time, newest_runs, pages
+from kfp_ddp.client.runs import NEVER, PAGE, UUID, get, known_time, matching, newest_runs, pages
 from kfp_ddp.client.steps import OVER
-from kfp_ddp.core.errors import InputError, RefusedError
-from kfp_ddp.core.settings import hint
+from kfp_ddp.core.errors import InputError
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1RecurringRun, V2beta1Run
 
     from kfp_ddp.client.compat import Client
 
-PAGE = 100
 ALL = 1_000_000
+RUN_SETTINGS = ("pipeline_root", "service_account")
+TIMES = ("cron", "pipeline", "latest", "start", "end", "catchup", "max_concurrency")
 ENABLED, PAUSED, ENDED = "enabled", "paused", "ended"
 
 
@@ -64,25 +64,11 @@ def find(client: "Client", word: str) -> "V2beta1RecurringRun":
 
     Of several with this name it is the enabled one: the others were left by `replace`.
     """
+    listing = "kfp-ddp schedule list shows them"
     if UUID.fullmatch(word):
-        try:
-            return client.get_recurring_run(word)
-        except RefusedError as error:
-            if error.status != 404:
-                raise
-            raise InputError(
-                f"there is no schedule {word}: it was deleted, or is on another server; "
-                "kfp-ddp schedule list shows them"
-            ) from None
+        return get(client.get_recurring_run, word, f"schedule {word}", listing)
     known = list_all(client)
-    matches = named(known, word) or [
-        one for one in known if word and one.recurring_run_id.startswith(word)
-    ]
-    if not matches:
-        near = hint(word, [one.display_name for one in known])
-        raise InputError(
-            f"there is no schedule {word!r}{near or '; kfp-ddp schedule list shows them'}"
-        )
+    matches = matching(known, word, "recurring_run_id", f"schedule {word!r}", listing)
     enabled = [one for one in matches if state(one) == ENABLED]
     same = len({one.display_name for one in matches}) == 1
     if len(enabled) > 1 or (not same and len(matches) > 1):
@@ -227,12 +213,8 @@ def rows(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield label, minute(document[name])
     yield "pipeline", document["pipeline"]
     yield "concurrency", f"at most {document['max_concurrency']}; further runs wait"
-    yield (
-        "catch-up",
-        "enabled (one run for each missed time)"
-        if document["catchup"]
-        else "disabled (one run for all missed times)",
-    )
+    catchup = ("disabled (one run for all missed times)", "enabled (one run for each missed time)")
+    yield "catch-up", catchup[document["catchup"]]
     for name, value in document["parameters"].items():
         yield "parameter", f"{name}={value if isinstance(value, str) else json.dumps(value)}"
     for run in document.get("runs", []):

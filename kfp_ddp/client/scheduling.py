@@ -1,30 +1,211 @@
-"""Create, replace, start and delete schedules without ending their runs."""
+"""Recurring runs in the Python API, changed without ending their runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from http import HTTPStatus
+from itertools import islice
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.client import cron, schedules, submission
 from kfp_ddp.client.pipelines import find_version
-from kfp_ddp.client.schedules import SchedulePlan
+from kfp_ddp.client.run_info import info_of
+from kfp_ddp.client.schedules import ENABLED, RUN_SETTINGS, TIMES, SchedulePlan, state
+from kfp_ddp.client.submission import Inputs
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError, ServerError
+from kfp_ddp.core.images import PUBLIC
 from kfp_ddp.core.settings import hint
 from kfp_ddp.pipelines.form import Form
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1RecurringRun, V2beta1Run
 
-    from kfp_ddp.client.compat import Client
+    from kfp_ddp.client.api import Client, Run
+    from kfp_ddp.client.compat import Client as Server
     from kfp_ddp.pipelines.document import Document
 
+Row = dict[str, Any]
+EMPTY = Inputs()
+INSTALLS = "installs packages in each step: build images, and set registry"
 PAUSE = 5.0
 """Seconds between two polls of runs that have to end."""
 
 
-def check(plan: SchedulePlan, zone: tzinfo, now: datetime) -> None:
+class Schedules:
+    """The recurring runs of a server; each is a mapping, as `kfp-ddp schedule show --json`."""
+
+    def __init__(self, client: "Client") -> None:
+        self._client, self._names = client, dict[tuple[str, str], str]()
+        self._zone = client.chosen("time_zone")["time_zone"]
+
+    def all(self) -> list[Row]:
+        """Return all, the newest first."""
+        return [self._row(one) for one in schedules.list_all(self._client.finder.client)]
+
+    def get(self, name: str, runs: int = 5) -> Row:
+        """Return that of a name, an id, or the start of one, with its newest `runs`."""
+        schedule, client = self._find(name), self._client
+        last = islice(schedules.runs_of(client.finder.client, schedule), runs)
+        rows = [info_of(run, client.connection).document() for run in last]
+        return {**self._row(schedule), "runs": rows}
+
+    def pause(self, name: str) -> Row:
+        """Start no runs until `resume`; active runs continue."""
+        return self._switch(name, "disable_recurring_run")
+
+    def resume(self, name: str) -> Row:
+        """Start runs again."""
+        return self._switch(name, "enable_recurring_run")
+
+    def run_now(self, name: str) -> "Run":
+        """Start an additional run; the schedule does not change."""
+        from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run
+
+        client, schedule = self._client.finder.client, self._find(name)
+        reference = schedule.pipeline_version_reference
+        if reference and not reference.pipeline_version_id:
+            pipeline = client.get_pipeline(reference.pipeline_id)
+            newest = find_version(client, pipeline)
+            if newest is None:
+                raise InputError(f"pipeline {pipeline.display_name!r} has no version on the server")
+            reference = V2beta1PipelineVersionReference(
+                pipeline_id=newest.pipeline_id, pipeline_version_id=newest.version_id
+            )
+        run = V2beta1Run(
+            display_name=f"{schedule.display_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
+            experiment_id=schedule.experiment_id,
+            pipeline_version_reference=reference,
+            pipeline_spec=None if reference else schedule.pipeline_spec,
+            runtime_config=schedule.runtime_config,
+            service_account=schedule.service_account,
+        )
+        return self._client.get_run(client.run_service.run_service_create_run(run=run).run_id)
+
+    def delete(self, name: str, wait: bool = False, force: bool = False) -> Row:
+        """Delete it; refused while a run is active, as KFP would end that, unless by `force`.
+
+        With `wait`, pause it, and delete it when its runs are over.
+        """
+        if wait and force:
+            raise InputError("--wait and --force exclude each other: give one of them")
+        client, schedule = self._client.finder.client, self._find(name)
+        identity, enabled = schedule.recurring_run_id, state(schedule) == ENABLED
+        if not (force or wait):
+            _check_idle(schedule, schedules.active_runs(client, schedule))
+        if enabled:
+            client.disable_recurring_run(identity)
+        while not force and (runs := schedules.active_runs(client, schedule)):
+            if wait:
+                sleep(PAUSE)
+                continue
+            if enabled:  # a run started since the first check
+                client.enable_recurring_run(identity)
+            _check_idle(schedule, runs)
+        client.delete_recurring_run(identity)
+        return {"deleted": identity, "name": schedule.display_name}
+
+    def create(
+        self, name: str, *, paused: bool = False, inputs: Inputs = EMPTY, **settings: Any
+    ) -> Row:
+        """Create the schedule of an uploaded pipeline; its input is checked.
+
+        `settings` are cron and pipeline, others of `TIMES`, and parameters of the pipeline. By
+        default it always runs the current version, one run at a time, and one for all times that it
+        missed. `notes` of the result are for its author.
+        """
+        client, chosen = self._client, self._client.chosen("experiment", "destination", "registry")
+        own = client.chosen(*RUN_SETTINGS)
+        fields, pipeline, latest, inputs = self._split({**own, **settings}, inputs)
+        for required, value in (("cron", fields.get("cron")), ("pipeline", pipeline)):
+            if not value:
+                raise InputError(f"--{required} is missing: a schedule needs a time and a pipeline")
+        submission.check_secrets({"name": name, "experiment": chosen["experiment"], **fields})
+        document, version = submission.uploaded(client.finder.client, pipeline)
+        submission.check_images(document, chosen["registry"])
+        plan = SchedulePlan(
+            name=name,
+            pipeline_id=version.pipeline_id,
+            version_id="" if latest else version.version_id,
+            arguments=submission.arguments(
+                document, inputs, {"destination": chosen["destination"]}
+            ),
+            enabled=not paused,
+            **fields,
+        )
+        _check(plan, cron.zone(self._zone), datetime.now(UTC))
+        new = create(client.finder.client, plan, chosen["experiment"])
+        installs = {*PUBLIC.values()} & {*document.images()} and INSTALLS
+        return {**self._row(new), "notes": [*filter(None, (cron.often(plan.cron), installs))]}
+
+    def replace(
+        self, name: str, *, unset: Sequence[str] = (), inputs: Inputs = EMPTY, **settings: Any
+    ) -> Row:
+        """Change it: a new one of the same name replaces it; other settings are copied.
+
+        Settings are as in `create`, and `unset` are parameters to reset. `remaining` of the result
+        are ids of old ones, which are paused until their runs are over.
+        """
+        fields, pipeline, latest, inputs = self._split(settings, inputs)
+        client, old = self._client.finder.client, self._find(name)
+        paused = state(old) != ENABLED and name == old.display_name
+        same = schedules.named(schedules.list_all(client), name) if paused else []
+        if len(same) > 1:
+            ids = ", ".join(one.recurring_run_id[:8] for one in same)
+            raise InputError(
+                f"{name!r} names {len(same)} paused schedules ({ids}), as a replace that was "
+                "interrupted leaves them: resume one by its id, or replace it by its id"
+            )
+        before = schedules.plan_of(old, datetime.now(UTC))
+        if not (before.cron or fields.get("cron")):
+            raise InputError(f"{before.name} has no valid cron to copy: give --cron")
+        newest = not before.version_id and "@" not in pipeline if latest is None else latest
+        unpinned = before if latest is None else replace(before, version_id="")
+        pipeline = pipeline or schedules.version_of(client, unpinned)
+        document, version = submission.uploaded(client, pipeline)
+        plan = replace(
+            before,
+            pipeline_id=version.pipeline_id,
+            version_id="" if newest else version.version_id,
+            arguments=_changed(document, before.arguments, inputs, unset),
+            **fields,
+        )
+        _check(plan, cron.zone(self._zone), datetime.now(UTC))
+        new, remaining = replace_by(client, old, plan)
+        return {**self._row(new), "remaining": [one.recurring_run_id for one in remaining]}
+
+    def _split(self, settings: Row, inputs: Inputs) -> tuple[Row, str, bool | None, Inputs]:
+        """Return the fields of a SchedulePlan, the pipeline, whether its newest, and the inputs."""
+        names = {*TIMES, *RUN_SETTINGS}
+        words = [item for item in settings.items() if item[0] not in names]
+        fields = {n: settings[n] for n in names & settings.keys() if settings[n] not in (None, "")}
+        pipeline, latest = fields.pop("pipeline", ""), fields.pop("latest", None)
+        if latest and "@" in pipeline:
+            raise InputError(
+                f"--latest and the version of {pipeline} exclude each other: leave one of them out"
+            )
+        zone = cron.zone(self._zone)
+        for name in {"start", "end"} & fields.keys():
+            never = fields[name] == "never"
+            fields[name] = None if never else _moment(str(fields[name]), zone, name)
+        if "cron" in fields:
+            fields["cron"] = cron.six_fields(fields["cron"])
+        return fields, pipeline, latest, inputs._replace(words=[*inputs.words, *words])
+
+    def _find(self, name: str) -> "V2beta1RecurringRun":
+        return schedules.find(self._client.finder.client, name)
+
+    def _row(self, schedule: "V2beta1RecurringRun") -> Row:
+        client = self._client.finder.client
+        return schedules.document(client, schedule, self._zone, self._names)
+
+    def _switch(self, name: str, method: str) -> Row:
+        client, schedule = self._client.finder.client, self._find(name)
+        getattr(client, method)(schedule.recurring_run_id)
+        return self._row(client.get_recurring_run(schedule.recurring_run_id))
+
+
+def _check(plan: SchedulePlan, zone: tzinfo, now: datetime) -> None:
     """Raise InputError for a schedule that would start no run."""
     if not plan.name.strip():
         raise InputError("the name of a schedule is empty: give one such as nightly")
@@ -44,7 +225,7 @@ def check(plan: SchedulePlan, zone: tzinfo, now: datetime) -> None:
         )
 
 
-def create(client: "Client", plan: SchedulePlan, experiment: str) -> "V2beta1RecurringRun":
+def create(client: "Server", plan: SchedulePlan, experiment: str) -> "V2beta1RecurringRun":
     """Create a schedule, whose runs are listed under an experiment; InputError if it exists."""
     for known in schedules.named(schedules.list_all(client), plan.name):
         raise _exists(known)
@@ -57,14 +238,14 @@ def create(client: "Client", plan: SchedulePlan, experiment: str) -> "V2beta1Rec
     return client.get_recurring_run(new.recurring_run_id)
 
 
-def _check_first(client: "Client", new: "V2beta1RecurringRun", or_enabled: bool) -> None:
+def _check_first(client: "Server", new: "V2beta1RecurringRun", or_enabled: bool) -> None:
     """Delete a new schedule again if another client created the same one before it.
 
     Of two, at least one sees the other: each looks after it was created, paused, and again after
     it was enabled.
     """
     for other in schedules.named(schedules.list_all(client), new.display_name):
-        enabled = or_enabled and schedules.state(other) == schedules.ENABLED
+        enabled = or_enabled and state(other) == ENABLED
         first = min(other, new, key=_age)
         if other.recurring_run_id != new.recurring_run_id and (enabled or first is other):
             client.delete_recurring_run(new.recurring_run_id)
@@ -78,26 +259,13 @@ def _age(schedule: "V2beta1RecurringRun") -> tuple[datetime, str]:
 def _exists(schedule: "V2beta1RecurringRun") -> InputError:
     name, identity = schedule.display_name, schedule.recurring_run_id[:8]
     return InputError(
-        f"schedule {name!r} already exists ({identity}, {schedules.state(schedule)}): change it by "
+        f"schedule {name!r} already exists ({identity}, {state(schedule)}): change it by "
         f"kfp-ddp schedule replace {name}, or give another name"
     )
 
 
-def check_state(client: "Client", old: "V2beta1RecurringRun", word: str) -> None:
-    """Raise InputError for several paused schedules of a name: a killed `replace` leaves them."""
-    if schedules.state(old) != schedules.ENABLED and word == old.display_name:
-        same = [
-            one.recurring_run_id[:8] for one in schedules.named(schedules.list_all(client), word)
-        ]
-        if len(same) > 1:
-            raise InputError(
-                f"{word!r} names {len(same)} paused schedules ({', '.join(same)}), as a replace "
-                "that was interrupted leaves them: resume one by its id, or replace it by its id"
-            )
-
-
 def replace_by(
-    client: "Client", old: "V2beta1RecurringRun", plan: SchedulePlan
+    client: "Server", old: "V2beta1RecurringRun", plan: SchedulePlan
 ) -> "tuple[V2beta1RecurringRun, list[V2beta1RecurringRun]]":
     """Replace a schedule by a new one; both are never enabled, and no run is ended.
 
@@ -106,7 +274,7 @@ def replace_by(
     """
     new = _send(client, replace(plan, enabled=False))
     try:
-        if schedules.state(old) == schedules.ENABLED:
+        if state(old) == ENABLED:
             client.disable_recurring_run(old.recurring_run_id)
     except KfpDdpError:
         client.delete_recurring_run(new.recurring_run_id)
@@ -121,7 +289,7 @@ def replace_by(
             ) from None
     remaining = []
     for one in schedules.named(schedules.list_all(client), old.display_name):
-        identity, is_enabled = one.recurring_run_id, schedules.state(one) == schedules.ENABLED
+        identity, is_enabled = one.recurring_run_id, state(one) == ENABLED
         earlier = identity == old.recurring_run_id or _age(one) < _age(new)
         if identity == new.recurring_run_id or (is_enabled and not plan.enabled):
             continue
@@ -146,28 +314,6 @@ def _if_there(change: Callable[[str], Any], schedule: "V2beta1RecurringRun") -> 
             raise
 
 
-def delete(
-    client: "Client", schedule: "V2beta1RecurringRun", wait: bool = False, force: bool = False
-) -> None:
-    """Delete a schedule, with which KFP ends its runs; raise InputError if a run of it is active.
-
-    With `wait`, pause the schedule, and wait until its runs are over.
-    """
-    identity, before = schedule.recurring_run_id, schedules.state(schedule)
-    if not (force or wait):
-        _check_idle(schedule, schedules.active_runs(client, schedule))
-    if before == schedules.ENABLED:
-        client.disable_recurring_run(identity)
-    while not force and (runs := schedules.active_runs(client, schedule)):
-        if wait:
-            sleep(PAUSE)
-            continue
-        if before == schedules.ENABLED:  # a run started since the first check
-            client.enable_recurring_run(identity)
-        _check_idle(schedule, runs)
-    client.delete_recurring_run(identity)
-
-
 def _check_idle(schedule: "V2beta1RecurringRun", runs: "list[V2beta1Run]") -> None:
     if runs:
         raise InputError(
@@ -176,35 +322,8 @@ def _check_idle(schedule: "V2beta1RecurringRun", runs: "list[V2beta1Run]") -> No
         )
 
 
-def start_now(client: "Client", schedule: "V2beta1RecurringRun") -> "V2beta1Run":
-    """Start an additional run of a schedule; raise InputError if its pipeline was deleted."""
-    from kfp_server_api import V2beta1PipelineVersionReference, V2beta1Run
-
-    reference = schedule.pipeline_version_reference
-    if reference and not reference.pipeline_version_id:
-        pipeline = client.get_pipeline(reference.pipeline_id)
-        newest = find_version(client, pipeline)
-        if newest is None:
-            raise InputError(f"pipeline {pipeline.display_name!r} has no version on the server")
-        reference = V2beta1PipelineVersionReference(
-            pipeline_id=newest.pipeline_id, pipeline_version_id=newest.version_id
-        )
-    run = V2beta1Run(
-        display_name=f"{schedule.display_name}-{datetime.now(UTC):%Y%m%d-%H%M%S}",
-        experiment_id=schedule.experiment_id,
-        pipeline_version_reference=reference,
-        pipeline_spec=None if reference else schedule.pipeline_spec,
-        runtime_config=schedule.runtime_config,
-        service_account=schedule.service_account,
-    )
-    return client.run_service.run_service_create_run(run=run)
-
-
-def changed(
-    pipeline: "Document",
-    old: Mapping[str, Any],
-    inputs: submission.Inputs,
-    unset: Sequence[str],
+def _changed(
+    pipeline: "Document", old: Row, inputs: Inputs, unset: Sequence[str]
 ) -> dict[str, Any]:
     """Return the arguments of a schedule, updated setting by setting and checked."""
     for name in unset:
@@ -220,7 +339,7 @@ def changed(
     return arguments
 
 
-def moment(text: str, zone: tzinfo, what: str) -> datetime:
+def _moment(text: str, zone: tzinfo, what: str) -> datetime:
     """Return a time, by default in the server's zone; raise InputError if it is invalid."""
     try:
         time = datetime.fromisoformat(text)
@@ -231,7 +350,7 @@ def moment(text: str, zone: tzinfo, what: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=zone)
 
 
-def _send(client: "Client", plan: SchedulePlan) -> "V2beta1RecurringRun":
+def _send(client: "Server", plan: SchedulePlan) -> "V2beta1RecurringRun":
     import kfp_server_api as api
 
     times = {"start_time": plan.start, "end_time": plan.end}

@@ -9,14 +9,12 @@ from kfp_ddp.core import config
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import Images
 from kfp_ddp.jobs.source import archive, config_map, digest_of, is_of, map_name
-from kfp_ddp.k8s.api import Api, ApiError, Object
+from kfp_ddp.k8s.api import Api, ApiError
 from kfp_ddp.k8s.resource import CONFIG_MAPS
 from kfp_ddp.pipelines.document import Document
 
-Settings = Mapping[str, Any]
 
-
-def with_source(pipeline: Document, finder: RunFinder, settings: Settings) -> Document:
+def with_source(pipeline: Document, finder: RunFinder, settings: Mapping[str, Any]) -> Document:
     """Return a pipeline that uses the ConfigMap of this very source, and create that if needed.
 
     `settings` are those of the images. Without a cluster to look into, or the right to, it is that
@@ -38,7 +36,10 @@ def with_source(pipeline: Document, finder: RunFinder, settings: Settings) -> Do
 
 
 def ensure(api: Api) -> str:
-    """Return the name of the namespace's ConfigMap with this source; create it if needed."""
+    """Return the name of the namespace's ConfigMap with this source; create it if needed.
+
+    InputError if the account may not.
+    """
     content = archive()
     digest = digest_of(content)
     for name in (map_name(), map_name(digest)):
@@ -48,20 +49,15 @@ def ensure(api: Api) -> str:
             return map_name()  # it may be there
         if existing is None:
             pip = config.chosen("pip_index_url", "pip_proxy")
-            create(api, config_map(content, name, *pip.values()))
+            try:
+                api.create(CONFIG_MAPS, config_map(content, name, *pip.values()))
+            except ApiError as error:
+                raise InputError(
+                    f"the namespace lacks the ConfigMap {name} with the source for public images: "
+                    f"run kfp-ddp install -n {api.namespace} by an account that may create it; "
+                    f"{error.message}"
+                ) from error
             return name
         if is_of(existing, digest):
             break
     return name
-
-
-def create(api: Api, target: Object) -> None:
-    """Create the ConfigMap; InputError if the account may not."""
-    try:
-        api.create(CONFIG_MAPS, target)
-    except ApiError as error:
-        raise InputError(
-            f"the namespace lacks the ConfigMap {target['metadata']['name']} with the source for "
-            f"public images: run kfp-ddp install -n {api.namespace} by an account that may "
-            f"create it; {error.message}"
-        ) from error

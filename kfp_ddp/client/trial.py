@@ -4,15 +4,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kfp_ddp.checks.finding import Requirements
-from kfp_ddp.client import logs, submission
+from kfp_ddp.client import logs
 from kfp_ddp.client.comparison import compare
 from kfp_ddp.client.follow import check_success, until_over
-from kfp_ddp.client.run_info import RunFinder, RunInfo, info_of, read_trainings
-from kfp_ddp.client.source import with_source
-from kfp_ddp.core import config
-from kfp_ddp.core.images import SETTINGS, Images
+from kfp_ddp.client.run_info import RunFinder, RunInfo, read_trainings
+from kfp_ddp.client.submission import Inputs
+
+if TYPE_CHECKING:
+    from kfp_ddp.client.api import Client
 
 ON_GPUS = ("synthetic://100x4000@224", "model=resnet50", "batch_size_per_rank=64", "epochs=10")
 ON_CPUS = ("synthetic://10x1000@64", "model=cifar_resnet8", "batch_size_per_rank=32", "epochs=2")
@@ -34,18 +36,11 @@ def words_of(run: Requirements, seed: int) -> tuple[str, ...]:
     return f"{source}?seed={seed}", *words
 
 
-def train(finder: RunFinder, wanted: Requirements, silent: bool) -> RunInfo:
+def train(client: "Client", requirements: Requirements, silent: bool) -> RunInfo:
     """Run it on KFP until it is over; JobError if it fails."""
-    settings = config.chosen("experiment", "pipeline_root", *SETTINGS)
-    pipeline = submission.built_in("train_resnet", Images.create(settings))
-    assert pipeline is not None
-    source, *words = words_of(wanted, int(time.time()) % 10**9)
-    arguments = submission.arguments(pipeline, submission.Inputs(words), {"source": source})
-    pipeline = with_source(pipeline, finder, settings)
-    where = settings["pipeline_root"], wanted.service_account
-    about = pipeline, None, "doctor", settings["experiment"], arguments
-    sent = submission.Submission(*about, *where).send(finder.client)
-    run = until_over(finder, info_of(sent, finder.connection), silent, to_stderr=True)
+    source, *words = words_of(requirements, int(time.time()) % 10**9)
+    request = client.plan(source, "train_resnet", "doctor", Inputs(words))
+    run = until_over(client.finder, client.send(request).info, silent, to_stderr=True)
     check_success(run)
     return run
 

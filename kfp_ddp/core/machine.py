@@ -1,10 +1,13 @@
-"""What this process may use of its machine: CPUs and memory, within the limits of containers."""
+"""What this process may use of its machine: CPUs, memory, and the packages of extras."""
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
+
+from kfp_ddp.core.errors import InputError
 
 CGROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/core_cpus_list"
@@ -13,6 +16,21 @@ GPUS = "KFP_DDP_GPUS"
 """Environment variable of a worker: the GPUs that its pod requested."""
 MEMORY = ("memory.max", "memory.high", "memory.limit_in_bytes")
 """Files of a cgroup with a limit in bytes; the last one is of version 1."""
+_LOCAL = (
+    *("numpy", "PIL", "safetensors", "simplejpeg", "torch", "torchcodec", "torchvision"),
+    *("onnx", "onnxruntime", "onnxscript", "psutil"),
+)
+_MODULES = {
+    "predict": ("numpy", "PIL"),
+    "serve": ("kserve", "numpy"),
+    "local": _LOCAL,
+    "monitor": ("tensorboard",),
+    "sweep": ("optuna",),
+    "huggingface": ("huggingface_hub",),
+    "parquet": ("pyarrow",),
+    "timm": ("timm",),
+    "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
+}
 
 
 def cpus() -> float:
@@ -38,6 +56,16 @@ def memory() -> int:
     for group in _groups():
         limits += [int(word) for name in MEMORY for word in _words(group / name) if word != "max"]
     return min(limits)
+
+
+def require(extra: str, what: str = "this") -> None:
+    """Check that the packages of an extra are installed; InputError says how to install all."""
+    for module in _MODULES[extra]:
+        if find_spec(module) is None:
+            raise InputError(
+                f"{what} needs {module}, which is not installed: pip install 'kfp-ddp[{extra}]', "
+                f"or in a checkout pip install '.[{extra}]'"
+            )
 
 
 def _allowed() -> set[int]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from kfp_ddp.core.errors import InputError, UnavailableError
-from kfp_ddp.core.extras import require
+from kfp_ddp.core.machine import require
 from kfp_ddp.core.spreadsheet import Reader, write_rows
 from kfp_ddp.core.text import from_json
 from kfp_ddp.evaluation.request import PARQUET, PredictionRequest, suffix_of

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
-from kfp_ddp.core.extras import require
+from kfp_ddp.core.machine import require
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Response

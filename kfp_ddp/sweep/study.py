@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.checks.sweep import Sweep, draw, key_of, listed
 from kfp_ddp.core.errors import InputError, RunCancelledError
-from kfp_ddp.core.extras import require
+from kfp_ddp.core.machine import require
 from kfp_ddp.training.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from kfp_ddp.export.publish import Lineage
 from kfp_ddp.models import attempts, bundle
 from kfp_ddp.models import champion as champions
 from kfp_ddp.storage.kinds import open_store
-from kfp_ddp.storage.store import Store
 from tests.evaluations import written
 from tests.exports import exported
 from tests.integration.test_publish_step import arguments
@@ -62,20 +61,20 @@ def publish_run(at: Path) -> None:
     publish.python_func(**arguments(at / "run", at, model_name=NAME, attempt="new", keep=1))
 
 
-def destination(at: Path) -> Store:
-    return models.open_models(str(at / "models"))
+def model(at: Path) -> models.Model:
+    return models.Model(models.open_models(str(at / "models")), NAME)
 
 
 COMMANDS: dict[str, Callable[[Path], object]] = {
     "publish": publish_run,
-    "promote": lambda at: models.promote(destination(at), NAME, champions_of(at)[0]),
-    "rollback": lambda at: models.roll_back(destination(at), NAME),
+    "promote": lambda at: model(at).promote(champions_of(at)[0]),
+    "rollback": lambda at: model(at).rollback(),
     "keep": lambda at: attempts.prune(open_store(str(at / "models" / NAME)), 1),
 }
 
 
 def champions_of(at: Path) -> list[str]:
-    return [one.version for one in champions.history(destination(at), NAME)]
+    return [one.version for one in champions.history(model(at).where, NAME)]
 
 
 def ended(name: str, at: Path, kill: int = -1) -> int:
@@ -123,7 +122,7 @@ class State:
         self.first = self.stack[0]
 
     def pointer(self) -> str:
-        return champions.read_pointer(destination(self.at), NAME)
+        return champions.read_pointer(model(self.at).where, NAME)
 
     def whole(self, version: str) -> bool:
         return bundle.intact(self.at / "models" / NAME / version)
@@ -150,7 +149,7 @@ class State:
     def check(self, whole: Collection[str]) -> None:
         """Check champion and history; `whole` were the complete versions before."""
         assert self.pointer() == self.stack[-1]
-        known = champions.history(destination(self.at), NAME)
+        known = champions.history(model(self.at).where, NAME)
         assert champions.replaced_by(known, self.stack[-1]) == self.stack[-2]
         assert self.whole(self.stack[-1])
         assert self.whole(self.stack[-2]) or self.stack[-2] not in whole

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from kfp_ddp.cli import COMMANDS, app
-from kfp_ddp.core import extras
+from kfp_ddp.core import machine
 from kfp_ddp.core.images import Images
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from tests import run_output
@@ -126,7 +126,7 @@ def test_windows_is_refused_in_one_line(words: list[str]) -> None:
 @pytest.mark.parametrize("words", [["demo"], ["run", "photos", "--local"]])
 def test_missing_extra(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "psutil" else name)
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "psutil" else name)
     assert "needs psutil, which is not installed: pip install 'kfp-ddp[" in refused(*words)
     assert list(tmp_path.iterdir()) == []
 

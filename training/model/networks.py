@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.extras import require
+from kfp_ddp.core.machine import require
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import MODELS, SMALL_RESNETS, TrainConfig, near
 from kfp_ddp.training.model import own_model, timm_networks
