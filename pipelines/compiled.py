@@ -72,11 +72,9 @@ def write(
 
 
 def _adapt(component: Any) -> None:
-    """Pass to workers only what our steps have.
+    """Pass to workers only what our steps have, and their image from the plan's job.
 
-    Workers get the image of the plan's job. Resources are those of the launching pod itself: KFP
-    does not apply settings that it passes through, and a namespace with a ResourceQuota rejects
-    pods without resources. The driver supports this, and the SDK cannot express it.
+    The step itself keeps resources: KFP passes them through without applying them.
     """
     parameters = component.input_definitions.parameters
     if passed := [one for one in component.task_config_passthroughs if one.field in PASSED]:

@@ -1,12 +1,6 @@
 """The steps of our pipelines, each with its volumes, resources and credentials.
 
-A pipeline creates `Steps` from its form and connects those that it needs:
-
-    steps = Steps(form, Claims())
-    with steps.exit_handler():
-        data = steps.data()
-        model = steps.trained(data)
-        steps.published_if_blessed(data, model, steps.evaluated(data, model))
+A pipeline creates `Steps` from its form and connects those that it needs in `exit_handler`.
 """
 
 from collections.abc import Mapping

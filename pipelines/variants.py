@@ -27,9 +27,8 @@ def variant(
 ) -> Any:
     """Return a pipeline whose form is that of `train_resnet` with some changes.
 
-    `wire` connects the steps, and has the docstring of its function. The form lacks the parameters
-    `without`; those `required` are texts without a default; `defaults` are other defaults, and
-    further parameters.
+    `wire` connects the steps, and its docstring is the pipeline's. `required` are texts without a
+    default; `defaults` are other defaults, and further parameters.
     """
     others = dict(defaults or {})
     form = inspect.signature(train_resnet.train_resnet.pipeline_func)

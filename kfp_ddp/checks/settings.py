@@ -140,8 +140,7 @@ def parse(inputs: Mapping[str, Any]) -> Run:
 def with_weights(run: Run, find: Finder) -> Run:
     """Return the run with initial weights as the workers take them; raise InputError without them.
 
-    In `run`, `pretrained` is auto for random weights: `sizing` replaces it where it may mean
-    others. `find` is `models.initial_weights.find`.
+    `find` is `models.weights_download.find`.
     """
     find = cache(find)
     config, start = _training(run.parameters, run.inputs, find)

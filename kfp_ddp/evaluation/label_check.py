@@ -100,12 +100,10 @@ def label_errors(logits: Array, targets: Array) -> list[tuple[int, int, float]]:
 
 
 def near_duplicates(features: Tensor, kinds: Tensor) -> list[tuple[int, int, float]]:
-    """Return pairs of nearly equal images of two classes or splits, with their similarity.
+    """Return pairs of nearly equal images of two classes or splits, with the cosine of embeddings.
 
-    Each image with its most similar one, by descending cosine of both embeddings. A trained network
-    gives all images of a class nearly the same embedding, so the images must also be nearly equal
-    at 8x8 pixels. There photographs that were halved, or most that were saved as JPEG of quality
-    75, correlate by more than 0.995, and parts of one photograph that overlap by less than 0.94.
+    As a trained network gives a class nearly one embedding, they must also be equal at 8x8 pixels:
+    photographs saved anew correlate by more than 0.995, overlapping parts by less than 0.94.
     """
     small = features[:, EMBEDDED:].view(len(features), 3, -1)
     small = normalize((small - small.mean(2, keepdim=True)).flatten(1))

@@ -62,10 +62,8 @@ def with_local_folders(
 def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> None:
     """Evaluate on a split, with val also on test, and write the files below `run_dir`.
 
-    A champion whose own evaluation is of other samples is also evaluated on these. The record is
-    written last, so that an interrupted evaluation has no record. The request is the same on all
-    ranks, with local folders; no `world` means a single process. Raise InputError if an input is
-    invalid.
+    A champion whose own evaluation is of other samples is evaluated on these, too. The record comes
+    last. No `world` means a single process. Raise InputError if an input is invalid.
     """
     checkpoint = Path(request.checkpoint) if request.of_run else request.checkpoint
     if isinstance(checkpoint, Path) and not checkpoint.is_dir():

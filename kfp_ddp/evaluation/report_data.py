@@ -46,8 +46,7 @@ def report_data(
 ) -> ReportData:
     """Return the content of `report.json`, with the `worst` mistakes and doubtful labels.
 
-    `run_dir` is that of the training, `dataset` the folder of the version, `test` the evaluation of
-    the same checkpoint on the test split. `uncompared` is why training images were not searched.
+    `dataset` is the folder of the version, `test` the evaluation of the same checkpoint on test.
     """
     by_loss = predictions.worst(worst, "loss")
     by_confidence = predictions.worst(2 * worst, "confidence")

@@ -46,11 +46,7 @@ class Tags:
 
 
 def read(where: str, dataset: Path, index: "Index") -> Tags:
-    """Read the tags of the images of a split.
-
-    `where` is a file below `dataset`, an absolute path, or a URI. It has the paths of images below
-    `dataset` or below the split. Raise InputError if the table is missing or invalid.
-    """
+    """Read the tags of a split's images: a file of `dataset`, a path or a URI; or InputError."""
     rows = _rows(_text(where, dataset), where)
     names = _names(next(rows, (1, []))[1], where)
     values_of: dict[str, tuple[str, ...]] = {}

@@ -1,10 +1,7 @@
-"""Cancel and eviction of the step: how they differ, and the reaction in the short time left.
+"""Cancel and eviction of the step, both of which reach it as SIGTERM 30 ms to 0.7 s before its end.
 
-Both reach a step as SIGTERM, and 30 ms to 0.7 s remain after it: KFP's launcher dies at once, and
-its parent checks for that once a second. Before that, the Workflow of a cancelled run has
-spec.activeDeadlineSeconds 0 (or a shutdown), and the pod of an evicted step has a
-deletionTimestamp. Argo then either retries the step under the same name or fails the run,
-depending on whether it sees the pod's end or its removal first. The step cannot choose.
+Before that, the Workflow of a cancelled run has spec.activeDeadlineSeconds 0 (or a shutdown), and
+the pod of an evicted step a deletionTimestamp. Whether Argo then retries it, nobody can choose.
 """
 
 import os
@@ -239,11 +236,7 @@ class Ending:
         return [item for watch in self.watches for item in list(watch.objects.values())]
 
     def _evicted_now(self) -> bool:
-        """Return whether the own pod is deleted, by a request: the watch may be late.
-
-        A pod deleted by force is removed before its processes end, and its replacement has the
-        same name.
-        """
+        """Return whether the own pod is deleted, or replaced by one of its name."""
         if self.owner is None:
             return False
         try:

@@ -80,11 +80,7 @@ class Owner:
     workflow_uid: str
 
     def reference(self) -> Object:
-        """Return the ownerReference with which the job is deleted when its run is.
-
-        The owner is the Workflow, since a retry replaces the pod. Without blockOwnerDeletion it
-        needs no right to the Workflow's finalizers.
-        """
+        """Return the ownerReference with which the job is deleted when its run's Workflow is."""
         return {
             "apiVersion": WORKFLOWS.group_version,
             "kind": "Workflow",

@@ -159,13 +159,10 @@ def local_gpus() -> int:
 
 
 def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) -> Ended:
-    """Run `ranks` processes, with their output and progress on stdout.
+    """Run `ranks` processes of the module `program`, with their output and progress on stdout.
 
-    SIGTERM and SIGINT are forwarded to the launcher; a second one kills it. No process of the
-    launcher's group remains when this function ends, and the launcher ends when this process does.
-    Processes of an earlier attempt are ended first.
-
-    `flags` contain --output-dir with `run_dir`; `program` is the module that launches the ranks.
+    `flags` contain --output-dir with `run_dir`. The launcher gets SIGTERM and SIGINT, a second one
+    kills it; it ends with this process, and none of its group remains, also of earlier attempts.
     """
     earlier = recorded(run_dir)
     if earlier is not None:

@@ -74,11 +74,7 @@ class TrainingProgress:
         return self.end is not None and self.end.get("status") == "done" and self.step < self.total
 
     def line(self, width: int | None = None) -> str:
-        """Return a line such as `step 120/450 · loss 0.412 · 1,234 images/s · ETA 1:05`.
-
-        With a width, the least important parts are left out until the line fits; step and
-        remaining time stay.
-        """
+        """Return `step 120/450 · loss 0.412 · …` with the parts that fit a width."""
         last, step = self.last or {}, self.step
         parts = {"step": f"step {step}/{self.total}" if self.total else f"step {step}"}
         if math.isfinite(loss := float(last.get("loss") or math.nan)):

@@ -38,14 +38,10 @@ def launch(
 ) -> Outcome:
     """Run a job to its success; a retry of this process continues where it was.
 
-    `task_id` distinguishes iterations of a loop. `run_dir` is a folder on a PVC for the heartbeat
-    and the log cursors; with `progress` the job writes metrics there, which are printed. Its ranks
-    may stall for `stall_minutes`, by their reports there; 0 for no limit.
-
-    Raises:
-        InputError: invalid settings, before anything is created.
-        JobError: the job failed, with its root cause, or took too long.
-        RunCancelledError: the run was terminated; the job is deleted.
+    `task_id` distinguishes iterations of a loop. `run_dir` is a folder on a PVC for the heartbeat,
+    the log cursors and, with `progress`, the metrics that are printed; ranks may stall for
+    `stall_minutes` by these, 0 for no limit. InputError before anything is created, JobError with
+    the root cause, RunCancelledError after the job was deleted.
     """
     owner = find_owner(api)
     jobs = Jobs(api, spec, identify(run_id, task_name, task_id, spec), owner)
@@ -154,11 +150,7 @@ def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:
 
 
 def _wait_for_pods(jobs: Jobs, attempt: int, ending: Ending) -> None:
-    """Wait until the failed attempt writes no more, so that no two jobs share a folder.
-
-    The operator removes the running pods of a failed job, and they may save before they end. A pod
-    on a lost node remains forever, so the wait has a limit.
-    """
+    """Wait, up to a limit, until the failed attempt writes no more: no two jobs share a folder."""
     selector = jobs.kind.pod_selector(jobs.identity.job_name(attempt))
     path = PODS.path(jobs.api.namespace)
     query = {"labelSelector": selector, **ONE_WRITING}

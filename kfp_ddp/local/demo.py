@@ -104,11 +104,7 @@ def _digits() -> Iterator[tuple[str, bytes]]:
 
 
 def run(output: Path, ranks: int, arguments: dict[str, object]) -> dict[str, Any]:
-    """Run the full pipeline in the folder `output`, and return the summary.
-
-    A demo that was interrupted is resumed; the results of a complete one are replaced. Raise
-    JobError if the pipeline failed; the message has the step, its error and the log.
-    """
+    """Run the full pipeline in `output`, and return the summary; JobError if it failed."""
     started = time.monotonic()
     settings = DIGITS | arguments | {"job": {"nproc_per_node": ranks}}
     new = LocalRun(f"{DEMO}{identity_of(demo=settings)}", settings)

@@ -62,10 +62,8 @@ def execute(
 ) -> LocalRun:
     """Run a compiled pipeline in the folder of a run, show its steps, and return the ended run.
 
-    The folder gets the log, artifacts below `artifacts`, and trainings below `work`. Raise JobError
-    if the pipeline failed; the line names the step, its error and the log. `detail` returns a line
-    about a successful step, from the folder and the step's name; `known` are notes on the images
-    that were printed before.
+    `detail` returns a line about a successful step, `known` are notes on the images that were
+    printed before. Raise JobError, which names the step, its error and the log.
     """
     output, loop = run.folder, LOOP.search(compiled.read_text(encoding="utf-8"))
 

@@ -139,10 +139,8 @@ def _data(folder: Path, output: Path | None) -> Path:
 def begin(run: LocalRun, output: Path | None, name: str, replace: bool = False) -> LocalRun:
     """Create the folder of a new run, or empty that of an earlier one, and return the run with it.
 
-    Data that was synced and the results of the earlier run stay until the new ones are complete.
-    Without `output` it is below `RUNS` and has this name, with a number if that exists. With
-    `replace` a model of an earlier run in `output` is deleted; else it is an InputError, as are
-    files of another origin.
+    Synced data and earlier results stay until the new ones are complete. Without `replace`, a model
+    of an earlier run in `output` is an InputError, as are files of another origin.
     """
     base = RUNS.resolve()
     with writing(output or base, "choose another folder with --output"):

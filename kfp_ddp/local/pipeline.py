@@ -23,11 +23,7 @@ GRACE_SECONDS = 30.0
 
 
 def run(arguments: dict[str, object], pipeline_root: str, compiled: str, seed: str) -> None:
-    """Run a compiled pipeline in subprocesses of this one.
-
-    Equal seeds give equal ids of the run and its tasks, which kfp.local draws from `random`. Raise
-    RuntimeError if a step failed.
-    """
+    """Run a pipeline in subprocesses; equal seeds give equal ids. RuntimeError if it fails."""
     import yaml
     from kfp import components, local
 

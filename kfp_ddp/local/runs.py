@@ -79,8 +79,7 @@ def execute(command: Command, pipeline: str = "", ranks: int = 0) -> tuple[Path,
 def train(command: Command, ranks: int = 0) -> tuple[Path, dict[str, Any]]:
     """Run train_resnet on a source, and return its folder and the summary.
 
-    With `check`, return the working directory and what would be trained on. Raise KfpDdpError if
-    settings, source or output are invalid, or the pipeline failed. `ranks` is 0 to choose.
+    With `check`, return the working directory and what would be trained on. Raise KfpDdpError.
     """
     started = time.monotonic()
     form = form_of("train_resnet")

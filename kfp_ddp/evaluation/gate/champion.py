@@ -34,9 +34,8 @@ def compare_with_champion(
 ) -> tuple[list[Check], Compared | None]:
     """Return checks of the gain over the champion, and the comparison; None if not comparable.
 
-    If the champion's own evaluation is of other samples, the one that evaluate wrote below `folder`
-    counts, beside the challenger's evaluation. Raise InputError if predictions are missing, damaged
-    or of another evaluation.
+    The champion's evaluation of the same samples counts, else that below `folder`. Raise InputError
+    for missing or damaged predictions.
     """
     own, other, note = challenger, champion.evaluation, ""
     own_predictions = None

@@ -187,11 +187,7 @@ class TFJob(TrainingOperatorKind):
 
 
 class XGBoostJob(TFJob):
-    """An XGBoostJob of a master and workers.
-
-    The operator gives each pod RANK and WORLD_SIZE, and the address of the master, where XGBoost's
-    tracker is to run, as MASTER_ADDR and MASTER_PORT.
-    """
+    """An XGBoostJob of a master, where XGBoost's tracker is to run, and workers."""
 
     name = "xgboostjob"
     title = "XGBoostJob"

@@ -140,11 +140,7 @@ class TrainJob(Kind):
         return bool((job.get("spec") or {}).get("suspend"))
 
     def lost(self, job: Object) -> str:
-        """Return the error of a TrainJob that has lost our patches; '' while it has them.
-
-        When Kueue before 0.17 admits a TrainJob, it writes it back as Trainer 2.0 knew it, without
-        runtimePatches. Trainer cannot create the pods after that.
-        """
+        """Return the error of a TrainJob without our patches, as of Kueue before 0.17; else ''."""
         patches = job["spec"].get("runtimePatches") or []
         if any(patch["manager"] == MANAGER for patch in patches):
             return ""
@@ -156,8 +152,7 @@ class TrainJob(Kind):
     def find_runtime(self, api: Api, spec: JobFields) -> Runtime:
         """Return the runtime of a job, InputError if neither namespace nor cluster has it.
 
-        One that this account may not read counts as existing. Trainer's own has no resources, and
-        another one may have them.
+        One that may not be read counts as existing; all but Trainer's own may have resources.
         """
         unread = []
         for kind, resource in RUNTIMES.items():
