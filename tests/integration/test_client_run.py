@@ -116,7 +116,6 @@ def test_any_pipeline_is_run_from_its_file(kfp_server: KfpServer) -> None:
         (["https://console.cloud.google.com/storage/browser/b/f;tab=x"], "write gs://b/f"),
         (["https://eu.console.aws.amazon.com/s3/buckets/b?region=eu&prefix=f/"], "write s3://b/f/"),
         ([FLOWERS, "--set", "bucket_secret="], "bucket_secret='' cannot be used"),
-        ([FLOWERS, "--set", "work_claim=MyClaim"], "work_claim='MyClaim' cannot be used"),
         (["photos"], "is a folder of this machine, which a cluster cannot read"),
         ([FLOWERS, "--ranks", "2"], "--ranks is for a run with --local"),
         ([FLOWERS, "--pipeline", "retrian"], "not built in; did you mean 'retrain'?"),

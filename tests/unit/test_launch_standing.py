@@ -40,13 +40,11 @@ def waits(reason: str, message: str, where: str = "containerStatuses") -> Object
         ("ErrImageNeverPull", "is not present with pull policy of Never", "image not on", 60),
         ("ErrImagePull", UNKNOWN, "image refused", 60),
         ("ErrImagePull", "pull access denied, repository does not exist", "image refused", 60),
-        ("ErrImagePull", "no match for platform in manifest", "image refused", 60),
         ("ImagePullBackOff", f"Back-off pulling image: ErrImagePull: {UNKNOWN}", "image ref", 60),
         ("ErrImagePull", NO_ANSWER, "image", 1200),
         ("ErrImagePull", LIMITED, "image", 1200),
         ("ImagePullBackOff", "Back-off pulling image", "image", 1200),
         ("CreateContainerConfigError", 'secret "s" not found', "configuration", 60),
-        ("CreateContainerConfigError", "container has runAsNonRoot", "configuration", 60),
         ("RunContainerError", "exec: not found", "container", 300),
         ("CrashLoopBackOff", "back-off 10s restarting failed container", "container", 300),
         ("ImagePullProgressError", "401 Unauthorized", "image refused", 60),
@@ -176,7 +174,6 @@ def stood(*seen: tuple[float, str, str], pending: float = 0, at: float = 0) -> s
         ([(0, "invalid image name", "x"), (5, "invalid image name", "x")], 0, "invalid image name"),
         # The kubelet waits in turn, and does not always say again what for.
         ([(0, "image refused", UNKNOWN), (60, "image", BACK_OFF)], 0, "image refused"),
-        ([(0, "image", NO_ANSWER), (61, "image", NO_ANSWER)], 0, ""),
         ([(0, "image", NO_ANSWER), (1200, "image", BACK_OFF)], 0, "image"),
         ([(0, "image", NO_ANSWER), (1100, "image refused", UNKNOWN)], 0, "image refused"),
         # What may pass has as long as the user says, be it more or less.

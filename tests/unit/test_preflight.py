@@ -101,7 +101,6 @@ def test_step_that_fits_on_no_node_is_a_warning(request_: dict[str, str], fits: 
         ),
         ({"gpu.compute.major": "7", "gpu.compute.minor": "0"}, "capability 7.0"),
         ({"gpu.compute.major": "7", "gpu.compute.minor": "5", "cuda.driver.major": "580"}, ""),
-        ({}, ""),
     ],
 )
 def test_gpus_that_cuda_of_the_images_cannot_use(labels: dict[str, str], reason: str) -> None:
@@ -184,10 +183,7 @@ def test_bucket_without_scheme(value: str, tmp_path: Any, monkeypatch: pytest.Mo
         ("https://acc.blob.core.windows.net/box/x", "az://box/x here, with .*ACCOUNT=acc"),
         ("hf:datasets/owner/name", "hf://datasets/owner/name"),
         ("hf://owner/name", "hf://datasets/owner/name"),
-        *(
-            (f"synthetic://{form}", "CLASSESxIMAGES@PIXELS")
-            for form in ("", "4", "4x9@0", "4x9@8&")
-        ),
+        *((f"synthetic://{form}", "CLASSESxIMAGES") for form in ("", "4", "4x9@0", "4x9@8&")),
         ("synthetic:/4x9@8", "synthetic://4x9@8"),
     ],
 )

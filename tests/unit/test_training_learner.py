@@ -266,7 +266,6 @@ def test_only_plain_convolutions_are_changed() -> None:
     [
         ("resnet50", "Bottleneck", 16),
         ("vit_b_16", "EncoderBlock", 12),
-        ("swin_t", "SwinTransformerBlock", 12),
         ("convnext_tiny", "CNBlock", 18),
     ],
 )
