@@ -67,9 +67,7 @@ def test_a_run_is_that_of_the_command(kfp_server: KfpServer) -> None:
         (lambda: Client().run(FLOWERS, epoch=3), "epoch"),
         (lambda: Client().run("photos"), "folder that does not exist"),
         (lambda: Client().run("https://me:secret@example.com/x"), "login"),
-        (lambda: Client().upload("own"), "built-in"),
         (lambda: Client().run_local("photos", replace=True), "--output"),
-        (lambda: Client().run_local("photos", ranks=2, pipeline="retrain"), "ranks"),
         (lambda: Client().models("flowers"), "destination"),
     ],
 )

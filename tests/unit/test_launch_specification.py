@@ -36,7 +36,6 @@ from tests.launch_specs import SPEC, made
         ({"env": {"A B": "c"}}, "it should be the name of a variable"),
         ({"spot": "gek"}, "karpenter, eks; did you mean 'gke'?"),
         ({"rdma_resource": "rdma/hca"}, "rdma_resource='rdma/hca' without nccl_infiniband=on"),
-        ({"capabilities": ["CAP sys"]}, "it should be the name of a capability"),
         ({"resources": {"limit": {"cpu": "1"}}}, "it should be 'limits' or 'requests'"),
         ({"resources": {"limits": {"rdma/hca": "one"}}}, "it should be a quantity such as"),
         ({"cpu": "500m", "cpu_request": "1"}, "cpu: 1 are requested, above the limit of 500m"),
