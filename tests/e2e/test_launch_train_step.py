@@ -147,7 +147,7 @@ for each in node.children(recursive=True):
 def test_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Folder) -> None:
     """It lives, its pod runs, and its peers wait for it in a collective."""
     step = TrainStep(
-        grounds, training={"epochs": 80}, nodes=2, retries=1, stall_minutes=0.6, grace_seconds=5
+        grounds, training={"epochs": 120}, nodes=2, retries=1, stall_minutes=0.8, grace_seconds=5
     ).start()
     step.saw("epoch 4/")
     second = max(step.workers(), key=lambda pod: pod.metadata.name)
@@ -157,7 +157,7 @@ def test_stalled_rank_is_named_and_its_node_avoided(grounds: Grounds, work: Fold
     step.saw("retrying, 1 of 1 retries left")
     report = next(line for line in step.log().splitlines() if "; it is ended" in line)
     where = f"(worker-1 on node {second.spec.node_name})"
-    assert f"no rank has advanced for 0.6 minutes: rank 1 {where} is silent at step " in report
+    assert f"no rank has advanced for 0.8 minutes: rank 1 {where} is silent at step " in report
     assert step.wait() == "Succeeded", step.log()
     (job,) = step.jobs()
     assert job["metadata"]["annotations"]["kfp-ddp/avoids"] == second.spec.node_name
