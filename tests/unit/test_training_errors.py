@@ -78,7 +78,6 @@ def test_full_disk_is_one_line(record: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_full_gpu_is_one_line_with_the_cure(
     record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The text is torch's; an allocator that refuses raises the same type."""
     text = "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1 GiB free. Process 7 has 9 GiB"
     ended = _fail_with(torch.OutOfMemoryError(text), monkeypatch)
     assert rank.main(ARGV) == 1
