@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError, KfpDdpError, PeerLostError
-from kfp_ddp.core.machine import GPUS
 from kfp_ddp.core.run_folder import RunFolder
 
 T = TypeVar("T")
@@ -171,7 +170,7 @@ def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> 
             if apple
             else "device=mps was requested but this machine has no Apple GPU: set device=cpu"
         )
-    promised = os.environ.get(GPUS, "") if requested == "auto" else ""
+    promised = os.environ.get(machine.GPUS, "") if requested == "auto" else ""
     if requested == "cpu" or (requested == "auto" and gpus == 0 and not promised):
         return torch.device("cpu")
     if gpus == 0 and promised:

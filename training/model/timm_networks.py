@@ -50,20 +50,24 @@ def _parts(model: str) -> tuple[str, str]:
 
 def is_known(model: str) -> bool:
     """Return whether it is timm/NETWORK or timm/NETWORK.WEIGHTS."""
+    if not model.startswith(PREFIX):  # most models are torchvision's, and need no table
+        return False
     network, name = _parts(model)
-    return model.startswith(PREFIX) and name in table().get(network, ())
+    return name in table().get(network, ())
 
 
 def preprocessing(model: str) -> Preprocessing:
     """Return what a network expects of images; that of ImageNet for one of another library."""
+    if not is_known(model):
+        return Preprocessing()
     network, name = _parts(model)
-    return table()[network][name] if is_known(model) else Preprocessing()
+    return table()[network][name]
 
 
 def files(model: str) -> dict[str, str]:
     """Return the local name of the file of its default weights, if it has any."""
-    network, name = _parts(model)
-    return {"DEFAULT": f"{network}.{name}.{FILE}"} if name and is_known(model) else {}
+    network, name = _parts(model) if is_known(model) else ("", "")
+    return {"DEFAULT": f"{network}.{name}.{FILE}"} if name else {}
 
 
 def address(file: str) -> str:
