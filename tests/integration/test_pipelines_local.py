@@ -207,7 +207,7 @@ def test_best_trial_is_exported_if_another_failed(photographs: Path, tmp_path: P
     assert "failed: training failed: rank 0: model=vgg11 cannot take images" in page.read_text()
     (table,) = tmp_path.glob("artifacts/*/*/sweep_summary")
     head, _, *rows = table.read_text().splitlines()
-    assert head == "|  | learning_rate | accuracy | loss | epochs | hours | ended |"
+    assert head == "|  | learning&#95;rate | accuracy | loss | epochs | hours | ended |"
     assert [row[:4] for row in rows] == ["| 1 ", "| 2 ", "|  |"]
 
 
