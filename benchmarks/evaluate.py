@@ -140,13 +140,16 @@ def _bulk(root: Path) -> Callable[[], object]:
     from kfp_ddp.evaluation import bulk_rank
     from kfp_ddp.evaluation.evaluator import Subject
     from kfp_ddp.evaluation.request import PredictionRequest
+    from kfp_ddp.models.bundle import Bundle
+    from kfp_ddp.storage.kinds import open_store
     from kfp_ddp.training.distributed import alone
     from kfp_ddp.training.model.networks import build
 
     torch.set_num_threads(1)
     subject = Subject(build("resnet50", 2).eval(), _info(2), "", "")
+    bundle = Bundle.at(open_store(str(root)), sealed=False)
     # A bundle is more than its weights, and reading it is no part of the figure.
-    setattr(bulk_rank, "read_bundle", lambda *_, **__: (subject, "digest"))  # noqa: B010
+    setattr(bulk_rank, "read_bundle", lambda *_, **__: (subject, bundle))  # noqa: B010
     world, numbers = alone(torch.device("cpu")), itertools.count()
 
     def predict() -> None:

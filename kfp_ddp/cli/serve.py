@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -21,9 +22,11 @@ from kfp_ddp.cli.options import AS_JSON, FILE, FOLDER, SET, echo, echo_json, req
 from kfp_ddp.core.errors import InputError, writing
 from kfp_ddp.core.spreadsheet import write_rows
 from kfp_ddp.core.text import plural, printable
+from kfp_ddp.models.bundle import REFERENCE
 from kfp_ddp.models.serving.inference_service import RUNTIMES
 
 if TYPE_CHECKING:
+    from kfp_ddp.models.signature import Signer
     from kfp_ddp.predict import Model
 
 
@@ -44,6 +47,12 @@ BATCH = 8
 @click.option(
     "--allow-code", is_flag=True, help="Run the network's own code of a bundle without model.onnx."
 )
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Only say whether the pictures of a folder or an address look like those of the "
+    "evaluation.",
+)
 @click.option("--job", is_flag=True, help="Predict all objects of the address SOURCE on KFP.")
 @SET
 @KEY
@@ -59,6 +68,7 @@ def predict(
     table: Path | None,
     into: Path | None,
     explain: Path | None,
+    compare: bool,
     allow_code: bool,
     key: Path | None,
     as_json: bool,
@@ -78,9 +88,13 @@ def predict(
         _run_pipeline(context, [bundle, *pictures], words)
         return
     require("predict")
+    signer = find_signer(key)
+    if compare:
+        _compare(bundle, pictures, signer, allow_code, as_json)
+        return
     from kfp_ddp.predict import load
 
-    model = load(bundle, find_signer(key), allow_code=allow_code)
+    model = load(bundle, signer, allow_code=allow_code)
     paths = [path for word in pictures for path in _pictures(Path(word))]
     width = max(len(printable(str(path))) for path in paths)
     if sys.stdout.isatty():
@@ -110,6 +124,31 @@ def predict(
     failed = sum("error" in answer for answer in answers)
     if failed:
         raise InputError(f"{failed} of {plural(len(answers), 'picture')} cannot be read")
+
+
+def _compare(
+    bundle: str, pictures: Sequence[str], signer: "Signer | None", allow_code: bool, as_json: bool
+) -> None:
+    """Predict a source into a table that is dropped, and print how its images compare."""
+    if len(pictures) > 1:
+        raise click.UsageError("--compare takes one folder or address of pictures.")
+    require("local")
+    from kfp_ddp.evaluation.bulk import Table, describe_drift
+    from kfp_ddp.evaluation.bulk_rank import predict_share
+    from kfp_ddp.evaluation.request import PredictionRequest
+    from kfp_ddp.models.champion import open_bundle
+
+    open_bundle(bundle, signer=signer)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        table, options = f"{folder}/table.csv", {"allow_code": allow_code}
+        predict_share(PredictionRequest.from_inputs(pictures[0], bundle, table, options))
+        drift = Table(table).read_record()["drift"]
+    if not drift:
+        raise InputError(f"{bundle} has no {REFERENCE}: export the model again")
+    if as_json:
+        echo_json(drift)
+    else:
+        echo(describe_drift(drift))
 
 
 def _run_pipeline(context: click.Context, addresses: list[str], words: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import json
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -204,6 +204,15 @@ def _pyarrow() -> tuple[Any, Any]:
     import pyarrow.parquet
 
     return pyarrow, pyarrow.parquet
+
+
+def describe_drift(drift: Mapping[str, Any]) -> str:
+    """Return a line for a `Drift`, as records have it."""
+    result = "differ from" if drift["differs"] else "look like"
+    return (
+        f"{drift['images']:,} images {result} {drift['reference']:,} of the evaluation: "
+        f"p {drift['p_value']:.2g}, distance {drift['distance']:.2f} in {drift['column']}"
+    )
 
 
 def content_of(listing: Listing, at: int) -> str:

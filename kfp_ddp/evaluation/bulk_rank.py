@@ -22,8 +22,9 @@ from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.evaluation.bulk import LOST, Row, Table, content_of, list_objects
+from kfp_ddp.evaluation.drift import Sample, compare
 from kfp_ddp.evaluation.evaluator import Subject, read_bundle
-from kfp_ddp.evaluation.predict import Work, scored
+from kfp_ddp.evaluation.predict import EMBEDDED, Work, scored
 from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.runs.workspace import MORE_STORAGE
 from kfp_ddp.storage.kinds import open_source
@@ -62,8 +63,8 @@ def predict_share(request: PredictionRequest, world: World | None = None) -> Non
     """
     started, listing = time.monotonic(), Listing()
     world = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    subject, digest = read_bundle(request.bundle, allow_code=request.allow_code)
-    table = Table(request.table, subject.info.classes, digest)
+    subject, bundle = read_bundle(request.bundle, allow_code=request.allow_code)
+    table, digest = Table(request.table, subject.info.classes, bundle.digest), bundle.digest
 
     def plan() -> tuple[str, str, int]:
         nonlocal listing
@@ -75,19 +76,20 @@ def predict_share(request: PredictionRequest, world: World | None = None) -> Non
     if digest != first_digest:
         raise UnavailableError(f"the champion of {request.bundle} has changed: run again")
     world.print(f"{len(listing):,} objects, {missing:,} of them to predict")
-    if missing:
-        _predict(request, table, subject, todo, world)
-    world.barrier()
-    if world.first:
+    sample = _predict(request, table, subject, todo, world) if missing else Sample()
+    samples = world.to_first(sample.rows)
+    if samples is not None:
+        drift = compare(bundle, sample.merge(samples))
         seconds = round(time.monotonic() - started, 1)
         record = {"source": request.source, "computed": missing, "seconds": seconds}
-        table.join(listing, record)
+        table.join(listing, record | {"drift": drift})
 
 
 def _predict(
     request: PredictionRequest, table: Table, subject: Subject, todo: str, world: World
-) -> None:
+) -> Sample:
     """Predict this rank's shards of a list; the next one is downloaded meanwhile."""
+    sample = Sample()
     source, info, begun = open_source(request.source), subject.info, deque[Local]()
     reading = info.reading._replace(on_bad_image="skip")
 
@@ -120,11 +122,15 @@ def _predict(
                 finish(begun.popleft())
             labels = batch.scores.argmax(1).tolist()
             rows = batch.scores.double().softmax(1).tolist()
-            for at, label, row in zip(batch.positions.tolist(), labels, rows, strict=True):
+            positions = batch.positions.tolist()
+            names = [begun[0].listing.names[at] for at in positions]
+            sample.add(names, batch.scores, batch.features[:, :EMBEDDED])
+            for at, label, row in zip(positions, labels, rows, strict=True):
                 values = dict(zip(table.probabilities, row, strict=True))
                 begun[0].known[at] = {"class": info.classes[label], **values}
         for local in begun:
             finish(local)
+    return sample
 
 
 def _download(source: Source, number: int, shard: Listing, above: Path, reading: Reading) -> Local:

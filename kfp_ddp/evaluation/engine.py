@@ -16,7 +16,7 @@ from kfp_ddp.core.step import step, write_artifact
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
-from kfp_ddp.evaluation.bulk import Table
+from kfp_ddp.evaluation.bulk import Table, describe_drift
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share, with_local_folders
 from kfp_ddp.evaluation.request import EvaluationRequest, Measuring, PredictionRequest, RankRequest
 from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
@@ -230,4 +230,8 @@ def predict(
     for artifact in (prediction_metrics, prediction_record):
         write_artifact(artifact, json.dumps(record, indent=1))
     print(f"{record['rows']:,} rows, {record['computed']:,} new, in {table}")
+    if drift := record["drift"]:
+        for name in ("p_value", "distance"):
+            prediction_metrics.log_metric(f"drift_{name}", drift[name])
+        print(describe_drift(drift))
     return table, record["rows"], record["unreadable"]

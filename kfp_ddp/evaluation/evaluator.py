@@ -19,7 +19,7 @@ from kfp_ddp.evaluation.predict import Predictions, Share, merged, predict_share
 from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.models import champion as champions
 from kfp_ddp.models import weights, weights_download
-from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG
+from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, Bundle
 from kfp_ddp.models.champion import Champion
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, PREDICTIONS, Evaluation
 from kfp_ddp.storage.kinds import open_store
@@ -198,8 +198,8 @@ def read_model(checkpoint: Path | str) -> Subject:
     return _read_bundle(champion, uri)
 
 
-def read_bundle(uri: str, *, allow_code: bool) -> tuple[Subject, str]:
-    """Return the model of a bundle or of a model's exports, and the digest of the bundle.
+def read_bundle(uri: str, *, allow_code: bool) -> tuple[Subject, Bundle]:
+    """Return the model of a bundle or of a model's exports, and the bundle.
 
     Raise as `read_model`, and InputError for a network of its own code without `allow_code`.
     """
@@ -208,7 +208,7 @@ def read_bundle(uri: str, *, allow_code: bool) -> tuple[Subject, str]:
         raise InputError(
             f"there is no bundle at {uri}: give a bundle, or the folder of a model's exports"
         )
-    return _read_bundle(champion, uri, allow_code=allow_code), champion.bundle.digest
+    return _read_bundle(champion, uri, allow_code=allow_code), champion.bundle
 
 
 def _read_bundle(champion: Champion, uri: str, *, allow_code: bool = True) -> Subject:

@@ -5,7 +5,7 @@ import io
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.spreadsheet import write_rows
+from kfp_ddp.evaluation.drift import Sample
 from kfp_ddp.evaluation.measure import COLUMNS, Tally
 from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training.config import READING, Reading
@@ -45,6 +46,7 @@ class Predictions:
     tally: Tally
     features: Tensor
     """Descriptions of the images, (N, `FEATURES`); empty for too many."""
+    sample: Sample = field(default_factory=Sample)
 
     def worst(self, count: int, by: str) -> list[int]:
         """Return the positions of the mistakes with the highest values of a column, descending."""
@@ -78,6 +80,7 @@ class Share:
     """Positions of the readable samples in the index; (N,) int64."""
     tally: Tally
     features: Tensor
+    sample: Sample = field(default_factory=Sample)
 
 
 def predict_share(
@@ -92,17 +95,19 @@ def predict_share(
 
     Unreadable images fail, or are left out, as `reading` says; raise InputError as `scored`.
     """
-    classes = len(info.classes)
-    tally, counted = Tally(classes), [torch.zeros(0, dtype=torch.int64)]
+    sample, tally = Sample(), Tally(len(info.classes))
+    counted = [torch.zeros(0, dtype=torch.int64)]
     features = [torch.zeros(0, FEATURES)]
     mine = loader.fixed_batches(index, batch_size, world.rank, world.size)
     work = ((index, keys) for keys in mine)
     for batch in scored(model, info, work, world, reading):
         tally.update(batch.scores, batch.targets)
         counted.append(batch.positions)
+        paths = [index.paths[at].removeprefix(str(index.root)) for at in batch.positions.tolist()]
+        sample.add(paths, batch.scores, batch.features[:, :EMBEDDED])
         if len(index) <= MOST_DESCRIBED:
             features.append(batch.features.clone())
-    return Share(torch.cat(counted), tally, torch.cat(features))
+    return Share(torch.cat(counted), tally, torch.cat(features), sample)
 
 
 Work = Iterable[tuple[Index, Keys]]
@@ -244,7 +249,8 @@ def merged(index: Index, shares: Sequence[Share], on_bad_image: str = "fail") ->
     skipped = tuple(Path(path).relative_to(index.root).as_posix() for path in left_out.paths)
     features = torch.cat([share.features for share in shares])
     features = features[order] if len(features) else features
-    return Predictions(index.only(counted.tolist()), skipped, tally, features)
+    sample = Sample().merge(share.sample.rows for share in shares)
+    return Predictions(index.only(counted.tolist()), skipped, tally, features, sample)
 
 
 def _reorder(shares: Sequence[Share], order: Tensor) -> Tally:

@@ -16,6 +16,7 @@ from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.comparison import compare
 from kfp_ddp.evaluation.request import EvaluationRequest
 from kfp_ddp.models import champion as champions
+from kfp_ddp.models.bundle import REFERENCE
 from kfp_ddp.models.evaluation import CHAMPION_FOLDER, FILE, PREDICTIONS, Compared, Evaluation
 from kfp_ddp.report.data import ReportData
 from kfp_ddp.runs.workspace import RunWorkspace
@@ -117,6 +118,7 @@ def evaluate_share(request: EvaluationRequest, world: "World | None" = None) -> 
     roc = predictions.tally.areas().roc
     texts = {
         PREDICTIONS: rows,
+        REFERENCE: predictions.sample.to_csv(),
         LABELS_TO_CHECK: label_check.to_csv(doubts),
         report.REPORT_DATA: data.model_dump_json(),
         ROC: json.dumps(roc and vars(roc)),

@@ -64,6 +64,8 @@ def write(
     infra.validate_onnx(folder, reference, images, parity["allowed_abs_difference"], model_name)
     shutil.copyfile(evaluation, folder / bundle.METRICS)
     shutil.copyfile(evaluation.parent / result.predictions, folder / result.predictions)
+    with suppress(FileNotFoundError):  # an evaluation that others made
+        shutil.copyfile(evaluation.parent / bundle.REFERENCE, folder / bundle.REFERENCE)
     text = card.readme(model_name, result, signature, parity, record, config)
     (folder / "README.md").write_text(text, encoding="utf-8")
 

@@ -12,11 +12,15 @@ from typing import Any, BinaryIO
 import pyarrow.parquet as pq
 import pytest
 import torch
+from click.testing import CliRunner
 from kfp import dsl
+from PIL import Image
 
+from kfp_ddp.cli import app
 from kfp_ddp.components.predict.component import predict as component
 from kfp_ddp.core.errors import InputError, StorageError, UnavailableError
 from kfp_ddp.evaluation import bulk_rank
+from kfp_ddp.evaluation import predict as evaluation
 from kfp_ddp.evaluation.bulk import LOST, Table
 from kfp_ddp.evaluation.request import PredictionRequest
 from kfp_ddp.models import bundle as bundles
@@ -26,14 +30,24 @@ from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.folder_source import FolderReader
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.source import Changed, Entry
+from kfp_ddp.training.data.splits import scan
+from kfp_ddp.training.distributed import alone
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 from tests.evaluations import Trained, written
 
 
 @pytest.fixture(scope="session")
-def bundle(trained_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a bundle that are read, with its real weights."""
-    return sealed(tmp_path_factory.mktemp("bulk") / "bundle", *load_model(trained_checkpoint))
+def bundle(
+    trained_checkpoint: Path, trained_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The files of a bundle that are read, with its real weights and what they compute of val."""
+    folder = tmp_path_factory.mktemp("bulk") / "bundle"
+    folder.mkdir()
+    network, info = load_model(trained_checkpoint)
+    val, world = scan(trained_dataset / "val", info.classes), alone(torch.device("cpu"))
+    share = evaluation.predict_share(network.eval(), info, val, 8, world)
+    (folder / bundles.REFERENCE).write_text(share.sample.to_csv())
+    return sealed(folder, network, info)
 
 
 def sealed(folder: Path, network: torch.nn.Module, info: ModelInfo, wrong: int = 0) -> Path:
@@ -228,7 +242,10 @@ def test_ranks_of_the_step_write_the_same_table_to_a_bucket(
         prediction_metrics=dsl.Metrics(name="m", uri=str(tmp_path / "m")),
         prediction_record=dsl.Artifact(name="r", uri=str(record)),
     )
-    assert (rows, unreadable, json.loads(record.read_text())["computed"]) == (55, 3, 55)
+    result = json.loads(record.read_text())
+    assert (rows, unreadable, result["computed"]) == (55, 3, 55)
+    drift = result["drift"]
+    assert (drift["differs"], drift["images"], drift["reference"]) == (False, 52, 48)
     assert not store.has_files("table.csv.parts/")
     (tmp_path / "together.csv").write_bytes(store.read("table.csv", 1 << 20) or b"")
     predict(source, bundle, tmp_path / "alone.csv")
@@ -236,7 +253,27 @@ def test_ranks_of_the_step_write_the_same_table_to_a_bucket(
     assert {name: together[name]["class"] for name in together} == {
         name: alone[name]["class"] for name in alone
     }
-    assert predict("gs://models/new", bundle, table)["computed"] == 0
+    again = predict("gs://models/new", bundle, table)
+    assert (again["computed"], again["drift"]) == (0, {})
+
+
+def test_images_are_compared_with_those_of_the_evaluation(
+    source: Path, bundle: Path, tmp_path: Path
+) -> None:
+    words = ["predict", str(bundle), str(source), "--compare", "--json"]
+    same = CliRunner().invoke(app, words)
+    assert json.loads(same.stdout)["differs"] is False, same.stderr
+    for path in source.glob("*/*.png"):
+        with Image.open(path) as image:
+            image.point(lambda value: value // 2).save(path)
+    darker = json.loads(CliRunner().invoke(app, words).stdout)
+    assert (darker["differs"], darker["images"]) == (True, 52)
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    (other / bundles.REFERENCE).unlink()
+    bundles.seal(other)
+    refused = CliRunner().invoke(app, ["predict", str(other), *words[2:]]).exception
+    assert isinstance(refused, InputError)
+    assert bundles.REFERENCE in str(refused)
 
 
 @pytest.mark.slow

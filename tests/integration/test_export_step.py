@@ -25,7 +25,7 @@ from tests.sync_runs import small_disk
 FILES = [
     *("MANIFEST.sha256", "README.md", "_SUCCESS", "classes.json", "config.json", "infra.json"),
     *("latency.json", "metrics.json", "model.onnx", "model.pt2", "model.safetensors"),
-    *("parity.json", "predictions.csv", "provenance.json"),
+    *("parity.json", "predictions.csv", "provenance.json", "reference.csv"),
     *("sample/request.json", "sample/response.json"),
     *("serving/squares/1/model.onnx", "serving/squares/config.pbtxt"),
     *("serving/squares/labels.txt", "signature.json"),

@@ -96,16 +96,17 @@ def test_a_table_in_an_archive_of_the_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "tags.csv begins with '': its first line must have the columns, path first"),
+        ("", "tags.csv is empty"),
+        ("file,light\ncat/1.png,a\n", "tags.csv begins with 'file,light': its first line must"),
         ("path,light,light\ncat/1.png,a,b\n", "has a tag 'light': name each once"),
         ("path," + ",".join(map(str, range(51))) + "\n", "has more than 50 tags"),
-        ("path,light\ncat/1.png,day,1\n", "line 2: 3 fields under 2 columns"),
+        ("path,light\ncat/1.png,day,1\n", "has a tag ''"),
         ("path,light\ncat/1.png,day\ncat/1.png,night\n", "line 3: 'cat/1.png' has other tags"),
         ("path,light\nbird/1.png,day\n", "its column path needs paths such as cat/1.png"),
         ("path,light\ncat/1.png,\n", "has no image of this split"),
         ("path,li\x1bght\ncat/1.png,day\n", "tags.csv, line 1: 'li"),
-        (b"path,light\ncat/1.png,\xff\n", "which is not UTF-8"),
-        ('path,light\ncat/1.png,"day\n', "line 2: unexpected end of data"),
+        (b"path,light\ncat/1.png,\xff\n", "is not text in UTF-8"),
+        ('path,light\ncat/1.png,"day\n', "tags.csv cannot be read (unexpected end of data)"),
         (f"path,light\ncat/1.png,{'x' * 101}\n", "use at most 100 printable characters"),
     ],
 )
@@ -264,6 +265,7 @@ def figures(predictions: Predictions) -> dict[str, Any]:
         "calibration": tally.calibration(),
         "areas": tally.areas(),
         "features": predictions.features.tolist(),
+        "sample": predictions.sample.to_csv(),
         "worst": predictions.worst(5, "loss"),
     }
 

@@ -1,0 +1,133 @@
+"""Whether images look like those that a model was evaluated on, by what its network computes.
+
+Free of torch.
+"""
+
+import hashlib
+import heapq
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.models.bundle import LARGEST_CONFIG, REFERENCE, Bundle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SIZE = 1000
+"""Images of a sample: a difference of 0.1 between two distributions is significant then."""
+LEVEL = 0.01
+"""Images differ below this p-value: once in a hundred comparisons of equal ones."""
+Numbers = NDArray[np.float64]
+
+
+class Sample:
+    """What the network computes for up to `SIZE` images: columns of logits, and the embedding.
+
+    Chosen are those with the smallest digests of their names, so a sample does not depend on the
+    order of the images and the number of ranks.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, list[float]] = {}
+
+    def add(self, names: Iterable[str], logits: "Tensor", embedding: "Tensor") -> None:
+        """Add a batch: logits (N, classes) and embedding (N, any), on the CPU.
+
+        Columns of the logits are the confidence, which is the highest probability, and the energy,
+        their logsumexp (Liu et al. 2020, arXiv:2010.03759).
+        """
+        scores = logits.double().numpy()
+        peaks = scores.max(1, keepdims=True)
+        totals = np.exp(scores - peaks).sum(1, keepdims=True)
+        rows = np.hstack([1 / totals, peaks + np.log(totals), embedding.numpy()]).tolist()
+        keys = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in names]
+        self.merge([dict(zip(keys, rows, strict=True))])
+
+    def merge(self, others: Iterable[dict[bytes, list[float]]]) -> "Sample":
+        """Add the rows of other samples; return this one."""
+        for rows in others:
+            self.rows |= rows
+        self.rows = {key: self.rows[key] for key in heapq.nsmallest(SIZE, self.rows)}
+        return self
+
+    def to_csv(self) -> str:
+        """Return a row for each image, without its name."""
+        width = len(next(iter(self.rows.values()), ())) - 2
+        header = ["confidence", "energy", *(f"embedding_{at}" for at in range(width))]
+        lines = (",".join(f"{value:.6g}" for value in row) for row in self.rows.values())
+        return "\n".join([",".join(header), *lines, ""])
+
+
+class Drift(NamedTuple):
+    """A comparison of two samples."""
+
+    differs: bool
+    """Whether `p_value` is below `LEVEL`."""
+    p_value: float
+    column: str
+    """The one that differs most."""
+    distance: float
+    """The largest difference between the two distributions of this column, 0 to 1."""
+    images: int
+    """Number of images that were compared."""
+    reference: int
+    """Number of images of the evaluation."""
+
+
+def compare(bundle: Bundle, sample: Sample) -> dict[str, Any]:
+    """Return a `Drift` from the sample that a bundle has, for JSON; {} if one of both is empty.
+
+    A two-sample Kolmogorov-Smirnov test of each column, with the p-value multiplied by the number
+    of columns (Bonferroni), as KSDrift of alibi-detect (Rabanser et al. 2019, arXiv:1810.11953).
+    """
+    content = bundle.read(REFERENCE, LARGEST_CONFIG)
+    if content is None or not sample.rows:
+        return {}
+    columns, images = _parse(sample.to_csv())  # of equal digits, as equal values matter
+    try:
+        stored, reference = _parse(content.decode())
+        if stored != columns or not len(reference) or not np.isfinite(reference).all():
+            raise ValueError(f"its columns are not {columns[0]}, {columns[1]}, … of numbers")
+    except ValueError as error:
+        raise InputError(
+            f"{REFERENCE} of {bundle.uri} is invalid ({error}): export again"
+        ) from None
+    pairs = zip(reference.T, images.T, strict=True)
+    distances = [_distance(first, second) for first, second in pairs]
+    at = int(np.argmax(distances))
+    sizes = (len(images), len(reference))
+    p_value = min(1.0, len(columns) * _p_value(distances[at], *sizes))
+    return Drift(p_value < LEVEL, p_value, columns[at], distances[at], *sizes)._asdict()
+
+
+def _parse(table: str) -> tuple[list[str], Numbers]:
+    """Return the columns, and the rows; raise ValueError without rows of numbers."""
+    header, *lines = table.splitlines() or [""]
+    columns = header.split(",")
+    rows = np.array([line.split(",") for line in lines], float)
+    return columns, rows.reshape(-1, len(columns))
+
+
+def _distance(first: Numbers, second: Numbers) -> float:
+    """Return the largest difference between the shares of values up to any one."""
+    values = np.concatenate([first, second])
+    shares = (np.sort(one).searchsorted(values, "right") / len(one) for one in (first, second))
+    return float(np.abs(np.subtract(*shares)).max())
+
+
+def _p_value(distance: float, first: int, second: int) -> float:
+    """Return how often two samples of one distribution are at least so far apart.
+
+    Kolmogorov's limit with the correction of Stephens for small samples (1970, JRSS B 32:115).
+    """
+    root = math.sqrt(first * second / (first + second))
+    x = (root + 0.12 + 0.11 / root) * distance
+    if x < 0.2:  # the series converges slowly there, to 1
+        return 1.0
+    terms = (2 * (-1) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in range(1, 101))
+    return min(1.0, max(0.0, math.fsum(terms)))

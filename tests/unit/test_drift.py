@@ -1,0 +1,71 @@
+"""Comparison of images with those of an evaluation, against scipy's test of two samples."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats  # type: ignore[import-untyped]
+
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.evaluation.drift import SIZE, Sample, compare
+from kfp_ddp.models.bundle import REFERENCE, Bundle
+from kfp_ddp.storage.kinds import open_store
+
+HEADER = "confidence,energy,embedding_0,embedding_1,embedding_2,embedding_3\n"
+
+
+def sample(seed: int, images: int, shift: float = 0.0) -> Sample:
+    draw = torch.Generator().manual_seed(seed)
+    logits, embedding = (torch.randn(images, size, generator=draw) for size in (3, 4))
+    embedding[:, 2] = embedding[:, 2].round(decimals=1) + shift  # with equal values
+    result = Sample()
+    for start in range(0, images, 16):
+        some = slice(start, start + 16)
+        result.add(map(str, range(images)[some]), logits[some], embedding[some])
+    return result
+
+
+def bundle(folder: Path, reference: str) -> Bundle:
+    (folder / REFERENCE).write_text(reference)
+    return Bundle.at(open_store(str(folder)), sealed=False)
+
+
+@pytest.mark.parametrize(
+    ("images", "shift", "differs"),
+    [(5, 0.0, False), (400, 0.0, False), (40, 1.5, True), (900, 0.1, False), (1500, 0.5, True)],
+)
+def test_result_is_that_of_scipy(tmp_path: Path, images: int, shift: float, differs: bool) -> None:
+    first, second = sample(1, 700), sample(2, images, shift)
+    result = compare(bundle(tmp_path, first.to_csv()), second)
+    tables = [io.StringIO(one.to_csv()) for one in (first, second)]
+    rows = [np.loadtxt(table, delimiter=",", skiprows=1) for table in tables]
+    tests = [stats.ks_2samp(*columns) for columns in zip(*(one.T for one in rows), strict=True)]
+    assert len(tests) == 6
+    best = max(tests, key=lambda one: one.statistic)
+    assert result["distance"] == pytest.approx(best.statistic, abs=1e-12)
+    assert result["p_value"] == pytest.approx(min(1.0, 6 * best.pvalue), rel=0.35, abs=1e-12)
+    assert (result["differs"], result["images"]) == (differs, min(images, SIZE))
+    assert result["reference"] == 700
+    assert not differs or result["column"] == "embedding_2"
+
+
+def test_equal_images_differ_in_one_of_a_hundred_comparisons(tmp_path: Path) -> None:
+    where = bundle(tmp_path, sample(0, 200).to_csv())
+    assert sum(compare(where, sample(seed, 200))["differs"] for seed in range(1, 101)) <= 3
+
+
+def test_a_sample_depends_neither_on_order_nor_on_parts() -> None:
+    whole, other = sample(3, 1200), sample(3, 1200)
+    parts = [dict(list(other.rows.items())[at::3]) for at in (2, 0, 1)]
+    assert len(whole.rows) == SIZE
+    assert Sample().merge(parts).to_csv() == whole.to_csv()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "confidence,energy\n", HEADER, "a\n1,2\n", "a\nnan\n", "a\nx\n"]
+)
+def test_a_damaged_reference_is_one_line(tmp_path: Path, content: str) -> None:
+    with pytest.raises(InputError, match=REFERENCE):
+        compare(bundle(tmp_path, content), sample(1, 9))
