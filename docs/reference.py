@@ -192,7 +192,7 @@ def command_tables(name: str) -> list[str]:
 
 def graph_block(name: str) -> list[str]:
     """Return the Mermaid flowchart of a committed pipeline."""
-    from kfp_ddp.pipelines.graph import mermaid
+    from docs.flowchart import mermaid
 
     return ["```mermaid", *mermaid(ROOT / "compiled" / f"{name}.yaml").splitlines(), "```"]
 

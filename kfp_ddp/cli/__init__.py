@@ -42,7 +42,6 @@ SECTIONS = {
     },
     "Pipelines and cluster": {
         "compile": "Compile pipelines to YAML, or check that the files are up to date.",
-        "graph": "Draw a compiled pipeline, as a Mermaid flowchart.",
         "install": "Create PVCs, permissions and our source in a namespace.",
         "netcheck": "Measure the network between the pods of a job, and name slow links.",
         "gc": "Delete copies of datasets and published bundles that nobody uses.",
@@ -67,7 +66,7 @@ MODULES = {
     **dict.fromkeys(("status", "logs", "describe", "cancel", "retry"), "runs"),
     **dict.fromkeys(("compare", "download", "tensorboard", "report", "trace"), "results"),
     **dict.fromkeys(("promote", "rollback", "sign", "verify", "gc"), "models"),
-    **dict.fromkeys(("compile", "graph", "upload"), "pipelines"),
+    **dict.fromkeys(("compile", "upload"), "pipelines"),
     **dict.fromkeys(("install", "doctor"), "cluster"),
     **dict.fromkeys(("manifest", "netcheck"), "jobs"),
     **dict.fromkeys(("init", "settings"), "config"),

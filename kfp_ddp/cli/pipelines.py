@@ -1,4 +1,4 @@
-"""`kfp-ddp compile`, `graph` and `upload`: pipelines as YAML, as a flowchart, on a KFP server."""
+"""`kfp-ddp compile` and `upload`: pipelines as YAML, and on a KFP server."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +7,6 @@ import click
 
 from kfp_ddp.cli.options import (
     AS_JSON,
-    FILE,
     FOLDER,
     configured,
     echo,
@@ -15,7 +14,7 @@ from kfp_ddp.cli.options import (
     text_option,
     with_client,
 )
-from kfp_ddp.core.errors import KfpDdpError, writing
+from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.images import SETTINGS, Images
 
 if TYPE_CHECKING:
@@ -70,24 +69,6 @@ def compile_(
         again = " ".join(("kfp-ddp compile", *map(str, files)))
         raise KfpDdpError("; ".join(differences) + f"; run `{again}` and commit the result")
     echo(f"{', '.join(map(str, files)) or directory or COMPILED} is up to date")
-
-
-@click.command("graph")
-@click.argument("file", type=FILE)
-@click.option(*("--output", "-o"), type=FILE, help="File to write.  [default: standard output]")
-def graph(file: Path, output: Path | None) -> None:
-    """Draw the compiled pipeline in FILE as a Mermaid flowchart for Markdown.
-
-    kfp-ddp graph compiled/train_resnet.yaml -o steps.mmd
-    """
-    from kfp_ddp.pipelines import graph
-
-    flowchart = graph.mermaid(file)
-    if output is None:
-        click.echo(flowchart, nl=False)
-        return
-    with writing(output):
-        output.write_text(flowchart, encoding="utf-8")
 
 
 @click.command("upload")

@@ -1,4 +1,4 @@
-"""The form of a compiled pipeline, its graph, and its longest chain."""
+"""The form of a compiled pipeline, the order of its steps, and its longest chain."""
 
 import re
 from collections.abc import Iterable
@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp import compiler, dsl
 
-from kfp_ddp.core.errors import InputError, StorageError
+from docs.flowchart import Node, nodes
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.pipelines import NAMES, document
 from kfp_ddp.pipelines.document import parsed
 from kfp_ddp.pipelines.form import Form, form_of
-from kfp_ddp.pipelines.graph import Node, mermaid, nodes
 from kfp_ddp.training import model_file
-from tests.commands import call, output
+from tests.commands import output
 
 ROOT = Path(__file__).parents[2]
 COMPILED = ROOT / "compiled" / "train_resnet.yaml"
@@ -214,54 +213,6 @@ def test_invalid_document_fails_with_one_line_error(text: str, line: str) -> Non
         parsed(text, "p.yaml")
 
 
-@dsl.component(base_image="python:3.12")  # type: ignore[untyped-decorator]
-def score(rate: float) -> float:
-    """A step."""
-    return rate
-
-
-@dsl.component(base_image="python:3.12")  # type: ignore[untyped-decorator]
-def tell() -> None:
-    """The last step."""
-
-
-@pytest.fixture(scope="module")
-def nested(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pipeline with an exit handler, a loop, three branches in it, and a pipeline in it."""
-
-    @dsl.pipeline  # type: ignore[untyped-decorator]
-    def twice(rate: float) -> None:
-        score(rate=rate).after(score(rate=rate))
-
-    @dsl.pipeline(name="nested")  # type: ignore[untyped-decorator]
-    def pipeline(rates: list = [0.1]) -> None:  # type: ignore[type-arg]  # noqa: B006
-        with dsl.ExitHandler(tell().set_display_name("Tell <all>"), name="work & play"):
-            with dsl.ParallelFor([0.1, 0.2, 0.3], parallelism=2, name="trials") as rate:
-                scored = score(rate=rate)
-                with dsl.If(scored.output > 0.5):
-                    score(rate=1.0)
-                with dsl.Elif(scored.output == 0.1):
-                    score(rate=2.0)
-                with dsl.Else():
-                    tell()
-            with dsl.ParallelFor(rates) as rate:
-                score(rate=rate)
-            score(rate=0.2).after(twice(rate=0.1))
-
-    file = tmp_path_factory.mktemp("nested") / "nested.yaml"
-    compiler.Compiler().compile(pipeline, str(file))
-    return file
-
-
-def titles(level: tuple[Node, ...]) -> dict[str, tuple[str, ...]]:
-    """The title of each step and group, with the titles inside."""
-    graph = {}
-    for node in level:
-        graph[node.title] = tuple(inner.title for inner in node.inner)
-        graph |= titles(node.inner)
-    return graph
-
-
 def test_nodes_are_in_the_order_of_their_dependencies() -> None:
     graph = {node.name: node for node in nodes(COMPILED)}
     first, group, last = graph.values()
@@ -272,66 +223,6 @@ def test_nodes_are_in_the_order_of_their_dependencies() -> None:
     chain = [name for name, node in inner.items() if not node.inner]
     assert chain == ["data-sync", "dataset-volume", "train", "evaluate", "export", "gate"]
     assert [inner[name].after for name in chain] == [(), *((name,) for name in chain[:-1])]
-    assert titles(nodes(COMPILED))["if blessed"] == ("publish: upload bundle", "if service")
-
-
-def test_groups_loops_and_branches_have_titles(nested: Path) -> None:
-    graph = titles(nodes(nested))
-    assert graph["work & play"][0] == "trials, for each of 3, 2 at once"
-    assert graph["trials, for each of 3, 2 at once"] == ("score", "one of")
-    branches = ("if score-Output > 0.5", "else if score-Output == 0.1", "else")
-    assert graph["one of"] == branches
-    assert [len(graph[branch]) for branch in branches] == [1, 1, 1]
-    assert graph["for each of rates"] == ("score-4",)
-    assert graph["twice"] == ("score-2", "score")
-    assert graph["Tell <all>, always"] == ()
-
-
-def test_the_flowchart_declares_all_nodes(nested: Path) -> None:
-    lines = mermaid(nested).splitlines()
-    assert lines[0] == "flowchart LR"
-    parts = [line.strip() for line in lines[1:]]
-    assert parts.count("end") == sum(word.startswith("subgraph") for word in parts) == 8
-    assert 'n0["work #38; play"]' in "\n".join(parts)
-    assert '(["Tell #60;all#62;, always"])' in "\n".join(parts)
-    declared = {re.split(r"[(\[]", word.removeprefix("subgraph "))[0] for word in parts}
-    edges = [re.findall(r"n[0-9_]+", word) for word in parts if "->" in word]
-    assert len(edges) == 4
-    assert all(end in declared for edge in edges for end in edge)
-
-
-def test_the_command_prints_or_writes(tmp_path: Path) -> None:
-    assert output("graph", COMPILED) == mermaid(COMPILED)
-    target = tmp_path / "steps.mmd"
-    assert output("graph", COMPILED, "-o", target) == ""
-    assert target.read_text() == mermaid(COMPILED)
-    for path, advice in ((tmp_path / "no" / "x.mmd", "create"), (Path("/dev/full"), "make room")):
-        answer = call("graph", COMPILED, "-o", path)
-        assert isinstance(answer.exception, StorageError)
-        assert advice in str(answer.exception)
-
-
-SELF = b"""pipelineInfo: {name: p}
-root: {dag: %b{tasks: {a: {componentRef: {name: c}%b}}}}
-components: {c: {%b}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"pipelineInfo: {name: p}\nroot: {dag: {tasks: {a: {}}}}\n", "can be drawn"),
-        (SELF % (b"", b", dependentTasks: [a]", b""), "can be drawn"),
-        (SELF % (b"&d ", b"", b"dag: *d"), "without end"),
-    ],
-)
-def test_no_pipeline_is_rejected_in_one_line(content: bytes, message: str, tmp_path: Path) -> None:
-    file = tmp_path / "given.yaml"
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        mermaid(file)
-    with pytest.raises(InputError, match="cannot be read"):
-        mermaid(tmp_path / "absent.yaml")
 
 
 ROW = re.compile(r"^\| (`[\w`, ]+`) \| (\d+) \| (\d+) \|$", re.MULTILINE)
