@@ -1,9 +1,7 @@
 """Slices of a split: accuracy by the values of tags, which a CSV assigns to images."""
 
-import csv
-import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +11,12 @@ from kfp_ddp.core.folders import is_relative
 from kfp_ddp.models.evaluation import Slice, reason, slice_of
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.data import shards
+from kfp_ddp.training.data.tables import LARGEST, Labels
 
 if TYPE_CHECKING:
     from kfp_ddp.training.data.splits import Index
 
 PATH = "path"
-LARGEST = 256 << 20
-"""Maximum bytes of a table: a million images with five tags have about 100 MB."""
 MOST_TAGS, MOST_VALUES, LONGEST = 50, 200, 100
 """Maximum tags in a table, values of a tag, and characters of a name or a value."""
 _OWN = ("class", PATH)
@@ -47,18 +44,15 @@ class Tags:
 
 def read(where: str, dataset: Path, index: "Index") -> Tags:
     """Read the tags of a split's images: a file of `dataset`, a path or a URI; or InputError."""
-    rows = _rows(_text(where, dataset), where)
-    names = _names(next(rows, (1, []))[1], where)
+    table = Labels.parse(where, _content(where, dataset))
+    names = _names([column[0] for column in table.columns], where)
     values_of: dict[str, tuple[str, ...]] = {}
-    for line, row in rows:
-        if len(row) != len(names) + 1:
-            raise InputError(
-                f"{where}, line {line}: {len(row)} fields under {len(names) + 1} columns; write a "
-                "value or nothing for each tag, and quote values with a comma"
-            )
-        values = tuple(_plain(value, f"{where}, line {line}") for value in row[1:])
-        if values_of.setdefault(row[0].strip(), values) != values:
-            raise InputError(f"{where}, line {line}: {row[0]!r} has other tags in another row")
+    for line, (path, *cells) in enumerate(zip(*table.columns, strict=True), table.first):
+        if line == table.first or not path:
+            continue
+        values = tuple(_plain(value, f"{where}, line {line}") for value in cells)
+        if values_of.setdefault(path, values) != values:
+            raise InputError(f"{where}, line {line}: {path!r} has other tags in another row")
     by_path = {}
     for path in index.paths:
         full, short = (Path(path).relative_to(base).as_posix() for base in (dataset, index.root))
@@ -78,7 +72,7 @@ def read(where: str, dataset: Path, index: "Index") -> Tags:
     return Tags(where, names, by_path)
 
 
-def _text(where: str, dataset: Path) -> str:
+def _content(where: str, dataset: Path) -> bytes:
     base, slash, name = where.rpartition("/")
     packed = None
     if is_relative(where):
@@ -95,21 +89,7 @@ def _text(where: str, dataset: Path) -> str:
         raise InputError(
             f"tags is {where}, but this file is not found: correct it, or leave it empty"
         )
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"tags is {where}, which is not UTF-8: save it as CSV") from None
-
-
-def _rows(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the non-empty rows with their line number."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        for row in reader:
-            if row:
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise InputError(f"{where}, line {reader.line_num}: {error}; save it as CSV") from None
+    return content
 
 
 def _names(header: list[str], where: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class Labels:
         except UnicodeDecodeError:
             text = "\0"
         if "\0" in text:
-            raise InputError(f"labels {name} is not text in UTF-8 or UTF-16: save it as CSV UTF-8")
+            raise InputError(f"{name} is not text in UTF-8 or UTF-16: save it as CSV UTF-8")
         json_lines = name.lower().endswith((".jsonl", ".ndjson", ".json"))
         keys: dict[str, int] = {}
         separator = re.match(r"sep=(.)\r?\n", text)  # Excel writes and reads this line
@@ -54,9 +54,9 @@ class Labels:
                 rows = _lines(text)
             columns = _by_column(rows)
         except (csv.Error, ValueError, RecursionError) as error:
-            raise InputError(f"labels {name} cannot be read ({error}): correct it") from None
+            raise InputError(f"{name} cannot be read ({error}): correct it") from None
         if not any(map(any, columns)):
-            raise InputError(f"labels {name} is empty: add a row of path and label for each image")
+            raise InputError(f"{name} is empty: add a row of path and label for each image")
         for key, at in keys.items():
             columns[at].insert(0, key)
         return cls(name, columns, json_lines, chosen, 2 if separator else int(not json_lines))
