@@ -5,7 +5,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.follow import narrator
-from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS, pod_title
 from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.jobs.kueue import check_queue
 from kfp_ddp.k8s.api import Object
@@ -227,6 +227,43 @@ def test_states_of_both_kinds_of_jobs() -> None:
     assert phase("trainjob", trainjob(active=2)) == "created"  # its pods may wait for a node
     assert phase("trainjob", trainjob(active=2, ready=1)) == "running"
     assert phase("trainjob", trainjob(succeeded=1)) == "running"
+
+
+@pytest.mark.parametrize(
+    ("status", "phase"),
+    [
+        ({}, "created"),
+        ({"jobDeploymentStatus": "Initializing"}, "created"),
+        ({"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}, "running"),
+        ({"jobDeploymentStatus": "Suspending"}, "queued"),
+        ({"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}, "succeeded"),
+        ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, "failed"),
+        ({"jobDeploymentStatus": "Failed", "jobStatus": "FAILED"}, "failed"),
+    ],
+)
+def test_state_of_a_rayjob(status: dict[str, str], phase: str) -> None:
+    kind, at = KINDS["rayjob"], {"creationTimestamp": "2026-11-21T10:00:00Z", "name": "job"}
+    assert kind.state({"status": status}).phase == phase
+    later = {"metadata": at, "status": {"startTime": "2026-11-21T10:05:00Z"}}
+    assert kind.started(later) - kind.started({"metadata": at}) == 300
+    assert kind.state({"status": {**status, "reason": "DeadlineExceeded"}}).past_deadline == (
+        phase == "failed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "title"),
+    [
+        ({"ray.io/node-type": "head"}, "head-0"),
+        ({"ray.io/node-type": "worker"}, "worker-x2"),
+        ({}, "submitter-0"),
+    ],
+)
+def test_pods_of_a_rayjob_by_role(labels: dict[str, str], title: str) -> None:
+    pod = {"metadata": {"name": "job-a1-workers-worker-x2", "labels": labels}}
+    assert pod_title(pod) == "job-a1-workers-worker-x2"
+    labels["kfp-ddp/job"] = "job"
+    assert pod_title(pod) == title
 
 
 def trainjob(**counts: int) -> dict[str, Any]:

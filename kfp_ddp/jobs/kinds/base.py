@@ -98,6 +98,8 @@ class Kind(ABC):
     """Pods besides the workers."""
     restarts_in_place = False
     """Whether the operator restarts a failed container in its pod whatever we set."""
+    replaces_pods = False
+    """Whether the operator replaces failed pods without limit whatever we set."""
     waits_silently = False
     """Whether ranks wait silently for a rank that was lost before they met, as in torch."""
     rendezvous_port = 0
@@ -143,6 +145,14 @@ class Kind(ABC):
     def suspended(self, job: Object) -> bool:
         """Return whether the job's spec suspends it, as a queue does."""
 
+    def started(self, job: Object) -> float:
+        """Return when a job was created, or last admitted by its queue, as `started` does."""
+        return started(job)
+
+    def creators(self, job: Object) -> tuple[str, ...]:
+        """Return the names of the objects whose events show why a pod is not created."""
+        return (str(job["metadata"]["name"]),)
+
     def lost(self, job: Object) -> str:
         """Return what a job has lost of its spec since it was created; '' for nothing."""
         return ""
@@ -168,13 +178,22 @@ def started(job: Object) -> float:
     """
     resumed = condition(job, "Suspended", "False")
     at = resumed.get("lastTransitionTime") if resumed else None
-    return datetime.fromisoformat(at or job["metadata"]["creationTimestamp"]).timestamp()
+    return at_seconds(at or job["metadata"]["creationTimestamp"])
+
+
+def at_seconds(stamp: str) -> float:
+    """Return a time stamp of Kubernetes in seconds since 1970."""
+    return datetime.fromisoformat(stamp).timestamp()
 
 
 NOT_ELASTIC = Unsupported(
     "elastic", "elastic={value}: a {kind} cannot be elastic; use a pytorchjob"
 )
 NO_RUNTIME = Unsupported("runtime", "runtime={value!r}: a {kind} has none, a trainjob has")
+ONE_PROCESS = Unsupported(
+    "nproc_per_node",
+    "nproc_per_node={value}: a {kind} runs one process in each pod; leave it at 0",
+)
 # Without this, a followed log shows its lines only at the end.
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 # torchrun's own limit is ten minutes; pulling a large image on another node may take longer.
