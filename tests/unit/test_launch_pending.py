@@ -251,19 +251,15 @@ def test_state_of_a_rayjob(status: dict[str, str], phase: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("labels", "title"),
-    [
-        ({"ray.io/node-type": "head"}, "head-0"),
-        ({"ray.io/node-type": "worker"}, "worker-x2"),
-        ({}, "submitter-0"),
-    ],
-)
-def test_pods_of_a_rayjob_by_role(labels: dict[str, str], title: str) -> None:
-    pod = {"metadata": {"name": "job-a1-workers-worker-x2", "labels": labels}}
-    assert pod_title(pod) == "job-a1-workers-worker-x2"
-    labels["kfp-ddp/job"] = "job"
-    assert pod_title(pod) == title
+def test_pods_of_a_rayjob_by_role() -> None:
+    def title(**labels: str) -> str:
+        return pod_title({"metadata": {"name": "job-workers-x2", "labels": labels}})
+
+    types = [{"ray.io/node-type": kind} for kind in ("head", "worker")]
+    assert [title(**{"kfp-ddp/job": "job"}, **labels) for labels in ({}, *types)] == [
+        *("submitter-0", "head-0", "worker-x2")
+    ]
+    assert title(**types[0]) == "job-workers-x2"
 
 
 def trainjob(**counts: int) -> dict[str, Any]:

@@ -9,11 +9,8 @@ from kfp_ddp.k8s.api import Object
 
 __all__ = ["KINDS", "Kind", "KindName", "pod_role", "pod_title"]
 
-_ALL: tuple[Kind, ...] = (
-    *(PyTorchJob(), TrainJob(), TFJob(), MPIJob(), XGBoostJob()),
-    RayJob(),
-)
-KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
+_ALL: tuple[type[Kind], ...] = (PyTorchJob, TrainJob, TFJob, MPIJob, XGBoostJob, RayJob)
+KINDS: dict[str, Kind] = {kind.name: kind() for kind in _ALL}
 
 
 def pod_role(pod: Object) -> PodRole:

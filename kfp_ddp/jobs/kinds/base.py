@@ -141,9 +141,9 @@ class Kind(ABC):
         """Return whether a job that has not ended and is not suspended runs."""
         return condition(job, "Running") is not None
 
-    @abstractmethod
     def suspended(self, job: Object) -> bool:
         """Return whether the job's spec suspends it, as a queue does."""
+        return bool((job.get("spec") or {}).get("suspend"))
 
     def started(self, job: Object) -> float:
         """Return when a job was created, or last admitted by its queue, as `started` does."""
@@ -151,7 +151,8 @@ class Kind(ABC):
 
     def creators(self, job: Object) -> tuple[str, ...]:
         """Return the names of the objects whose events show why a pod is not created."""
-        return (str(job["metadata"]["name"]),)
+        name = str(job["metadata"]["name"])
+        return name, f"{name}-node-0"  # the Job that creates the pods of a TrainJob
 
     def lost(self, job: Object) -> str:
         """Return what a job has lost of its spec since it was created; '' for nothing."""
@@ -178,12 +179,7 @@ def started(job: Object) -> float:
     """
     resumed = condition(job, "Suspended", "False")
     at = resumed.get("lastTransitionTime") if resumed else None
-    return at_seconds(at or job["metadata"]["creationTimestamp"])
-
-
-def at_seconds(stamp: str) -> float:
-    """Return a time stamp of Kubernetes in seconds since 1970."""
-    return datetime.fromisoformat(stamp).timestamp()
+    return datetime.fromisoformat(at or job["metadata"]["creationTimestamp"]).timestamp()
 
 
 NOT_ELASTIC = Unsupported(

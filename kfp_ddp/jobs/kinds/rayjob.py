@@ -3,64 +3,52 @@
 from __future__ import annotations
 
 import copy
+from datetime import datetime
 
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.fields import JobFields
-from kfp_ddp.jobs.kinds import pod
-from kfp_ddp.jobs.kinds.base import (
-    NO_RUNTIME,
-    NOT_ELASTIC,
-    ONE_PROCESS,
-    UNBUFFERED,
-    Kind,
-    PodRole,
-    Runtime,
-    State,
-    Unsupported,
-    at_seconds,
-)
+from kfp_ddp.jobs.kinds import base, pod
+from kfp_ddp.jobs.kinds.base import Kind, PodRole, State, Unsupported
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.k8s.resource import Resource
 
 GROUP_VERSION = "ray.io/v1"
 JOB = "kfp-ddp/job"
 """The label of each pod with the name of its job; KubeRay names only the cluster."""
-NODE_TYPE = "ray.io/node-type"
 DASHBOARD_PORT = 8265
 # KubeRay then leaves our command, which may prepare code and packages on every node of Ray.
 OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 START = ["bash", "-c", 'ulimit -n 65536 2> /dev/null; eval "exec $KUBERAY_GEN_RAY_START_CMD"']
-# Ephemeral ports instead of 10002 to 19999, as of all other kinds.
-PORTS = {"min-worker-port": "0", "max-worker-port": "0"}
-# KubeRay's own program ends with 0 whatever the command does. The pause lets the operator read the
-# status of the job before this pod fails, which it would take for a failed submission. The words
-# for a lost cluster are of those that `lost_peer` knows.
+# Workers get ephemeral ports, as ranks of other kinds do, instead of 10002 to 19999. The agents get
+# fixed ones beside KubeRay's 52365: for others Ray waits 30 s, too few on a busy node, and fails.
+PORTS = {
+    **dict.fromkeys(("min-worker-port", "max-worker-port"), "0"),
+    "dashboard-agent-grpc-port": "52366",
+    "runtime-env-agent-port": "52367",
+}
+# KubeRay's own program ends with 0 in any case. The pause lets the operator read the status before
+# this pod fails, which is else a failed submission. `lost_peer` knows the words for a lost cluster.
 SUBMIT = """import asyncio, logging, os, shlex, sys, time
-from ray.job_submission import JobStatus, JobSubmissionClient
-logging.disable(logging.INFO)
-job = os.environ["RAY_JOB_SUBMISSION_ID"]
-async def follow():
+from ray.job_submission import JobSubmissionClient
+async def follow(client, job):
     async for text in client.tail_job_logs(job):
         print(text, end="", flush=True)
+logging.disable(logging.INFO)
+job, entrypoint = os.environ["RAY_JOB_SUBMISSION_ID"], "exec " + shlex.join(sys.argv[1:])
 try:
     client = JobSubmissionClient("http://" + os.environ["RAY_DASHBOARD_ADDRESS"])
-    client.submit_job(entrypoint="exec " + shlex.join(sys.argv[1:]), submission_id=job)
-    asyncio.run(follow())
+    client.submit_job(entrypoint=entrypoint, submission_id=job)
+    asyncio.run(follow(client, job))
     info = client.get_job_info(job)
 except Exception as error:
     sys.exit(f"connection closed by the cluster of Ray: {error}")
-if info.status != JobStatus.SUCCEEDED:
-    if info.driver_exit_code is None:
-        print(info.message, flush=True)
+if info.status != "SUCCEEDED":
     time.sleep(8)
-    code = info.driver_exit_code or 1
+    code = info.driver_exit_code or sys.exit(info.message or "it failed")
     sys.exit(code if code > 0 else 128 - code)
 """
-SUBMITTER_RESOURCES: Object = {
-    "limits": {"cpu": "1", "memory": "1Gi"},
-    "requests": {"cpu": "50m", "memory": "256Mi"},
-}
-ENDED_BY_KUBERAY = "{setting}={value} cannot be set on a rayjob: "
+OF_KUBERAY = ("restart_policy", "backoff_limit", "clean_pod_policy", "ttl_seconds")
+BY_KUBERAY = "{setting}={value}: KubeRay has its own way with pods of a rayjob; leave it unset"
 
 
 class RayJob(Kind):
@@ -79,26 +67,11 @@ class RayJob(Kind):
     containers = ("submitter", "ray")
     script_starter = ""
     unsupported = (
-        NOT_ELASTIC,
-        NO_RUNTIME,
-        ONE_PROCESS,
-        Unsupported(
-            "scheduler",
-            ENDED_BY_KUBERAY + "its pods are started one by one; use kueue, or a pytorchjob",
-            allowed=("kueue", "runai"),
-        ),
-        Unsupported(
-            "restart_policy", ENDED_BY_KUBERAY + "KubeRay replaces failed pods; use retries"
-        ),
-        Unsupported("backoff_limit", ENDED_BY_KUBERAY + "use retries, which count whole jobs"),
-        Unsupported(
-            "clean_pod_policy", ENDED_BY_KUBERAY + "KubeRay removes its cluster at its end"
-        ),
-        Unsupported(
-            "ttl_seconds", ENDED_BY_KUBERAY + "a RayJob is deleted with the Workflow of its run"
-        ),
+        *(base.NOT_ELASTIC, base.NO_RUNTIME, base.ONE_PROCESS),
+        Unsupported("scheduler", BY_KUBERAY, allowed=("kueue", "runai")),
+        *(Unsupported(setting, BY_KUBERAY) for setting in OF_KUBERAY),
     )
-    environment = UNBUFFERED
+    environment = base.UNBUFFERED
     extra_pods = 1
     replaces_pods = True
     rendezvous_port = 6379
@@ -108,7 +81,7 @@ class RayJob(Kind):
         spec: JobFields,
         metadata: Object,
         script_map: str = "",
-        runtime: Runtime | None = None,
+        runtime: base.Runtime | None = None,
     ) -> Object:
         """Return the RayJob."""
         labels = {**metadata["labels"], JOB: metadata["name"]}
@@ -118,18 +91,20 @@ class RayJob(Kind):
         driver = pod.command(spec, script_map)[len(prepared) :]
         node.pop("args", None)
         node["command"] = [*prepared, *START]
+        (container,) = submitter["spec"]["containers"]
         for name in ("volumes", "initContainers"):
             submitter["spec"].pop(name, None)
-        (container,) = submitter["spec"]["containers"]
         container.pop("volumeMounts", None)
-        container |= {"name": "submitter", "resources": SUBMITTER_RESOURCES}
-        container["command"] = ["python3", "-c", SUBMIT, *driver]
+        command = ["python3", "-c", SUBMIT, *driver]
+        container |= {"name": "submitter", "resources": pod.INIT_CONTAINER, "command": command}
         params = PORTS | ({"num-gpus": str(spec.gpus())} if spec.gpus() else {})
         cluster: Object = {"headGroupSpec": {"rayStartParams": params, "template": template}}
-        if workers := spec.nodes - 1:
-            count = {"replicas": workers, "minReplicas": workers, "maxReplicas": workers}
-            group = {"groupName": "workers", "rayStartParams": params, "template": template}
-            cluster["workerGroupSpecs"] = [{**group, **count}]
+        if spec.nodes > 1:
+            group: Object = dict.fromkeys(
+                ("replicas", "minReplicas", "maxReplicas"), spec.nodes - 1
+            )
+            group |= {"groupName": "workers", **cluster["headGroupSpec"]}
+            cluster["workerGroupSpecs"] = [group]
         body: Object = {
             "rayClusterSpec": cluster,
             "submissionMode": "K8sJobMode",
@@ -139,16 +114,15 @@ class RayJob(Kind):
         }
         if spec.deadline_minutes:
             body["activeDeadlineSeconds"] = spec.operator_deadline()
-        annotations = {**metadata.get("annotations", {}), **OWN_COMMAND}
-        kind = {"apiVersion": GROUP_VERSION, "kind": self.title}
-        return {**kind, "metadata": {**metadata, "annotations": annotations}, "spec": body}
+        meta = {**metadata, "annotations": {**metadata.get("annotations", {}), **OWN_COMMAND}}
+        return {"apiVersion": GROUP_VERSION, "kind": self.title, "metadata": meta, "spec": body}
 
     def pod_role(self, pod: Object) -> PodRole | None:
         """Return the role of a pod by its labels; None for a pod of another kind of job."""
         labels = pod["metadata"].get("labels") or {}
         if JOB not in labels:
             return None
-        role = labels.get(NODE_TYPE, "submitter")
+        role = labels.get("ray.io/node-type", "submitter")
         if role == "worker":  # it has no number
             return PodRole(f"worker-{pod['metadata']['name'].rpartition('-')[2]}")
         return PodRole(f"{role}-0", 0, leads=role == "submitter")
@@ -165,14 +139,10 @@ class RayJob(Kind):
             return State("queued")
         return State("running" if at == "Running" else "created")
 
-    def suspended(self, job: Object) -> bool:
-        """Return whether the job's spec suspends it, as a queue does."""
-        return bool((job.get("spec") or {}).get("suspend"))
-
     def started(self, job: Object) -> float:
         """Return when KubeRay began with the job, or began again after a queue."""
-        begun = (job.get("status") or {}).get("startTime")
-        return at_seconds(begun) if begun else super().started(job)
+        status, created = job.get("status") or {}, job["metadata"]["creationTimestamp"]
+        return datetime.fromisoformat(status.get("startTime") or created).timestamp()
 
     def creators(self, job: Object) -> tuple[str, ...]:
         """Return the names of the objects whose events show why a pod is not created."""
