@@ -72,6 +72,7 @@ def test_a_killed_step_adopts_its_rayjob_and_names_the_cause(grounds: Grounds, k
     until(lambda: len(step.workers()) == 1, "the removal of the cluster", 120)
 
 
+@pytest.mark.smoke
 def test_a_cancelled_run_deletes_its_rayjob(grounds: Grounds, kind: str) -> None:
     step = launching(grounds, kind)
     step.saw("[head-0]", MINUTES)

@@ -229,26 +229,17 @@ def test_states_of_both_kinds_of_jobs() -> None:
     assert phase("trainjob", trainjob(succeeded=1)) == "running"
 
 
-@pytest.mark.parametrize(
-    ("status", "phase"),
-    [
-        ({}, "created"),
-        ({"jobDeploymentStatus": "Initializing"}, "created"),
-        ({"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}, "running"),
-        ({"jobDeploymentStatus": "Suspending"}, "queued"),
-        ({"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}, "succeeded"),
-        ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, "failed"),
-        ({"jobDeploymentStatus": "Failed", "jobStatus": "FAILED"}, "failed"),
-    ],
-)
-def test_state_of_a_rayjob(status: dict[str, str], phase: str) -> None:
-    kind, at = KINDS["rayjob"], {"creationTimestamp": "2026-11-21T10:00:00Z", "name": "job"}
-    assert kind.state({"status": status}).phase == phase
-    later = {"metadata": at, "status": {"startTime": "2026-11-21T10:05:00Z"}}
-    assert kind.started(later) - kind.started({"metadata": at}) == 300
-    assert kind.state({"status": {**status, "reason": "DeadlineExceeded"}}).past_deadline == (
-        phase == "failed"
-    )
+def test_state_and_start_of_a_rayjob() -> None:
+    def phase(at: str, result: str = "") -> str:
+        return kind.state({"status": {"jobDeploymentStatus": at, "jobStatus": result}}).phase
+
+    kind, meta = KINDS["rayjob"], {"creationTimestamp": "2026-11-21T10:00:00Z"}
+    phases = [phase(at) for at in ("", "Initializing", "Running", "Suspending")]
+    assert phases == ["created", "created", "running", "queued"]
+    assert phase("Complete", "SUCCEEDED") == "succeeded"
+    assert phase("Complete", "STOPPED") == phase("Failed", "FAILED") == "failed"
+    later = {"metadata": meta, "status": {"startTime": "2026-11-21T10:05:00Z"}}
+    assert kind.started(later) - kind.started({"metadata": meta}) == 300
 
 
 def test_pods_of_a_rayjob_by_role() -> None:
