@@ -54,6 +54,12 @@ def templates(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
         (patch,) = job["runtimePatches"]
         (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
         return {"Node": node["template"]["spec"]["template"]}
+    if "rayClusterSpec" in job:
+        cluster = job["rayClusterSpec"]
+        pods = {"Head": cluster["headGroupSpec"]["template"]}
+        for group in cluster.get("workerGroupSpecs", []):
+            pods["Worker"] = group["template"]
+        return {**pods, "Submitter": job["submitterPodTemplate"]}
     (replicas,) = (value for key, value in job.items() if key.endswith("eplicaSpecs"))
     return {role: replica["template"] for role, replica in replicas.items()}
 

@@ -29,7 +29,7 @@ def job(
     gpus_per_node: int = 0,
     settings: dict = {},  # noqa: B006
 ) -> str:
-    """Run a PyTorchJob, TrainJob, TFJob, MPIJob or XGBoostJob, followed as if it ran in this step.
+    """Run a PyTorchJob, TrainJob, TFJob, MPIJob, XGBoostJob or RayJob, followed as if run here.
 
     Args:
         run_id: Id of the pipeline run.
@@ -40,11 +40,11 @@ def job(
         job_object: The job as it ended, for the record.
         task_config: What is set on this task, filled in by KFP: it reaches the workers.
         kind: Kind of job: pytorchjob, tfjob, mpijob and xgboostjob are of the Training Operator,
-            trainjob of Kubeflow Trainer.
+            trainjob of Kubeflow Trainer, rayjob of KubeRay.
         work_dir: Folder on a PVC. After an eviction, the logs continue from the position saved
             there; '' for none.
         command: Command of each worker as a list of words, which no shell reads; empty for the
-            image's own. In an MPIJob the launcher alone runs it.
+            image's own. In an MPIJob the launcher alone runs it, in a RayJob the head.
         args: Arguments that follow the command, the script or the entry.
         script: Text of a Python file that the workers run instead of a command, plain or packed
             into one line.
@@ -53,7 +53,7 @@ def job(
             image's own.
         entry: File or module of that folder that the workers run, such as train.py or
             package.train; '' for command or script.
-        nodes: Number of worker pods. An MPIJob has its launcher besides.
+        nodes: Number of worker pods, in a RayJob with its head. An MPIJob has its launcher besides.
         gpus_per_node: GPUs of each pod; 0 for those that are set on the KFP task, or none.
         settings: Further settings of the job by name, such as {"shm_size": "16Gi"}; the README
             lists them.

@@ -36,6 +36,7 @@ LOST_PEER = re.compile(
             "ncclremoteerror|nccl communicator was aborted|remote process exit",
             # Open MPI
             "lost communication with a remote daemon",
+            "node it was running on is dead|its node has died",  # Ray
         )
     ),
     re.IGNORECASE,

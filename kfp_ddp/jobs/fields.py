@@ -57,7 +57,7 @@ LabelValue = Annotated[str, StringConstraints(pattern=LABEL)]
 # The API server refuses a name that is repeated.
 Unique = AfterValidator(lambda names: tuple(dict.fromkeys(names)))
 
-KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob", "xgboostjob"]
+KindName = Literal["pytorchjob", "trainjob", "tfjob", "mpijob", "xgboostjob", "rayjob"]
 
 
 class Starter(Protocol):
@@ -77,12 +77,12 @@ class JobFields(Settings):
 
     kind: KindName = "pytorchjob"
     """Kind of job: pytorchjob, tfjob, mpijob and xgboostjob are of the Training Operator, trainjob
-    of Kubeflow Trainer."""
+    of Kubeflow Trainer, rayjob of KubeRay."""
     image: str = Field(pattern=IMAGE)
     """Container image of the workers."""
     command: tuple[str, ...] = ()
     """Command of each worker as a list of words, which no shell reads; empty for the image's own.
-    In an MPIJob the launcher alone runs it."""
+    In an MPIJob the launcher alone runs it, in a RayJob the head."""
     args: tuple[str, ...] = ()
     """Arguments that follow the command, the script or the entry."""
     script: str = ""
@@ -101,7 +101,7 @@ class JobFields(Settings):
     """Package indexes. The first replaces pip's default; the others are searched too."""
 
     nodes: int = Field(1, ge=1, le=4096)
-    """Number of worker pods. An MPIJob has its launcher besides."""
+    """Number of worker pods, in a RayJob with its head. An MPIJob has its launcher besides."""
     elastic: str = Field("", pattern=NODE_RANGE)
     """Least and most nodes as min:max, between which the job may lose and gain pods while it runs;
     '' for a fixed number."""

@@ -138,11 +138,12 @@ def _follow(
 def _limits(spec: LaunchSpec, stall_minutes: float) -> Limits:
     # Without elasticity or restarts, a job with separated pods cannot recover.
     rigid = not spec.elastic and spec.restart_policy == "Never"
+    replaced = spec.elastic or spec.job_kind.replaces_pods
     return Limits(
         deadline=spec.deadline_minutes * 60,
         pending=spec.pending_minutes * 60,
         enough_pods=spec.node_range()[0] if spec.elastic else 0,
-        crashes=spec.restarts() if spec.elastic else 0,
+        crashes=spec.restarts() if replaced else 0,
         silence=HEARTBEAT_SECONDS if rigid and spec.job_kind.waits_silently else 0,
         pods=spec.pods() + spec.job_kind.extra_pods,
         stall=stall_minutes * 60,

@@ -38,7 +38,8 @@ TRANSIENT = ("quota", "image")
 
 STARTS = ("", "ContainerCreating", "PodInitializing")
 """Reasons of a container that starts as it should; any other prevents it."""
-NOT_CREATED = ("FailedCreatePod", "FailedCreate")
+# Of Kubernetes and the operators; KubeRay has an event for each object, and for a refused job.
+NOT_CREATED = ("FailedCreate", "FailedToCreate", "InvalidRay")
 CRASHES = 5  # the back-off is then minutes long
 LOGIN = "log in with image_pull_secrets"
 # Words about a failed pull, the kind of wait, and the remedy; the first that match count.
@@ -135,7 +136,7 @@ def container_reason(pod: Object) -> Reason | None:
 
 def creation_reason(events: Iterable[Object]) -> Reason | None:
     """Return why pods are not created, by the newest event about it."""
-    failed = [event for event in events if event.get("reason") in NOT_CREATED]
+    failed = [one for one in events if str(one.get("reason")).startswith(NOT_CREATED)]
     times = [str(item.get("lastTimestamp") or item.get("eventTime") or "") for item in failed]
     return refusal(str(failed[times.index(max(times))].get("message", ""))) if failed else None
 

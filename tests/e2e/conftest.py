@@ -5,12 +5,23 @@ import warnings
 
 import pytest
 
+from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.k8s.api import Api, serves
 from tests.e2e.harness.fixtures import begin, bucket_url, cluster, local_run, scene
 
 __all__ = ["begin", "bucket_url", "cluster", "local_run", "scene"]
 
 # The kubernetes client leaves pooled connections, and streams that were cut, to the collector.
 UNCLOSED = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _operator(request: pytest.FixtureRequest) -> None:
+    """Skip a test of a kind of job whose operator the cluster lacks."""
+    parameters = getattr(request.node, "callspec", None)
+    kind = KINDS.get(parameters.params.get("kind", "") if parameters else "")
+    if kind and not serves(Api(request.getfixturevalue("cluster"), "default"), kind.resource):
+        pytest.skip(f"no {kind.title}: {kind.operator} is not installed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -20,6 +20,8 @@ from kfp_ddp.k8s.objects import parse_quantity
 from tests.launch_specs import QUANTITIES, SPEC, made, specifications, templates
 
 V1 = ["pytorchjob", "tfjob", "mpijob", "xgboostjob"]
+HELPERS = ("Launcher", "Submitter")
+"""Pods that compute nothing."""
 UNBUFFERED = "PYTHONUNBUFFERED"
 # A value of each setting that some kind does not support.
 OTHER: dict[str, Any] = {
@@ -52,7 +54,7 @@ def resources_of(kind: str, job: dict[str, Any]) -> list[dict[str, Any]]:
     """What the workers of a job ask for."""
     if kind == "trainjob":
         return [job["trainer"].get("resourcesPerNode", {})]
-    workers = {role: item for role, item in templates(job).items() if role != "Launcher"}
+    workers = {role: item for role, item in templates(job).items() if role not in HELPERS}
     return [item["spec"]["containers"][0]["resources"] for item in workers.values()]
 
 
@@ -185,6 +187,7 @@ def test_an_unsupported_setting_is_refused(kind: str) -> None:
         ("trainjob", ["python3", "-m", "torch.distributed.run"], {"PET_RDZV_CONF", UNBUFFERED}),
         ("tfjob", ["python3"], {UNBUFFERED}),
         ("xgboostjob", ["python3"], {UNBUFFERED}),
+        ("rayjob", ["python3"], {UNBUFFERED}),
         ("mpijob", ["mpirun", "python3"], {"OMPI_MCA_hwloc_base_binding_policy", UNBUFFERED}),
     ],
 )
@@ -232,6 +235,25 @@ def test_every_pod_has_our_labels_no_rights_and_resources(kind: str, data: st.Da
             for name in ("cpu", "memory"):
                 assert name in item["requests"]
                 assert name in item.get("limits", {}) or not limited[name]
+
+
+def test_a_rayjob_prepares_every_node_and_submits_to_the_head() -> None:
+    """What is prepared must be there before Ray starts: its workers inherit folder and path."""
+    fields: Any = {"script": "print()", "command": (), "args": ["a b"], "nodes": 3}
+    job = made(
+        "rayjob", **fields, packages_to_install=["a==1"], gpus_per_node=2, claims={"/d": "d"}
+    )
+    pods = {role: item["spec"]["containers"][0] for role, item in templates(job).items()}
+    assert pods["Head"] == pods["Worker"]
+    command = " ".join(pods["Head"]["command"])
+    assert 0 < command.index("KFP_DDP_START") < command.index("KUBERAY_GEN_RAY_START_CMD")
+    driver = pods["Submitter"]["command"][3:] + pods["Submitter"]["args"]
+    assert (driver[0], driver[-1]) == ("python3", "a b")
+    (group,) = job["rayClusterSpec"]["workerGroupSpecs"]
+    assert (group["replicas"], group["rayStartParams"]["num-gpus"]) == (2, "2")
+    assert "workerGroupSpecs" not in made("rayjob")["rayClusterSpec"]
+    with pytest.raises(InputError, match="needs a command"):
+        made("rayjob", command=())
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

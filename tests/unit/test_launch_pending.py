@@ -5,7 +5,7 @@ import pytest
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.follow import narrator
-from kfp_ddp.jobs.kinds import KINDS
+from kfp_ddp.jobs.kinds import KINDS, pod_title
 from kfp_ddp.jobs.kinds.base import State, started
 from kfp_ddp.jobs.kueue import check_queue
 from kfp_ddp.k8s.api import Object
@@ -227,6 +227,30 @@ def test_states_of_both_kinds_of_jobs() -> None:
     assert phase("trainjob", trainjob(active=2)) == "created"  # its pods may wait for a node
     assert phase("trainjob", trainjob(active=2, ready=1)) == "running"
     assert phase("trainjob", trainjob(succeeded=1)) == "running"
+
+
+def test_state_and_start_of_a_rayjob() -> None:
+    def phase(at: str, result: str = "") -> str:
+        return kind.state({"status": {"jobDeploymentStatus": at, "jobStatus": result}}).phase
+
+    kind, meta = KINDS["rayjob"], {"creationTimestamp": "2026-11-21T10:00:00Z"}
+    phases = [phase(at) for at in ("", "Initializing", "Running", "Suspending")]
+    assert phases == ["created", "created", "running", "queued"]
+    assert phase("Complete", "SUCCEEDED") == "succeeded"
+    assert phase("Complete", "STOPPED") == phase("Failed", "FAILED") == "failed"
+    later = {"metadata": meta, "status": {"startTime": "2026-11-21T10:05:00Z"}}
+    assert kind.started(later) - kind.started({"metadata": meta}) == 300
+
+
+def test_pods_of_a_rayjob_by_role() -> None:
+    def title(**labels: str) -> str:
+        return pod_title({"metadata": {"name": "job-workers-x2", "labels": labels}})
+
+    types = [{"ray.io/node-type": kind} for kind in ("head", "worker")]
+    assert [title(**{"kfp-ddp/job": "job"}, **labels) for labels in ({}, *types)] == [
+        *("submitter-0", "head-0", "worker-x2")
+    ]
+    assert title(**types[0]) == "job-workers-x2"
 
 
 def trainjob(**counts: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from kfp_ddp.checks.network import OURS, POLICIES, network
 from kfp_ddp.client.connection import PORT as KFP_PORT
 from kfp_ddp.jobs.identity import STEP, identify
 from kfp_ddp.jobs.kinds import KINDS, pod
+from kfp_ddp.jobs.kinds.rayjob import DASHBOARD_PORT
 from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.k8s.api import Object
 from kfp_ddp.models.serving.inference_service import PORT as SERVICE_PORT
@@ -34,9 +35,11 @@ def ports(*rules: Object) -> set[int]:
 
 
 def test_jobs_allow_the_ports_at_which_ranks_meet_and_the_ephemeral_ones() -> None:
-    (within,) = JOBS["spec"]["ingress"]
+    within, kuberay = JOBS["spec"]["ingress"]
     assert JOBS["spec"]["egress"][0] == {"to": within["from"], "ports": within["ports"]}
-    assert ports(within) == {kind.rendezvous_port for kind in KINDS.values()} - {0}
+    meeting = {kind.rendezvous_port for kind in KINDS.values()} - {0}
+    assert ports(within) == meeting | {DASHBOARD_PORT}
+    assert ports(kuberay) == {DASHBOARD_PORT}
     (ephemeral,) = (one for one in within["ports"] if "endPort" in one)
     if RANGE.exists():
         assert [ephemeral["port"], ephemeral["endPort"]] == [*map(int, RANGE.read_text().split())]

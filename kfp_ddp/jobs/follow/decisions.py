@@ -208,7 +208,7 @@ def out_of_time(snapshot: Snapshot, limits: Limits, wait: str) -> str:
     """Return the error of a job past a limit, without its time in a queue; '' for none."""
     if snapshot.state.over or snapshot.state.phase == "queued":
         return ""
-    if limits.deadline and snapshot.now - started(snapshot.job) > limits.deadline:
+    if limits.deadline and snapshot.now - snapshot.kind.started(snapshot.job) > limits.deadline:
         return (
             f"{snapshot.title} took longer than deadline_minutes={limits.deadline / 60:g} "
             "and was deleted; its checkpoints are kept"
@@ -233,13 +233,13 @@ def waiting(snapshot: Snapshot, enough_pods: int) -> tuple[float, str]:
     """Return since when the job has waited for a pod, which its state does not show; 0 for none."""
     if not snapshot.pods_listed:
         return 0, ""
-    pods = snapshot.pods
+    pods, begun = snapshot.pods, snapshot.kind.started(snapshot.job)
     own = [pod for pod in pods.own if "deletionTimestamp" not in pod["metadata"]]
     if not own:
         had_some = pods.present or pods.lost or pods.ended or snapshot.state.phase != "created"
-        return (0, "") if had_some else (started(snapshot.job), "")
+        return (0, "") if had_some else (begun, "")
     late = [pod for pod in own if is_pending(pod)]
     if not late or (enough_pods and len(own) - len(late) >= enough_pods):
         return 0, ""
     first = min(late, key=created)
-    return max(created(first), started(snapshot.job)), f"{pod_title(first)} of "
+    return max(created(first), begun), f"{pod_title(first)} of "

@@ -57,14 +57,12 @@ class Watches:
 
     def __init__(self, api: Api, kind: Kind, job: str, changed: threading.Event) -> None:
         by_name = {"fieldSelector": f"metadata.name={job}"}
-        self.jobs = WatchCache(api, kind.resource, by_name, changed)
+        self.kind, self.jobs = kind, WatchCache(api, kind.resource, by_name, changed)
         of_job = {"labelSelector": kind.pod_selector(job)}
         self.pods = WatchCache(api, PODS, of_job, changed, reduced_pod)
         # The conditions of a pod contain what its events say.
         about = {"fieldSelector": "involvedObject.kind!=Pod,type=Warning"}
         self.events = WatchCache(api, EVENTS, about, changed, reduced_event)
-        # The second is the Job that creates the pods of a TrainJob.
-        self.creators = (job, f"{job}-node-0")
         self.all: tuple[WatchCache, ...] = (self.jobs, self.pods, self.events)
 
     def warnings(self) -> list[Object] | None:
@@ -72,7 +70,8 @@ class Watches:
         if self.events.forbidden:
             return None
         events = list(self.events.objects.values())
-        return [item for item in events if item["involvedObject"].get("name") in self.creators]
+        names = {name for job in self.jobs.objects.values() for name in self.kind.creators(job)}
+        return [item for item in events if item["involvedObject"].get("name") in names]
 
 
 class Follower:

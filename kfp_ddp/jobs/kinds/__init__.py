@@ -2,14 +2,15 @@
 
 from kfp_ddp.jobs.fields import KindName
 from kfp_ddp.jobs.kinds.base import Kind, PodRole
+from kfp_ddp.jobs.kinds.rayjob import RayJob
 from kfp_ddp.jobs.kinds.training_operator import MPIJob, PyTorchJob, TFJob, XGBoostJob
 from kfp_ddp.jobs.kinds.trainjob import TrainJob
 from kfp_ddp.k8s.api import Object
 
 __all__ = ["KINDS", "Kind", "KindName", "pod_role", "pod_title"]
 
-_ALL: tuple[Kind, ...] = (PyTorchJob(), TrainJob(), TFJob(), MPIJob(), XGBoostJob())
-KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
+_ALL: tuple[type[Kind], ...] = (PyTorchJob, TrainJob, TFJob, MPIJob, XGBoostJob, RayJob)
+KINDS: dict[str, Kind] = {kind.name: kind() for kind in _ALL}
 
 
 def pod_role(pod: Object) -> PodRole:

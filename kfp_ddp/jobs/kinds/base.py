@@ -98,6 +98,8 @@ class Kind(ABC):
     """Pods besides the workers."""
     restarts_in_place = False
     """Whether the operator restarts a failed container in its pod whatever we set."""
+    replaces_pods = False
+    """Whether the operator replaces failed pods without limit whatever we set."""
     waits_silently = False
     """Whether ranks wait silently for a rank that was lost before they met, as in torch."""
     rendezvous_port = 0
@@ -139,9 +141,18 @@ class Kind(ABC):
         """Return whether a job that has not ended and is not suspended runs."""
         return condition(job, "Running") is not None
 
-    @abstractmethod
     def suspended(self, job: Object) -> bool:
         """Return whether the job's spec suspends it, as a queue does."""
+        return bool((job.get("spec") or {}).get("suspend"))
+
+    def started(self, job: Object) -> float:
+        """Return when a job was created, or last admitted by its queue, as `started` does."""
+        return started(job)
+
+    def creators(self, job: Object) -> tuple[str, ...]:
+        """Return the names of the objects whose events show why a pod is not created."""
+        name = str(job["metadata"]["name"])
+        return name, f"{name}-node-0"  # the Job that creates the pods of a TrainJob
 
     def lost(self, job: Object) -> str:
         """Return what a job has lost of its spec since it was created; '' for nothing."""
@@ -175,6 +186,10 @@ NOT_ELASTIC = Unsupported(
     "elastic", "elastic={value}: a {kind} cannot be elastic; use a pytorchjob"
 )
 NO_RUNTIME = Unsupported("runtime", "runtime={value!r}: a {kind} has none, a trainjob has")
+ONE_PROCESS = Unsupported(
+    "nproc_per_node",
+    "nproc_per_node={value}: a {kind} runs one process in each pod; leave it at 0",
+)
 # Without this, a followed log shows its lines only at the end.
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 # torchrun's own limit is ten minutes; pulling a large image on another node may take longer.

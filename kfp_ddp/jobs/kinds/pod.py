@@ -101,10 +101,7 @@ def template(
 def command(spec: JobFields, script_map: str) -> list[str]:
     """Return the command in exec form, without a shell."""
     starter = spec.job_kind.script_starter
-    first: list[str] = []
-    if spec.prepares():
-        how = "together" if starter == "mpirun" else "alone"
-        first = [*payload.python(payload.START, script_map), how]
+    first = preparation(spec, script_map)
     if not spec.script and not spec.entry:
         return [*first, *spec.command]
     if spec.script:
@@ -120,6 +117,12 @@ def command(spec: JobFields, script_map: str) -> list[str]:
         return [*first, "python3", *torchrun, *what]
     # Without a number of ranks, mpirun uses every slot of the operator's host file.
     return [*([starter] if starter else []), *first, *python]
+
+
+def preparation(spec: JobFields, script_map: str) -> list[str]:
+    """Return the words before a command that prepare its code and packages; none without any."""
+    how = "together" if spec.job_kind.script_starter == "mpirun" else "alone"
+    return [*payload.python(payload.START, script_map), how] if spec.prepares() else []
 
 
 def args(spec: JobFields) -> list[str]:

@@ -13,6 +13,7 @@ from kfp_ddp.jobs.kinds import pod
 from kfp_ddp.jobs.kinds.base import (
     NO_RUNTIME,
     NOT_ELASTIC,
+    ONE_PROCESS,
     RENDEZVOUS,
     UNBUFFERED,
     Kind,
@@ -163,10 +164,7 @@ class TFJob(TrainingOperatorKind):
     unsupported = (
         NOT_ELASTIC,
         NO_RUNTIME,
-        Unsupported(
-            "nproc_per_node",
-            "nproc_per_node={value}: a {kind} runs one process in each pod; leave it at 0",
-        ),
+        ONE_PROCESS,
         Unsupported(
             "nccl_timeout_minutes",
             "nccl_timeout_minutes={value}: this is a time limit of torch, which a {kind} does not "

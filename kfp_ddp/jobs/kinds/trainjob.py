@@ -135,10 +135,6 @@ class TrainJob(Kind):
         jobs = (job.get("status") or {}).get("jobsStatus") or []
         return any(item.get("ready") or item.get("succeeded") for item in jobs)
 
-    def suspended(self, job: Object) -> bool:
-        """Return whether the job's spec suspends it, as a queue does."""
-        return bool((job.get("spec") or {}).get("suspend"))
-
     def lost(self, job: Object) -> str:
         """Return the error of a TrainJob without our patches, as of Kueue before 0.17; else ''."""
         patches = job["spec"].get("runtimePatches") or []

@@ -1,0 +1,83 @@
+"""RayJobs of KubeRay: tasks on every node, a launcher that is killed, the cause, and a cancel."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from tests.e2e.harness import workflow
+from tests.e2e.harness.grounds import Grounds, claim, until
+from tests.e2e.harness.launch_step import LaunchStep
+from tests.e2e.harness.scene import namespace
+
+pytestmark = pytest.mark.parametrize("kind", ["rayjob"])
+MINUTES = 600.0
+# Ray gives its processes seconds to start, too few on a crowded machine.
+PATIENCE = {
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
+    "RAY_raylet_start_wait_time_s": "240",
+    "RAY_worker_register_timeout_seconds": "240",
+}
+WORDS = "a b $(HOME) 'q"
+SCRIPT = """
+import os, sys, time, ray
+
+@ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+def place():
+    time.sleep(3)
+    return os.uname().nodename
+
+ray.init()
+hosts = ray.get([place.remote() for _ in range(2)])
+print("SAID", len(set(hosts)), sys.argv[1:], flush=True)
+for number in range(60):
+    print("line", number, flush=True)
+    time.sleep(0.5)
+raise ValueError("no such layer")
+"""
+
+
+@pytest.fixture(scope="module")
+def grounds(cluster: client.ApiClient) -> Iterator[Grounds]:
+    if find_spec("ray") is None:
+        pytest.skip("no Ray in this environment, which the pods share")
+    workflow.define(cluster)
+    with namespace(cluster) as space:
+        claim(space, "work")
+        yield space
+
+
+def launching(grounds: Grounds, kind: str, **fields: Any) -> LaunchStep:
+    small = {"memory": "2Gi", "memory_request": "256Mi", "shm_size": "96Mi", "env": PATIENCE}
+    spec = {"kind": kind, "script": SCRIPT, **small, **fields}
+    return LaunchStep(grounds, spec, work_claim="work").start(MINUTES)
+
+
+def test_a_killed_step_adopts_its_rayjob_and_names_the_cause(grounds: Grounds, kind: str) -> None:
+    step = launching(grounds, kind, nodes=2, args=[WORDS])
+    step.saw("line 3", MINUTES)
+    step.freeze()
+    step.kill()
+    assert step.wait() == "Lost"
+    assert step.start(MINUTES).wait(MINUTES) == "Failed", step.log()
+    log = step.log().splitlines()
+    texts = [line.partition("] ")[2] for line in log if line.startswith("[submitter-0] ")]
+    assert f"SAID 2 {[WORDS]}" in texts
+    assert {f"line {number}" for number in range(60)} <= set(texts)
+    assert "failed: submitter-0: exit code 1: ValueError: no such layer" in step.log()
+    (job,) = step.jobs(kind)
+    assert (job["status"]["jobStatus"], job["status"]["reason"]) == ("FAILED", "AppFailed")
+    until(lambda: len(step.workers()) == 1, "the removal of the cluster", 120)
+
+
+@pytest.mark.smoke
+def test_a_cancelled_run_deletes_its_rayjob(grounds: Grounds, kind: str) -> None:
+    step = launching(grounds, kind)
+    step.saw("[head-0]", MINUTES)
+    step.terminate()
+    until(lambda: step.jobs(kind) == [], "the job's deletion", 60)
+    assert step.wait() == "Failed"
+    assert "error: the run was terminated; RayJob" in step.log()
+    until(lambda: step.workers() == [], "the pods' end", 120)
