@@ -71,7 +71,7 @@ class RayJob(Kind):
         Unsupported("scheduler", BY_KUBERAY, allowed=("kueue", "runai")),
         *(Unsupported(setting, BY_KUBERAY) for setting in OF_KUBERAY),
     )
-    environment = base.UNBUFFERED
+    environment = {**base.UNBUFFERED, "RAY_USAGE_STATS_ENABLED": "0"}
     extra_pods = 1
     replaces_pods = True
     rendezvous_port = 6379
