@@ -129,6 +129,11 @@ class Ended:
     last_line: str = ""
     process: "subprocess.Popen[str] | None" = None
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether we or the ranks were stopped on request."""
+        return self.stopped_by is not None or self.code == RunCancelledError.exit_code
+
     def forward(self, number: int, frame: FrameType | None) -> None:
         """Forward a signal to the launcher; the second one kills its process group."""
         first, self.stopped_by = self.stopped_by is None, number
@@ -213,8 +218,8 @@ def run_script(spec: JobFields, run_dir: Path) -> None:
     os.environ.update(spec.env)
     flags = ["--output-dir", str(run_dir), str(file), *spec.args]
     ended = run_ranks(flags, spec.nodes * spec.processes(), run_dir, SCRIPT)
-    if ended.code or ended.stopped_by is not None:
-        kind = JobError if ended.stopped_by is None else RunCancelledError
+    if ended.code or ended.cancelled:
+        kind = RunCancelledError if ended.cancelled else JobError
         raise kind(f"the script ended: {ended.cause(run_dir)}")
 
 
