@@ -29,8 +29,7 @@ from kfp_ddp.jobs.local import environment as child_environment
 from kfp_ddp.local import results
 from kfp_ddp.local.folder import LocalRun, LocalStep, link_latest, locked
 from kfp_ddp.local.pipeline import TEMPORARY, end_tree
-from kfp_ddp.local.results import ENDED, LOG, STARTED
-from kfp_ddp.local.screen import Phase, say
+from kfp_ddp.local.results import ENDED, LOG, STARTED, Phase, say
 from kfp_ddp.pipelines.form import COMPILED
 from kfp_ddp.training.watch import PARENT
 

@@ -44,8 +44,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.models.serving.inference_service import DRAIN_SECONDS
-from kfp_ddp.serve.model import Ready
-from kfp_ddp.serve.served import Closed, Served
+from kfp_ddp.serve.served import Closed, Ready, Served
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -16,7 +16,7 @@ from kfp_ddp.evaluation import evaluator
 from kfp_ddp.evaluation.gate import engine as gate
 from kfp_ddp.models import bundle, weights, weights_download
 from kfp_ddp.models.champion import find
-from kfp_ddp.serve.model import ready
+from kfp_ddp.serve.served import ready
 from kfp_ddp.training.state.checkpoint import ModelInfo
 from tests.evaluations import written
 
