@@ -6,9 +6,9 @@ MODULES = {
     "train_resnet_claimless": "variants",
     "retrain": "variants",
     "finetune": "variants",
-    "evaluate_checkpoint": "evaluate_checkpoint",
-    "batch_predict": "batch_predict",
-    "sync_dataset": "sync_dataset",
+    "evaluate_checkpoint": "parts",
+    "batch_predict": "parts",
+    "sync_dataset": "parts",
     "sweep": "variants",
     "own_script": "variants",
 }

@@ -1,5 +1,6 @@
 """Compile pipelines to YAML, and compare the committed files with their sources."""
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -60,10 +61,10 @@ def write(
     paths = []
     for name, pipeline in pipelines.items():
         path = directory / f"{name}.yaml"
+        adapted = copy.deepcopy(pipeline)  # another call may be for other images
         try:
-            _adapt_steps(pipeline)
-            _secure(pipeline, restricted)
-            compiler.Compiler().compile(pipeline, package_path=str(path))
+            _adapt_steps(adapted, restricted)
+            compiler.Compiler().compile(adapted, package_path=str(path))
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"{name} cannot be compiled: {one_line(error, 2000)}") from error
         path.write_text(images.put_into(path.read_text()))
@@ -83,11 +84,12 @@ def _adapt(component: Any) -> None:
         parameters.pop("image", None)
 
 
-def _adapt_steps(pipeline: Any) -> None:
+def _adapt_steps(pipeline: Any, restricted: bool) -> None:
     """Start our components from an image or the ConfigMap, without what their steps do not need.
 
-    Argo holds both parts of a step six times in the Workflow, and KFP's API no longer updates the
-    tasks of a run whose Workflow is near 1 MB. The pipeline's form stays.
+    Ours run as a user other than root; `restricted` refuses root for all others. Argo holds both
+    parts of a step six times in the Workflow, and KFP's API no longer updates the tasks of a run
+    whose Workflow is near 1 MB. The pipeline's form stays.
     """
     spec, info = pipeline.pipeline_spec, pipeline.pipeline_spec.pipeline_info
     platform = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
@@ -99,6 +101,8 @@ def _adapt_steps(pipeline: Any) -> None:
         label = component.executor_label
         executor = spec.deployment_spec["executors"][label] if label else {}
         if not _is_ours(executor):
+            if label and restricted:
+                platform[label].update({"securityContext": {"runAsNonRoot": True}})
             continue
         if NEEDS not in info.description:
             info.description = f"{info.description} {NEEDS}".strip()
@@ -108,6 +112,8 @@ def _adapt_steps(pipeline: Any) -> None:
         platform[label].get_or_create_list("configMapAsVolume").append(
             {"configMapNameParameter": constant, "mountPath": FOLDER, "optional": True}
         )
+        user = {"runAsUser": str(USER), "runAsNonRoot": True}
+        platform[label].update({"securityContext": user})
         for side in (component.input_definitions, component.output_definitions):
             for definition in (*side.parameters.values(), *side.artifacts.values()):
                 definition.description = ""
@@ -116,8 +122,8 @@ def _adapt_steps(pipeline: Any) -> None:
         parameters = component.input_definitions.parameters
         for task in tasks_of[name]:
             # Limits that are outputs: the container names their channels, KFP reads no copies.
-            for copy in {*task.inputs.parameters} & {*vars(ResourceSpec())}:
-                del task.inputs.parameters[copy]
+            for stale in {*task.inputs.parameters} & {*vars(ResourceSpec())}:
+                del task.inputs.parameters[stale]
         for parameter, definition in [*parameters.items()]:
             given = [parameter in task.inputs.parameters for task in tasks_of[name]]
             needed = definition.default_value.string_value.startswith(REGISTRY)
@@ -141,23 +147,6 @@ def _is_ours(executor: Any) -> bool:
         return False
     ours = getattr(module, name).component_spec.implementation.container
     return bool(ours.command == list(container["command"]))
-
-
-def _secure(pipeline: Any, restricted: bool) -> None:
-    """Set a user other than root on our steps, and for `restricted` refuse root on all others."""
-    names = pipeline.pipeline_spec.deployment_spec["executors"].keys()
-    executors = pipeline.platform_spec.platforms["kubernetes"].deployment_spec.executors
-    for name in names:
-        own = executors.get(name, {})
-        mounts = own["configMapAsVolume"] if "configMapAsVolume" in own else ()  # noqa: SIM401
-        if any(mount["mountPath"] == FOLDER for mount in mounts):
-            executors[name].update(
-                {"securityContext": {"runAsUser": str(USER), "runAsNonRoot": True}}
-            )
-        elif restricted:
-            executors[name].update({"securityContext": {"runAsNonRoot": True}})
-        elif name in executors:
-            executors[name].fields.pop("securityContext", None)
 
 
 def differences(

@@ -127,7 +127,7 @@ def netcheck(
     DNS, and the estimated time of a training step. The job is like that of a training, and is
     deleted at the end, unless it failed. The exit code is 1 if there is a problem.
     """
-    from kfp_ddp.client.source import ensure
+    from kfp_ddp.client.submission import ensure_source
     from kfp_ddp.jobs.netcheck import here, job_settings, measure_on_cluster
     from kfp_ddp.k8s.api import Api
     from kfp_ddp.runs.teardown.engine import delete_jobs
@@ -146,7 +146,7 @@ def netcheck(
         else:
             api, run_id = Api.connect(namespace, context), f"netcheck-{uuid.uuid4().hex[:8]}"
             public = image == PUBLIC["trainer"] or (images.public and image == images.trainer)
-            source = ensure(api) if public else ""
+            source = ensure_source(api) if public else ""
             try:
                 network = measure_on_cluster(
                     check, {**fields, "kind": kind}, (run_id, "netcheck", ""), api, source

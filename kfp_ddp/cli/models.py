@@ -262,8 +262,7 @@ def gc(
     Copies that a pod mounts or an unfinished run has, champions, the versions that they replaced
     and those in service remain, and so does all that no record of a run names.
     """
-    from kfp_ddp.client.cleanup import bundles, copies
-    from kfp_ddp.client.models import open_models
+    from kfp_ddp.client.models import bundles, copies, open_models
     from kfp_ddp.k8s.api import Api
 
     api, where = Api.connect(namespace, context), open_models(destination) if destination else None

@@ -325,7 +325,7 @@ def serve(
         return
 
     require("serve")
-    from kfp_ddp.serve.model import ready
+    from kfp_ddp.serve.served import ready
 
     listen = listen or ("0.0.0.0" if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1")  # noqa: S104
     for number in filter(None, (port, grpc_port)):

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from kfp_ddp.client import comparison, download, follow, functions, logs, models, submission
+from kfp_ddp.client import comparison, download, follow, logs, models, submission
 from kfp_ddp.client.description import Description, describe
 from kfp_ddp.client.pipelines import PipelineVersion, upload
 from kfp_ddp.client.run_info import RunFinder, RunInfo, info_of, local_run, read_trainings
 from kfp_ddp.client.runs import RETRYABLE, find_run, list_runs
 from kfp_ddp.client.schedules import RUN_SETTINGS
 from kfp_ddp.client.scheduling import Schedules
-from kfp_ddp.client.source import with_source
 from kfp_ddp.client.steps import OVER
+from kfp_ddp.client.submission import with_source
 from kfp_ddp.core import config
 from kfp_ddp.core.config import Connection
 from kfp_ddp.core.errors import InputError
@@ -137,11 +137,11 @@ class Client:
         a `runtime` it is a TrainJob, else a PyTorchJob, or another `kind`; local for this machine.
         """
         kind = kind or ("trainjob" if runtime else "pytorchjob")
-        inputs = functions.job_of(func, trainer, runtime, settings)
+        inputs = submission.job_of(func, trainer, runtime, settings)
         with tempfile.TemporaryDirectory() as scratch:
             images = Images.create(self.chosen(*SETTINGS))
-            file = functions.job_pipeline(inputs, kind, images, Path(scratch))
-            if kind != functions.LOCAL:
+            file = submission.job_pipeline(inputs, kind, images, Path(scratch))
+            if kind != submission.LOCAL:
                 return self.run(file, name=name)
             require("local")
             from kfp_ddp.local import runs

@@ -1,23 +1,36 @@
-"""Download what a run produced: its bundle, reports and curves, optionally a checkpoint."""
+"""Download what a run produced: bundle, reports and curves, also as far as only KFP has them."""
 
+import contextlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from kfp_ddp.client import models
+from kfp_ddp.client.logs import LAUNCHER
+from kfp_ddp.client.pods import KfpLogs
 from kfp_ddp.client.run_files import RunFiles, StoredFiles
+from kfp_ddp.client.steps import Leaf
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, writing
-from kfp_ddp.core.run_folder import REPORT, RunFolder
+from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.run_folder import REPORT, RUN_ID, VERDICT, RunFolder
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.models import bundle
+from kfp_ddp.models.evaluation import FILE
 from kfp_ddp.report.training import training_curves, training_page
 from kfp_ddp.runs.record import newest_checkpoint
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.report.metrics import read_events
+
+if TYPE_CHECKING:
+    from kfp_ddp.client.compat import Client
 
 BUNDLE = RunFolder.BUNDLE
 CHECKPOINTS = RunFolder.CHECKPOINTS
@@ -144,3 +157,152 @@ def _new_folder(output: Path) -> Iterator[Path]:
             temporary.replace(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+Reader = Callable[[], bytes | None]
+"""Returns a file; None if it does not exist."""
+GET, OUTPUT, LARGEST = "/artifacts/get", "ExecutorOutput: ", 128 << 20
+MISSING = ("NoSuchKey", "does not exist", "(404")
+ARTIFACTS = {
+    "train_metrics": RunFolder.METRICS,
+    "trained_model": RunFolder.CONFIG,
+    "loss_curve": LOSS_CURVE,
+    "gate_report": REPORT,  # better than that before the gate
+    "evaluation_report": REPORT,
+    "evaluation_metrics": FILE,
+}
+"""The file, in the folder of a training or an evaluation, that an artifact is a copy of."""
+
+
+@dataclass
+class KfpFiles:
+    """The files of a run as they are in its folder, as far as KFP has them."""
+
+    files: Mapping[str, Sequence[Reader]]
+    """The readers of each file, the best first."""
+    uploaded: RunFiles | None
+    where: str
+    note: str
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file, 0 for artifacts; see `RunFiles`."""
+        return dict.fromkeys(self.files, 0) | (self.uploaded.sizes() if self.uploaded else {})
+
+    def fetch(self, names: Iterable[str], folder: Path) -> None:
+        """Copy files to a folder; StorageError if none of them exists any more."""
+        requested = set(names)
+        if self.uploaded:
+            self.uploaded.fetch(requested - self.files.keys(), folder)
+        missing = requested & self.files.keys()
+        for name in sorted(missing):
+            content = next((c for read in self.files[name] if (c := read()) is not None), None)
+            if content is not None:
+                missing.remove(name)
+                with writing(folder / name):
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    with atomic_write(folder / name) as file:
+                        file.write(content)
+        # A verdict is in the log itself, so it does not show that artifacts can be read.
+        if missing and all(one in missing or one.endswith(f"/{VERDICT}") for one in requested):
+            raise StorageError(
+                f"{self.where} has no files (any more): is --host the address of KFP's UI, as in "
+                "the browser?"
+            )
+        lacks = f" (lacks {', '.join(sorted(missing))})" if missing else ""
+        self.note = self.note.partition(" (lacks")[0] + lacks
+
+
+def kfp_files(
+    client: "Client", run_id: str, leaves: Iterable[Leaf], values: Mapping[str, Any], note: str
+) -> KfpFiles:
+    """Return the files of a run that can be read without its folder; `note` says why."""
+    logs, files = KfpLogs(client, run_id), dict[str, list[Reader]]()
+    ended = [leaf for leaf in leaves if leaf.step.state in ("SUCCEEDED", "UNKNOWN")]
+    for output in (one for leaf in ended for one in outputs(logs.lines(leaf))):
+        with contextlib.suppress(KeyError, IndexError, TypeError, AttributeError):  # not KFP's
+            _add(output, files, client)
+    tasks = {name.partition("/")[0] for name in files}
+    task = tasks.pop() if len(tasks) == 1 else "uploaded"
+    if uploaded := find_uploaded(run_id, values, task):
+        for name, stored in ((FILE, bundle.METRICS), (REPORT, REPORT), (VERDICT, VERDICT)):
+            name = f"{task}/{RunFolder.evaluation_name('val')}/{name}"
+            files.setdefault(name, []).append(_stored(uploaded.where, stored))
+        config = _part(_stored(uploaded.where, bundle.CONFIG), "training")
+        files.setdefault(f"{task}/{RunFolder.CONFIG}", []).append(config)
+    return KfpFiles(files, uploaded, f"run {run_id} in KFP", note)
+
+
+def _add(output: Mapping[str, Any], files: dict[str, list[Reader]], client: "Client") -> None:
+    """Add the files of one step, by the folder of the run that it returned."""
+    parameters = output.get("parameterValues") or {}
+    artifacts = {name: one["artifacts"][0] for name, one in output["artifacts"].items()}
+    if "gate_verdict" in artifacts:
+        folders = [name.rpartition("/")[0] for name in files if name.endswith(f"/{FILE}")]
+        folder = folders[0] if len(folders) == 1 else ""  # it does not name its evaluation
+    elif "run_dir" in parameters:
+        folder = parameters["run_dir"].rstrip("/").rpartition("/")[2]
+    else:
+        folder = "/".join(parameters["evaluation"].split("/")[-3:-1])
+    if not all(RUN_ID.fullmatch(part) for part in folder.split("/")):
+        return
+    for name in ARTIFACTS.keys() & artifacts.keys():
+        read = _artifact(client, artifacts[name]["uri"])
+        read = _part(read, "settings") if name == "trained_model" else read
+        files.setdefault(f"{folder}/{ARTIFACTS[name]}", []).insert(0, read)
+    if "gate_verdict" in artifacts:
+        verdict = json.dumps(artifacts["gate_verdict"]["metadata"]).encode()
+        files[f"{folder}/{VERDICT}"] = [lambda: verdict]
+
+
+def outputs(lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
+    """Yield what the launcher logged as a step's output; nothing if the log cannot be read."""
+    rest: list[str] = []
+    try:
+        for line in lines:
+            if OUTPUT in line and LAUNCHER.match(line):
+                rest = [line.partition(OUTPUT)[2]]
+            elif rest:
+                rest.append(line)
+            if line == "}" and rest:
+                yield mapping_in("\n".join(rest))
+            if line == "}" or len(rest) > 100_000:
+                rest = []
+    except StorageError:
+        return
+
+
+def _artifact(client: "Client", uri: str) -> Reader:
+    """Return a reader of an artifact from the server of KFP's UI."""
+
+    def read() -> bytes | None:
+        parts, content = urlsplit(uri), bytearray()
+        query = {"bucket": parts.netloc, "key": parts.path.lstrip("/")}
+        query["source"] = "gcs" if parts.scheme == "gs" else parts.scheme
+        if namespace := client.get_user_namespace():
+            query["namespace"] = namespace
+        try:
+            for block in client.blocks(GET, query):
+                content += block
+                if len(content) > LARGEST:
+                    raise StorageError(f"{uri} is larger than {LARGEST >> 20} MiB")
+        except KfpDdpError as error:
+            if any(word in str(error) for word in MISSING):
+                return None
+            raise
+        return bytes(content)
+
+    return read
+
+
+def _stored(uri: str, name: str) -> Reader:
+    return lambda: open_store(uri).read(name, LARGEST)
+
+
+def _part(read: Reader, key: str) -> Reader:
+    """Return a reader of one field of a JSON file."""
+
+    def part() -> bytes | None:
+        content = mapping_in(read()).get(key)
+        return json.dumps(content).encode() if isinstance(content, dict) else None
+
+    return part

@@ -167,7 +167,7 @@ class RunFinder(contextlib.ExitStack):
         steps: Sequence[Step],
     ) -> RunFiles:
         """Return the files in the run's folder, or what KFP has if that cannot be read."""
-        from kfp_ddp.client.kfp_files import kfp_files
+        from kfp_ddp.client.download import kfp_files
 
         own: RunFiles | None = None
         try:

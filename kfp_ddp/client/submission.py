@@ -1,5 +1,6 @@
-"""Runs to submit: checked here first, since the server accepts 1.5 for an integer."""
+"""Runs to submit: checked here first; the source that their pods need; the job of a function."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,9 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.checks.sweep import number_of
 from kfp_ddp.client.pipelines import PipelineVersion, content_name, find_pipeline, find_version
+from kfp_ddp.client.run_info import RunFinder
+from kfp_ddp.core import config
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import REGISTRY, Images
 from kfp_ddp.core.settings import hint
+from kfp_ddp.jobs.source import archive, config_map, digest_of, is_of, map_name
+from kfp_ddp.k8s.api import Api, ApiError
+from kfp_ddp.k8s.resource import CONFIG_MAPS
 from kfp_ddp.models.weights_download import is_path
 from kfp_ddp.pipelines import NAMES
 from kfp_ddp.pipelines.document import Document, from_api, parsed
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
 
     from kfp_ddp.client.compat import Client
-
 
 SECRET = re.compile(
     r"https?://[^/?#\s]*@|://[^/?#\s@]*:[^/?#\s@]*@"
@@ -177,7 +182,7 @@ def check(pipeline: Document, settings: Mapping[str, Any]) -> None:
             f"source={source!r} is a folder of this machine, which a cluster cannot read: copy it "
             "to a bucket, or train here with --local"
         )
-    for pretrained in (config.pretrained for config in (run.config, *run.trials)):
+    for pretrained in (one.pretrained for one in (run.config, *run.trials)):
         if is_path(pretrained) and not _is_on_pvc(pretrained):
             raise InputError(
                 f"pretrained={pretrained} is no address, nor a path on a PVC, and a cluster cannot "
@@ -224,3 +229,123 @@ def default_name(pipeline: Document, settings: Mapping[str, Any]) -> str:
     source = str(settings.get("source", ""))
     subject = settings.get("model_name") or (source and named_after(source)) or pipeline.name
     return f"{str(subject)[:40]}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def with_source(pipeline: Document, finder: RunFinder, settings: Mapping[str, Any]) -> Document:
+    """Return a pipeline that uses the ConfigMap of this very source, and create that if needed.
+
+    `settings` are those of the images. Without a cluster to look into, or the right to, it is that
+    of the version. InputError if it is missing and may not be created.
+    """
+    images = Images.create(settings)
+    if not (images.public and {images.launcher, images.trainer} & {*pipeline.images()}):
+        return pipeline
+    try:
+        api = finder.api()
+    except InputError:  # no cluster is configured
+        return pipeline
+    name = ensure_source(api)
+    spec, platforms = (
+        json.loads(json.dumps(part).replace(map_name(), name))
+        for part in (pipeline.spec, pipeline.platforms)
+    )
+    return Document(spec, platforms)
+
+
+def ensure_source(api: Api) -> str:
+    """Return the name of the namespace's ConfigMap with this source; create it if needed.
+
+    InputError if the account may not.
+    """
+    content = archive()
+    digest = digest_of(content)
+    for name in (map_name(), map_name(digest)):
+        try:
+            existing = api.get(CONFIG_MAPS, name)
+        except ApiError:
+            return map_name()  # it may be there
+        if existing is None:
+            pip = config.chosen("pip_index_url", "pip_proxy")
+            try:
+                api.create(CONFIG_MAPS, config_map(content, name, *pip.values()))
+            except ApiError as error:
+                raise InputError(
+                    f"the namespace lacks the ConfigMap {name} with the source for public images: "
+                    f"run kfp-ddp install -n {api.namespace} by an account that may create it; "
+                    f"{error.message}"
+                ) from error
+            return name
+        if is_of(existing, digest):
+            break
+    return name
+
+
+LOCAL = "local"
+TRAINER_FIELDS = {
+    *("func", "func_args", "image", "packages_to_install", "pip_index_urls", "num_nodes"),
+    *("resources_per_node", "env"),
+}
+"""Fields of `kubeflow.trainer.CustomTrainer` of the Kubeflow SDK."""
+
+
+def job_of(func: Any, trainer: Any, runtime: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of the component `job` that calls a function; raise InputError."""
+    from kfp_ddp.jobs.authoring import as_function
+
+    own = {name: one for name, one in getattr(trainer, "__dict__", {}).items() if one is not None}
+    given = {name: one for name, one in {"func": func, **settings}.items() if one is not None}
+    if wrong := sorted(given.keys() & own or own.keys() - TRAINER_FIELDS):
+        why = "is an argument, too" if wrong[0] in given else "is not known"
+        raise InputError(f"{wrong[0]} of the trainer {why}: leave it out")
+    given |= own
+    for theirs, ours in (("num_nodes", "nodes"), ("resources_per_node", "resources")):
+        if {theirs, ours} <= given.keys():
+            raise InputError(f"{theirs} and {ours} are one setting: give one of them")
+    for name in ("func_args", "resources_per_node"):
+        if not isinstance(given.get(name, {}), Mapping):
+            raise InputError(f"{name} is not a mapping, such as {{'gpu': 2}}: write one")
+    if "func" not in given:
+        raise InputError("there is no function to run: give func, or a trainer that has it")
+    title = (
+        getattr(given["func"], "__name__", "function").strip("_").replace("_", "-").lower() or "job"
+    )
+    inputs = as_function(given.pop("func"), given.pop("func_args", None))
+    if not given.get("packages_to_install"):
+        given.pop("pip_index_urls", None)  # which the SDK always sets
+    inputs["nodes"] = given.pop("num_nodes", given.pop("nodes", 1))
+    inputs |= {name: given.pop(name) for name in ("image", "gpus_per_node") if name in given}
+    if resources := given.pop("resources_per_node", {}):
+        limits = dict(map(_resource, resources.items()))
+        given["resources"] = {"limits": limits, "requests": limits}
+    if runtime:
+        given["runtime"] = str(getattr(runtime, "name", runtime))
+    return {**inputs, "settings": given, "title": title}
+
+
+def _resource(item: tuple[str, Any]) -> tuple[str, str]:
+    """Return a resource as Kubernetes names it, of gpu, mig-1g.5gb and so on."""
+    name = str(item[0]).lower()
+    nvidia = name == "gpu" or name.startswith("mig-")
+    return f"nvidia.com/{name}" if nvidia else name, str(item[1])
+
+
+def job_pipeline(inputs: Mapping[str, Any], kind: str, images: Images, folder: Path) -> Path:
+    """Compile the pipeline of one job to a file; raise the InputError that its step would."""
+    from kfp import dsl
+
+    from kfp_ddp.components.job.component import job
+    from kfp_ddp.jobs.engine import specification
+    from kfp_ddp.pipelines.compiled import write
+
+    names = {"run_id": "JOB_ID", "task_name": "TASK_NAME", "task_id": "TASK_ID"}
+    ids = {name: getattr(dsl, f"PIPELINE_{one}_PLACEHOLDER") for name, one in names.items()}
+    inputs = {"image": images.trainer, **inputs}
+    title = inputs.pop("title")
+    own = {name: one for name, one in inputs.items() if name != "settings"}
+    checked = "pytorchjob" if kind == LOCAL else kind
+    specification(inputs["settings"], dsl.TaskConfig(), **own, kind=checked)
+
+    def function(backend: str = kind) -> None:
+        job(**ids, **inputs, kind=backend)
+
+    return write({title: dsl.pipeline(function, name=title)}, folder, images)[0]

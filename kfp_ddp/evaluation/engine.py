@@ -164,7 +164,7 @@ def _run_processes(request: RankRequest, ranks: int, what: str) -> None:
     folder = RunFolder(request.output_dir)
     print(f"{what}: {ranks} ranks, output in {folder.path}", flush=True)
     ended = run_ranks(request.to_argv(), ranks, folder.path, EVALUATION)
-    if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
+    if ended.cancelled:
         raise RunCancelledError(f"the {what} was stopped; run it again to restart it")
     if ended.code:
         failure = read(folder.logs)

@@ -40,7 +40,7 @@ def summarise(
     `predictions` are of all samples that were not skipped. Without `tags` there are no slices, with
     0 `resamples` no bootstrap intervals. `seconds` is 0.
     """
-    from kfp_ddp.evaluation.intervals import balanced_accuracy, bootstrap
+    from kfp_ddp.evaluation.measure import balanced_accuracy, bootstrap
 
     tally, names, index = predictions.tally, list(info.classes), predictions.index
     root, paths = index.root, [predictions.relative(i) for i in range(len(index))]

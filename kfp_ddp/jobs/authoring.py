@@ -14,7 +14,7 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.packed import ARCHIVE, WORD, fitting, pack, pack_file, pack_text
 from kfp_ddp.jobs import code as folder_of
-from kfp_ddp.jobs.pins import locked
+from kfp_ddp.jobs.fields import locked
 
 __all__ = ["as_folder", "as_function", "as_script", "locked"]
 

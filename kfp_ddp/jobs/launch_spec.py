@@ -7,9 +7,8 @@ from pydantic import Field, model_validator
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.settings import Settings
-from kfp_ddp.jobs.fields import JobFields
+from kfp_ddp.jobs.fields import JobFields, check_packages
 from kfp_ddp.jobs.kinds import KINDS, Kind, pod
-from kfp_ddp.jobs.pins import check_packages
 from kfp_ddp.k8s.objects import parse_quantity
 
 

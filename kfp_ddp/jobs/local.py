@@ -3,12 +3,14 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,6 @@ from types import FrameType
 from typing import NamedTuple
 
 from kfp_ddp.core import failure
-from kfp_ddp.core.child import environment
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
@@ -129,6 +130,11 @@ class Ended:
     last_line: str = ""
     process: "subprocess.Popen[str] | None" = None
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether we or the ranks were stopped on request."""
+        return self.stopped_by is not None or self.code == RunCancelledError.exit_code
+
     def forward(self, number: int, frame: FrameType | None) -> None:
         """Forward a signal to the launcher; the second one kills its process group."""
         first, self.stopped_by = self.stopped_by is None, number
@@ -213,8 +219,8 @@ def run_script(spec: JobFields, run_dir: Path) -> None:
     os.environ.update(spec.env)
     flags = ["--output-dir", str(run_dir), str(file), *spec.args]
     ended = run_ranks(flags, spec.nodes * spec.processes(), run_dir, SCRIPT)
-    if ended.code or ended.stopped_by is not None:
-        kind = JobError if ended.stopped_by is None else RunCancelledError
+    if ended.code or ended.cancelled:
+        kind = RunCancelledError if ended.cancelled else JobError
         raise kind(f"the script ended: {ended.cause(run_dir)}")
 
 
@@ -231,3 +237,20 @@ def _stream(process: "subprocess.Popen[str]", ended: Ended) -> None:
             except OSError:
                 read = False
                 process.terminate()
+
+
+_OF_LAUNCHERS = re.compile(
+    r"(PET|TORCHELASTIC|SLURM|OMPI|PMI|PMIX|PRTE|MPI|MV2|HYDRA|FLUX|PALS|JSM|HOROVOD|ACCELERATE)_.*"
+    r"|(\w+_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|(NCCL|GLOO|TP)_SOCKET_IFNAME|NCCL_COMM_ID"
+    r"|ROLE_NAME|PYTHON_EXEC|KFP_DDP_(ELASTIC|RESTARTS|LAUNCH_ID|PARENT_PID)"
+)
+"""What torchrun, MPI, batch systems and we set for a rank, and torch would take for its own."""
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for a child that is no rank and imports nothing from the current folder."""
+    own = {name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.fullmatch(name)}
+    # An empty entry, as of PYTHONPATH=$PYTHONPATH:/x, is the current folder.
+    if path := os.pathsep.join(filter(None, own.pop("PYTHONPATH", "").split(os.pathsep))):
+        own["PYTHONPATH"] = path
+    return {**own, "PYTHONSAFEPATH": "1", **more}

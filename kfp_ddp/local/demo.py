@@ -20,7 +20,7 @@ from typing import Any
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.local import engine
 from kfp_ddp.local.folder import LocalRun, begin, identity_of, read_local_run, unfinished
-from kfp_ddp.local.screen import Phase
+from kfp_ddp.local.results import Phase
 
 BUCKET, MODELS = "digits", "models"
 VALIDATION_EVERY = 5

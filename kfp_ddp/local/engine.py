@@ -22,15 +22,14 @@ from typing import IO, Any
 import click
 import psutil
 
-from kfp_ddp.core.child import environment as child_environment
 from kfp_ddp.core.errors import JobError, writing
 from kfp_ddp.core.folders import DATA_VARIABLE, WORK_VARIABLE
 from kfp_ddp.core.step import handling_signals, last_error
+from kfp_ddp.jobs.local import environment as child_environment
 from kfp_ddp.local import results
 from kfp_ddp.local.folder import LocalRun, LocalStep, link_latest, locked
 from kfp_ddp.local.pipeline import TEMPORARY, end_tree
-from kfp_ddp.local.results import ENDED, LOG, STARTED
-from kfp_ddp.local.screen import Phase, say
+from kfp_ddp.local.results import ENDED, LOG, STARTED, Phase, say
 from kfp_ddp.pipelines.form import COMPILED
 from kfp_ddp.training.watch import PARENT
 

@@ -1,26 +1,119 @@
-"""A bundle's model for KServe's server."""
+"""A verified model of a bundle for KServe, which computes images of concurrent calls together."""
 
 import asyncio
 import base64
 import re
 import struct
 import uuid
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from kserve import InferInput, InferOutput, InferRequest, InferResponse, Model
 from kserve.errors import InvalidInput, ServerNotReady
 from kserve.protocol.model_repository_extension import ModelRepositoryExtension
+from numpy.typing import NDArray
 from prometheus_client import Gauge, Histogram
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
+from kfp_ddp.models import variants
+from kfp_ddp.models.bundle import LARGEST_MODEL, ONNX, Bundle
+from kfp_ddp.models.champion import open_bundle
+from kfp_ddp.models.interface import Interface, read_interface, read_sample
+from kfp_ddp.models.onnx_runtimes import Loaded, Logits, load
 from kfp_ddp.predict import ranking, softmax, square
-from kfp_ddp.serve.batches import Batches, Floats, FullError, Images
-from kfp_ddp.serve.model import Ready
 from kfp_ddp.training.config import MAX_PIXELS
 
+if TYPE_CHECKING:
+    from kfp_ddp.models.signature import Signer
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model that is ready to serve."""
+
+    name: str
+    """Name in the bundle's model repository."""
+    version: str
+    """Version of the bundle."""
+    uri: str
+    file: str
+    interface: Interface
+    loaded: Loaded
+
+    @property
+    def form(self) -> tuple[int, int, str, str]:
+        """Arguments of `square` after the picture; a model for any size crops it itself."""
+        _, short_side, size, background, value_range = self.interface
+        size = short_side if -1 in self.loaded.entry[1][2:] else size
+        return short_side, size, background, value_range
+
+
+def ready(
+    bundle: str,
+    variant: str = "",
+    runtime: str = "",
+    threads: int = 0,
+    signer: "Signer | None" = None,
+) -> Ready:
+    """Load and test a verified model of a bundle; raise InputError.
+
+    `variant` is a further format, such as int8; others are as of `onnx_runtimes.load`.
+    """
+    sealed = open_bundle(bundle, signer=signer)
+    file = _file(sealed, variant)
+    content = sealed.read(file, LARGEST_MODEL)
+    if content is None:
+        raise InputError(f"the bundle {sealed.uri} has no {file}, so no server can load it")
+    loaded = load(content, runtime, threads)
+    interface = read_interface(sealed)
+    _test(sealed, loaded, exact=not variant)
+    return Ready(sealed.model_name, sealed.version, sealed.uri, file, interface, loaded)
+
+
+def _file(sealed: Bundle, variant: str) -> str:
+    """Return the file of a format of the model."""
+    if not variant:
+        return ONNX
+    record = variants.read(sealed)
+    files = {one.name: one.file for one in record.variants if one.file.endswith(".onnx")}
+    if variant not in files:
+        why = record.left_out.get(variant, "")
+        raise InputError(
+            f"the bundle {sealed.uri} has no variant {variant} to serve"
+            + (f" ({why})" if why else "")
+            + f": it has {', '.join(files) or 'none'}"
+        )
+    return files[variant]
+
+
+def _test(sealed: Bundle, loaded: Loaded, exact: bool) -> None:
+    """Compare the answer to the bundle's sample; older bundles have no sample."""
+    sample = read_sample(sealed)
+    try:
+        if sample is None:
+            loaded(np.zeros([max(size, 1) for size in loaded.entry[1]], np.uint8))
+            return
+        logits = loaded(np.array(sample.image.data, np.uint8).reshape(sample.image.shape))
+    except Exception as error:
+        raise sealed.damaged(
+            f"{loaded.runtime} cannot compute its sample ({one_line(error)})"
+        ) from error
+    expected = np.array(sample.logits, np.float32)
+    allowed = sample.allowed if exact else np.inf
+    if logits.size != expected.size or not np.abs(logits.ravel() - expected).max() <= allowed:
+        raise InputError(
+            f"{loaded.runtime} does not answer the sample of {sealed.uri} as the bundle does: "
+            "try another runtime, and report both versions"
+        )
+
+
+Images = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 BYTES = "BYTES"
 """Data type of the v2 protocol."""
 _FROM_URL = str.maketrans("-_", "+/")
@@ -180,3 +273,66 @@ class Closed(ModelRepositoryExtension):  # type: ignore[misc]
     async def unload(self, model_name: str) -> NoReturn:
         """HTTP 501."""
         raise NotImplementedError("the served model cannot be unloaded: stop the server")
+
+
+class FullError(Exception):
+    """The queue is full."""
+
+
+class Batches:
+    """Batches queued images whenever the model is free, and collects the next ones meanwhile."""
+
+    def __init__(
+        self, model: Logits, largest: int, waiting: int, observe: Callable[[int], None]
+    ) -> None:
+        """Call `model` in one thread with at most `largest` images; an empty queue accepts any."""
+        self._model, self._largest, self._limit, self._observe = model, largest, waiting, observe
+        self._thread = ThreadPoolExecutor(1, "model")
+        self._queue: deque[tuple[Images, asyncio.Future[Floats]]] = deque()
+        self._waiting = 0
+        self._worker: asyncio.Task[None] | None = None
+
+    async def __call__(self, images: Images) -> Floats:
+        """Return the logits of images; raise FullError if the queue is full."""
+        if self._waiting and self._waiting + len(images) > self._limit:
+            raise FullError(f"{self._waiting} images wait already: retry later")
+        loop = asyncio.get_running_loop()
+        parts = [images[at : at + self._largest] for at in range(0, len(images), self._largest)]
+        futures = [loop.create_future() for _ in parts]
+        self._queue.extend(zip(parts, futures, strict=True))
+        self._waiting += len(images)
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work())
+        return np.concatenate(await asyncio.gather(*futures))
+
+    async def _work(self) -> None:
+        """Compute until the queue is empty."""
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            batch = self._next()
+            try:
+                images = np.concatenate([part for part, _ in batch])
+                self._observe(len(images))
+                result = await loop.run_in_executor(self._thread, self._model, images)
+                answers = np.split(result, np.cumsum([len(part) for part, _ in batch])[:-1])
+            except Exception as error:  # noqa: BLE001  each client gets it
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if not future.done():  # the client may have disconnected
+                    future.set_result(answer)
+
+    def _next(self) -> list[tuple[Images, asyncio.Future[Floats]]]:
+        """Return the next batch: images of one size, in the order of arrival."""
+        batch = [self._queue.popleft()]
+        count, shape = len(batch[0][0]), batch[0][0].shape[1:]
+        while self._queue:
+            images = self._queue[0][0]
+            if count + len(images) > self._largest or images.shape[1:] != shape:
+                break
+            batch.append(self._queue.popleft())
+            count += len(images)
+        self._waiting -= count
+        return batch

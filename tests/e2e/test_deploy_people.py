@@ -7,7 +7,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from kfp_ddp.checks.network import OURS
+from kfp_ddp.checks.doctor import OURS
 from kfp_ddp.install import Installation, manifests
 from kfp_ddp.k8s.api import Api, review
 from tests.e2e.harness.programs import kubectl

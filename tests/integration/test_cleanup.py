@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kfp_ddp.client.cleanup import bundles, copies
+from kfp_ddp.client.models import bundles, copies
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.datasets.volume.cluster import CLAIMS
 from kfp_ddp.datasets.volume.request import DOMAIN, LEASE, MANAGED

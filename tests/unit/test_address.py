@@ -13,10 +13,10 @@ from kfp_ddp import predict
 from kfp_ddp.cli.models import verify
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.evaluation import evaluator
-from kfp_ddp.evaluation.gate import bundle as gate
+from kfp_ddp.evaluation.gate import engine as gate
 from kfp_ddp.models import bundle, weights, weights_download
 from kfp_ddp.models.champion import find
-from kfp_ddp.serve.model import ready
+from kfp_ddp.serve.served import ready
 from kfp_ddp.training.state.checkpoint import ModelInfo
 from tests.evaluations import written
 
@@ -91,7 +91,7 @@ RESOLVERS: dict[str, Callable[[str], str]] = {
     "serve": lambda address: ready(address).interface.classes[0],
     "verify": verified,
     "champion": champion_of,
-    "gate": lambda address: class_of(gate.read(address, Path(address).parent / "metrics.json").uri),
+    "gate": lambda uri: class_of(gate.read_bundle(uri, Path(uri).parent / "metrics.json").uri),
     "evaluate": lambda address: evaluator.read_model(address).info.classes[0],
     "pretrained": downloaded,
 }

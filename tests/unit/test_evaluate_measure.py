@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kfp_ddp.evaluation import intervals, measure, roc
-from kfp_ddp.evaluation.intervals import balanced_accuracy, bootstrap
-from kfp_ddp.evaluation.measure import COLUMNS, Tally, bin_of
+from kfp_ddp.evaluation import measure, roc
+from kfp_ddp.evaluation.measure import COLUMNS, Tally, balanced_accuracy, bin_of, bootstrap
 from kfp_ddp.evaluation.roc import Roc
 from kfp_ddp.models.evaluation import wilson
 
@@ -326,15 +325,15 @@ def test_there_is_no_bootstrap_without_variation_or_resamples() -> None:
 def test_the_interval_of_an_error_is_mirrored_at_the_value() -> None:
     spread = np.linspace(0.2, 0.6, 1001)
     for value, low, high in ((0.5, 0.21, 0.79), (0.3, 0.01, 0.59), (0.25, 0, 0.59)):
-        interval = intervals._off_zero(value, spread, np.zeros(1001))
+        interval = measure._off_zero(value, spread, np.zeros(1001))
         assert (interval.low, interval.high) == pytest.approx((low, high))
     # A probability of 5 % and a tie count as chance.
     luck = np.array([0.0] * 19 + [0.5])
-    assert intervals._off_zero(0.5, spread, luck).low == 0
-    assert intervals._off_zero(0.51, spread, luck).low > 0.2
-    assert intervals._off_zero(0.6, spread, luck).high == pytest.approx(0.99)
-    assert intervals._off_zero(0.9, spread, luck).high == 1  # it is a share
-    assert intervals._off_zero(0.1, np.array([0.0, 0.0]), luck).high == pytest.approx(0.2)
+    assert measure._off_zero(0.5, spread, luck).low == 0
+    assert measure._off_zero(0.51, spread, luck).low > 0.2
+    assert measure._off_zero(0.6, spread, luck).high == pytest.approx(0.99)
+    assert measure._off_zero(0.9, spread, luck).high == 1  # it is a share
+    assert measure._off_zero(0.1, np.array([0.0, 0.0]), luck).high == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
@@ -346,5 +345,5 @@ def test_percentiles_are_moved_by_the_share_of_resamples_below(value: float, bel
     normal = NormalDist()
     shares = [normal.cdf(2 * normal.inv_cdf(below) + side * 1.959964) for side in (-1, 1)]
     low, high = np.quantile(resamples, shares)
-    interval = intervals._bias_corrected(value, resamples)
+    interval = measure._bias_corrected(value, resamples)
     assert (interval.low, interval.high) == pytest.approx((min(low, value), max(high, value)))

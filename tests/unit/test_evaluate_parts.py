@@ -18,6 +18,8 @@ from kfp_ddp.evaluation.label_check import label_errors, near_duplicates
 from kfp_ddp.evaluation.predict import EMBEDDED, FEATURES, Predictions, Share, merged, predict_share
 from kfp_ddp.evaluation.request import EvaluationRequest, parse
 from kfp_ddp.evaluation.results import split_digest
+from kfp_ddp.jobs import local
+from kfp_ddp.jobs.launch_spec import LaunchSpec
 from kfp_ddp.jobs.local import Ended
 from kfp_ddp.models.evaluation import wilson
 from kfp_ddp.training.config import Reading
@@ -179,6 +181,9 @@ def test_the_error_is_the_first_failure_of_a_rank(
     request = EvaluationRequest.create(checkpoint="c", run_dir=str(run_dir), data="d")
     with pytest.raises(kind, match=message):
         engine.run_local_ranks(request, 3)
+    monkeypatch.setattr(local, "run_ranks", lambda *_: ended)
+    with pytest.raises(RunCancelledError if kind is RunCancelledError else JobError):
+        local.run_script(LaunchSpec.create(image="any", script="pass"), tmp_path)
 
 
 def test_the_command_line_of_ranks_has_the_complete_request() -> None:

@@ -12,7 +12,7 @@ from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.evaluation.comparison import mcnemar
-from kfp_ddp.evaluation.gate import bundle as bundles
+from kfp_ddp.evaluation.gate import engine as bundles
 from kfp_ddp.evaluation.gate.engine import verdict_of
 from kfp_ddp.evaluation.gate.rules import Check, Rules, check_maximum, check_minimum, model_checks
 from kfp_ddp.models.champion import CHAMPION
@@ -105,7 +105,7 @@ def checks_of(root: Path, content: dict[str, Any], **rules: Any) -> dict[str, li
     run = evaluation(root / "run", 3)
     if "gain" in content:
         content["variants"] = gating.variant(run, gain=content.pop("gain"))
-    bundle = bundles.read(gating.bundled(root / "bundle", run, **content), Path(run))
+    bundle = bundles.read_bundle(gating.bundled(root / "bundle", run, **content), Path(run))
     by_rule: dict[str, list[Check]] = {}
     for check in bundles.bundle_checks(Rules(**rules), bundle):
         by_rule.setdefault(check.rule, []).append(check)

@@ -17,7 +17,7 @@ from kfp_ddp.core.errors import InputError
 from kfp_ddp.models import bundle, onnx_runtimes, weights
 from kfp_ddp.models.interface import read_interface, read_sample
 from kfp_ddp.predict import load
-from kfp_ddp.serve.model import ready
+from kfp_ddp.serve.served import ready
 from kfp_ddp.training.state.checkpoint import ModelInfo
 from tests.exports import sealed
 

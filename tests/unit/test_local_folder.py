@@ -16,9 +16,9 @@ from PIL import Image
 from kfp_ddp.client import follow
 from kfp_ddp.client.run_info import local_run
 from kfp_ddp.core.errors import InputError, JobError, StorageError
-from kfp_ddp.local import demo, engine, results, runs, screen
+from kfp_ddp.local import demo, engine, results, runs
 from kfp_ddp.local.folder import LocalRun, begin, link_latest, locked, unfinished
-from kfp_ddp.local.screen import CLEAR_LINE, Phase
+from kfp_ddp.local.results import CLEAR_LINE, Phase
 from kfp_ddp.local.survey import resolve_source, survey
 from tests import run_output
 from tests.commands import call
@@ -227,7 +227,7 @@ def test_log_has_a_line_a_minute_and_one_per_phase(monkeypatch: pytest.MonkeyPat
     stream = io.StringIO()
     phase = Phase("train", stream)
     phase.show("step 1")
-    monkeypatch.setattr(screen, "LOG_SECONDS", 0.0)
+    monkeypatch.setattr(results, "LOG_SECONDS", 0.0)
     phase.show("step 2")
     phase.end(good=True)
     lines = stream.getvalue().splitlines()

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from uvicorn.server import ServerState
 
-from kfp_ddp.serve import limits
-from kfp_ddp.serve.batches import Batches, FullError
-from kfp_ddp.serve.limits import MAX_BODY, BodyLimit, HttpConnection
-from kfp_ddp.serve.served import most_pixels
+from kfp_ddp.serve import kserve_server as limits
+from kfp_ddp.serve.kserve_server import MAX_BODY, BodyLimit, HttpConnection
+from kfp_ddp.serve.served import Batches, FullError, most_pixels
 from kfp_ddp.training.config import MAX_PIXELS
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kfp_ddp import __version__
-from kfp_ddp.client.source import ensure
+from kfp_ddp.client.submission import ensure_source
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import KINDS, PUBLIC, Images
 from kfp_ddp.jobs import source
@@ -129,9 +129,9 @@ def test_map_of_another_version_or_none_ends_in_one_line(pod: Path) -> None:
 
 def test_map_is_created_once_and_another_state_has_its_own() -> None:
     api = FakeApi({})
-    assert ensure(api) == ensure(api) == source.map_name()
+    assert ensure_source(api) == ensure_source(api) == source.map_name()
     (created,) = api.objects.values()
     created["metadata"]["labels"][source.DIGEST] = "another"
     state = source.digest_of(source.archive())
-    assert ensure(api) == ensure(api) == source.map_name(state)
+    assert ensure_source(api) == ensure_source(api) == source.map_name(state)
     assert len(api.objects) == 2

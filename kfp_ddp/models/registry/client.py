@@ -7,23 +7,123 @@ the pod's account over http, and refuses https without a token, so this uses the
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.run_folder import VERDICT
+from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.core.step import needed_secret
 from kfp_ddp.core.text import one_line
+from kfp_ddp.models import bundle as bundles
+from kfp_ddp.models.bundle import CONFIG, LARGEST_CONFIG, MANIFEST, METRICS, Bundle
 from kfp_ddp.models.champion import list_versions, read_pointer
-from kfp_ddp.models.registry.record import BUNDLE, RegisteredVersion, Value, record_of
+from kfp_ddp.models.evaluation import LARGEST, Evaluation
 from kfp_ddp.models.release import Registering
+from kfp_ddp.models.serving.inference_service import storage_uri
 from kfp_ddp.storage.store import Store
+from kfp_ddp.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from model_registry.types import ModelVersion, RegisteredModel
+
+Value = str | int | float | bool
+BUNDLE = "bundle"
+"""Property with the URI of the bundle; only versions that have it are changed."""
+_FORMATS = (
+    ("serving/{}/1/model.onnx", "/serving", "onnx"),
+    (bundles.ONNX, "/model.onnx", "onnx"),
+    (bundles.PROGRAM, "/model.pt2", "torch.export"),
+    (bundles.WEIGHTS, "/model.safetensors", "safetensors"),
+)
+"""File, registered URI relative to the bundle, format: the first file that exists is used."""
+
+_RESULTS = (
+    *("dataset_digest", "checkpoint_digest", "image_size", "split", "samples"),
+    *("accuracy", "accuracy_low", "accuracy_high"),
+)
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """A version of a model as the registry stores it."""
+
+    model: str
+    version: str
+    uri: str
+    """URI for a server: the repository of the ONNX model in the bundle, or a file."""
+    format: str
+    description: str
+    run_id: str
+    properties: Mapping[str, Value]
+
+
+def record_of(where: Store, name: str, version: str) -> RegisteredVersion:
+    """Return the record of a bundle; raise InputError if it is missing, damaged or not readable."""
+    if not re.fullmatch("[0-9a-f]{12}", version):
+        raise InputError(f"version={version!r} is invalid: it has 12 hexadecimal digits")
+    bundle = Bundle.at(where, f"{name}/{version}/", "the bundle", "publish it again")
+    content = bundle.read(METRICS, LARGEST)
+    if bundle.manifest is None or content is None or bundle.version != version:
+        raise InputError(f"there is no complete bundle {bundle.uri} to register: publish it first")
+    result = Evaluation.parse(content.decode(errors="replace"), f"{bundle.uri}/{METRICS}")
+    config = mapping_in(bundle.read(CONFIG, LARGEST_CONFIG))
+    lineage = bundle.lineage()
+    verdict = mapping_in(bundle.read(VERDICT, LARGEST_CONFIG))
+    uri, model_format = _served(bundle, name)
+    properties = {
+        BUNDLE: bundle.uri,
+        "digest": bundle.digest,
+        "signed": bundle.signature is not None,
+        "run_id": lineage.get("run_id"),
+        "compared_with": lineage.get("champion_version"),
+        "published_at": lineage.get("exported_at"),
+        "verdict": verdict.get("reason"),
+        "architecture": result.model,
+        "classes": len(result.classes),
+        **{name: getattr(result, name) for name in _RESULTS},
+        **_settings(config.get("training") or {}),
+    }
+    return RegisteredVersion(
+        model=name,
+        version=version,
+        uri=uri,
+        format=model_format,
+        description=f"{result.model}, {result.accuracy:.2%} of {result.samples:,} images correct",
+        run_id=str(lineage.get("run_id") or ""),
+        properties={
+            key: value if isinstance(value, Value) else json.dumps(value, sort_keys=True)
+            for key, value in properties.items()
+            if value not in (None, "")
+        },
+    )
+
+
+def _served(bundle: Bundle, name: str) -> tuple[str, str]:
+    address = bundle.uri
+    with suppress(InputError):  # of a local folder
+        address = storage_uri(bundle.uri)
+    for file, suffix, model_format in _FORMATS:
+        if file.format(name) in bundle.listed:
+            return address + suffix, model_format
+    raise InputError(f"{bundle.uri} has no model to register: its {MANIFEST} does not list one")
+
+
+def _settings(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the training settings that differ from the defaults."""
+    fields = TrainConfig.model_fields
+    return {
+        f"training.{name}": value
+        for name, value in training.items()
+        if name not in fields or value != fields[name].get_default(call_default_factory=True)
+    }
+
 
 R = TypeVar("R")
 Api = Any

@@ -127,11 +127,11 @@ def _train_here(config: TrainConfig, task_name: str, ranks: int) -> dict[str, An
     folder = Path(config.output_dir)
     print(f"{task_name}: {ranks} rank(s), output in {folder}", flush=True)
     ended = run_ranks(config.to_argv(), ranks, folder)
-    if ended.code == 0 and ended.stopped_by is None:
+    if not (ended.code or ended.cancelled):
         return {"backend": "local", "config": config.model_dump(), "kfp_ddp": record_images()}
     newest = newest_checkpoint(folder)
     checkpoint = f"newest checkpoint: step {newest.step}" if newest else "no checkpoint yet"
-    if ended.stopped_by is not None or ended.code == RunCancelledError.exit_code:
+    if ended.cancelled:
         raise RunCancelledError(
             f"training was stopped; {checkpoint} in {folder}; run it again to resume"
         )
