@@ -112,9 +112,7 @@ def test_a_rollback_does_not_change_the_order_of_versions(where: Store) -> None:
     assert champions.replaced_by(known, "d" * 12) is None
 
 
-def test_changes_that_champion_did_not_follow_are_skipped(
-    where: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_without_a_move_are_skipped(where: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(version: str, expected: str, by: str) -> None:
         """Write a move to the history alone, as a killed command does."""
         with monkeypatch.context() as patch:

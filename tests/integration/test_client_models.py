@@ -123,9 +123,7 @@ def test_unknown_names_are_errors_of_one_line(where: Store, line: list[str]) -> 
     assert "already" in called(where, "promote", "flowers", line[2]).output
 
 
-def test_a_champion_that_changes_meanwhile_is_not_replaced(
-    where: Store, line: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_champion(where: Store, line: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     described = models.describe
 
     def while_it_is_verified(*given: Any) -> models.ModelVersion:

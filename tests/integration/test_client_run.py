@@ -186,9 +186,7 @@ def test_a_multi_user_run_has_a_namespace() -> None:
         assert server.violations == []
 
 
-def test_the_exit_code_of_wait_is_that_of_the_run(
-    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_has_the_exit_code(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(server: KfpServer, state: str) -> None:
         (run_id,) = (one for one, run in server.store.runs.items() if run["state"] == "PENDING")
         server.put_run(run_id, state, {"preflight": state})

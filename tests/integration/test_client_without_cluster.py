@@ -123,9 +123,7 @@ def test_a_cause_is_read_in_the_log(profile: KfpServer, run_id: str, level: int)
     assert document("describe", run_id)["cause"] == "of the driver"
 
 
-def test_logs_are_followed_over_cuts(
-    profile: KfpServer, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_outlive_cut(profile: KfpServer, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
     profile.put_run(run_id, "RUNNING", RUNNING)
     lines = [f"step {number}" for number in range(2, 50)]

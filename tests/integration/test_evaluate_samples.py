@@ -105,9 +105,7 @@ def test_unreadable_images_are_skipped_and_counted(
 
 
 @pytest.mark.slow
-def test_a_champion_is_evaluated_on_the_images_that_the_challenger_could_read(
-    skipping: Trained, trained: Trained, tmp_path: Path
-) -> None:
+def test_champion_has_the_same_images(skipping: Trained, trained: Trained, tmp_path: Path) -> None:
     old = trained._replace(run_dir=tmp_path / "old")
     old.evaluate()
     champion = old.export()

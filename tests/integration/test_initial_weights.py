@@ -217,9 +217,7 @@ def answering(answer: bytes | list[bytes], folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("fault", [b"HTTP/1.1 503 Away\r\n", b"HTTP/1.1 200 OK\r\n", b""])
-def test_a_fault_is_tried_again(
-    fault: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_is_retried(fault: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     length = b"Content-Length: 4\r\n\r\n"
     fault = fault and fault + length + b"xy"
     answers = [fault, b"HTTP/1.1 200 OK\r\n" + length + b"data"]

@@ -206,9 +206,7 @@ def test_invalid_input_fails_with_one_line_error(
 @pytest.mark.parametrize(
     "champion", ["", "last", "gs://bucket/models/resnet", "gs://bucket/models/resnet/"]
 )
-def test_champion_that_this_run_may_export_first_can_be_missing(
-    bucket: Bucket, summary: SimpleNamespace, champion: str
-) -> None:
+def test_champion_can_be_missing(bucket: Bucket, summary: SimpleNamespace, champion: str) -> None:
     bucket.put("models/x", b"x")
     plan = check(summary, destination="gs://bucket/models/", champion=champion)
     assert plan.champion == ("gs://bucket/models/resnet" if champion else "")

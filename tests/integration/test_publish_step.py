@@ -302,9 +302,7 @@ def test_a_release_is_signed_and_registered_and_a_repeated_step_writes_nothing(
     assert registry_server.changes() == changes
 
 
-def test_a_registry_that_refuses_does_not_move_the_champion(
-    run_dir: Path, tmp_path: Path, registry_server: RegistryServer
-) -> None:
+def test_registry_refuses(run_dir: Path, tmp_path: Path, registry_server: RegistryServer) -> None:
     inputs = arguments(run_dir, tmp_path, release={"registry": registry_server.url})
     registry_server.fail("create_model_version", registry.status(503, "no database"))
     with pytest.raises(

@@ -64,9 +64,7 @@ ALL = ["one token", "two tokens", "empty pages", "prefix", "nested", "no size"]
         *(("s3", "no tag"), ("az", "no tag"), ("s3", "no token"), ("s3", "V1"), ("s3", "page")),
     ],
 )
-def test_a_listing_that_lies_is_refused(
-    scheme: str, lie: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lying_listing_is_refused(scheme: str, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kfp_ddp.storage.gcs.Retry", lambda: Retry(2, pause=0.01))
     pages, address = itertools.count(), list[str]()
 

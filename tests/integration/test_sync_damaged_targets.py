@@ -285,9 +285,7 @@ def test_disk_is_one_line_whatever_does_not_fit(
 
 @pytest.mark.parametrize("mask", [0o077, 0o022, 0])
 @pytest.mark.parametrize("mirror", [False, True])
-def test_modes_do_not_depend_on_the_umask(
-    bucket: Bucket, tmp_path: Path, mirror: bool, mask: int
-) -> None:
+def test_modes_ignore_the_umask(bucket: Bucket, tmp_path: Path, mirror: bool, mask: int) -> None:
     """Files that versions share are read-only, also where an earlier one is not."""
     target = tmp_path / "target"
     fill(bucket, 4)

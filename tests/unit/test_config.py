@@ -39,9 +39,7 @@ def test_init_writes_settings_once(files: dict[str, Path]) -> None:
     assert files["here"].read_text() == text
 
 
-def test_a_flag_goes_before_a_variable_before_a_file_before_a_default(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precedence_of_origins(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     files["home"].write_text("host: http://home\nexperiment: home\nnamespace: home\nui: home\n")
     files["here"].write_text("host: http://here\nexperiment: here\nnamespace: here\n")
     monkeypatch.setenv("KFP_DDP_HOST", "http://variable")

@@ -124,9 +124,7 @@ def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
     ],
 )
 @pytest.mark.parametrize("waits", [{}, {"containerStatuses": [{"name": "x", "state": waiting()}]}])
-def test_a_pod_that_its_node_rejects_is_the_cause(
-    why: str, message: str, retryable: bool, waits: dict[str, Any]
-) -> None:
+def test_node_rejects_a_pod(why: str, message: str, retryable: bool, waits: dict[str, Any]) -> None:
     status = {"phase": "Failed", "reason": why, "message": message, **waits}
     rejected = {**worker(1), "status": status}
     result = cause_in_pods([pod(0, 1, "boom", at=5), rejected], "1 Worker replica(s) failed")

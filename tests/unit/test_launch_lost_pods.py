@@ -116,9 +116,7 @@ REPLACED = ([pod("worker-0"), pod("master-0")], [pod("worker-0", uid="another"),
         (9999, 0, 0, False),
     ],
 )
-def test_a_job_with_a_replaced_pod_is_over_after_some_silence(
-    clock: float, heard_at: float, silence: float, split: bool
-) -> None:
+def test_silence_ends_a_split(clock: float, heard_at: float, silence: float, split: bool) -> None:
     look = seen(*REPLACED, clock=clock, heard_at=heard_at)
     assert look.pods.replaced_at == 2
     assert bool(split_by_a_replacement(look, Limits(silence=silence))) is split

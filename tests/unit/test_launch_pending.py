@@ -76,9 +76,7 @@ AT_FIRST_USE = {"volumeBindingMode": "WaitForFirstConsumer"}
         (AT_FIRST_USE, f"{GPUS} {'x' * 300} did not find available persistent volumes", True),
     ],
 )
-def test_an_unbound_claim_is_blamed_if_it_prevents_the_pod(
-    storage: Any, message: str, blamed: bool
-) -> None:
+def test_an_unbound_claim_is_blamed_with_cause(storage: Any, message: str, blamed: bool) -> None:
     claim = {"spec": {"storageClassName": "fast"}, "status": {"phase": "Pending"}}
     api = FakeApi({f"{CLAIMS.path('space')}/images": claim, CLASSES: storage})
     line = explain(JOB, State("created"), [unscheduled(message, volumes=[IMAGES])], [], api)

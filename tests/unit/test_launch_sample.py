@@ -214,9 +214,7 @@ def test_a_pvc_of_many_pods_is_requested_once() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 130])
-def test_a_stall_of_many_is_seen_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_stall_seen_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     pods = job(count, nodes=3)
     for rank in range(count):
         line = {"rank": rank, "pod": f"x-worker-{rank}", "node": "", "phase": "step", "time": 0}

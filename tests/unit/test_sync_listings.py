@@ -241,9 +241,7 @@ def test_botocore_prepares_all_requests_that_are_signed_otherwise() -> None:
     assert unquote(urlsplit(sent.target).path).endswith("/ds/a b")
 
 
-def test_credentials_that_change_are_used_at_the_next_renewal(
-    account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_rotate(account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a role, which botocore renews before they expire."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)

@@ -182,9 +182,7 @@ def test_mirrored_image_is_divided_only_without_a_remainder() -> None:
         assert (small.image.shape[1:], small.divisor) == ((width // by, height // by), by)
 
 
-def test_evaluation_cache_and_strict_images_decode_completely(
-    split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_complete_decoding(split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("decoded at a fraction")
 

@@ -155,9 +155,7 @@ def check_alike(path: Path, reading: Reading, case: object) -> bool:
 @pytest.mark.filterwarnings("ignore")  # of Pillow, about damage
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("files", [30, pytest.param(150, marks=pytest.mark.slow)])
-def test_odd_file_is_read_or_refused_alike_everywhere(
-    kind: str, files: int, tmp_path: Path
-) -> None:
+def test_odd_file_is_handled_alike_everywhere(kind: str, files: int, tmp_path: Path) -> None:
     draw = random.Random(f"{kind} {files}")
     path, few = tmp_path / f"picture.{kind}", Reading(background="#ffffff", max_pixels=70 * 70)
     refused = 0

@@ -125,9 +125,7 @@ def test_tree_has_one_reading(text: str, classes: str, counts: tuple[int, int]) 
         ("train_station,test_tube", "test_tube train_station", None),
     ],
 )
-def test_tree_of_two_readings_is_refused_until_one_is_set(
-    text: str, as_classes: str, as_splits: str | None
-) -> None:
+def test_tree_of_two_readings_is_refused(text: str, as_classes: str, as_splits: str | None) -> None:
     with pytest.raises(InputError, match="layout="):
         laid_out(tree(text))
     for layout, classes in (("classes", as_classes), ("splits", as_splits)):
