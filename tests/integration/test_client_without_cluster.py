@@ -65,10 +65,8 @@ def write(server: KfpServer, run: str, step: str, *lines: str, level: int = -1) 
 def launched(parameters: dict[str, Any], *names: str, **metadata: Any) -> str:
     """Return what the launcher logs at the end of a step, whose artifacts have these metadata."""
     artifacts = {
-        name: {
-            "artifacts": [{"name": name, "metadata": metadata, "uri": f"minio://{BUCKET}/{name}"}]
-        }
-        for name in names
+        n: {"artifacts": [{"name": n, "metadata": metadata, "uri": f"minio://{BUCKET}/{n}"}]}
+        for n in names
     }
     content = json.dumps({"parameterValues": parameters, "artifacts": artifacts}, indent=2)
     return f"I1127 19:04:57.730295      15 launcher_v2.go:1230] ExecutorOutput: {content}"

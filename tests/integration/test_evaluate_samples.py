@@ -178,11 +178,7 @@ def test_changed_labels_and_copies_can_be_excluded(trained: Trained, tmp_path: P
     arguments = form_of("train_resnet").read(None, [f"exclude=@{folder / 'labels_to_check.csv'}"])
     result = sync(str(source), tmp_path / "data", options_of("", arguments["sync"]))
     version = Path(result.path)
-    left = {
-        path.relative_to(version).as_posix()
-        for side in SIDES
-        for path in version.glob(f"{side}/*/*")
-    }
+    left = {one.relative_to(version).as_posix() for s in SIDES for one in version.glob(f"{s}/*/*")}
     assert not left & {row["path"] for row in rows}
     assert len(left) == len(list(source.glob("*/*/*"))) - len({row["path"] for row in rows})
     trained._replace(dataset=version).evaluate()

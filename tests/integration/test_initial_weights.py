@@ -234,9 +234,7 @@ def test_fault_is_retried(fault: bytes, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_redirect_to_http_is_not_followed(tmp_path: Path) -> None:
-    answer = (
-        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/w.pth\r\nContent-Length: 0\r\n\r\n"
-    )
+    answer = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/w\r\nContent-Length: 0\r\n\r\n"
     with (
         answering(answer, tmp_path) as server,
         pytest.raises(InputError, match="redirects from https to http"),

@@ -61,9 +61,7 @@ def test_a_multi_user_server_needs_a_namespace(monkeypatch: pytest.MonkeyPatch) 
             client.list_runs()
         assert server.requests_for("list_runs")[0].query["namespace"] == "kubeflow-user"
         with open_client(Connection(host=server.url, namespace="theirs")) as client:
-            with pytest.raises(
-                RefusedError, match="check that --namespace is one of yours"
-            ) as caught:
+            with pytest.raises(RefusedError, match="check that --namespace is one") as caught:
                 client.list_runs()
             assert caught.value.status == 403
         monkeypatch.setattr("kfp_ddp.client.connection.own_namespace", lambda context: "")

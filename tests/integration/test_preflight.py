@@ -295,9 +295,7 @@ def test_baked_weights_are_taken(summary: SimpleNamespace, monkeypatch: pytest.M
         assert "in the trainer image" in Path(summary.path).read_text()
     with pytest.raises(SystemExit, match="cannot be had"):
         check(summary, model="resnet18", pretrained="true", job={"image": "mine:1"})
-    assert check(summary, model="resnet50", job={"image": "mine:1"}).training == {
-        "model": "resnet50"
-    }
+    assert check(summary, model="resnet50", job={"image": "m:1"}).training == {"model": "resnet50"}
 
 
 def test_script_with_the_network_is_in_the_plan_once(summary: SimpleNamespace) -> None:

@@ -39,11 +39,7 @@ ODD: tuple[object, ...] = (
     *(None, True, -1, 1 << 70, 1.5, "", "x", [], {}, [[]], "../../other/mine", "/etc/passwd"),
     *("a/x", "\x00", "zz", "-1", "f" * 40, "\ud800", 0, "shard-00000.tar", "../outside"),
 )
-FUZZ: dict[str, Any] = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": list(HealthCheck),
-}
+FUZZ = dict[str, Any](deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def options_of(kind: str) -> dict[str, Any]:

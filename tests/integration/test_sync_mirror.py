@@ -119,13 +119,9 @@ def test_lost_found_and_what_is_excluded_stay_closed(bucket: Bucket, tmp_path: P
 @pytest.mark.parametrize(
     ("source", "target", "mirror", "refused"),
     [
-        ("t/incoming", "t", True, True),
-        ("t", "t/backup", True, True),
-        ("t", "t", True, True),
-        ("link", "t/backup", True, True),
-        ("t/incoming", "link", True, True),
-        ("t/incoming", "t", False, False),
-        ("t/versions", "t", False, True),
+        *(("t/incoming", "t", True, True), ("t", "t/backup", True, True), ("t", "t", True, True)),
+        *(("link", "t/backup", True, True), ("t/incoming", "link", True, True)),
+        *(("t/incoming", "t", False, False), ("t/versions", "t", False, True)),
         ("t", "tt", True, False),
     ],
 )

@@ -29,13 +29,7 @@ from tests.training_ranks import (
 from tests.waiting import until
 
 POLICY = Path(__file__).parents[2] / "deploy" / "network" / "jobs.yaml"
-SMALL: dict[str, Any] = {
-    "epochs": 2,
-    "batch_size": 8,
-    "warmup_epochs": 1,
-    "workers": 0,
-    "device": "cpu",
-}
+SMALL = dict[str, Any](epochs=2, batch_size=8, warmup_epochs=1, workers=0, device="cpu")
 SMALLER: dict[str, dict[str, Any]] = {
     "none": {"model": "resnet18", "image_size": 32},
     "digits": {},

@@ -44,9 +44,7 @@ def test_precedence_of_origins(files: dict[str, Path], monkeypatch: pytest.Monke
     files["here"].write_text("host: http://here\nexperiment: here\nnamespace: here\n")
     monkeypatch.setenv("KFP_DDP_HOST", "http://variable")
     monkeypatch.setenv("KFP_DDP_EXPERIMENT", "variable")
-    values = {
-        n: one.value for n, one in resolved({"host": "http://flag", "experiment": None}).items()
-    }
+    values = {n: o.value for n, o in resolved({"host": "http://flag", "experiment": None}).items()}
     expected = {"host": "http://flag", "experiment": "variable", "namespace": "here", "ui": "home"}
     assert values.items() >= {**expected, "kfp_namespace": "kubeflow"}.items()
 

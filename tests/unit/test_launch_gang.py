@@ -148,13 +148,11 @@ BARE, FULL = runtime({}), runtime({"requests": {"cpu": "1"}})
 @pytest.mark.parametrize(
     ("space", "whole", "kind", "has_resources"),
     [
-        (BARE, FULL, "TrainingRuntime", False),
-        (FULL, BARE, "TrainingRuntime", True),
+        *((BARE, FULL, "TrainingRuntime", False), (FULL, BARE, "TrainingRuntime", True)),
         (404, BARE, "ClusterTrainingRuntime", False),
         (404, FULL, "ClusterTrainingRuntime", True),
         (403, BARE, "ClusterTrainingRuntime", False),
-        (404, 403, "ClusterTrainingRuntime", True),
-        (403, 403, "ClusterTrainingRuntime", True),
+        *((404, 403, "ClusterTrainingRuntime", True), (403, 403, "ClusterTrainingRuntime", True)),
         (403, 404, "TrainingRuntime", True),
     ],
 )
