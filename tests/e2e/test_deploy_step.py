@@ -231,11 +231,7 @@ def test_another_run_continues_a_rollout(controller: Kserve, first: str, models_
 @pytest.mark.parametrize("runtime", ["kfp-ddp", TRITON])
 def test_a_rollout_loses_no_request(controller: Kserve, models_url: str, runtime: str) -> None:
     """The stand-in for Triton stops at once on SIGTERM: its pods wait before it."""
-    release: dict[str, Any] = {
-        "service_runtime": runtime,
-        "service_minutes": 5,
-        "service_cpu": "200m",
-    }
+    release = dict[str, Any](service_runtime=runtime, service_minutes=5, service_cpu="200m")
     if runtime == "kfp-ddp":
         release |= {"service_image": IMAGE, "service_memory": "1Gi"}
     deploy(controller, models_url, **release).start().done()

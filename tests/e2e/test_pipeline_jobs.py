@@ -31,12 +31,9 @@ QUOTA = {
     "requests.memory": "8Gi",
     "limits.memory": "24Gi",
 }
-STEPS = {
-    "sync_cpu": "1500m",
-    "sync_memory": "512Mi",
-    "evaluate_cpu": "1500m",
-    "evaluate_memory": "2Gi",
-}
+STEPS = dict[str, Any](
+    sync_cpu="1500m", sync_memory="512Mi", evaluate_cpu="1500m", evaluate_memory="2Gi"
+)
 
 
 def test_two_workers_over_the_pod_network(scene: Scene, bucket_url: str, local_run: Run) -> None:

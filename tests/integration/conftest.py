@@ -163,17 +163,13 @@ def _train(source: Path, run_dir: Path, blur_pool: bool = False) -> Path:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
     events = []
     images, targets, _ = next(evaluation_batches(index, SIZE, len(index)))
-    for step in range(40):
-        chosen = torch.randperm(len(index))[:64]
-        loss = torch.nn.functional.cross_entropy(
-            network(normalise(images[chosen])), targets[chosen]
-        )
+    for step in range(1, 41):
+        picks = torch.randperm(len(index))[:64]
+        loss = torch.nn.functional.cross_entropy(network(normalise(images[picks])), targets[picks])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        events.append(
-            {"event": "step", "step": step + 1, "epoch": (step + 1) / 8, "loss": loss.item()}
-        )
+        events.append({"event": "step", "step": step, "epoch": step / 8, "loss": loss.item()})
     run_dir.mkdir()
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
     return checkpoint.write(

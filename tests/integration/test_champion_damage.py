@@ -106,11 +106,7 @@ def test_a_damaged_champion_fails_or_gives_the_same_verdict(
 @pytest.mark.parametrize("sealed", ["no", "manifest", "all", "manifest gone", "both gone"])
 @pytest.mark.parametrize(
     "forged",
-    [
-        {"correct": 1, "accuracy": 0.01},
-        {"samples_digest": "0" * 64},
-        {"predictions": "_SUCCESS"},
-    ],
+    [{"correct": 1, "accuracy": 0.01}, {"samples_digest": "0" * 64}, {"predictions": "_SUCCESS"}],
     ids=["worse", "samples", "file"],
 )
 def test_forgeries(intact: Path, tmp_path: Path, forged: dict[str, Any], sealed: str) -> None:

@@ -55,12 +55,8 @@ def test_a_model_without_a_champion_to_beat_replaces_none(where: Store) -> None:
 @pytest.mark.parametrize(
     ("champion", "own"),
     [
-        ("{}/m", True),
-        ("{}/m/" + B, True),
-        (f"{{}}/m/{B}/metrics.json", True),
-        ("", False),
-        ("{}", False),
-        ("{}/other/" + B, False),
+        *(("{}/m", True), ("{}/m/" + B, True), (f"{{}}/m/{B}/metrics.json", True), ("", False)),
+        *(("{}", False), ("{}/other/" + B, False)),
     ],
 )
 def test_only_a_champion_of_this_model_is_expected(where: Store, champion: str, own: bool) -> None:
@@ -77,9 +73,7 @@ def test_spellings_of_a_folder_are_the_same_model(tmp_path: Path) -> None:
         assert compared_with(champion, B, where, "m") == B
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"../../x", b"A" * 12, b"a" * 11, b"a" * 13, b"\xff" * 12]
-)
+@pytest.mark.parametrize("content", [b"", b"../x", b"A" * 12, b"a" * 11, b"a" * 13, b"\xff" * 12])
 def test_an_invalid_pointer_is_refused_and_not_changed(where: Store, content: bytes) -> None:
     where.update("m/CHAMPION", lambda _: content)
     for call in (lambda: find(f"{where.uri}/m"), lambda: move(where, "m", A, "")):
@@ -112,9 +106,7 @@ def test_a_rollback_does_not_change_the_order_of_versions(where: Store) -> None:
     assert champions.replaced_by(known, "d" * 12) is None
 
 
-def test_changes_that_champion_did_not_follow_are_skipped(
-    where: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_without_a_move_are_skipped(where: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(version: str, expected: str, by: str) -> None:
         """Write a move to the history alone, as a killed command does."""
         with monkeypatch.context() as patch:

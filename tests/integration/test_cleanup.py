@@ -96,9 +96,7 @@ def test_nothing_is_deleted_where_runs_cannot_be_listed(where: Store, api: FakeA
     assert api.deleted() == []
 
 
-def test_command_names_the_only_unused_copy_before_it_deletes_it(
-    where: Store, api: FakeApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_names_unused(where: Store, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Api, "connect", lambda *_: api)
     words = ("gc", "--keep", "1", "--destination", where.uri)
     assert document(*words, "--dry-run") == {"unused": ["claim ds-many-unused"]}

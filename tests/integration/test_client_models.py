@@ -103,9 +103,7 @@ def test_an_invalid_version_is_no_champion(where: Store, line: list[str], tmp_pa
     where.write(f"flowers/{line[0]}/model.safetensors", b"torn")
     assert "model.safetensors is not what" in unchanged(where, "promote", "flowers", line[0])
     where.update(f"flowers/{line[1]}/metrics.json", lambda _: b"{}")
-    assert "metrics.json is not what MANIFEST.sha256 lists" in unchanged(
-        where, "rollback", "flowers"
-    )
+    assert "metrics.json is not what MANIFEST" in unchanged(where, "rollback", "flowers")
     assert "cannot be the champion" in unchanged(where, "promote", "flowers", line[1])
     assert "! the champion" in called(where, "models", "flowers").output
     where.delete(f"flowers/{line[1]}/_SUCCESS")
@@ -123,9 +121,7 @@ def test_unknown_names_are_errors_of_one_line(where: Store, line: list[str]) -> 
     assert "already" in called(where, "promote", "flowers", line[2]).output
 
 
-def test_a_champion_that_changes_meanwhile_is_not_replaced(
-    where: Store, line: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_champion(where: Store, line: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     described = models.describe
 
     def while_it_is_verified(*given: Any) -> models.ModelVersion:
@@ -209,9 +205,7 @@ def test_a_published_bundle_is_signed_and_verified(signable: Store, tmp_path: Pa
         output("verify", exports)
         == f"{exports}/{version}: complete, {count} files, 0.0 MB\nnot signed\n"
     )
-    assert "is not signed: it has no model.sig" in refused(
-        "verify", exports, "--key", tmp_path / "key.pub"
-    )
+    assert "is not signed: it has no" in refused("verify", exports, "--key", tmp_path / "key.pub")
     signed = output("sign", exports, "--key", tmp_path / "key.pem")
     assert f"{exports}/{version}: signed by the key " in signed
     facts = commands.document("verify", exports, "--key", tmp_path / "key.pub")

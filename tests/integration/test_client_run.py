@@ -56,9 +56,7 @@ def test_a_source_is_trained_on_with_what_was_set(kfp_server: KfpServer) -> None
 def test_options_override_the_file_and_that_the_configuration() -> None:
     Path("kfp-ddp.yaml").write_text("destination: gs://once/models\n")
     call("config", "trust")
-    Path("file.yaml").write_text(
-        "source: gs://file/x\ngpus_per_node: 8\ndestination: gs://file/models\n"
-    )
+    Path("file.yaml").write_text("source: gs://x\ngpus_per_node: 8\ndestination: gs://file/models")
 
     def sent(*words: str) -> Any:
         return document("run", *words, "--dry-run")["parameters"]
@@ -169,10 +167,8 @@ def test_an_uploaded_pipeline_is_run_in_a_version(kfp_server: KfpServer) -> None
         output("run", "--pipeline", name, "--set", "rounds=1")
         sent = kfp_server.requests_for("create_run")[-1].body
         assert isinstance(sent, dict)
-        chosen = kfp_server.store.versions[
-            sent["pipeline_version_reference"]["pipeline_version_id"]
-        ]
-        assert chosen["display_name"] == version
+        ran = kfp_server.store.versions[sent["pipeline_version_reference"]["pipeline_version_id"]]
+        assert ran["display_name"] == version
         assert "pipeline_spec" not in sent
 
 
@@ -186,9 +182,7 @@ def test_a_multi_user_run_has_a_namespace() -> None:
         assert server.violations == []
 
 
-def test_the_exit_code_of_wait_is_that_of_the_run(
-    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_has_the_exit_code(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def end(server: KfpServer, state: str) -> None:
         (run_id,) = (one for one, run in server.store.runs.items() if run["state"] == "PENDING")
         server.put_run(run_id, state, {"preflight": state})

@@ -95,9 +95,7 @@ def test_resume_completes_a_failed_replace(kfp_server: KfpServer) -> None:
     assert [status for _, _, status in stored(kfp_server)] == ["DISABLED", "ENABLED"]
 
 
-def test_a_paused_one_stays_paused_when_replaced_and_a_misread_one_needs_a_cron(
-    kfp_server: KfpServer,
-) -> None:
+def test_a_paused_one_stays_paused_and_a_misread_one_needs_a_cron(kfp_server: KfpServer) -> None:
     created = create("nightly", "--paused")
     output("schedule", "replace", "nightly", "--set", "rounds=4")
     assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
@@ -111,9 +109,7 @@ def test_a_paused_one_stays_paused_when_replaced_and_a_misread_one_needs_a_cron(
     assert stored(kfp_server) == [("nightly", "0 0 3 * * *", "DISABLED")]
 
 
-def test_delete_ends_a_run_only_with_force(
-    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_force_ends_a_run(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     created = create()
     run = kfp_server.store.trigger(created["id"])
     message = refused("schedule", "delete", "nightly")
@@ -146,9 +142,7 @@ def test_replace_keeps_the_settings_inside_a_mapping(kfp_server: KfpServer) -> N
     assert given["training"] == {"seed": 7, "warmup_epochs": 1.0}
 
 
-def test_a_run_that_starts_during_delete_is_not_ended(
-    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delete_ends_no_later_run(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     created = create()
     disable = kfp_server.store.disable_recurring_run
 
@@ -204,9 +198,7 @@ def test_of_two_replaces_at_once_one_remains(kfp_server: KfpServer) -> None:
     assert status == "ENABLED"
 
 
-def test_replace_keeps_account_and_root_and_removes_the_end(
-    kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replace_keeps_the_account(kfp_server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--service-account", "trainer", "--pipeline-root", "gs://a/root")
     create("nightly", *words, "--end", "2099-01-01")
     monkeypatch.setenv("KFP_DDP_SERVICE_ACCOUNT", "another")

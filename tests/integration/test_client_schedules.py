@@ -38,9 +38,7 @@ def test_a_cron_of_five_fields_is_sent_as_six(kfp_server: KfpServer) -> None:
         assert part in shown
 
 
-def test_the_options_arrive(
-    kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_arrive(kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     created = create(
         "weekly",
         *("--latest", "--paused", "--catchup", "--max-concurrency", "2"),
@@ -82,9 +80,7 @@ def test_the_options_arrive(
         (("--pipeline", ""), "--pipeline is missing"),
     ],
 )
-def test_invalid_input_is_refused_in_one_line_and_creates_nothing(
-    kfp_server: KfpServer, words: tuple[str, ...], message: str
-) -> None:
+def test_invalid_input_fails(kfp_server: KfpServer, words: tuple[str, ...], message: str) -> None:
     given = ("--pipeline", "own", "--cron", "0 3 * * *", "--set", "rounds=3")
     assert message in refused("schedule", "create", "nightly", *given, *words)
     assert not kfp_server.store.recurring_runs
@@ -139,9 +135,7 @@ def test_list_and_show_find_by_name_and_id(kfp_server: KfpServer, own: str) -> N
     assert f"there is no schedule {gone}" in refused("schedule", "show", gone)
 
 
-def test_of_two_clients_that_create_a_schedule_at_once_one_is_refused(
-    kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_two_wins(kfp_server: KfpServer, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     meet, send = Barrier(2), scheduling._send
     plan = schedules.SchedulePlan("nightly", "0 0 3 * * *", own, "", arguments={"rounds": 1})
 

@@ -65,10 +65,8 @@ def write(server: KfpServer, run: str, step: str, *lines: str, level: int = -1) 
 def launched(parameters: dict[str, Any], *names: str, **metadata: Any) -> str:
     """Return what the launcher logs at the end of a step, whose artifacts have these metadata."""
     artifacts = {
-        name: {
-            "artifacts": [{"name": name, "metadata": metadata, "uri": f"minio://{BUCKET}/{name}"}]
-        }
-        for name in names
+        n: {"artifacts": [{"name": n, "metadata": metadata, "uri": f"minio://{BUCKET}/{n}"}]}
+        for n in names
     }
     content = json.dumps({"parameterValues": parameters, "artifacts": artifacts}, indent=2)
     return f"I1127 19:04:57.730295      15 launcher_v2.go:1230] ExecutorOutput: {content}"
@@ -123,9 +121,7 @@ def test_a_cause_is_read_in_the_log(profile: KfpServer, run_id: str, level: int)
     assert document("describe", run_id)["cause"] == "of the driver"
 
 
-def test_logs_are_followed_over_cuts(
-    profile: KfpServer, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_outlive_cut(profile: KfpServer, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "POLL_SECONDS", 0.02)
     profile.put_run(run_id, "RUNNING", RUNNING)
     lines = [f"step {number}" for number in range(2, 50)]

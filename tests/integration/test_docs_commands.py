@@ -157,9 +157,7 @@ def test_own_network_is_trained_and_loaded(photographs: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1)])
-def test_program_starts_a_run_and_waits_for_it(
-    kfp_server: KfpServer, tmp_path: Path, state: str, code: int
-) -> None:
+def test_program_waits_for_it(kfp_server: KfpServer, tmp_path: Path, state: str, code: int) -> None:
     package = ROOT / "compiled" / "train_resnet.yaml"
     program = [sys.executable, str(EXAMPLES / "client.py"), kfp_server.url, "gs://bucket/x"]
     home = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "none")}
@@ -184,9 +182,7 @@ def test_program_starts_a_run_and_waits_for_it(
 
 
 @pytest.mark.parametrize("size", [32, 128])
-def test_own_script_reads_a_photograph_as_the_evaluation_does(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_script_reads_as_we_do(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photograph, exif = tmp_path / "turned.jpg", Image.Exif()
     exif[0x112] = 6  # as of a camera that was held upright
     Image.radial_gradient("L").crop((0, 0, 250, 160)).convert("RGB").save(photograph, exif=exif)

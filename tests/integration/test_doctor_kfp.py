@@ -167,9 +167,7 @@ def test_configured_context_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "staging" in finding["message"]
 
 
-def test_a_context_is_one_of_the_kubeconfig_in_a_pod_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_context_in_a_pod_is_one_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise `install --context it` would change the pod's own cluster."""
     write_kubeconfig(tmp_path / "config", "https://theirs")
     (tmp_path / "namespace").write_text("own")

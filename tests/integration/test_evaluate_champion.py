@@ -196,9 +196,7 @@ def test_a_champion_without_one_class(champion: Path, source: Path, challenger: 
     assert "re-evaluated on the 48 samples of its classes" in reason
 
 
-def test_a_champion_that_knows_no_class_of_the_split_is_not_comparable(
-    champion: Path, source: Path, challenger: Challenger
-) -> None:
+def test_a_champion_without_any_class(champion: Path, source: Path, challenger: Challenger) -> None:
     def rename(data: Path) -> None:
         for folder in list(data.glob("*/*")):
             folder.rename(folder.with_name(f"{folder.name}_"))
@@ -230,9 +228,7 @@ def test_a_champion_without_a_bundle_is_not_re_evaluated(
         assert blessed == ("no champion" in expected)
 
 
-def test_an_unchanged_split_needs_only_the_evaluation_of_the_bundle(
-    champion: Path, source: Path, challenger: Challenger
-) -> None:
+def test_an_unchanged_split_is_enough(champion: Path, source: Path, challenger: Challenger) -> None:
     for path in champion.iterdir():
         if path.name not in ("metrics.json", "predictions.csv"):
             path.unlink()

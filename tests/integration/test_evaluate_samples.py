@@ -105,9 +105,7 @@ def test_unreadable_images_are_skipped_and_counted(
 
 
 @pytest.mark.slow
-def test_a_champion_is_evaluated_on_the_images_that_the_challenger_could_read(
-    skipping: Trained, trained: Trained, tmp_path: Path
-) -> None:
+def test_champion_has_the_same_images(skipping: Trained, trained: Trained, tmp_path: Path) -> None:
     old = trained._replace(run_dir=tmp_path / "old")
     old.evaluate()
     champion = old.export()
@@ -180,11 +178,7 @@ def test_changed_labels_and_copies_can_be_excluded(trained: Trained, tmp_path: P
     arguments = form_of("train_resnet").read(None, [f"exclude=@{folder / 'labels_to_check.csv'}"])
     result = sync(str(source), tmp_path / "data", options_of("", arguments["sync"]))
     version = Path(result.path)
-    left = {
-        path.relative_to(version).as_posix()
-        for side in SIDES
-        for path in version.glob(f"{side}/*/*")
-    }
+    left = {one.relative_to(version).as_posix() for s in SIDES for one in version.glob(f"{s}/*/*")}
     assert not left & {row["path"] for row in rows}
     assert len(left) == len(list(source.glob("*/*/*"))) - len({row["path"] for row in rows})
     trained._replace(dataset=version).evaluate()

@@ -169,11 +169,7 @@ def test_success_is_uploaded_last(bucket: Bucket, sealed: Path) -> None:
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.parametrize(
     ("fault", "text"),
-    [
-        ("forbidden", "no permission to write"),
-        ("race", "changed by another writer"),
-        ("damage", "damaged"),
-    ],
+    [("forbidden", "no permission"), ("race", "changed by another writer"), ("damage", "damaged")],
 )
 def test_a_failed_upload_is_completed_by_the_next(
     bucket: Bucket, sealed: Path, monkeypatch: pytest.MonkeyPatch, fault: str, text: str, after: int

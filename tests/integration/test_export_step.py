@@ -135,9 +135,7 @@ def test_the_example_in_the_model_card_runs(exported: Trained) -> None:
     run_example(exported)
 
 
-def test_the_step_fills_its_artifacts_and_reuses_an_intact_bundle(
-    model: Trained, tmp_path: Path
-) -> None:
+def test_the_step_fills_artifacts_and_reuses_a_bundle(model: Trained, tmp_path: Path) -> None:
     inputs = arguments(model, tmp_path)
     assert export.python_func(**inputs) == str(model.bundle)
     metadata = inputs["exported_model"].metadata
@@ -166,9 +164,7 @@ def perturb(path: Path) -> None:
     onnx.save(model, path)
 
 
-def test_a_perturbed_graph_fails_the_step_and_leaves_no_bundle(
-    model: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_perturbed_graph(model: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(model.bundle)
     real = formats.write_onnx
 

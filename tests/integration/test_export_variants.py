@@ -195,9 +195,7 @@ def test_a_weak_or_broken_form_leaves_no_file(
 
     load = formats.onnx_predict
     monkeypatch.setattr(variants, "_WRITERS", {**variants._WRITERS, "fp16": write})
-    monkeypatch.setattr(
-        formats, "onnx_predict", lambda path: predict if "fp16" in path.name else load(path)
-    )
+    monkeypatch.setattr(formats, "onnx_predict", lambda p: predict if "fp16" in p.name else load(p))
     requested = Variants(variants=("fp16", "resize"), max_variant_drop=0.05)
     result, functions = variants.add(source, requested)
     assert list(result.left_out) == ["fp16"]

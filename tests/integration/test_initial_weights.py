@@ -217,9 +217,7 @@ def answering(answer: bytes | list[bytes], folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("fault", [b"HTTP/1.1 503 Away\r\n", b"HTTP/1.1 200 OK\r\n", b""])
-def test_a_fault_is_tried_again(
-    fault: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_is_retried(fault: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     length = b"Content-Length: 4\r\n\r\n"
     fault = fault and fault + length + b"xy"
     answers = [fault, b"HTTP/1.1 200 OK\r\n" + length + b"data"]
@@ -236,9 +234,7 @@ def test_a_fault_is_tried_again(
 
 
 def test_redirect_to_http_is_not_followed(tmp_path: Path) -> None:
-    answer = (
-        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/w.pth\r\nContent-Length: 0\r\n\r\n"
-    )
+    answer = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/w\r\nContent-Length: 0\r\n\r\n"
     with (
         answering(answer, tmp_path) as server,
         pytest.raises(InputError, match="redirects from https to http"),

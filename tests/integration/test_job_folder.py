@@ -45,9 +45,7 @@ json.dump([sys.argv[1:], contents, __name__, deep.X], sys.stdout)
 def filled(folder: Path, chance: random.Random, entry: str) -> dict[str, list[Any]]:
     """Files by chance and the entry in a folder; each one's digest, and whether it may run."""
     contents = {f"{name}/{name}": chance.randbytes(99) for name in chance.sample(ODD, 3)}
-    contents |= {
-        name: chance.randbytes(9) for name in chance.sample(ODD, 2) if name not in contents
-    }
+    contents |= {n: chance.randbytes(9) for n in chance.sample(ODD, 2) if n not in contents}
     contents = {name: text for name, text in contents.items() if f"{name}/{name}" not in contents}
     mark = b"\xef\xbb\xbf" if chance.random() < 0.5 else b""
     end = chance.choice((b"\n", b"\r\n"))

@@ -177,12 +177,10 @@ class Holder:
 @pytest.mark.parametrize(
     ("func", "says"),
     [
-        (lambda: 1, "is a lambda"),
-        (around(), "closing uses outer of the enclosing function"),
+        *((lambda: 1, "is a lambda"), (around(), "closing uses outer of the enclosing function")),
         (decorated, "decorated is decorated"),
         (functools.partial(alone, 1), "partial is not a plain Python function"),
-        (waits, "waits is async"),
-        (yields, "yields is a generator"),
+        *((waits, "waits is async"), (yields, "yields is a generator")),
         (of_module, "of_module uses Path, json of its module"),
         (plain, "plain uses json_of of its module"),
         (defaults, "defaults uses string of its module"),
@@ -205,12 +203,7 @@ def test_a_function_without_a_file_is_an_input_error() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        (1, 2),
-        {1: 2},
-        b"a",
-        float("nan"),
-        Path("a"),
-        pytest.param(object(), id="object"),
+        *((1, 2), {1: 2}, b"a", float("nan"), Path("a"), pytest.param(object(), id="object")),
         [1, (2,)],
     ],
     ids=repr,

@@ -69,9 +69,7 @@ def test_a_package_that_the_image_has_is_not_installed_again(tmp_path: Path) -> 
         (["kfpddp-one==1.0", "kfpddp-one==2.0"], "Cannot install kfpddp-one==1.0 and kfpddp-one"),
     ],
 )
-def test_a_failed_installation_is_one_line(
-    tmp_path: Path, packages: list[str], message: str
-) -> None:
+def test_failed_installation_is_one_line(tmp_path: Path, packages: list[str], message: str) -> None:
     done = workers.run(specification(packages, index(tmp_path)), tmp_path / "worker")
     last = done.stderr.decode().splitlines()[-1]
     assert last.startswith("error: packages cannot be installed: ")

@@ -302,14 +302,10 @@ def test_a_release_is_signed_and_registered_and_a_repeated_step_writes_nothing(
     assert registry_server.changes() == changes
 
 
-def test_a_registry_that_refuses_does_not_move_the_champion(
-    run_dir: Path, tmp_path: Path, registry_server: RegistryServer
-) -> None:
+def test_registry_refuses(run_dir: Path, tmp_path: Path, registry_server: RegistryServer) -> None:
     inputs = arguments(run_dir, tmp_path, release={"registry": registry_server.url})
     registry_server.fail("create_model_version", registry.status(503, "no database"))
-    with pytest.raises(
-        SystemExit, match=r"^error: the registry \S+ refused .*\(503: no database\)"
-    ):
+    with pytest.raises(SystemExit, match=r"^error: the registry \S+ refused .*503: no database"):
         publish.python_func(**inputs)
     assert not (tmp_path / "models" / "squares" / "CHAMPION").exists()
     registry_server.heal()
@@ -320,8 +316,6 @@ def test_a_registry_that_refuses_does_not_move_the_champion(
 
 def test_a_missing_key_fails_before_anything_is_uploaded(run_dir: Path, tmp_path: Path) -> None:
     inputs = arguments(run_dir, tmp_path, release={"sign_key": "signing.pem"})
-    with pytest.raises(
-        SystemExit, match=r"^error: sign_key names the key signing\.pem, which the bucket's"
-    ):
+    with pytest.raises(SystemExit, match=r"^error: sign_key names the key signing\.pem"):
         publish.python_func(**inputs)
     assert not (tmp_path / "models").exists()

@@ -17,6 +17,8 @@ from kfp_ddp import Client
 from kfp_ddp.client import follow
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.export.publish import Lineage
+from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.jobs.local import run_script
 from kfp_ddp.storage.kinds import open_store
 from tests.commands import call
 from tests.exports import exported
@@ -222,15 +224,18 @@ def test_an_invalid_job_is_refused(
 @pytest.mark.slow
 def test_functions_run_on_this_machine(tmp_path: Path) -> None:
     client, more = Client(), dict[str, Any](kind="local", num_nodes=2)
-    run = client.train(distributed, func_args={"lr": 0.1}, output=tmp_path / "a", **more)
+    run = client.train(data_parallel, func_args={"lr": 0.1}, kind="local", output=tmp_path / "a")
     assert run.status == "SUCCEEDED"
-    lines = {line.partition(":")[2] for line in run.logs("job") if "rank " in line}
-    assert lines == {"rank 0 of 2 local 0", "rank 1 of 2 local 1"}
     assert "job" in run._repr_html_()
-    assert client.train(data_parallel, func_args={"lr": 0.1}, kind="local").status == "SUCCEEDED"
     with pytest.raises(JobError, match="rank 1: ValueError: no more data"):
         client.train(distributed, func_args={"lr": 1, "fails": True}, output=tmp_path / "b", **more)
-    assert client.get_run(tmp_path / "b").describe().step == "job"
-    pins = ["kfp-ddp-absent==1.0"]
-    with pytest.raises(JobError, match="lacks kfp-ddp-absent"):
-        client.train(data_parallel, func_args={"lr": 1}, kind="local", packages_to_install=pins)
+    run = client.get_run(tmp_path / "b")
+    assert run.describe().step == "job"
+    lines = {line.partition(":")[2] for line in run.logs("job") if "rank " in line and "of" in line}
+    assert lines == {"rank 0 of 2 local 0", "rank 1 of 2 local 1"}
+
+
+def test_a_package_that_this_python_lacks_is_named(tmp_path: Path) -> None:
+    absent = LaunchSpec.create(image="a:1", script="pass", packages_to_install=["absent-kfp==1.0"])
+    with pytest.raises(InputError, match="lacks absent-kfp"):
+        run_script(absent, tmp_path)

@@ -126,9 +126,7 @@ def test_torch_predicts_the_same_without_onnx_runtime(
 ) -> None:
     pictures = sorted(photos.rglob("*.jpg"))[:3]
     first = load(summary["bundle"])
-    monkeypatch.setattr(
-        predict_module, "find_spec", lambda name: None if name == "onnxruntime" else name
-    )
+    monkeypatch.setattr(predict_module, "find_spec", lambda n: None if n == "onnxruntime" else n)
     second = load(summary["bundle"])
     assert (first.runtime, second.runtime) == ("onnxruntime", "torch")
     assert second(pictures) == pytest.approx(first(pictures), abs=1e-5)
@@ -168,12 +166,7 @@ def test_check_shows_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     check = json.loads(call(*words).stdout)
     assert (check["train"] + check["val"], check["broken"]) == (36, {})
     assert check["settings"]["training"]["on_bad_image"] == "skip"
-    for word in (
-        "max_object_mb=0.001",
-        "champion=gone/x",
-        "sign_key=none",
-        "evaluate_backend=pytorchjob",
-    ):
+    for word in ("max_object_mb=0.001", "champion=x/y", "sign_key=x", "evaluate_backend=trainjob"):
         refused(*words, "--set", word)
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 

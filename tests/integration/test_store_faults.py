@@ -86,9 +86,7 @@ def check(ask: Callable[[], object], fault: int) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
-def test_a_fault_of_a_store_may_be_retried_and_a_wrong_name_or_right_may_not(
-    scheme: str, fault: int, address: str, tmp_path: Path
-) -> None:
+def test_store_faults_are_retried(scheme: str, fault: int, address: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"content")
     where = open_store(f"{scheme}://bucket/x")

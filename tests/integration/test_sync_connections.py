@@ -71,9 +71,7 @@ def test_connections_are_kept_and_opened_after_one_lookup_of_the_host(
     assert len(lookups) == 1
 
 
-def test_a_silent_address_leaves_time_for_the_next(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_address(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket.put_all({"a": b"x"})
     resolve = connection._resolve
 
@@ -99,9 +97,7 @@ FILES |= {f"large-{number}": bytes([number]) * (SMALL + 5) for number in range(4
 
 
 @pytest.mark.parametrize("tickets", [2, 0])
-def test_a_tls_session_is_resumed_if_the_server_keeps_sessions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tickets: int
-) -> None:
+def test_tls_sessions_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tickets: int) -> None:
     bucket, certificate = Bucket(), tls.loopback_certificate(tmp_path)
     bucket.put_all(FILES)
     bucket.delay = 0.01

@@ -39,11 +39,7 @@ ODD: tuple[object, ...] = (
     *(None, True, -1, 1 << 70, 1.5, "", "x", [], {}, [[]], "../../other/mine", "/etc/passwd"),
     *("a/x", "\x00", "zz", "-1", "f" * 40, "\ud800", 0, "shard-00000.tar", "../outside"),
 )
-FUZZ: dict[str, Any] = {
-    "deadline": None,
-    "derandomize": True,
-    "suppress_health_check": list(HealthCheck),
-}
+FUZZ = dict[str, Any](deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def options_of(kind: str) -> dict[str, Any]:
@@ -285,9 +281,7 @@ def test_disk_is_one_line_whatever_does_not_fit(
 
 @pytest.mark.parametrize("mask", [0o077, 0o022, 0])
 @pytest.mark.parametrize("mirror", [False, True])
-def test_modes_do_not_depend_on_the_umask(
-    bucket: Bucket, tmp_path: Path, mirror: bool, mask: int
-) -> None:
+def test_modes_ignore_the_umask(bucket: Bucket, tmp_path: Path, mirror: bool, mask: int) -> None:
     """Files that versions share are read-only, also where an earlier one is not."""
     target = tmp_path / "target"
     fill(bucket, 4)

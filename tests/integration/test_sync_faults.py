@@ -212,9 +212,7 @@ def test_what_builds_of_other_versions_left_is_removed(bucket: Bucket, tmp_path:
     assert list(building.iterdir()) == []
 
 
-def test_file_written_on_another_machine_is_read_again(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_file_read(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = fill(bucket)
 
     def interrupted(machine: str, at: str) -> set[Path]:

@@ -76,9 +76,7 @@ def test_verify_quick_sees_another_size_or_time_or_absence(bucket: Bucket, tmp_p
 
 
 @pytest.mark.parametrize("verify", ["list", "full"])
-def test_damage_in_the_version_before_is_not_linked(
-    bucket: Bucket, tmp_path: Path, verify: str
-) -> None:
+def test_damage_in_last_version_is_not_linked(bucket: Bucket, tmp_path: Path, verify: str) -> None:
     objects = fill(bucket)
     victim = run(tmp_path).path / "train/c3/0007.png"
     damage(victim)

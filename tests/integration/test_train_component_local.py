@@ -372,9 +372,7 @@ def test_a_dataset_that_cannot_be_synced_is_the_reported_failure(
 
 
 @pytest.mark.slow
-def test_a_worker_that_lost_a_rank_uploads_and_one_that_is_killed_leaves_none(
-    tmp_path: Path, work: Path, on_node: str
-) -> None:
+def test_a_worker_that_lost_a_rank_uploads(tmp_path: Path, work: Path, on_node: str) -> None:
     first = Worker(tmp_path, "first", work, on_node)
     until(lambda: newest(work) > 0 or first.process.poll() is not None, lambda: first.log)
     (rank,) = psutil.Process(first.process.pid).children()
@@ -408,9 +406,7 @@ def test_a_worker_is_stopped_while_it_downloads(tmp_path: Path, work: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_worker_is_stopped_while_it_waits_for_others(
-    tmp_path: Path, work: Path, on_node: str
-) -> None:
+def test_a_worker_is_stopped_while_it_waits(tmp_path: Path, work: Path, on_node: str) -> None:
     """It waits in C++, where no Python handler runs; its last upload takes place all the same."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)

@@ -255,20 +255,19 @@ def test_completed_run_and_restarted_ranks(data: Path, tmp_path: Path, launch: L
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
 
     again = endless(data, tmp_path / "run").model_copy(update={"resume": "never"})
-    node = launch(again, "--max-restarts=3")
+    node = launch(again, "--max-restarts=3", nproc=1)
     node.wait_for("epoch 2/5000")
     assert "resumed from" not in node.output()
-    next(p for p in node.ranks() if p.environ()["RANK"] == "1").kill()
+    node.ranks()[0].kill()
     node.wait_for("resumed from")
     assert [p.name for p in (tmp_path / "run").glob("checkpoints.old-*")] == ["checkpoints.old-0"]
 
     lines = node.output().count(": loss ")
     node.wait_until(lambda: node.output().count(": loss ") > lines)
     ranks = node.ranks()
-    assert len(ranks) == 2
+    assert len(ranks) == 1
     node.process.kill()
-    _, alive = psutil.wait_procs(ranks, timeout=30)
-    assert alive == []
+    assert psutil.wait_procs(ranks, timeout=30)[1] == []
     assert preempted_at(again) > 0
 
 

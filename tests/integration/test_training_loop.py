@@ -29,13 +29,7 @@ from tests.training_ranks import (
 from tests.waiting import until
 
 POLICY = Path(__file__).parents[2] / "deploy" / "network" / "jobs.yaml"
-SMALL: dict[str, Any] = {
-    "epochs": 2,
-    "batch_size": 8,
-    "warmup_epochs": 1,
-    "workers": 0,
-    "device": "cpu",
-}
+SMALL = dict[str, Any](epochs=2, batch_size=8, warmup_epochs=1, workers=0, device="cpu")
 SMALLER: dict[str, dict[str, Any]] = {
     "none": {"model": "resnet18", "image_size": 32},
     "digits": {},
@@ -255,9 +249,7 @@ def test_short_run_is_reported_and_a_completed_one_ends_at_once(data: Path, tmp_
 
 
 @pytest.mark.slow
-def test_ranks_save_within_an_epoch_and_listen_where_the_policy_allows(
-    data: Path, tmp_path: Path
-) -> None:
+def test_ranks_save_in_an_epoch_and_listen_where_allowed(data: Path, tmp_path: Path) -> None:
     run = config(
         data, tmp_path / "run", epochs=5000, warmup_epochs=0, checkpoint_epochs=0
     ).model_copy(update={"checkpoint_minutes": 0.005})

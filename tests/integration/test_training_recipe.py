@@ -90,9 +90,8 @@ def test_frozen_body_keeps_its_statistics(data: Path, tmp_path: Path, epochs: in
     assert loop.fit()
     after: dict[str, Tensor] = loop.learner.network.state_dict()
     same = {name for name, value in before.items() if torch.equal(after[name], value)}
-    assert same == (
-        {name for name in before if not name.startswith("fc.")} if epochs == 3 else set()
-    )
+    body = {name for name in before if not name.startswith("fc.")}
+    assert same == (body if epochs == 3 else set())
     rates = {group["lr"] for group in loop.learner.optimizer.param_groups}
     assert min(rates) == pytest.approx(max(rates) * 0.25)
 
@@ -109,9 +108,7 @@ def _accuracies(
     )
 
 
-def test_stopped_at_an_epoch_it_continues_with_the_schedule_of_all(
-    data: Path, tmp_path: Path
-) -> None:
+def test_a_stop_at_an_epoch_keeps_the_schedule_of_all(data: Path, tmp_path: Path) -> None:
     complete = run(data, tmp_path / "complete", **FEATURES["frozen"], epochs=3, eval_epochs=3)
     assert trainer(complete).fit()
     for stop in (1, 2, 2, 3):
@@ -166,9 +163,7 @@ def _result(run_dir: Path) -> int:
     return chosen.step
 
 
-def test_best_checkpoint_is_kept_and_is_the_result(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_best_is_the_result(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _accuracies(monkeypatch, 0.5, 0.9, 0.6, 0.9, 0.8, 0.7)
     keeps = run(data, tmp_path / "run", epochs=6, keep_best=True, checkpoint_epochs=0)
     stop_after(keeps, 9, monkeypatch)
@@ -185,9 +180,7 @@ def test_best_checkpoint_is_kept_and_is_the_result(
     assert _result(tmp_path / "newest") == 4
 
 
-def test_of_equal_accuracies_the_lowest_loss_is_best_and_resets_the_patience(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lowest_loss_is_best(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = (math.nan, 0.9, 0.5, math.nan, 0.7)
     _accuracies(monkeypatch, 1.0, 0.9, 0.9, 1.0, 0.9, losses=losses)
     ties = run(data, tmp_path / "run", epochs=9, keep_best=True, early_stop_epochs=2)

@@ -9,8 +9,5 @@ port = int(sys.argv[1]) if len(sys.argv) > 1 else 8888
 ends = [signal.SIGINT, signal.SIGTERM]
 signal.pthread_sigmask(signal.SIG_BLOCK, ends)
 with serving(("0.0.0.0", port)):
-    print(
-        f"a KFP API server without anything behind it: KFP_DDP_HOST=http://localhost:{port}",
-        flush=True,
-    )
+    print(f"a KFP API server alone: KFP_DDP_HOST=http://localhost:{port}", flush=True)
     signal.sigwait(ends)

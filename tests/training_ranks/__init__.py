@@ -39,9 +39,7 @@ def dataset(root: Path, train: int = 96, val: int = 20, classes: int = 3, size: 
             folder.mkdir(parents=True, exist_ok=True)
             pixels = torch.rand(size, size, 3, generator=draw) * 160
             pixels[..., i % 3] += 30 * (i % classes + 1)
-            Image.fromarray(pixels.clamp(max=255).to(torch.uint8).numpy()).save(
-                folder / f"{i:04d}.png"
-            )
+            Image.fromarray(pixels.clamp(max=255).byte().numpy()).save(folder / f"{i:04d}.png")
     return root
 
 
@@ -131,9 +129,7 @@ class Ranks:
 
     def wait_for_steps(self, count: int) -> None:
         """Until rank 0 has reported so many steps since it started."""
-        until(
-            lambda: self._lives(self.output().count(": loss ") >= count), self.output, pause=0.002
-        )
+        until(lambda: self._lives(self.output().count(": loss ") >= count), self.output, pause=2e-3)
 
     def _lives(self, reached: bool) -> bool:
         assert reached or any(process.is_alive() for process in self.processes), self.output()

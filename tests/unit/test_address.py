@@ -120,9 +120,7 @@ version, `torn` for a bundle without its manifest.
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("who", RESOLVERS)
-def test_an_address_has_one_meaning(
-    state: str, who: str, bundles: dict[str, Path], tmp_path: Path
-) -> None:
+def test_address_is_unique(state: str, who: str, bundles: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "medical"
     folder.mkdir()
     shutil.copy(bundles["root"] / "metrics.json", tmp_path)
@@ -153,9 +151,7 @@ def test_an_address_has_one_meaning(
             RESOLVERS[who](str(folder))
 
 
-def test_a_version_in_the_folder_of_another_is_refused(
-    bundles: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_version_in_anothers_folder_is_refused(bundles: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(bundles["root"], tmp_path / ("0" * 12))
     for who, resolve in RESOLVERS.items():
         if who not in ("gate", "pretrained"):  # a local bundle is read where it is

@@ -127,12 +127,9 @@ def test_steps_that_kfp_lost_are_unknown_or_those_of_the_workflow() -> None:
 @pytest.mark.parametrize(
     ("node", "state", "by_driver"),
     [
-        ("SUCCEEDED", "SUCCEEDED", False),
-        ("CACHED", "CACHED", False),
-        ("PENDING", "PENDING", False),
-        ("RUNNING", "RUNNING", False),
-        ("DRIVING", "RUNNING", True),
-        ("UNDRIVEN", "FAILED", True),
+        *(("SUCCEEDED", "SUCCEEDED", False), ("CACHED", "CACHED", False)),
+        *(("PENDING", "PENDING", False), ("RUNNING", "RUNNING", False)),
+        *(("DRIVING", "RUNNING", True), ("UNDRIVEN", "FAILED", True)),
     ],
 )
 def test_a_steps_state_is_of_its_driver_or_pod(node: str, state: str, by_driver: bool) -> None:

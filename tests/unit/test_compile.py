@@ -78,9 +78,7 @@ def test_registry_replaces_that_of_all_images(pipelines: dict[str, Any], tmp_pat
 def test_runs_in_a_bucket_mount_no_pvc(name: str, claims: list[str]) -> None:
     assert "work_claim" not in form_of(name)
     executors = documents(name)[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    mounted = {
-        m["mountPath"] for executor in executors.values() for m in executor.get("pvcMount", [])
-    }
+    mounted = {m["mountPath"] for one in executors.values() for m in one.get("pvcMount", [])}
     assert sorted(mounted) == claims
     for step in ("evaluate", "export", "train"):
         (scratch,) = executors[f"exec-{step}"]["emptyDirMounts"]
@@ -93,9 +91,7 @@ def test_runs_in_a_bucket_mount_no_pvc(name: str, claims: list[str]) -> None:
 def documents(name: str) -> list[dict[str, Any]]:
     """Return KFP's specification of a compiled pipeline and its platform document."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return list(
-        yaml.load_all((REPOSITORY / "compiled" / f"{name}.yaml").read_text(), Loader=loader)
-    )
+    return list(yaml.load_all((REPOSITORY / "compiled" / f"{name}.yaml").read_text(), loader))
 
 
 def form_of(name: str) -> dict[str, Any]:

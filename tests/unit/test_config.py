@@ -39,16 +39,12 @@ def test_init_writes_settings_once(files: dict[str, Path]) -> None:
     assert files["here"].read_text() == text
 
 
-def test_a_flag_goes_before_a_variable_before_a_file_before_a_default(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precedence_of_origins(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     files["home"].write_text("host: http://home\nexperiment: home\nnamespace: home\nui: home\n")
     files["here"].write_text("host: http://here\nexperiment: here\nnamespace: here\n")
     monkeypatch.setenv("KFP_DDP_HOST", "http://variable")
     monkeypatch.setenv("KFP_DDP_EXPERIMENT", "variable")
-    values = {
-        n: one.value for n, one in resolved({"host": "http://flag", "experiment": None}).items()
-    }
+    values = {n: o.value for n, o in resolved({"host": "http://flag", "experiment": None}).items()}
     expected = {"host": "http://flag", "experiment": "variable", "namespace": "here", "ui": "home"}
     assert values.items() >= {**expected, "kfp_namespace": "kubeflow"}.items()
 

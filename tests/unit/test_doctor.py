@@ -108,9 +108,7 @@ def test_volumes_whose_job_did_not_complete_are_bad(condition: str, bad: int) ->
     job = {"status": {"conditions": conditions}}
     objects["/apis/batch/v1/namespaces/space/jobs/kfp-ddp-chown"] = job
     findings = claims(cluster(FakeApi(objects)))
-    assert [finding.what for finding in findings if finding.state == "bad"] == (
-        ["owner of volumes"] * bad
-    )
+    assert [one.what for one in findings if one.state == "bad"] == ["owner of volumes"] * bad
 
 
 def served(**fields: Object) -> FakeApi:
@@ -204,9 +202,7 @@ def test_checked_rights_are_those_of_deploy() -> None:
         for verb in rule["verbs"]
     }
     required = [*launch_rights("pytorchjob", "shop", *GANGS), *KUEUE_RIGHTS]
-    assert {
-        (g, resource, verb) for g, resource, verbs, _ in required for verb in verbs.split()
-    } == granted
+    assert {(g, kind, verb) for g, kind, verbs, _ in required for verb in verbs.split()} == granted
 
 
 KEY = {"type": "service_account", "client_email": "a", "private_key": "b"}

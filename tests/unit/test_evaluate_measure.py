@@ -189,20 +189,6 @@ def test_saturated_logits_give_finite_numbers() -> None:
     assert [(b.samples, b.confidence, b.accuracy) for b in counts.calibration()] == [(3, 1, 1)]
 
 
-def test_results_do_not_depend_on_batches_and_ranks() -> None:
-    logits, targets = logits_and_targets(997, 7)
-    one = tally_of(logits, targets, [997])
-    others = [tally_of(logits, targets, [1] * 97 + [900])]
-    for ranks in (2, 3):
-        shares = [(logits[r::ranks], targets[r::ranks]) for r in range(ranks)]
-        tallies = [tally_of(*share, [len(share[1])]) for share in shares]
-        others.append(joined(*reversed(tallies)))
-    for other in others:
-        assert torch.equal(other.confusion, one.confusion)
-        assert (other.samples, other.loss, other.top5) == (997, one.loss, one.top5)
-        assert (other.calibration(), other.areas()) == (one.calibration(), one.areas())
-
-
 def test_macro_means_omit_classes_without_samples_and_predictions() -> None:
     """Class 1 is only predicted, class 2 has a sample, class 3 has neither."""
     counts = Tally(4)
@@ -336,9 +322,7 @@ def test_the_interval_of_an_error_is_mirrored_at_the_value() -> None:
     assert measure._off_zero(0.1, np.array([0.0, 0.0]), luck).high == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(
-    ("value", "below"), [(0.5, 0.5), (0.1, 0.1005), (-1.0, 0.0005), (2.0, 0.9995)]
-)
+@pytest.mark.parametrize(("value", "below"), [(0.5, 0.5), (0.1, 0.1005), (-1, 0.0005), (2, 0.9995)])
 def test_percentiles_are_moved_by_the_share_of_resamples_below(value: float, below: float) -> None:
     ends = np.arange(300) / 1000
     resamples = np.concatenate([ends, np.full(400, 0.5), 0.7 + ends])

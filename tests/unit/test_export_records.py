@@ -56,9 +56,7 @@ def test_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(references) == len(set(references)), "CycloneDX requires unique ones"
 
 
-def test_the_image_of_the_step_is_named_by_its_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_image_is_named_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record is from the API server of a cluster."""
     image = "ghcr.io/kfp-ddp/trainer:0.2.0"  # as in a pipeline
     digest = "sha256:" + "a" * 64

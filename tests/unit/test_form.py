@@ -22,12 +22,10 @@ COMPILED = ROOT / "compiled" / "train_resnet.yaml"
 @pytest.mark.parametrize(
     ("word", "arguments"),
     [
-        ("epochs=3", {"epochs": 3}),
-        ("training.epochs=3", {"epochs": 3}),
+        *(("epochs=3", {"epochs": 3}), ("training.epochs=3", {"epochs": 3})),
         ("learning_rate=1e-2", {"training": {"learning_rate": 0.01}}),
         ("training.deterministic=true", {"training": {"deterministic": True}}),
-        ("cpu=2", {"job": {"cpu": "2"}}),
-        ("include=*.jpg", {"sync": {"include": ["*.jpg"]}}),
+        *(("cpu=2", {"job": {"cpu": "2"}}), ("include=*.jpg", {"sync": {"include": ["*.jpg"]}})),
         ("exclude=[a, b/**]", {"sync": {"exclude": ["a", "b/**"]}}),
         ("script_args=--lr 1", {"training": {"script_args": "--lr 1"}}),
         ("dataset=", {"sync": {"dataset": ""}}),
@@ -145,14 +143,9 @@ def _own() -> Form:
 @pytest.mark.parametrize(
     ("word", "argument"),
     [
-        ("rounds=3", 3),
-        ("rounds=3.0", 3),
-        ("share=1e-2", 0.01),
-        ("words=12", "12"),
-        ("loud=true", True),
-        ("names=[a, b]", ["a", "b"]),
-        ("training={colour: 1}", {"colour": 1}),
-        ("size=M", "M"),
+        *(("rounds=3", 3), ("rounds=3.0", 3), ("share=1e-2", 0.01), ("words=12", "12")),
+        *(("loud=true", True), ("names=[a, b]", ["a", "b"])),
+        *(("training={colour: 1}", {"colour": 1}), ("size=M", "M")),
     ],
 )
 def test_word_has_the_type_of_the_pipelines_parameter(word: str, argument: object) -> None:

@@ -153,14 +153,10 @@ def against(
         (("ant", "bee", "cat", "cow", "dog", "eel"), "removed 'ant' 'bee' 'cow' and 1 more"),
     ],
 )
-def test_a_champion_with_all_classes_is_compared_by_its_new_evaluation(
-    known: tuple[str, ...], words: str, tmp_path: Path
-) -> None:
+def test_its_new_evaluation_is_compared(known: tuple[str, ...], words: str, tmp_path: Path) -> None:
     result, by_rule = against(tmp_path, known, {})
     assert by_rule["min_improvement"].value == pytest.approx(0.06)
-    assert (
-        f"champion {result.champion} re-evaluated on this split" in by_rule["min_improvement"].words
-    )
+    assert f"champion {result.champion} re-evaluated on" in by_rule["min_improvement"].words
     assert ("classes" in by_rule) == bool(words)
     assert not words or words in by_rule["classes"].words
 
@@ -178,9 +174,7 @@ def test_a_champion_without_a_class_is_compared_on_the_others(tmp_path: Path) ->
 
 @pytest.mark.parametrize("known", [("cat",), ("cat", "dog")])
 @pytest.mark.parametrize("field", ["", "checkpoint_digest", "samples_digest", "dataset_digest"])
-def test_an_evaluation_of_another_champion_or_of_other_samples_does_not_count(
-    field: str, known: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_another_evaluation_is_ignored(field: str, known: tuple[str, ...], tmp_path: Path) -> None:
     again = {field: "b" * 64} if field else None
     result, by_rule = against(tmp_path, known, again)
     assert result.compared is None

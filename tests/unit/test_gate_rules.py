@@ -127,11 +127,9 @@ def test_an_invalid_record_is_named(tmp_path: Path, name: str, content: Any, fie
 
 def test_limits_apply_to_the_measurements_of_one_file(tmp_path: Path) -> None:
     served = {"batch_1": {"median_ms": 3}}
-    files = {
-        "a": {"memory_mb": 120.0, "latency": served},
-        "b": {"memory_mb": None},
-        "c": {"memory_mb": 80.0},
-    }
+    files = dict[str, Any](
+        a={"memory_mb": 120.0, "latency": served}, b={"memory_mb": None}, c={"memory_mb": 80.0}
+    )
     content = {
         "infra": gating.infra(files=files),
         "latency": {"runtimes": {"a": {"batch_1": {"median_ms": 4}}}},

@@ -133,9 +133,7 @@ def bundle_in_torch(folder: Path, code: str = "") -> Path:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_bundle_runs_no_code_unless_allowed(
-    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bundle_runs_no_code(tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.export, "load", lambda *_, **__: pytest.fail("loads the program"))
     made = tmp_path / "made"
     code = f"""

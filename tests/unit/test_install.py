@@ -35,9 +35,7 @@ def printed(*options: str) -> list[Object]:
 )
 def test_chown_job_is_printed_on_request(options: tuple[str, ...], user: int | None) -> None:
     jobs = [item for item in printed(*options) if item["kind"] == "Job"]
-    assert [item["metadata"]["namespace"] for item in jobs] == (
-        ["team"] if user is not None else []
-    )
+    assert [one["metadata"]["namespace"] for one in jobs] == (["team"] if user is not None else [])
     users = [item["spec"]["template"]["spec"]["securityContext"]["runAsUser"] for item in jobs]
     assert users == ([user] if user is not None else [])
 

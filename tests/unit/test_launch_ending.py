@@ -209,9 +209,7 @@ def launcher(run_dir: Path) -> list[str]:
     return [local.NODE, "--nproc-per-node=2", "--", "--output-dir", str(run_dir)]
 
 
-def test_teardown_ends_a_recorded_group_of_this_user_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_teardown_ends_a_recorded_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     with sleeper(*launcher(run_dir)) as child:

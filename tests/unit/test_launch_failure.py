@@ -98,9 +98,7 @@ def test_signals_lost_peers_and_timeouts_are_tried_again_and_memory_is_not() -> 
     assert cause_in_pods([pod(0, 143)], "").retryable
     lost = rank_record(0, "RuntimeError: Connection closed by peer")
     assert cause_in_pods([pod(0, 1, lost)], "").retryable
-    assert cause_in_pods(
-        [pod(0, 1, "Watchdog caught collective operation timeout: x")], ""
-    ).retryable
+    assert cause_in_pods([pod(0, 1, "Watchdog caught collective operation timeout")], "").retryable
     result = cause_in_pods([pod(0, 137, reason="OOMKilled")], "")
     assert not result.retryable
     assert "raise memory" in result.error
@@ -124,9 +122,7 @@ def test_an_evicted_pod_is_the_cause_and_tried_again() -> None:
     ],
 )
 @pytest.mark.parametrize("waits", [{}, {"containerStatuses": [{"name": "x", "state": waiting()}]}])
-def test_a_pod_that_its_node_rejects_is_the_cause(
-    why: str, message: str, retryable: bool, waits: dict[str, Any]
-) -> None:
+def test_node_rejects_a_pod(why: str, message: str, retryable: bool, waits: dict[str, Any]) -> None:
     status = {"phase": "Failed", "reason": why, "message": message, **waits}
     rejected = {**worker(1), "status": status}
     result = cause_in_pods([pod(0, 1, "boom", at=5), rejected], "1 Worker replica(s) failed")
@@ -145,9 +141,7 @@ def test_a_pod_past_its_own_deadline_is_not_tried_again() -> None:
 def test_the_log_replaces_a_missing_message_and_the_job_missing_pods() -> None:
     result = cause_in_pods([pod(0, 1)], "", {"worker-0": ["KeyError: 'x'"]})
     assert result.error == "worker-0: exit code 1: KeyError: 'x'"
-    assert cause_in_pods([], "has reached the specified backoff limit").error.startswith(
-        "has reached"
-    )
+    assert cause_in_pods([], "has reached the specified limit").error.startswith("has reached")
 
 
 def test_the_first_failure_within_one_second_is_the_cause() -> None:

@@ -212,9 +212,7 @@ def test_the_queue_is_requested_less_and_less_often(
     assert requests == [222, 224, 226]
 
 
-def test_the_heartbeat_is_touched_now_and_then_and_cursors_are_saved_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heartbeat_and_saved_cursors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, printer = RunFolder(tmp_path), Printer()
     files = StepFiles(folder, "x", printer)
     files.update(100)

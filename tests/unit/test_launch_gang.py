@@ -118,9 +118,7 @@ NOT_FIT = {
         ("volcano", 403, 404, "the operator has not created them"),
     ],
 )
-def test_a_job_without_pods_waits_for_its_pod_group(
-    scheduler: str, group: Any, queue: Any, text: str
-) -> None:
+def test_a_job_waits_for_its_pod_group(scheduler: str, group: Any, queue: Any, text: str) -> None:
     queues = "/apis/scheduling.volcano.sh/v1beta1/queues/team"
     group = {"spec": {}, **group} if isinstance(group, dict) else group
     api = FakeApi({group_of(scheduler): group, queues: queue})
@@ -150,13 +148,11 @@ BARE, FULL = runtime({}), runtime({"requests": {"cpu": "1"}})
 @pytest.mark.parametrize(
     ("space", "whole", "kind", "has_resources"),
     [
-        (BARE, FULL, "TrainingRuntime", False),
-        (FULL, BARE, "TrainingRuntime", True),
+        *((BARE, FULL, "TrainingRuntime", False), (FULL, BARE, "TrainingRuntime", True)),
         (404, BARE, "ClusterTrainingRuntime", False),
         (404, FULL, "ClusterTrainingRuntime", True),
         (403, BARE, "ClusterTrainingRuntime", False),
-        (404, 403, "ClusterTrainingRuntime", True),
-        (403, 403, "ClusterTrainingRuntime", True),
+        *((404, 403, "ClusterTrainingRuntime", True), (403, 403, "ClusterTrainingRuntime", True)),
         (403, 404, "TrainingRuntime", True),
     ],
 )

@@ -171,17 +171,13 @@ def job(ended: str = "", *notes: str) -> dict[str, Any]:
         ([job("Failed"), job("Failed", PREEMPTED), job("Failed")], 2, 0, 2),
     ],
 )
-def test_the_attempt_that_a_launch_goes_on_with(
-    jobs: list[Any], current: int, first: int, left: int
-) -> None:
+def test_attempt_of_the_next_launch(jobs: list[Any], current: int, first: int, left: int) -> None:
     attempts = Attempts.resume(dict(enumerate(jobs)), KINDS["pytorchjob"])
     assert (attempts.current, attempts.first) == (current, first)
     assert attempts.retries_left(3) == left
 
 
-def test_a_conflict_that_is_no_job_is_tried_again_and_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_conflict_without_a_job_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     jobs = jobs_of(FakeApi())
@@ -202,9 +198,7 @@ def test_a_conflict_that_is_no_job_is_tried_again_and_reported(
         (SERVED, 'namespaces "space" not found', "^namespace space does not exist; [^;]*$"),
     ],
 )
-def test_a_missing_kind_of_job_and_a_missing_namespace(
-    served: dict[str, Object], answer: str, line: str
-) -> None:
+def test_missing_kind_or_namespace(served: dict[str, Object], answer: str, line: str) -> None:
     jobs = jobs_of(FakeApi(served))
     missing = ApiError(404, "Not Found", answer)
     jobs.api.objects[jobs.kind.resource.path("space")] = missing  # type: ignore[attr-defined]

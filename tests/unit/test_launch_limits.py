@@ -108,9 +108,7 @@ LEAVING = pod("worker", "Pending", 600, deletionTimestamp=ago(1))
         (look(pod("a", "Running", 6), age=60), Limits(deadline=60), None),
     ],
 )
-def test_a_pod_that_waits_long_ends_the_job(
-    seen: Snapshot, limits: Limits, who: str | None
-) -> None:
+def test_a_long_wait_ends_the_job(seen: Snapshot, limits: Limits, who: str | None) -> None:
     line = late(seen, limits)
     if who is None:
         assert line == ""
@@ -236,9 +234,7 @@ def test_preemption_and_bad_node(api: FakeApi, monkeypatch: pytest.MonkeyPatch) 
     assert attempts == [(0, frozenset()), (1, frozenset()), (2, frozenset({"b"}))]
 
 
-def test_a_terminated_run_loses_its_job_and_its_lease_without_an_exit_handler(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_terminated_run_ends(api: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Argo may end the pod of the exit handler, too."""
     monkeypatch.setattr(Ending, "cancelled", lambda self: True)
     spec = LaunchSpec.create(image="a:1", command=["x"])

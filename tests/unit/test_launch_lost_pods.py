@@ -109,16 +109,11 @@ REPLACED = ([pod("worker-0"), pod("master-0")], [pod("worker-0", uid="another"),
 @pytest.mark.parametrize(
     ("clock", "heard_at", "silence", "split"),
     [
-        (62, 0, 60, False),
-        (63, 0, 60, True),
-        (63, 63, 60, False),
-        (124, 63, 60, True),
+        *((62, 0, 60, False), (63, 0, 60, True), (63, 63, 60, False), (124, 63, 60, True)),
         (9999, 0, 0, False),
     ],
 )
-def test_a_job_with_a_replaced_pod_is_over_after_some_silence(
-    clock: float, heard_at: float, silence: float, split: bool
-) -> None:
+def test_silence_ends_a_split(clock: float, heard_at: float, silence: float, split: bool) -> None:
     look = seen(*REPLACED, clock=clock, heard_at=heard_at)
     assert look.pods.replaced_at == 2
     assert bool(split_by_a_replacement(look, Limits(silence=silence))) is split
@@ -301,10 +296,7 @@ def test_files_that_are_not_reports_are_skipped(tmp_path: Path) -> None:
         *("", "no json", "3", "[]", "null", "[" * 3000),
         *({**good, name: value} for name in ("rank", "step", "time") for value in wrong),
         *({**good, name: "\x1b[2J"} for name in ("pod", "node", "phase")),
-        *(
-            {key: value for key, value in good.items() if key != name}
-            for name in RankReport._fields
-        ),
+        *({k: v for k, v in good.items() if k != name} for name in RankReport._fields),
         {**good, "pod": "x" * 5000},
     ]
     for number, text in enumerate(bad, 3):

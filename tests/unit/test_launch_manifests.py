@@ -89,11 +89,7 @@ def test_infiniband_adds_its_capability_and_device(kind: str) -> None:
 def test_scheduling_of_the_pods_of_the_job(kind: str) -> None:
     zones = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
     own = {**zones, "labelSelector": {"matchLabels": {"team": "vision"}}}
-    fields: dict[str, Any] = {
-        "topology_spread": [zones, own],
-        "runtime_class": "nvidia",
-        "gpus_per_node": 2,
-    }
+    fields = dict[str, Any](topology_spread=[zones, own], runtime_class="nvidia", gpus_per_node=2)
     for template in templates(made(kind, nodes=2, **fields)).values():
         assert template["spec"]["runtimeClassName"] == "nvidia"
         variables = template["spec"]["containers"][0]["env"]

@@ -41,10 +41,7 @@ ROOT = "container has runAsNonRoot and image will run as root"
     ("pod", "text"),
     [
         (unscheduled("0/3: 3 Insufficient nvidia.com/gpu."), "no node has enough nvidia.com/gpu"),
-        (
-            unscheduled("0/1: resource gap: map[cpu:{{4 -3} {<nil>}]."),
-            "not enough cpu free for all",
-        ),
+        (unscheduled("0/1: resource gap: map[cpu:{{4 -3} {<nil>}]."), "not enough cpu"),
         (unscheduled("0/3 ...: 3 node(s) had untolerated taint {gpu: }"), "nodes are tainted"),
         (unscheduled("3 node(s) didn't match Pod's node affinity/selector"), "no node fits its"),
         (waiting("ImagePullBackOff", "not found"), "cannot pull a:1 (ImagePullBackOff: not found)"),
@@ -76,9 +73,7 @@ AT_FIRST_USE = {"volumeBindingMode": "WaitForFirstConsumer"}
         (AT_FIRST_USE, f"{GPUS} {'x' * 300} did not find available persistent volumes", True),
     ],
 )
-def test_an_unbound_claim_is_blamed_if_it_prevents_the_pod(
-    storage: Any, message: str, blamed: bool
-) -> None:
+def test_an_unbound_claim_is_blamed_with_cause(storage: Any, message: str, blamed: bool) -> None:
     claim = {"spec": {"storageClassName": "fast"}, "status": {"phase": "Pending"}}
     api = FakeApi({f"{CLAIMS.path('space')}/images": claim, CLASSES: storage})
     line = explain(JOB, State("created"), [unscheduled(message, volumes=[IMAGES])], [], api)

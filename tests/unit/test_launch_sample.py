@@ -181,9 +181,7 @@ def test_logs_decide_the_first_of_many_failures_in_a_second(
 
     def write(self: PodLog) -> None:
         at = LogCursor(0, Stamp(1, 0), 1)
-        line = (
-            "ValueError: no 5" if self.uid == "worker-77" else "Connection closed by peer [::1]:1"
-        )
+        line = "ValueError: no 5" if self.uid == "worker-77" else "Connection closed by peer [::1]"
         self.printer.line(self.key, at, f"[{self.title}] {line}")
 
     monkeypatch.setattr(PodLog, "run", write)
@@ -214,9 +212,7 @@ def test_a_pvc_of_many_pods_is_requested_once() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 64, 65, 130])
-def test_a_stall_of_many_is_seen_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_stall_seen_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     pods = job(count, nodes=3)
     for rank in range(count):
         line = {"rank": rank, "pod": f"x-worker-{rank}", "node": "", "phase": "step", "time": 0}
@@ -286,10 +282,7 @@ def test_waiting_and_writing_follow_from_the_phase(phase: str, waiting: bool, wr
 @pytest.mark.parametrize(
     ("container", "started"),
     [
-        (RUNNING, True),
-        (stopped_with(0), True),
-        (WAITS, False),
-        ({"state": None}, False),
+        *((RUNNING, True), (stopped_with(0), True), (WAITS, False), ({"state": None}, False)),
         ({**WAITS, "restartCount": 1}, True),
     ],
 )

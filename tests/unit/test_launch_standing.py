@@ -106,11 +106,8 @@ WEBHOOK = 'admission webhook "policy.example.com" denied the request: no such te
 @pytest.mark.parametrize(
     ("message", "kind"),
     [
-        (QUOTA, "quota"),
-        (NO_LIMITS, "quota"),
-        (RESTRICTED, "forbidden"),
-        (WEBHOOK, "forbidden"),
-        ("etcdserver: request timed out", "no pods"),
+        *((QUOTA, "quota"), (NO_LIMITS, "quota"), (RESTRICTED, "forbidden")),
+        *((WEBHOOK, "forbidden"), ("etcdserver: request timed out", "no pods")),
     ],
 )
 def test_the_newest_event_shows_why_pods_are_not_created(message: str, kind: str) -> None:

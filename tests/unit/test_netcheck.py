@@ -184,9 +184,7 @@ def test_network_of_a_job_is_measured_each_time(
         netcheck.require(10.0, {"image": "a", **job}, ("run", "train", ""), api)
 
 
-def test_component_measures_locally_with_its_defaults(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_component_measures_with_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(netcheck, "here", lambda check, ranks: network(even(1), ranks=ranks))
     run: Any = netcheck.run
     artifact = SimpleNamespace(path=str(tmp_path / "out"), log_metric=lambda *_: None)

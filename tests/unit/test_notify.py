@@ -45,13 +45,11 @@ def sent(monkeypatch: pytest.MonkeyPatch, outcome: Outcome, **values: str) -> li
 
 def test_a_webhook_receives_json(monkeypatch: pytest.MonkeyPatch) -> None:
     with hook() as (address, posted):
-        lines = sent(
-            monkeypatch, PROMOTED, notify_webhook="HOOK", HOOK=f"{address}/in?token=s3cr3t"
-        )
+        lines = sent(monkeypatch, PROMOTED, notify_webhook="HOOK", HOOK=f"{address}/i?token=s3cr3t")
     assert lines == ["notify_webhook: sent"]
     ((path, _, content),) = posted
     body = json.loads(content)
-    assert path == "/in?token=s3cr3t"
+    assert path == "/i?token=s3cr3t"
     assert (body["format"], body["state"], body["accuracy"]) == (1, "promoted", 0.992)
     assert body["gain"] == pytest.approx(0.005)
     assert body["title"] == (

@@ -71,9 +71,7 @@ def test_only_the_centre_of_a_line_is_computed(shape: tuple[int, int], tmp_path:
     "one", ["a.jpg", Path("a.jpg"), b"", noise(9, 9, 3), np.zeros((9, 9, 3), np.uint8)], ids=type
 )
 def test_one_picture_is_no_list(one: Any) -> None:
-    model = Model(
-        ("a", "b"), 9, 9, "", "", "", lambda pixels: np.zeros((len(pixels), 2), np.float32)
-    )
+    model = Model(("a", "b"), 9, 9, "", "", "", lambda p: np.zeros((len(p), 2), np.float32))
     with pytest.raises(InputError, match="give a list of pictures"):
         model(one)
     assert model([np.asarray(noise(9, 9, 3))] * 2).shape == (2, 2)

@@ -76,10 +76,8 @@ def test_training_on_cpus_is_a_warning_with_the_unused_gpus() -> None:
 @pytest.mark.parametrize(
     ("request_", "fits"),
     [
-        ({"cpu": "7910m"}, True),
-        ({"memory": "32Gi", "cpu": "1"}, False),
-        ({"cpu": "1", NVIDIA: "2"}, True),
-        ({"cpu": "1", NVIDIA: "3"}, False),
+        *(({"cpu": "7910m"}, True), ({"memory": "32Gi", "cpu": "1"}, False)),
+        *(({"cpu": "1", NVIDIA: "2"}, True), ({"cpu": "1", NVIDIA: "3"}, False)),
         ({"cpu": "1", AMD: "1"}, False),
     ],
 )
@@ -95,10 +93,7 @@ def test_step_that_fits_on_no_node_is_a_warning(request_: dict[str, str], fits: 
 @pytest.mark.parametrize(
     ("labels", "reason"),
     [
-        (
-            {"cuda.driver.major": "535", "gpu.product": "NVIDIA-L4"},
-            "NVIDIA-L4 of node a has driver 535",
-        ),
+        ({"cuda.driver.major": "535", "gpu.product": "NVIDIA-L4"}, "L4 of node a has driver 535"),
         ({"gpu.compute.major": "7", "gpu.compute.minor": "0"}, "capability 7.0"),
         ({"gpu.compute.major": "7", "gpu.compute.minor": "5", "cuda.driver.major": "580"}, ""),
     ],

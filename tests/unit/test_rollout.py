@@ -280,10 +280,7 @@ def test_pods_wait_before_they_stop_in_standard_mode(server: Server) -> None:
 @pytest.mark.parametrize(
     ("refused", "text"),
     [
-        (
-            {"APPLY": 403},
-            "no right to patch inferenceservices in namespace here as .*; apply deploy",
-        ),
+        ({"APPLY": 403}, "no right to patch inferenceservices in namespace here as .*; apply"),
         ({"GET": 403}, "no right to get inferenceservices in namespace here as .*; apply deploy"),
         ({"APPLY": 422}, "cannot patch inferenceservices shop in namespace here: User"),
     ],

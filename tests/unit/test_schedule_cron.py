@@ -120,9 +120,7 @@ def test_times_have_the_zone_of_the_server_and_unknown_ones_are_refused() -> Non
 @pytest.mark.parametrize(
     ("six", "minutes"),
     [
-        ("0 0 3 * * *", ""),
-        ("0 */15 * * * *", ""),
-        ("0 */5 3 * * *", "5 minutes"),
+        *(("0 0 3 * * *", ""), ("0 */15 * * * *", ""), ("0 */5 3 * * *", "5 minutes")),
         ("0 0,1 * * * *", "1 minute "),
     ],
 )

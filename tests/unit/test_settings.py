@@ -35,10 +35,7 @@ class Wheels(Settings):
 
 def test_each_model_gets_its_fields() -> None:
     fields = {"speed": 3.0, "count": 6, "place": "above"}
-    assert split("car", fields, Engine, Wheels) == [
-        {"speed": 3.0},
-        {"count": 6, "place": "above"},
-    ]
+    assert split("car", fields, Engine, Wheels) == [{"speed": 3.0}, {"count": 6, "place": "above"}]
 
 
 @pytest.mark.parametrize(

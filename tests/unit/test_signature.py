@@ -296,9 +296,7 @@ def test_a_signature_by_key_is_not_one_of_an_identity(tmp_path: Path, root: Path
             signature.check(opened, signer, content)
 
 
-def test_the_statement_of_sigstore_is_compared_with_the_bundle(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_statement_is_compared(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verification by Sigstore is replaced: it needs its log and a login."""
     from sigstore.models import Bundle as SigstoreBundle
     from sigstore.verify import Verifier

@@ -104,9 +104,7 @@ KILLED = [GRID, {"space": RANGE, "samples": 12, "sampler": "tpe", "reduction_fac
 
 @pytest.mark.parametrize("killed", range(1, 17, 3))
 @pytest.mark.parametrize("settings", KILLED, ids=["grid", "tpe"])
-def test_a_killed_sweep_continues_and_computes_nothing_twice(
-    tmp_path: Path, killed: int, settings: dict[str, Any]
-) -> None:
+def test_killed_sweep_continues(tmp_path: Path, killed: int, settings: dict[str, Any]) -> None:
     _, expected = played(tmp_path / "whole", whole := Trainer(), **settings)
     with pytest.raises(KeyboardInterrupt):
         played(tmp_path / "part", first := Trainer(killed), **settings)
@@ -142,9 +140,7 @@ def board(folder: Path, trials: list[Trial]) -> tuple[Leaderboard, str, str]:
     return shown, Path(page.path).read_text(), Path(table.path).read_text()
 
 
-def test_trials_are_ranked_by_accuracy_and_then_by_loss(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_is_by_accuracy_then_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     training(tmp_path / "peak", [0.9, 0.5, 0.4], learning_rate=0.4, model="a")
     training(tmp_path / "low", [0.2, 0.3, 0.8], 0.7, learning_rate=0.1, model="a")
     training(tmp_path / "same", [0.2, 0.3, 0.8], 0.5, learning_rate=0.2, model="a")

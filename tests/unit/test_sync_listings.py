@@ -135,17 +135,11 @@ def test_mangled_manifests_are_rows_or_one_line() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('[7, 1, "x", "00000000"]', "is no"),
-        ('["\\ud800", 1, "x", "00000000"]', "is no"),
-        ('["a", true, "x", "00000000"]', "is no"),
-        ('["a", -1, "x", "00000000"]', "is no"),
-        (f'["a", {2**64}, "x", "00000000"]', "is no"),
-        ('["a", 1, "x", "-0000001"]', "is no"),
-        ('["a", 1, "x", 7]', "is no"),
-        ('{"a": 1}', "is no"),
-        ("", "is not JSON"),
-        (DEEP[: MAX_LINE - 1], "is not JSON"),
-        ("[" + "9" * 5000 + "]", "is not JSON"),
+        *(('[7, 1, "x", "00000000"]', "is no"), ('["\\ud800", 1, "x", "00000000"]', "is no")),
+        *(('["a", true, "x", "00000000"]', "is no"), ('["a", -1, "x", "00000000"]', "is no")),
+        *((f'["a", {2**64}, "x", "00000000"]', "is no"), ('["a", 1, "x", "-0000001"]', "is no")),
+        *(('["a", 1, "x", 7]', "is no"), ('{"a": 1}', "is no"), ("", "is not JSON")),
+        *((DEEP[: MAX_LINE - 1], "is not JSON"), ("[" + "9" * 5000 + "]", "is not JSON")),
         ("x" * (MAX_LINE + 1), "is too long"),
     ],
 )
@@ -241,9 +235,7 @@ def test_botocore_prepares_all_requests_that_are_signed_otherwise() -> None:
     assert unquote(urlsplit(sent.target).path).endswith("/ds/a b")
 
 
-def test_credentials_that_change_are_used_at_the_next_renewal(
-    account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_rotate(account: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of a role, which botocore renews before they expire."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)

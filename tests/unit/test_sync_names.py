@@ -90,13 +90,9 @@ def test_digest_is_a_sha256_of_the_documented_lines() -> None:
 @pytest.mark.parametrize(
     ("glob", "matching"),
     [
-        ("*.png", {"a.png", "d/b.png", "d/e/c.png"}),
-        ("/*.png", {"a.png"}),
-        ("d/*", {"d/b.png"}),
-        ("d/**", {"d/b.png", "d/e/c.png"}),
-        ("**/c.png", {"d/e/c.png"}),
-        ("?.png", {"a.png", "d/b.png", "d/e/c.png"}),
-        ("[ab].png", set()),
+        *(("*.png", {"a.png", "d/b.png", "d/e/c.png"}), ("/*.png", {"a.png"})),
+        *(("d/*", {"d/b.png"}), ("d/**", {"d/b.png", "d/e/c.png"}), ("**/c.png", {"d/e/c.png"})),
+        *(("?.png", {"a.png", "d/b.png", "d/e/c.png"}), ("[ab].png", set())),
         (r"/d/\*.png", set()),
     ],
 )
@@ -129,14 +125,10 @@ def test_error_lists_five_invalid_names_and_counts_the_others() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "why"),
     [
-        ("", 0, "empty name"),
-        ("/a", 0, "starts with /"),
-        ("a/", 1, "folder marker with content"),
-        ("a/", 0, ""),
-        ("a/../b", 0, "segment that is empty, . or .."),
-        ("é" * 127 + "x", 0, ""),
-        ("é" * 128, 0, "segment longer than 255 bytes"),
-        ("a/" * 1999 + "aa", 0, ""),
+        *(("", 0, "empty name"), ("/a", 0, "starts with /")),
+        *(("a/", 1, "folder marker with content"), ("a/", 0, "")),
+        *(("a/../b", 0, "segment that is empty, . or .."), ("é" * 127 + "x", 0, "")),
+        *(("é" * 128, 0, "segment longer than 255 bytes"), ("a/" * 1999 + "aa", 0, "")),
         ("a/" * 2000 + "a", 0, "path longer than 4000 bytes"),
     ],
 )

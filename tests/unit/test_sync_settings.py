@@ -57,12 +57,7 @@ def test_a_plain_folder_has_other_defaults_than_versions(
 def test_numbers_arrive_as_floats_and_globs_as_one_text() -> None:
     given = {"lock_wait": 60.0, "concurrency": 8, "max_delete": 1, "include": "*.png, *.jpg"}
     result = options_of("photos", given)
-    wanted: dict[str, Any] = {
-        "lock_wait": 60,
-        "concurrency": 8,
-        "max_delete": 1.0,
-        "include": ("*.png", "*.jpg"),
-    }
+    wanted = dict[str, Any](lock_wait=60, concurrency=8, max_delete=1.0, include=("*.png", "*.jpg"))
     assert result == SyncOptions(dataset="photos", **wanted)
     assert [type(result.lock_wait), type(result.max_delete)] == [int, float]
     assert options_of("", {"include": ["a", "b"]}).include == ("a", "b")

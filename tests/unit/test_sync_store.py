@@ -27,9 +27,7 @@ def published(store: DatasetVersions, digest: str = ONE) -> Path:
     return store.version(digest)
 
 
-def test_a_published_version_is_complete_for_its_digest(
-    store: DatasetVersions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_published_is_complete(store: DatasetVersions, monkeypatch: pytest.MonkeyPatch) -> None:
     version = published(store)
     assert sorted(path.name for path in version.iterdir()) == ["_SUCCESS", "file"]
     assert (version / "_SUCCESS").read_text() == f"{ONE}\n"
@@ -41,9 +39,7 @@ def test_a_published_version_is_complete_for_its_digest(
     published(store)  # a damaged one is replaced before it is deleted
 
 
-def test_a_version_is_marked_by_a_file_beside_its_tree(
-    store: DatasetVersions, tmp_path: Path
-) -> None:
+def test_a_version_is_marked_beside_its_tree(store: DatasetVersions, tmp_path: Path) -> None:
     """Where that is a link it is replaced, not followed, and a build that is a link is refused."""
     build, outside = store.build_folder(ONE), tmp_path / "outside"
     write(outside / "file", "theirs")
@@ -111,9 +107,7 @@ def test_a_read_only_version_is_handed_out(store: DatasetVersions, tmp_path: Pat
     assert not store.leases(ONE).exists()
 
 
-def test_of_a_mark_that_is_a_link_only_the_link_is_renewed(
-    store: DatasetVersions, tmp_path: Path
-) -> None:
+def test_of_a_linked_mark_the_link_is_renewed(store: DatasetVersions, tmp_path: Path) -> None:
     version, theirs = published(store), tmp_path / "theirs"
     theirs.touch()
     os.utime(theirs, (1, 1))
@@ -133,9 +127,7 @@ def test_no_lease_is_left_through_a_link(store: DatasetVersions, tmp_path: Path)
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-def test_a_version_removed_meanwhile_is_none(
-    store: DatasetVersions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_version_is_none(store: DatasetVersions, monkeypatch: pytest.MonkeyPatch) -> None:
     for digest in (ONE, OTHER):
         published(store, digest)
     assert [path for _, path in store.versions_of("")] == [store.version(OTHER), store.version(ONE)]
@@ -152,9 +144,7 @@ def test_a_version_removed_meanwhile_is_none(
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\xe9", "x" * 200, " " * 100 + ONE])
-def test_a_mark_that_says_no_digest_makes_nothing_whole(
-    store: DatasetVersions, content: str
-) -> None:
+def test_a_mark_without_digest_makes_nothing_whole(store: DatasetVersions, content: str) -> None:
     version = published(store)
     (version / "_SUCCESS").write_text(content)
     assert not store.complete(ONE)

@@ -145,9 +145,7 @@ def test_jobs_of_an_evaluation_are_deleted(
 
 
 @pytest.mark.parametrize("pod", ["train-resnet-x7-123", ""])
-def test_a_trial_of_a_run_without_jobs_is_rolled_back_on_a_cluster(
-    pod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_is_rolled_back(pod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KFP_POD_NAME", pod)
     monkeypatch.setattr("kfp_ddp.k8s.api.Api.connect", lambda: "the cluster")
     monkeypatch.setattr(engine, "roll_back_run", lambda api, run_id: [f"{run_id} of {api}"])

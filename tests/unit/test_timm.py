@@ -59,9 +59,7 @@ def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         networks.build("timm/test_vit", 3)
 
 
-def test_weights_come_from_cache_mirror_or_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_cache_mirror_or_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made here for 1,000 classes at 160 px, and adapted to 3 classes at 64 px."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example/")

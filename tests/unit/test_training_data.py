@@ -81,9 +81,7 @@ def test_cached_are_as_decoded(split: Path, tmp_path: Path, augment: str, traini
     assert plain.targets == cached.targets
 
 
-def test_cache_is_reused_only_for_the_same_data(
-    split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_is_of_its_data(split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = scan(split)
     config = run(split, cache_dir=str(tmp_path))
     folder = folder_for(config, [index, index.only([])])

@@ -75,9 +75,7 @@ def test_full_disk_is_one_line(record: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (failure["final"], failure["retryable"], failure["consequence"]) == (True, False, False)
 
 
-def test_a_full_gpu_is_one_line_with_the_cure(
-    record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_gpu_is_one_line_with_cure(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1 GiB free. Process 7 has 9 GiB"
     ended = _fail_with(torch.OutOfMemoryError(text), monkeypatch)
     assert rank.main(ARGV) == 1

@@ -129,9 +129,7 @@ def test_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("remaining", [0, 2, 100])
-def test_many_folders_stay_open(
-    tmp_path: Path, remaining: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_stay_open(tmp_path: Path, remaining: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_KEPT_OPEN", remaining)
     folders = files.Folders(tmp_path, "below", make=True)
 

@@ -83,12 +83,8 @@ def test_partial_decoding_is_near_the_full(split: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("height", "width", "fields", "expected"),
     [
-        (95, 200, {}, 1),
-        (96, 96, {}, 2),
-        (192, 192, {}, 4),
-        (4000, 3000, {}, 8),
-        (384, 384, {"image_size": 128}, 2),
-        (384, 384, {"augment": "shift"}, 1),
+        *((95, 200, {}, 1), (96, 96, {}, 2), (192, 192, {}, 4), (4000, 3000, {}, 8)),
+        *((384, 384, {"image_size": 128}, 2), (384, 384, {"augment": "shift"}, 1)),
         (384, 384, {"augment": "none"}, 1),
     ],
 )
@@ -182,9 +178,7 @@ def test_mirrored_image_is_divided_only_without_a_remainder() -> None:
         assert (small.image.shape[1:], small.divisor) == ((width // by, height // by), by)
 
 
-def test_evaluation_cache_and_strict_images_decode_completely(
-    split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_complete_decoding(split: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("decoded at a fraction")
 

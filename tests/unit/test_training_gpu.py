@@ -36,11 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "cutmix": 1.0,
         "blur_pool": True,
     },
-    "fp16 in micro-batches, clipped": {
-        "precision": "fp16",
-        "micro_batch_size": 4,
-        "clip_norm": 1.0,
-    },
+    "fp16, micro-batches, clipped": {"precision": "fp16", "micro_batch_size": 4, "clip_norm": 1.0},
     "AdamW, weighted, body frozen first": {
         "optimizer": "adamw",
         "class_weights": "balanced",
@@ -89,9 +85,7 @@ def test_no_step_waits_for_the_gpu(name: str, data: Path, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("synchronising_steps_fail")
 def test_ddp_never_syncs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learner, "spread", strategies.Ddp)
-    dist.init_process_group(
-        "nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path / 's'}", rank=0, world_size=1)
     try:
         assert rank.run(on("cuda", data, tmp_path / "run"))
     finally:
@@ -114,9 +108,7 @@ def test_gpu_trains_and_predicts_like_a_cpu(data: Path, tmp_path: Path) -> None:
         merged(index, [predict_share(network, info, index, 4, alone(device))])
         for device in (torch.device("cpu"), GPU)
     )
-    by_gpu, by_cpu = (
-        torch.from_numpy(part.tally.column("confidence")) for part in (on_gpu, on_cpu)
-    )
+    by_gpu, by_cpu = (torch.from_numpy(p.tally.column("confidence")) for p in (on_gpu, on_cpu))
     torch.testing.assert_close(by_gpu, by_cpu, rtol=1e-3, atol=1e-4)
 
 

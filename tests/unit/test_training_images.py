@@ -155,9 +155,7 @@ def check_alike(path: Path, reading: Reading, case: object) -> bool:
 @pytest.mark.filterwarnings("ignore")  # of Pillow, about damage
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("files", [30, pytest.param(150, marks=pytest.mark.slow)])
-def test_odd_file_is_read_or_refused_alike_everywhere(
-    kind: str, files: int, tmp_path: Path
-) -> None:
+def test_odd_file_is_handled_alike_everywhere(kind: str, files: int, tmp_path: Path) -> None:
     draw = random.Random(f"{kind} {files}")
     path, few = tmp_path / f"picture.{kind}", Reading(background="#ffffff", max_pixels=70 * 70)
     refused = 0
@@ -328,9 +326,7 @@ def split(tmp_path: Path) -> Path:
 def test_image_of_too_many_pixels_counts_as_unreadable(split: Path) -> None:
     index, strict = scan(split), {"images": "strict"}
     for fields in ({}, strict):
-        with pytest.raises(
-            InputError, match=r"2\.png \(its 2250000 pixels .* max_pixels=1000000\)"
-        ):
+        with pytest.raises(InputError, match=r"2\.png \(its 2250000 pixels .* max_pixels=1000000"):
             examine(index.where, range(6), run(split, **fields))
     found = examine(index.where, range(6), run(split, on_bad_image="skip"))
     assert (found.checked, found.broken) == (6, ("class0/2.png",))
@@ -356,16 +352,10 @@ def test_file_larger_than_any_image_is_not_read(split: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"BM" + bytes(60),
-        b"\xff\xd8\xff\xda\x00\x02",
-        b"\xff\xd8\xff\xc0\x00\x0b\x08\x00",
-        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0",
-        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\x02\0\0",
-        b"GIF89a\1\0\1",
-        b"RIFF\0\0\0\0WEBPVP8 \x0a\0\0\0\0",
-        b"II*\0\x08\0\0\0",
-        b"\0\0\0\x1cftypavif",
+        *(b"", b"BM" + bytes(60), b"\xff\xd8\xff\xda\x00\x02"),
+        *(b"\xff\xd8\xff\xc0\x00\x0b\x08\x00", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0"),
+        *(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\x02\0\0", b"GIF89a\1\0\1"),
+        *(b"RIFF\0\0\0\0WEBPVP8 \x0a\0\0\0\0", b"II*\0\x08\0\0\0", b"\0\0\0\x1cftypavif"),
     ],
 )
 def test_header_without_a_size_is_refused(data: bytes, tmp_path: Path) -> None:

@@ -125,9 +125,7 @@ def test_tree_has_one_reading(text: str, classes: str, counts: tuple[int, int]) 
         ("train_station,test_tube", "test_tube train_station", None),
     ],
 )
-def test_tree_of_two_readings_is_refused_until_one_is_set(
-    text: str, as_classes: str, as_splits: str | None
-) -> None:
+def test_tree_of_two_readings_is_refused(text: str, as_classes: str, as_splits: str | None) -> None:
     with pytest.raises(InputError, match="layout="):
         laid_out(tree(text))
     for layout, classes in (("classes", as_classes), ("splits", as_splits)):
@@ -144,10 +142,7 @@ def test_tables_within_reach_are_no_class_folders() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("cat", "cat "),
-        ("cat", "cat\u200b"),
-        ("cat", "\u0441at"),
-        ("cat", "Cat"),
+        *(("cat", "cat "), ("cat", "cat\u200b"), ("cat", "\u0441at"), ("cat", "Cat")),
         ("it's", "it\u2019s"),
     ],
 )
@@ -193,13 +188,7 @@ def test_files_that_are_not_read_are_named(suffix: str, why: str) -> None:
 
 
 def test_system_folders_are_named() -> None:
-    files = [
-        "a/.x.jpg",
-        "a/notes.txt",
-        "System Volume Information/x.dat",
-        "a/~$x.doc",
-        "a_$folder$",
-    ]
+    files = ["a/.x.jpg", "a/n.txt", "System Volume Information/x.dat", "a/~$x.doc", "a_$folder$"]
     (system, other) = laid_out([*tree("a,b"), "a/", *files]).notes
     assert "System Volume Information 1" in system
     assert other == "1 file not read: 1 .txt"

@@ -66,10 +66,8 @@ def test_flags_have_only_the_fields_that_were_set() -> None:
     ]
     again = parse(run.to_argv())
     assert again.model_fields_set == run.model_fields_set == set(run.explicit())
-    other_forms = parse(
-        ["--data=/d", "--output_dir", "/o", "--pretrained", "epochs=2", "--compile"]
-    )
-    assert other_forms.model_fields_set == {"data", "output_dir", "pretrained", "compile"}
+    others = parse(["--data=/d", "--output_dir", "/o", "--pretrained", "epochs=2", "--compile"])
+    assert others.model_fields_set == {"data", "output_dir", "pretrained", "compile"}
 
 
 @pytest.mark.parametrize(
@@ -158,12 +156,8 @@ def test_batch_per_rank_scales_the_rate_and_is_kept_on_resume(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("fields", "ranks", "images", "batch", "micro"),
     [
-        ({}, 1, 1000, 256, 256),
-        ({}, 2, 97, 96, 48),
-        ({}, 5, 7, 5, 1),
-        ({}, 512, 1000, 512, 1),
-        ({"micro_batch_size": 10}, 2, 97, 80, 10),
-        ({"micro_batch_size": 64}, 8, 1000, 512, 64),
+        *(({}, 1, 1000, 256, 256), ({}, 2, 97, 96, 48), ({}, 5, 7, 5, 1), ({}, 512, 1000, 512, 1)),
+        *(({"micro_batch_size": 10}, 2, 97, 80, 10), ({"micro_batch_size": 64}, 8, 1000, 512, 64)),
     ],
 )
 def test_default_batch_size_is_adapted_and_printed(

@@ -213,13 +213,7 @@ def test_bare_name_in_two_folders_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [
-        "path,label\n\xe9.jpg,x".encode("cp1252"),
-        b"PK\3\4\xff",
-        b"",
-        b"\xff\xfe\x00",
-        b"[1]\n{",
-    ],
+    ["path,label\n\xe9.jpg,x".encode("cp1252"), b"PK\3\4\xff", b"", b"\xff\xfe\x00", b"[1]\n{"],
 )
 @pytest.mark.parametrize("called", ["a.csv", "a.jsonl", "a.txt"])
 def test_invalid_table_is_refused(called: str, data: bytes) -> None:

@@ -220,11 +220,8 @@ def test_advice_on_checkpoints_evaluations_and_the_start() -> None:
 @pytest.mark.parametrize(
     ("name", "tflops"),
     [
-        ("NVIDIA A10G", 70),
-        ("NVIDIA A10", 125),
-        ("NVIDIA L40", 181),
-        ("NVIDIA GH200 480GB", 989),
-        ("NVIDIA RTX A1000", 0),
+        *(("NVIDIA A10G", 70), ("NVIDIA A10", 125), ("NVIDIA L40", 181)),
+        *(("NVIDIA GH200 480GB", 989), ("NVIDIA RTX A1000", 0)),
     ],
 )
 def test_peak_of_a_gpu(name: str, tflops: float) -> None:

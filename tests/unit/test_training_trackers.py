@@ -72,9 +72,7 @@ def test_created_run_without_a_record_is_found_again(config: TrainConfig) -> Non
     before = MlflowRun(config)
     Path(config.output_dir, MLFLOW).unlink()
     assert MlflowRun(config).run_id == before.run_id
-    another = config.model_copy(
-        update={"run_id": "2a1d/train", "output_dir": f"{config.output_dir}2"}
-    )
+    another = config.model_copy(update={"run_id": "2/train", "output_dir": f"{config.output_dir}2"})
     Path(another.output_dir).mkdir()
     assert MlflowRun(another).run_id != before.run_id
 

@@ -58,9 +58,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("damaged", [STATE, MANIFEST])
-def test_a_damaged_checkpoint_is_ignored_and_can_be_written_again(
-    store: Store, remote: Path, tmp_path: Path, damaged: str
-) -> None:
+def test_damage_is_ignored(store: Store, remote: Path, tmp_path: Path, damaged: str) -> None:
     put(store, tmp_path / "a", 9, 10, 20)
     write(remote / "checkpoints/step-00000030" / STATE, "without a manifest")
     file = remote / "checkpoints/step-00000020" / damaged
@@ -206,9 +204,7 @@ def test_a_step_follows_the_ranks_and_they_see_its_heartbeat(
         wait_for(ranks.path / "launcher.trace.json")
 
 
-def test_uploads_continue_when_the_bucket_can_be_reached_again(
-    uri: str, remote: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_uploads_continue(uri: str, remote: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingFolder(uri, KEEP, every=0.1) as folder:
         save(folder.path, 10)
         wait_for(remote / "checkpoints/step-00000010" / MANIFEST)
@@ -221,9 +217,7 @@ def test_uploads_continue_when_the_bucket_can_be_reached_again(
         wait_for(remote / "checkpoints/step-00000020" / MANIFEST)
 
 
-def test_an_unreachable_bucket_is_a_retryable_error_and_a_missing_right_is_not(
-    uri: str, remote: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_is_retryable(uri: str, remote: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def be_away(*_: object) -> None:
         raise UnavailableError("no answer")
 
@@ -283,9 +277,7 @@ def test_a_failed_step_uploads_nothing(uri: str, remote: Path) -> None:
         ("{uri}/checkpoints/step-00000010", "is not a complete checkpoint"),
     ],
 )
-def test_a_checkpoint_of_another_run_or_an_incomplete_one_is_an_error(
-    uri: str, remote: Path, checkpoint: str, message: str
-) -> None:
+def test_bad_checkpoint_is_an_error(uri: str, remote: Path, checkpoint: str, message: str) -> None:
     write(remote / "checkpoints/step-00000010" / STATE, "incomplete")
     with pytest.raises(InputError, match=message), open_workspace(uri, "evaluate") as task:
         task.download(checkpoint.format(uri=uri))

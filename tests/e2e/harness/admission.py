@@ -23,12 +23,9 @@ GATE = "test.kfp-ddp/late"
 GATES = f'JSONPatch{{op: "add", path: "/spec/schedulingGates", value: [{{"name": "{GATE}"}}]}}'
 KUBECTL = "kubectl-delivery"
 """The operator's init container."""
-POD_CREATION = {
-    "apiGroups": [""],
-    "apiVersions": ["v1"],
-    "operations": ["CREATE"],
-    "resources": ["pods"],
-}
+POD_CREATION = dict[str, Any](
+    apiGroups=[""], apiVersions=["v1"], operations=["CREATE"], resources=["pods"]
+)
 
 
 @contextmanager

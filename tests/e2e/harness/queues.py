@@ -55,12 +55,9 @@ class Queue:
         """Let another workload hold that much of the quota while the block lasts; its name."""
         name = f"other-{uuid.uuid4().hex[:5]}"
         labels = {QUEUE: self.name} | ({PRIORITY: self.urgent} if urgent else {})
-        container = {
-            "name": "main",
-            "image": IMAGE,
-            "command": ["sleep", "600"],
-            "resources": {"requests": {"cpu": cpu}},
-        }
+        container = dict[str, Any](
+            name="main", image=IMAGE, command=["sleep", "600"], resources={"requests": {"cpu": cpu}}
+        )
         pod = {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,

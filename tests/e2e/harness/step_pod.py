@@ -146,11 +146,9 @@ def _secrets(
     for item in secrets:
         secret = resolve(item["secretNameParameter"])
         for pair in item["keyToEnv"]:
-            reference = {
-                "name": secret,
-                "key": pair["secretKey"],
-                "optional": item.get("optional", False),
-            }
+            reference = dict[str, Any](
+                name=secret, key=pair["secretKey"], optional=item.get("optional", False)
+            )
             container["env"].append(
                 {"name": pair["envVar"], "valueFrom": {"secretKeyRef": reference}}
             )
