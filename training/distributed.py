@@ -19,6 +19,8 @@ from kfp_ddp.core.errors import InputError, KfpDdpError, PeerLostError
 from kfp_ddp.core.run_folder import RunFolder
 
 T = TypeVar("T")
+ABORT_SECONDS = 20.0
+"""Torch's launcher gives the other ranks of a node 30 seconds to end."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,7 @@ def alone(device: torch.device) -> World:
 def joined(config: RankConfig) -> Iterator[World]:
     """Yield `start(config)`, and leave the process group at the end.
 
-    Not with NCCL after an error: it would wait for peers that wait for this rank. They notice the
-    end of this process.
+    NCCL's is aborted after an error: to destroy it would wait for peers that wait for this rank.
     """
     world, in_order = start(config), False
     try:
@@ -156,6 +157,20 @@ def joined(config: RankConfig) -> Iterator[World]:
     finally:
         if dist.is_initialized() and (in_order or world.device.type != "cuda"):
             dist.destroy_process_group()
+        elif dist.is_initialized():
+            _abort()
+
+
+def _abort() -> None:
+    """Abort the exchanges of NCCL that wait for peers; not longer than `ABORT_SECONDS`.
+
+    The caller ends the process soon, by which peers notice its end in the group of gloo.
+    """
+    assert dist.group.WORLD is not None
+    # A stuck driver may block it, so it is a daemon thread: nothing waits for its end.
+    thread = threading.Thread(target=dist.group.WORLD.abort, name="abort", daemon=True)
+    thread.start()
+    thread.join(ABORT_SECONDS)
 
 
 def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> torch.device:
