@@ -1,8 +1,11 @@
 """How ranks end: exit code, retry and cause follow from the type of the error."""
 
+import contextlib
 import errno
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +13,11 @@ import torch
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, PeerLostError, StorageError
 from kfp_ddp.core.failure import Failure, cause_in_error_files, read, report
-from kfp_ddp.training import rank, watch
+from kfp_ddp.training import distributed, rank, watch
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.state.checkpoint import UnreadableError
+from tests.training_ranks import run
+from tests.waiting import until
 
 ARGV = ["--data", "/d", "--output-dir", "/o"]
 CASES = [
@@ -159,3 +164,30 @@ def test_long_error(letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert recorded.error.startswith("it begins")
     assert recorded.error.endswith("and ends")
     assert message.read_bytes() == (tmp_path / "failure.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("device", "fails", "end"),
+    [("cuda", True, "abort"), ("cuda", False, "destroy"), ("cpu", True, "destroy")],
+)
+def test_after_an_error_nccl_is_aborted_and_never_waited_for(
+    device: str, fails: bool, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, never = list[str](), threading.Event()
+
+    def abort() -> None:
+        ends.append("abort")
+        never.wait()
+
+    group = SimpleNamespace(abort=abort)
+    world = World(0, 2, 0, 2, torch.device(device))
+    monkeypatch.setattr(distributed, "start", lambda _: world)
+    monkeypatch.setattr(distributed, "ABORT_SECONDS", 0.05)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: ends.append("destroy"))
+    monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=group))
+    with contextlib.suppress(InputError), distributed.joined(run()):
+        if fails:
+            raise InputError("bad")
+    until(lambda: ends == [end], lambda: str(ends))
+    never.set()
