@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from kfp_ddp.core.digest import sha256, sha256_of_json
+from kfp_ddp.core.files import sha256, sha256_of_json
 from kfp_ddp.training.state.manifest import DIGEST, MANIFEST, STATE, step_dir
 
 

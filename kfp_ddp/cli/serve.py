@@ -48,10 +48,7 @@ BATCH = 8
     "--allow-code", is_flag=True, help="Run the network's own code of a bundle without model.onnx."
 )
 @click.option(
-    "--compare",
-    is_flag=True,
-    help="Only say whether the pictures of a folder or an address look like those of the "
-    "evaluation.",
+    "--compare", is_flag=True, help="Only compare a folder or an address with the evaluated images."
 )
 @click.option("--job", is_flag=True, help="Predict all objects of the address SOURCE on KFP.")
 @SET

@@ -12,8 +12,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, KfpDdpError, RefusedError
+from kfp_ddp.core.files import sha256_of_json
 
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Pipeline

@@ -1,15 +1,17 @@
-"""Durable files, and access to names below a folder without following links."""
+"""Durable files, their digests, and names below a folder without following links."""
 
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import resource
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from kfp_ddp.core.errors import InputError, StorageError
 
@@ -20,6 +22,17 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 _KEPT_OPEN = 2048 if _DESCRIPTORS < 0 else min(_DESCRIPTORS // 8, 2048)
 """Folders that stay open; connections and files need descriptors too."""
+
+
+def sha256(file: Path) -> str:
+    """Return the digest of a file's content in hex; raises OSError."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def sha256_of_json(value: Any) -> str:
+    """Return the digest of a JSON value, whatever the order of names in its objects."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def newest_file(folder: Path, patterns: Iterable[str]) -> Path | None:

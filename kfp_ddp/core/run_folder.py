@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, writing
-from kfp_ddp.core.files import read_below
+from kfp_ddp.core.files import read_below, sha256_of_json
 from kfp_ddp.core.text import from_json
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

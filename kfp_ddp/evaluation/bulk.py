@@ -207,7 +207,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def describe_drift(drift: Mapping[str, Any]) -> str:
-    """Return a line for a `Drift`, as records have it."""
+    """Return a line for the comparison in a record."""
     result = "differ from" if drift["differs"] else "look like"
     return (
         f"{drift['images']:,} images {result} {drift['reference']:,} of the evaluation: "

@@ -1,13 +1,10 @@
-"""Whether images look like those that a model was evaluated on, by what its network computes.
-
-Free of torch.
-"""
+"""Whether images look like those that a model was evaluated on, by what its network computes."""
 
 import hashlib
 import heapq
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,24 +60,8 @@ class Sample:
         return "\n".join([",".join(header), *lines, ""])
 
 
-class Drift(NamedTuple):
-    """A comparison of two samples."""
-
-    differs: bool
-    """Whether `p_value` is below `LEVEL`."""
-    p_value: float
-    column: str
-    """The one that differs most."""
-    distance: float
-    """The largest difference between the two distributions of this column, 0 to 1."""
-    images: int
-    """Number of images that were compared."""
-    reference: int
-    """Number of images of the evaluation."""
-
-
 def compare(bundle: Bundle, sample: Sample) -> dict[str, Any]:
-    """Return a `Drift` from the sample that a bundle has, for JSON; {} if one of both is empty.
+    """Return how a sample compares with that of a bundle, for JSON; {} if one of both is empty.
 
     A two-sample Kolmogorov-Smirnov test of each column, with the p-value multiplied by the number
     of columns (Bonferroni), as KSDrift of alibi-detect (Rabanser et al. 2019, arXiv:1810.11953).
@@ -97,12 +78,12 @@ def compare(bundle: Bundle, sample: Sample) -> dict[str, Any]:
         raise InputError(
             f"{REFERENCE} of {bundle.uri} is invalid ({error}): export again"
         ) from None
-    pairs = zip(reference.T, images.T, strict=True)
-    distances = [_distance(first, second) for first, second in pairs]
+    distances = [_distance(*both) for both in zip(reference.T, images.T, strict=True)]
     at = int(np.argmax(distances))
-    sizes = (len(images), len(reference))
-    p_value = min(1.0, len(columns) * _p_value(distances[at], *sizes))
-    return Drift(p_value < LEVEL, p_value, columns[at], distances[at], *sizes)._asdict()
+    p_value = min(1.0, len(columns) * _p_value(distances[at], len(images), len(reference)))
+    most = {"column": columns[at], "distance": distances[at]}
+    sizes = {"images": len(images), "reference": len(reference)}
+    return {"differs": p_value < LEVEL, "p_value": p_value, **most, **sizes}
 
 
 def _parse(table: str) -> tuple[list[str], Numbers]:

@@ -8,9 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kfp_ddp.core.digest import sha256, sha256_of_json
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.files import read_below
+from kfp_ddp.core.files import read_below, sha256, sha256_of_json
 from kfp_ddp.core.step import step
 from kfp_ddp.datasets.access import local_dataset, using
 from kfp_ddp.models import bundle, variants

@@ -13,7 +13,7 @@ from typing import Any
 
 import kfp_ddp
 from kfp_ddp import __version__
-from kfp_ddp.core.digest import sha256
+from kfp_ddp.core.files import sha256
 from kfp_ddp.k8s.pods import record_images
 from kfp_ddp.models.evaluation import Evaluation
 

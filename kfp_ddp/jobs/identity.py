@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.core.run_folder import LABEL_VALUE, task_title
 from kfp_ddp.jobs.kinds import KINDS
 from kfp_ddp.jobs.kueue import QUEUE_LABEL

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import step
 from kfp_ddp.core.text import cell, printable

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError, KfpDdpError, StorageError, writing
-from kfp_ddp.core.files import fsync, lock, open_lock
+from kfp_ddp.core.files import fsync, lock, open_lock, sha256
 from kfp_ddp.core.run_folder import REPORT, VERDICT, RunFolder
 from kfp_ddp.core.settings import first_fault, mapping_in
 from kfp_ddp.storage.folder import Folder

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.core.files import read_below
+from kfp_ddp.core.files import read_below, sha256
 from kfp_ddp.core.run_folder import VERDICT, RunFolder
 from kfp_ddp.core.settings import Stored, first_fault, mapping_in
 from kfp_ddp.models.bundle import CONFIG, INFRA, LATENCY, PARITY, VARIANTS

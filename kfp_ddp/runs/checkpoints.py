@@ -5,8 +5,8 @@ import shutil
 from collections import defaultdict
 from pathlib import Path
 
-from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import StorageError
+from kfp_ddp.core.files import sha256
 from kfp_ddp.storage.store import Store
 from kfp_ddp.training.state.manifest import MANIFEST, read_manifest, step_dir, step_of
 

@@ -15,9 +15,9 @@ from kfp_ddp.client.run_files import StoredFiles
 from kfp_ddp.client.steps import Step
 from kfp_ddp.core import packed
 from kfp_ddp.core.config import Connection
-from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import StorageError
 from kfp_ddp.core.failure import Failure
+from kfp_ddp.core.files import sha256
 from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.models import bundle
 from tests import run_output

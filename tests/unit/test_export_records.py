@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from kfp_ddp import __version__
-from kfp_ddp.core.digest import sha256
+from kfp_ddp.core.files import sha256
 from kfp_ddp.export import infra, infra_process, provenance
 from kfp_ddp.k8s.pods import record_images, used_images
 from tests import cluster

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import sha256
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.evaluation.comparison import mcnemar
 from kfp_ddp.evaluation.gate import engine as bundles

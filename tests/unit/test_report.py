@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from kfp_ddp import report
 from kfp_ddp.cli import app
 from kfp_ddp.core import packed
-from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.files import sha256
 from kfp_ddp.models.evaluation import ClassChange, Compared, slice_of
 from kfp_ddp.training.report.time_spent import PHASES
 from tests import reports, run_output

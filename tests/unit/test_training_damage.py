@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.training.state.checkpoint import Checkpoint, newest_valid, verify
 from kfp_ddp.training.state.manifest import (
     DIGEST,

@@ -4,8 +4,8 @@ import os
 import re
 from pathlib import Path
 
-from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import sha256
 from kfp_ddp.training.model import timm_networks
 
 TABLE = Path(__file__).resolve().with_suffix(".txt")

@@ -15,9 +15,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.core.digest import sha256, sha256_of_json
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, StorageError
-from kfp_ddp.core.files import durable, fsync
+from kfp_ddp.core.files import durable, fsync, sha256, sha256_of_json
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import Reading, TrainConfig
 from kfp_ddp.training.model import networks, timm_networks

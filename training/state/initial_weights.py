@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.files import sha256
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.config import MODELS, TrainConfig, is_network
 from kfp_ddp.training.model.networks import adapted, build, head_of, not_finite

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kfp_ddp.core.digest import sha256_of_json
+from kfp_ddp.core.files import sha256_of_json
 
 MANIFEST = "manifest.json"
 STATE = "state.pt"

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import Field
 
 from kfp_ddp import report
-from kfp_ddp.core.digest import sha256
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.core.files import atomic_write
+from kfp_ddp.core.files import atomic_write, sha256
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import Stored
 from kfp_ddp.core.step import step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from datetime import datetime
+from typing import ClassVar
 
 from kfp_ddp.core.text import one_line
 from kfp_ddp.jobs.fields import JobFields
@@ -71,7 +72,7 @@ class RayJob(Kind):
         Unsupported("scheduler", BY_KUBERAY, allowed=("kueue", "runai")),
         *(Unsupported(setting, BY_KUBERAY) for setting in OF_KUBERAY),
     )
-    environment = {**base.UNBUFFERED, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment: ClassVar = {**base.UNBUFFERED, "RAY_USAGE_STATS_ENABLED": "0"}
     extra_pods = 1
     replaces_pods = True
     rendezvous_port = 6379
@@ -100,10 +101,8 @@ class RayJob(Kind):
         params = PORTS | ({"num-gpus": str(spec.gpus())} if spec.gpus() else {})
         cluster: Object = {"headGroupSpec": {"rayStartParams": params, "template": template}}
         if spec.nodes > 1:
-            group: Object = dict.fromkeys(
-                ("replicas", "minReplicas", "maxReplicas"), spec.nodes - 1
-            )
-            group |= {"groupName": "workers", **cluster["headGroupSpec"]}
+            sizes = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), spec.nodes - 1)
+            group = {"groupName": "workers", **cluster["headGroupSpec"], **sizes}
             cluster["workerGroupSpecs"] = [group]
         body: Object = {
             "rayClusterSpec": cluster,

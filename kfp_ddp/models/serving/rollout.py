@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kfp_ddp.core.digest import sha256_of_json
 from kfp_ddp.core.errors import InputError, JobError
+from kfp_ddp.core.files import sha256_of_json
 from kfp_ddp.core.text import from_json
 from kfp_ddp.k8s.api import IN_BACKGROUND, Api, ApiError, Object, serves
 from kfp_ddp.k8s.objects import annotation, select
