@@ -183,7 +183,7 @@ def test_an_unsupported_setting_is_refused(kind: str) -> None:
         ("trainjob", ["python3", "-m", "torch.distributed.run"], {"PET_RDZV_CONF", UNBUFFERED}),
         ("tfjob", ["python3"], {UNBUFFERED}),
         ("xgboostjob", ["python3"], {UNBUFFERED}),
-        ("rayjob", ["python3"], {UNBUFFERED}),
+        ("rayjob", ["python3"], {UNBUFFERED, "RAY_USAGE_STATS_ENABLED"}),
         ("mpijob", ["mpirun", "python3"], {"OMPI_MCA_hwloc_base_binding_policy", UNBUFFERED}),
     ],
 )
