@@ -264,7 +264,7 @@ def test_ranks_save_in_an_epoch_and_listen_where_allowed(data: Path, tmp_path: P
     }
     ranks.kill(0, 15)  # type: ignore[arg-type]
     assert ranks.wait() == [143, 143]
-    (rule,) = yaml.safe_load(POLICY.read_text())["spec"]["ingress"]
+    rule, *_ = yaml.safe_load(POLICY.read_text())["spec"]["ingress"]
     (peers,) = (range(one["port"], one["endPort"] + 1) for one in rule["ports"] if "endPort" in one)
     assert {ranks.port} < listening <= {ranks.port, *peers}
 
