@@ -80,7 +80,8 @@ def store(scene: Scene, tmp_path: Path) -> Iterator[Path]:
     import boto3
 
     buckets = tmp_path / "buckets"
-    buckets.mkdir()
+    for name in ("digits", "runs", "models"):
+        (buckets / name).mkdir(parents=True)
     host = bucket.node_address(scene.grounds.api)
     with versitygw(buckets, "access", "secret", host) as url:
         s3 = boto3.client(
@@ -90,8 +91,6 @@ def store(scene: Scene, tmp_path: Path) -> Iterator[Path]:
             aws_access_key_id="access",
             aws_secret_access_key="secret",
         )
-        for name in ("digits", "runs", "models"):
-            s3.create_bucket(Bucket=name)
         for name, content in bucket.digits():
             s3.put_object(Bucket="digits", Key=name, Body=content)
         s3.close()
