@@ -58,8 +58,6 @@ def stop_after(run: TrainConfig, step: int, patch: pytest.MonkeyPatch) -> None:
 
 
 FEATURES: dict[str, dict[str, Any]] = {
-    "adamw": {"optimizer": "adamw", "ema_decay": 0.9},
-    "balanced": {"sampling": "balanced", "randaugment": 9},
     "mixed": {"mixup": 0.4, "cutmix": 1.0},
     "fp16": {"precision": "fp16", "clip_norm": 1.0},
     "frozen": {"freeze_epochs": 1, "body_lr_factor": 0.1, "micro_batch_size": 4},

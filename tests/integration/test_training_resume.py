@@ -68,7 +68,7 @@ def _interrupt_and_resume(data: Path, output: Path, number: int) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(2))
 def test_killed_at_any_instant(number: int, data: Path, uninterrupted: str, tmp_path: Path) -> None:
     assert _interrupt_and_resume(data, tmp_path / "run", number) == uninterrupted
 
