@@ -81,9 +81,10 @@ class Run:
         mirror: Path,
         grace: float = 0.2,
         images: Images = IMAGES,
+        run_id: str = "",
     ) -> None:
         """`artifacts` reads the claim that is mounted, in each step, where `mirror` lies here."""
-        self.id = str(uuid.uuid4())
+        self.id = run_id or str(uuid.uuid4())
         self.steps: dict[str, Step] = {}
         self.ids: Counter[str] = Counter()
         """How many ids tasks of a name were given."""

@@ -42,6 +42,7 @@ class Scene:
         *,
         grace: float = 0.2,
         images: Images = IMAGES,
+        run_id: str = "",
         **arguments: Any,
     ) -> Run:
         """A run that is about to be played: of the committed pipeline, or of another one."""
@@ -54,6 +55,7 @@ class Scene:
             mirror=self.mirror,
             grace=grace,
             images=images,
+            run_id=run_id,
         )
 
 
