@@ -1,6 +1,7 @@
 """Local package indexes: of two packages, kfpddp-one needs kfpddp-two and PyYAML, and of our locks.
 
-python -m tests.package_index FOLDER    downloads what the locks of the images name, but torch
+python -m tests.package_index FOLDER [PACKAGE...]    downloads these packages with what they need;
+without any, what the locks of the images name, but torch
 """
 
 import hashlib
@@ -33,10 +34,10 @@ def index(folder: Path) -> str:
     return (folder / "simple").as_uri()
 
 
-def download(folder: Path) -> None:
-    """Create the index of the packages of launcher and trainer in a folder."""
+def download(folder: Path, packages: list[str]) -> None:
+    """Create the index of packages, or of those of launcher and trainer, in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for kind in KINDS:
+    for kind in () if packages else KINDS:
         text = (CHECKOUT / "images" / kind / "requirements.lock").read_text()
         pins = [pin for pin in re.split(r"^(?=\w)", text, flags=re.M) if not WITH_TORCH.match(pin)]
         (lock := folder / f"{kind}.lock").write_text("".join(pins))
@@ -45,7 +46,7 @@ def download(folder: Path) -> None:
         subprocess.run(command, check=True)
     # What builds a package of which there is no wheel.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder)]
-    subprocess.run([*command, "setuptools", "wheel"], check=True)
+    subprocess.run([*command, *(packages or ("setuptools", "wheel"))], check=True)
     for file in folder.glob("*.*"):
         if file.suffix in (".whl", ".gz"):
             name = re.sub(r"[-_.]+", "-", re.split(r"-\d", file.name)[0]).lower()
@@ -78,4 +79,4 @@ def digest(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    download(Path(sys.argv[1]))
+    download(Path(sys.argv[1]), sys.argv[2:])

@@ -1,14 +1,11 @@
 """Pipelines in public images: with our source from a ConfigMap, and packages from an index."""
 
-import functools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kubernetes import client
@@ -16,13 +13,12 @@ from kubernetes import client
 from kfp_ddp.core.images import Images
 from kfp_ddp.jobs.source import map_name
 from tests.conftest import CHECKOUT
-from tests.e2e.harness import bucket
+from tests.e2e.harness.bucket import serving_index
 from tests.e2e.harness.grounds import until
 from tests.e2e.harness.programs import kfp_ddp
 from tests.e2e.harness.scene import COMPILED, Scene, make_scene
 from tests.e2e.harness.training import TRAINING
 from tests.e2e.test_images import CLUSTER
-from tests.serving import serving
 
 IN_PODS = Path("/opt/kf/checkout")
 """The checkout in containers of such images; claims may hide its own path."""
@@ -67,12 +63,8 @@ def public(
 
 @pytest.fixture(scope="module")
 def index(cluster: client.ApiClient) -> Iterator[str]:
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("0.0.0.0", 0), functools.partial(Quiet, directory=INDEX))
-    with serving(server):
-        yield f"http://{bucket.node_address(cluster)}:{server.server_port}/simple/"
+    with serving_index(cluster, INDEX) as url:
+        yield url
 
 
 @pytest.mark.smoke

@@ -1,11 +1,17 @@
-"""A bucket beside the cluster: gcp-storage-emulator, which pods reach at the node's address."""
+"""Servers beside the cluster, which pods reach at the node's address: buckets, packages."""
 
+import functools
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import requests
 from kubernetes import client
+
+from tests.serving import serving
 
 DATASET, MODELS = "digits", "models"
 TRAIN, VAL = 40, 10  # images of each of the ten classes
@@ -13,7 +19,7 @@ TRAIN, VAL = 40, 10  # images of each of the ten classes
 
 @contextmanager
 def serve(api: client.ApiClient) -> Iterator[str]:
-    """Serve buckets kept in memory while the block lasts; the URL that pods and tests use.
+    """Serve buckets of gcp-storage-emulator, in memory; the URL that pods and tests use.
 
     The tests run on the node's network, so a server here is at the node's address.
     """
@@ -25,6 +31,18 @@ def serve(api: client.ApiClient) -> Iterator[str]:
         yield f"http://{node_address(api)}:{server._api._httpd.server_port}"
     finally:
         server.stop()
+
+
+@contextmanager
+def serving_index(api: client.ApiClient, folder: Path) -> Iterator[str]:
+    """Serve a package index of tests.package_index; its address."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("0.0.0.0", 0), functools.partial(Quiet, directory=folder))
+    with serving(server):
+        yield f"http://{node_address(api)}:{server.server_port}/simple/"
 
 
 def node_address(api: client.ApiClient) -> str:
