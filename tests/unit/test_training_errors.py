@@ -80,13 +80,21 @@ def test_full_disk_is_one_line(record: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (failure["final"], failure["retryable"], failure["consequence"]) == (True, False, False)
 
 
-def test_full_gpu_is_one_line_with_cure(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1 GiB free. Process 7 has 9 GiB"
-    ended = _fail_with(torch.OutOfMemoryError(text), monkeypatch)
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (torch.OutOfMemoryError("Tried 2 GiB. 1 GiB free. Process 7 has 9"), "1 GiB free"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "ALLOC_FAILED"),
+        (RuntimeError("MPS backend out of memory (9 GB)\nmore"), "(9 GB)"),
+    ],
+)
+def test_full_memory_is_one_line_with_the_cure(
+    error: Exception, end: str, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = _fail_with(error, monkeypatch)
     assert rank.main(ARGV) == 1
     failure = json.loads(record.read_text())
-    message = failure["message"]["message"]
-    assert "1 GiB free. Set micro_batch_size" in message
+    assert f"{end}. Set micro_batch_size=auto" in failure["message"]["message"]
     assert (failure["final"], failure["retryable"], ended) == (True, False, ["for good"])
 
 
