@@ -26,7 +26,6 @@ _MODULES = {
     "local": _LOCAL,
     "monitor": ("tensorboard",),
     "sweep": ("optuna",),
-    "huggingface": ("huggingface_hub",),
     "parquet": ("pyarrow",),
     "timm": ("timm",),
     "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),

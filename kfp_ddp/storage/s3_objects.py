@@ -1,6 +1,5 @@
 """S3's client of boto3, and requests: botocore prepares one, and signs others like it."""
 
-import functools
 import hashlib
 import os
 import re
@@ -9,7 +8,16 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
+import botocore.session
 import google_crc32c
+from botocore import UNSIGNED, httpchecksum
+from botocore.awsrequest import AWSRequest, AWSResponse
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import ConnectionError as NoConnectionError
+from botocore.httpsession import get_cert_path
+from urllib3.exceptions import HTTPError
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
@@ -22,6 +30,14 @@ from kfp_ddp.storage.store import read_bounded
 
 _PROBE = Entry("probe", 0, "0" * 32, 0)
 _MD5 = re.compile(rb"[0-9a-f]{32}")
+_CHECKSUMS: dict[bytes, Any] = {
+    b"crc32c": google_crc32c.Checksum,
+    b"crc32": httpchecksum.Crc32Checksum,
+    b"sha256": hashlib.sha256,
+    b"sha1": hashlib.sha1,
+}
+if httpchecksum.HAS_CRT:  # needs awscrt; S3's own default
+    _CHECKSUMS[b"crc64nvme"] = httpchecksum.CrtCrc64NvmeChecksum
 _CHANGED = frozenset({"404", "NoSuchKey", "412", "PreconditionFailed"})
 
 MAX_PAGE = 1 << 23
@@ -42,10 +58,6 @@ class S3Client:
         sdk.meta.events.register("before-send.s3", self._send)
 
     def _send(self, request: Any, event_name: str, **_: Any) -> Any:
-        from botocore.awsrequest import AWSResponse
-        from botocore.exceptions import HTTPClientError
-        from urllib3.exceptions import HTTPError
-
         streams, request.stream_output = request.stream_output, True
         answer = self._session.send(request)
         if streams and answer.status_code < 300:
@@ -75,14 +87,6 @@ class _Body(NamedTuple):
 def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
     """Return a client with boto3's configuration and these `settings`; raises InputError."""
     try:
-        import botocore.session
-        from botocore import UNSIGNED
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-        from botocore.httpsession import get_cert_path
-    except ImportError as error:
-        raise InputError(f"{url} needs boto3; pip install 'kfp-ddp[s3]'") from error
-    try:
         session = botocore.session.get_session()
         credentials = None if anonymous else session.get_credentials()
         if credentials is None:
@@ -100,9 +104,6 @@ def s3_client(url: str, anonymous: bool = False, **settings: Any) -> S3Client:
 
 def problem(client: Any, verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | None:
     """Return the error to raise for one of botocore, None for any other; `root` is the bucket."""
-    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
-    from botocore.exceptions import ConnectionError as NoConnectionError
-
     advice = "check AWS_ENDPOINT_URL_S3, the AWS settings and the network, then run again"
     if isinstance(error, BotoCoreError):
         network = isinstance(error, (NoConnectionError, HTTPClientError))
@@ -138,8 +139,6 @@ def problem(client: Any, verb: str, uri: str, root: str, error: Exception) -> Kf
 
 def as_anonymous(client: Any) -> str:
     """Return words for a message where requests are not signed, else ''."""
-    from botocore import UNSIGNED
-
     unsigned = client.meta.config.signature_version is UNSIGNED
     return " as anonymous (no credentials were found)" if unsigned else ""
 
@@ -178,8 +177,6 @@ class S3Objects(SdkSource):
 
     def request(self, entry: Entry, offset: int) -> Request:
         """Pin the request to the ETag; see `HttpSource.request`. An offset is not supported."""
-        from botocore.awsrequest import AWSRequest
-
         prepared, tag = self._prepared, f'"{entry.tag}"'
         name, headers = quoted(entry.name), {**prepared.headers, "If-Match": tag}
         url, signed = (
@@ -199,9 +196,6 @@ class S3Objects(SdkSource):
 
     def _renew(self, refused: bool) -> None:
         """Let botocore prepare a request; raises Transient without credentials."""
-        from botocore.credentials import Credentials
-        from botocore.exceptions import BotoCoreError
-
         events, signs = self.client.sdk.meta.events, "before-sign.s3.GetObject"
         thread = threading.get_ident()
 
@@ -235,8 +229,6 @@ class S3Objects(SdkSource):
         )
 
     def _ask_sdk(self, entry: Entry) -> Exception | None:
-        from botocore.exceptions import BotoCoreError, ClientError
-
         with self._lock:
             self._trusted_until = 0.0
             try:
@@ -261,7 +253,7 @@ class S3Objects(SdkSource):
         if ours := sha256_checksum(answer.field(b"x-amz-meta-sha256")):
             return ours
         for name in answer.suffixes(b"x-amz-checksum-"):
-            if (new_state := _checksums().get(name)) is None:
+            if (new_state := _CHECKSUMS.get(name)) is None:
                 continue  # such as the header with the type
             value = answer.field(b"x-amz-checksum-" + name)
             if value and b"-" not in value:  # not one of the checksums of parts
@@ -290,18 +282,3 @@ def _split_page(page: bytes) -> tuple[list[tuple[str, str, str]], bytes]:
         root.remove(item)
         rows.append((item.findtext(key, ""), item.findtext(size, ""), item.findtext(tag, "")))
     return rows, ElementTree.tostring(root)
-
-
-@functools.cache
-def _checksums() -> dict[bytes, Any]:
-    """Return the kinds of checksums; CRC-64/NVME, S3's own default, only with awscrt."""
-    from botocore import httpchecksum
-
-    kinds = {
-        b"crc32c": google_crc32c.Checksum,
-        b"crc32": httpchecksum.Crc32Checksum,
-        b"sha256": hashlib.sha256,
-        b"sha1": hashlib.sha1,
-    }
-    crt = {b"crc64nvme": httpchecksum.CrtCrc64NvmeChecksum} if httpchecksum.HAS_CRT else {}
-    return kinds | crt
