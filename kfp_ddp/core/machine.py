@@ -27,6 +27,8 @@ _MODULES = {
     "monitor": ("tensorboard",),
     "sweep": ("optuna",),
     "parquet": ("pyarrow",),
+    "registry": ("model_registry",),
+    "sign": ("sigstore",),
     "timm": ("timm",),
     "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
 }
