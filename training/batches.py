@@ -15,7 +15,7 @@ def divide(
     With the configuration `before` of the checkpoint to resume from, the run sees its batches.
     """
     check_one_each(images, ranks)
-    batch, micro = config.batch_size, config.micro_batch_size
+    batch, micro = config.batch_size, max(0, config.micro_batch_size)
     if config.batch_size_per_rank or not config.is_set("batch_size"):
         if before:
             batch = int(before["batch_size"])
@@ -50,6 +50,7 @@ def check_one_each(images: int, ranks: int) -> None:
 
 def check_divides(batch: int, micro: int, ranks: int, uneven: bool = False) -> None:
     """Raise InputError unless all ranks get the same number; `uneven` allows unequal numbers."""
+    micro = max(0, micro)
     if uneven and micro and batch % micro == 0 and batch // micro >= ranks:
         return
     unit = ranks * (micro or 1)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
 from kfp_ddp.core.settings import Settings, hint
 from kfp_ddp.training import model_file
@@ -62,6 +62,16 @@ def _as_text(pretrained: object) -> object:
         return pretrained
     words = {"true": "true", "false": "false", "": "false"}
     return words.get(str(pretrained).lower(), pretrained)
+
+
+AUTO = -1
+"""Value of micro_batch_size=auto, which divides each batch."""
+MicroBatch = Annotated[
+    int,
+    Field(ge=0),
+    WrapValidator(lambda size, check: AUTO if size == "auto" else check(size)),
+    PlainSerializer(lambda size: "auto" if size == AUTO else size),
+]
 
 
 class TrainConfig(Settings):
@@ -126,9 +136,10 @@ class TrainConfig(Settings):
     of ranks."""
     batch_size_per_rank: int = Field(0, ge=0)
     """Images in a step on each rank, instead of batch_size; 0: not used."""
-    micro_batch_size: int = Field(0, ge=0)
+    micro_batch_size: MicroBatch = 0
     """Images in one forward pass of a rank; gradients of several passes accumulate in a step; 0:
-    one pass for all images of the rank."""
+    one pass for all images of the rank; auto: the largest part of them that fits into the memory of
+    each GPU, tried before the first step."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """SGD with Nesterov momentum, or AdamW, for which learning_rate and weight_decay default to
     0.001 and 0.01."""
@@ -344,6 +355,8 @@ class TrainConfig(Settings):
             raise ValueError("sampling and class_weights are both balanced: use one of them")
         if self.strategy == "fsdp" and self.ema_decay:
             raise ValueError("ema_decay needs strategy=ddp: averaged weights are not sharded")
+        if self.strategy == "fsdp" and self.micro_batch_size == AUTO:
+            raise ValueError("micro_batch_size=auto needs strategy=ddp or single: set a number")
         if self.strategy == "fsdp" and self.compile:
             raise ValueError("compile needs strategy=ddp or single: shards are not compiled")
         if self.strategy == "fsdp" and self.precision == "fp16":

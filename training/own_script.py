@@ -83,12 +83,7 @@ def _write_inputs(inputs: Path, config: TrainConfig, splits: Splits) -> None:
             for path, target in zip(index.paths, index.targets, strict=True):
                 rows.writerow((path, classes[target], target, split))
     mean, std, _ = timm_networks.preprocessing(config.model)
-    settings = {
-        **config.model_dump(),
-        "classes": classes,
-        "mean": mean,
-        "std": std,
-    }
+    settings = {**config.model_dump(), "classes": classes, "mean": mean, "std": std}
     (inputs / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
     (inputs / "script.py").write_bytes(unpack(config.script, "script"))
     os.environ.update(

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from kfp_ddp.core.errors import InputError, KfpDdpError, writing
 from kfp_ddp.core.run_folder import try_to_write
 from kfp_ddp.core.version import pinned
-from kfp_ddp.training import batches
-from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training import batches, memory
+from kfp_ddp.training.config import AUTO, TrainConfig
 from kfp_ddp.training.data import shards, shared_memory
 from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import Findings, examine
@@ -38,8 +38,11 @@ def prepare(config: TrainConfig, world: World) -> tuple[TrainConfig, Split, Spli
     """Return the complete configuration, and both splits; raise a KfpDdpError on every rank."""
     launches = world.gather(os.environ.get(LAUNCH, ""))
     config, train, val = world.from_first(lambda: _scan(config))
+    lowers = config.micro_batch_size == AUTO
     config = world.from_first(lambda: resolve(config, world, len(train), launches))
     world.from_first(lambda: check_network(config, train.classes))
+    if lowers:
+        config = memory.fit(config, world, train)
     caches, prefetch = _built_or_examined(config, world, train, val)
     world.from_first(lambda: saving.begin(config, launches))
     contents = world.from_first(lambda: contents_of(Path(config.data), train, val))

@@ -17,7 +17,7 @@ from kfp_ddp.core.errors import (
     StorageError,
     full,
 )
-from kfp_ddp.core.failure import Failure, lost_peer, write_record
+from kfp_ddp.core.failure import Failure, full_memory, lost_peer, write_record
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.flags import parse
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 STALE = "the heartbeat is stale"
 NO_MEMORY = (
-    "Set micro_batch_size, or halve it: gradients are accumulated, so batch_size and the "
-    "mathematics stay as they are"
+    "Set micro_batch_size=auto, or halve its number: gradients are accumulated, so batch_size and "
+    "the mathematics stay as they are"
 )
 
 
@@ -60,9 +60,9 @@ def run_and_report(read: Callable[[], C], work: Callable[[C], bool]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             return _end(StorageError(full(error, config.output_dir)))
+        if line := full_memory(error):
+            return _end(JobError(f"{line}. {NO_MEMORY}"))
         first = str(error).strip().partition("\n")[0]
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-            return _end(JobError(f"{first.partition(' Process ')[0]} {NO_MEMORY}"))
         lost = isinstance(error, RuntimeError) and lost_peer(str(error))
         kind = PeerLostError if lost else JobError
         write_record(_failure(kind(f"{type(error).__name__}: {first}")), final=False)

@@ -7,7 +7,9 @@ recipe, with yours instead of its own where both are set, for `kfp_ddp.training`
 
 import shlex
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from kfp_ddp.core.errors import InputError
@@ -18,91 +20,10 @@ from kfp_ddp.training.flags import read_flags
 RecipeName = Literal["auto", "none", "digits", "cifar", "imagenet-90", "imagenet-fast", "finetune"]
 Recipe = dict[str, Any]
 
-RECIPES: dict[str, Recipe] = {
-    # A pipeline replaces it by settings that fit the images and the hardware.
-    "auto": {},
-    "none": {},
-    # scikit-learn's digits, 8x8: about 99 % on two CPU ranks in seconds.
-    "digits": {
-        "model": "cifar_resnet8",
-        "image_size": 16,
-        "epochs": 6,
-        "batch_size": 64,
-        "learning_rate": 0.2,
-        "warmup_epochs": 1.0,
-        "label_smoothing": 0.05,
-        "workers": 0,
-    },
-    # 32 px, flips and shifts of four pixels (He et al. 2015, section 4.2: 91.25 % on CIFAR-10).
-    "cifar": {
-        "model": "cifar_resnet20",
-        "image_size": 32,
-        "epochs": 160,
-        "batch_size": 128,
-        "learning_rate": 0.1,
-        "weight_decay": 1e-4,
-        "warmup_epochs": 1.0,
-        "label_smoothing": 0.0,
-        "augment": "shift-flip",
-        "cache_gb": 1.0,
-        "workers": 2,
-        "eval_epochs": 5,
-        "checkpoint_epochs": 5,
-    },
-    # NVIDIA's ResNet-50 v1.5 (DeepLearningExamples; there 77.1 % in 90 epochs); batch for 8 GPUs.
-    "imagenet-90": {
-        "model": "resnet50",
-        "image_size": 224,
-        "epochs": 90,
-        "batch_size": 2048,
-        "learning_rate": 0.256,
-        "lr_reference_batch": 256,
-        "momentum": 0.875,
-        "weight_decay": 2.0**-15,
-        "warmup_epochs": 8.0,
-        "label_smoothing": 0.1,
-        "augment": "crop-flip",
-        "workers": 12,
-    },
-    # Growing images, blur pool, averaged weights, after FFCV's rn50 (there 71 % to 78 %, 16 to 88
-    # epochs); raise epochs for accuracy. Evaluated at a larger size than trained at, as there.
-    "imagenet-fast": {
-        "model": "resnet50",
-        "blur_pool": True,
-        "image_size": 224,
-        "train_image_size": 192,
-        "start_image_size": 160,
-        "epochs": 16,
-        "batch_size": 1024,
-        "learning_rate": 0.425,
-        "lr_reference_batch": 256,
-        "weight_decay": 1e-4,
-        "warmup_epochs": 2.0,
-        "label_smoothing": 0.1,
-        "ema_decay": 0.999,
-        "augment": "crop-flip",
-        "crop_min_area": 0.25,
-        "workers": 12,
-    },
-    # From the weights of `pretrained`, for hundreds to some ten thousand images: an epoch for the
-    # classifier alone, as in fastai's fine_tune, then all of it, the body at a tenth of the rate.
-    "finetune": {
-        "epochs": 15,
-        "batch_size": 64,
-        "learning_rate": 0.04,
-        "lr_reference_batch": 64,
-        "body_lr_factor": 0.1,
-        "freeze_epochs": 1,
-        "weight_decay": 1e-4,
-        "warmup_epochs": 0.5,
-        "label_smoothing": 0.1,
-        "crop_min_area": 0.35,
-        "keep_best": True,
-        "cache_gb": 4.0,
-    },
-}
-
-
+RECIPES: dict[str, Recipe] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+"""The recipes by name."""
 OPTIMIZER_FIELDS = ("learning_rate", "lr_reference_batch", "momentum", "weight_decay")
 """Settings of a recipe that only suit its own optimizer."""
 

@@ -4,12 +4,7 @@ from kfp import dsl
 
 
 @dsl.component(base_image="ghcr.io/kfp-ddp/launcher:0.2.0", install_kfp_package=False)
-def register(
-    destination: str,
-    model_name: str,
-    release: dict,
-    version: str = "",
-) -> str:
+def register(destination: str, model_name: str, release: dict, version: str = "") -> str:
     """Register a published bundle and the champion in Kubeflow Model Registry.
 
     Args:

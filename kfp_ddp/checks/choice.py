@@ -253,7 +253,8 @@ class _Sized:
         self.size = size or self._size(tiny)
         most = BATCH[machine.device] * max(1, machine.gpus)
         batch = max(min(most, self.images // STEPS), min(4 if weights else 8, self.images // 2))
-        unit, per_rank = ranks * (training.get("micro_batch_size") or 1), "batch_size_per_rank"
+        micro = training.get("micro_batch_size") or 1
+        unit, per_rank = ranks * (1 if micro == "auto" else micro), "batch_size_per_rank"
         requested_batch = training.get(per_rank, 0) * ranks or training.get("batch_size")
         self.batch = requested_batch or max(1, batch // unit) * unit
         self.each = 0 if requested_batch else self.batch // ranks

@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kfp_ddp.cli.options import (
-    AS_JSON,
-    FOLDER,
-    configured,
-    echo,
-    show,
-    text_option,
-    with_client,
-)
+from kfp_ddp.cli.options import AS_JSON, FOLDER, configured, echo, show, text_option, with_client
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.core.images import SETTINGS, Images
 

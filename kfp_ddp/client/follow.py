@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TextIO, TypeVar
+
+from markupsafe import Markup
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from rich.tree import Tree
 
 from kfp_ddp.client import pods
 from kfp_ddp.client.run_info import UNFINISHED, RunFinder, RunInfo, local_run, read_trainings
@@ -32,10 +38,8 @@ from kfp_ddp.k8s.api import Api, ApiError, Object
 from kfp_ddp.k8s.pods import waiting_reason
 from kfp_ddp.k8s.resource import PODS
 from kfp_ddp.local.results import RunProgress
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.tree import Tree
+from kfp_ddp.report.render import render
+from kfp_ddp.report.training import training_curves
 
 T = TypeVar("T")
 View = Callable[[RunInfo], None]
@@ -191,26 +195,18 @@ def lines(write: Callable[[str], None], progress: Callable[[Step], str]) -> View
 @contextlib.contextmanager
 def live_tree(progress: Callable[[Step], str], stream: TextIO) -> Iterator[View]:
     """Yield a view that redraws a tree in place on a terminal."""
-    from rich.console import Console
-    from rich.live import Live
-
     with Live(console=Console(file=stream), auto_refresh=False) as live:
         yield lambda run: live.update(tree(run, progress), refresh=True)
 
 
-def console() -> "Console":
+def console() -> Console:
     """Return a console for tables and trees, which are not cut in a file or pipe."""
-    from rich.console import Console
-
     terminal = Console(highlight=False)
     return terminal if terminal.is_terminal else Console(highlight=False, width=10_000)
 
 
-def tree(run: RunInfo, progress: Callable[[Step], str]) -> "Tree":
+def tree(run: RunInfo, progress: Callable[[Step], str]) -> Tree:
     """Return the steps of a run, to be printed."""
-    from rich.text import Text
-    from rich.tree import Tree
-
     mark, colour, _ = MARKS.get(run.state, MARKS["UNKNOWN"])
     about = f"  {run.id[:8]}  {run.state}  {duration(run.start, run.end)}"
     head = Text.assemble((f"{mark} ", colour), (printable(run.name), "bold"), about)
@@ -219,9 +215,7 @@ def tree(run: RunInfo, progress: Callable[[Step], str]) -> "Tree":
     return root
 
 
-def _add_branches(branch: "Tree", steps: Sequence[Step], progress: Callable[[Step], str]) -> None:
-    from rich.text import Text
-
+def _add_branches(branch: Tree, steps: Sequence[Step], progress: Callable[[Step], str]) -> None:
     for step in steps:
         mark, colour, _ = MARKS.get(step.state, MARKS["PENDING"])
         line = printable(_describe(step, progress))
@@ -231,12 +225,6 @@ def _add_branches(branch: "Tree", steps: Sequence[Step], progress: Callable[[Ste
 
 def to_html(finder: RunFinder, run: RunInfo) -> str:
     """Return a page with the steps of a run, and the curves if no pod is needed to read them."""
-    from markupsafe import Markup
-    from rich.console import Console
-
-    from kfp_ddp.report.render import render
-    from kfp_ddp.report.training import training_curves
-
     terminal = Console(record=True, file=io.StringIO(), width=110, force_jupyter=False)
     terminal.print(tree(run, watched(finder, run)[1]))
     steps = terminal.export_html(inline_styles=True, code_format="<pre>{code}</pre>")

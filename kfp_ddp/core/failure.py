@@ -44,9 +44,22 @@ LOST_PEER = re.compile(
 """Messages of a program that lost another rank, its node or the network."""
 
 
+FULL_MEMORY = re.compile("out of memory|_STATUS_ALLOC_FAILED|can't allocate memory")
+"""Messages of CUDA, cuBLAS, cuDNN, MPS and the CPU, beside torch's OutOfMemoryError."""
+
+
 def lost_peer(text: str) -> bool:
     """Return whether an error is only a consequence of the loss of another rank."""
     return LOST_PEER.search(text) is not None
+
+
+def full_memory(error: Exception) -> str:
+    """Return the line of an error of torch that a device's memory is full; '' for others."""
+    line = str(error).strip().partition("\n")[0].partition(" Process ")[0].rstrip(".")
+    is_full = type(error).__name__ == "OutOfMemoryError" or (
+        isinstance(error, RuntimeError) and FULL_MEMORY.search(line)
+    )
+    return line if is_full else ""
 
 
 @dataclasses.dataclass(frozen=True)

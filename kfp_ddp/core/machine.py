@@ -26,8 +26,9 @@ _MODULES = {
     "local": _LOCAL,
     "monitor": ("tensorboard",),
     "sweep": ("optuna",),
-    "huggingface": ("huggingface_hub",),
     "parquet": ("pyarrow",),
+    "registry": ("model_registry",),
+    "sign": ("sigstore",),
     "timm": ("timm",),
     "demo": (*_LOCAL, "gcp_storage_emulator", "requests", "sklearn"),
 }

@@ -16,14 +16,7 @@ from kfp_ddp.core.files import Folders, folder_below
 from kfp_ddp.datasets import checks, names
 from kfp_ddp.datasets.build import download, stage_of, staged, write_manifest
 from kfp_ddp.datasets.context import Context
-from kfp_ddp.datasets.disk import (
-    checksum,
-    flush_filesystem,
-    locked,
-    no_folder,
-    unreadable,
-    writing,
-)
+from kfp_ddp.datasets.disk import checksum, flush_filesystem, locked, no_folder, unreadable, writing
 from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.report import Result
 from kfp_ddp.datasets.stage import FileStage

@@ -23,9 +23,7 @@ PLAIN = re.compile(r"[\w ./:,;=@%+-]*", re.ASCII)
 
 
 def as_function(
-    func: Callable[..., Any],
-    func_args: Mapping[str, Any] | None = None,
-    later: Iterable[str] = (),
+    func: Callable[..., Any], func_args: Mapping[str, Any] | None = None, later: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Return inputs of `job` with which every worker calls a function.
 

@@ -66,10 +66,7 @@ def run(
 
 def figures(network: Network, wrong: list[str]) -> dict[str, float]:
     """Return the figures by which runs are compared."""
-    values: dict[str, float] = {
-        "problems": len(wrong),
-        "latency_us": round(network.latency_us, 1),
-    }
+    values: dict[str, float] = {"problems": len(wrong), "latency_us": round(network.latency_us, 1)}
     if network.sizes:
         values["bus_gbit_s"] = round(max(size.bus_gbit_s for size in network.sizes), 3)
     if network.links:

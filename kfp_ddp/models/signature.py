@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.machine import require
 from kfp_ddp.core.step import needed_secret
 from kfp_ddp.core.text import from_json, one_line
 from kfp_ddp.models.bundle import SIGNATURE, Bundle, local_bundle
@@ -164,15 +165,12 @@ def key_signer(key: "PublicKeyTypes") -> Signer:
 
 def identity_signer(identity: str, issuer: str, trust: Path | None = None) -> Signer:
     """Return the signer with an identity at an OpenID issuer, verified by Sigstore or `trust`."""
-    try:
-        from sigstore.errors import Error
-        from sigstore.models import Bundle, InvalidBundle, TrustedRoot
-        from sigstore.verify import Verifier
-        from sigstore.verify.policy import Identity
-    except ImportError:
-        raise InputError(
-            "signatures by identity need sigstore: pip install 'kfp-ddp[sign]'"
-        ) from None
+    require("sign", "a signature by identity")
+    from sigstore.errors import Error
+    from sigstore.models import Bundle, InvalidBundle, TrustedRoot
+    from sigstore.verify import Verifier
+    from sigstore.verify.policy import Identity
+
     try:
         if trust is None:
             verifier = Verifier.production()

@@ -1,4 +1,4 @@
-"""HTML from Jinja2 templates: one environment with autoescape.
+"""HTML, and Markdown, from Jinja2 templates: one environment, which escapes all in HTML.
 
 The KFP UI shows it in an iframe with `sandbox="allow-scripts"`: no scripts, no external resources.
 """
@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
+from kfp_ddp.core.text import cell
 from kfp_ddp.report.events import is_number
 
 
@@ -25,6 +26,11 @@ class Card(NamedTuple):
 def render(template: str, **values: Any) -> Markup:
     """Return a rendered template. Only a `Markup` among the values is HTML; all else is text."""
     return Markup(_environment().get_template(template).render(values))  # noqa: S704
+
+
+def render_text(template: str, **values: Any) -> str:
+    """Return a rendered template of plain text, such as Markdown, in which nothing is escaped."""
+    return _environment().get_template(template).render(values)
 
 
 def framed(page: str) -> str:
@@ -74,11 +80,11 @@ def number(value: object, spec: str, scale: float = 1) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
+        autoescape=select_autoescape(disabled_extensions=["md.jinja"], default=True),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (points, points_with_interval, percents, number)
+    filters = (points, points_with_interval, percents, number, cell)
     environment.filters |= {function.__name__: function for function in filters}
     return environment

@@ -8,8 +8,21 @@ import functools
 import os
 from collections.abc import Iterator, MutableMapping
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
 from urllib.parse import urlsplit
+
+from azure.core import MatchConditions
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    ResourceExistsError,
+    ResourceModifiedError,
+    ResourceNotFoundError,
+)
+from azure.core.pipeline import PipelineContext, PipelineRequest
+from azure.core.pipeline.transport import HttpRequest, RequestsTransport
+from azure.storage.blob import BlobClient, BlobServiceClient, ContainerClient, ExponentialRetry
+from requests.certs import where
 
 from kfp_ddp.core.errors import InputError, KfpDdpError
 from kfp_ddp.core.text import one_line
@@ -29,9 +42,6 @@ from kfp_ddp.storage.source import (
     listing_by_etag,
 )
 from kfp_ddp.storage.store import BLOCK, Bucket, ConflictError, ObjectState, Page, read_bounded
-
-if TYPE_CHECKING:
-    from azure.storage.blob import BlobClient, ContainerClient
 
 PART = 32 << 20
 """Bytes of a block of a larger upload; 50,000 blocks at most."""
@@ -54,8 +64,6 @@ class AzureSource(SdkSource):
         container, self._prefix = bucket_and_prefix(url)
         self._root = f"az://{container}"
         self.client = container_client(url, container, options.timeout)
-        from requests.certs import where
-
         bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
         super().__init__(url, Origin.of(self.client.url, bundle or where()), options.timeout)
         self._address, _, sas = self.client.url.partition("?")
@@ -64,8 +72,6 @@ class AzureSource(SdkSource):
 
     def listing(self) -> Listing:
         """List the prefix; see `Source.listing`."""
-        from azure.core.exceptions import AzureError
-
         try:
             return listing_by_etag(self.url, self._prefix, self.pages())
         except AzureError as error:
@@ -93,9 +99,6 @@ class AzureSource(SdkSource):
         url = f"{self._address}/{quoted(self._prefix + entry.name)}{self._query}"
         signer = self.client.credential
         if hasattr(signer, "on_request"):
-            from azure.core.pipeline import PipelineContext, PipelineRequest
-            from azure.core.pipeline.transport import HttpRequest
-
             request = HttpRequest("GET", url, headers)
             signer.on_request(PipelineRequest(request, PipelineContext(None)))
             headers = request.headers
@@ -104,8 +107,6 @@ class AzureSource(SdkSource):
         return Request(self.origin, target, entry.size, secret=lines.encode())
 
     def _renew(self, refused: bool) -> None:
-        from azure.core.exceptions import AzureError
-
         self._headers = {
             "x-ms-version": self.client.api_version,
             "x-ms-date": formatdate(usegmt=True),
@@ -118,9 +119,6 @@ class AzureSource(SdkSource):
                 raise Transient(first_line(error)) from error
 
     def _ask_sdk(self, entry: Entry) -> Exception | None:
-        from azure.core import MatchConditions
-        from azure.core.exceptions import AzureError, ResourceModifiedError, ResourceNotFoundError
-
         self._trusted_until = 0.0
         name = f"{entry.name!r} of {self.url}"
         try:
@@ -183,9 +181,6 @@ class AzureStore(Bucket):
 
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
         """Send blocks with their MD5, which the server checks, and the last with the condition."""
-        from azure.core import MatchConditions
-        from azure.core.exceptions import ResourceExistsError, ResourceModifiedError
-
         condition: dict[str, Any] = {}
         if tag:
             condition = {"etag": tag, "match_condition": MatchConditions.IfNotModified}
@@ -204,20 +199,15 @@ class AzureStore(Bucket):
             pass
         raise ConflictError
 
-    def _blob(self, name: str) -> "BlobClient":
+    def _blob(self, name: str) -> BlobClient:
         return self._source.client.get_blob_client(self._key(name))
 
     def _problem(self, verb: str, error: Exception) -> KfpDdpError | None:
-        self._blob("")  # raises InputError where azure-storage-blob is not installed
         return problem(verb, self.uri, self.root, error)
 
 
-def container_client(url: str, container: str, timeout: float) -> "ContainerClient":
+def container_client(url: str, container: str, timeout: float) -> ContainerClient:
     """Return a client for the variables of the Azure command line; raises InputError."""
-    try:
-        from azure.storage.blob import BlobServiceClient, ExponentialRetry
-    except ImportError as error:
-        raise InputError(f"{url} needs azure-storage-blob; pip install 'kfp-ddp[azure]'") from error
     timeouts = {"connection_timeout": min(_CONNECT, timeout), "read_timeout": timeout}
     retry = ExponentialRetry(initial_backoff=1, increment_base=2, retry_total=store.TRIES - 1)
     sizes = {"max_single_put_size": PART, "max_block_size": PART}
@@ -246,7 +236,6 @@ def container_client(url: str, container: str, timeout: float) -> "ContainerClie
 
 def _bounded_transport(url: str, timeouts: dict[str, float]) -> Any:
     """Return a transport that bounds responses other than bodies; azure has no setting for it."""
-    from azure.core.pipeline.transport import RequestsTransport
 
     def bound(answer: Any, stream: bool = False, **_: Any) -> None:
         if not stream or answer.status_code >= 300:
@@ -268,7 +257,6 @@ def _credential() -> Any:
     if key := os.environ.get("AZURE_STORAGE_KEY") or os.environ.get("AZURE_STORAGE_SAS_TOKEN"):
         return key
     try:
-        from azure.core.exceptions import ClientAuthenticationError
         from azure.identity import DefaultAzureCredential
     except ImportError:
         return None
@@ -286,8 +274,6 @@ def _credential() -> Any:
 
 def problem(verb: str, uri: str, root: str, error: Exception) -> KfpDdpError | None:
     """Return the error to raise for one of azure.core, None for any other."""
-    from azure.core.exceptions import AzureError
-
     if not isinstance(error, AzureError):
         return None
     status, code = getattr(error, "status_code", None), str(getattr(error, "error_code", ""))
@@ -312,8 +298,6 @@ def first_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def _ending_if_missing() -> Iterator[None]:
     """End the block where the blob is missing; another error 404 is of anonymous requests."""
-    from azure.core.exceptions import ResourceNotFoundError
-
     try:
         yield
     except ResourceNotFoundError as error:

@@ -7,8 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import httpx2
+from huggingface_hub import HfApi, get_session, hf_hub_url, utils
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
 from kfp_ddp.core.errors import InputError, KfpDdpError
-from kfp_ddp.core.machine import require
 from kfp_ddp.core.text import one_line
 from kfp_ddp.storage import store
 from kfp_ddp.storage.http.answer import Response
@@ -43,7 +52,6 @@ class HuggingFaceSource(HttpSource):
     advice = "accept its terms on its page and give HF_TOKEN"
 
     def __init__(self, url: str, options: SourceOptions) -> None:
-        require("huggingface", f"source {url}")
         self._api = _hub()
         parts = _URL.fullmatch(url)
         if parts is None:
@@ -58,10 +66,6 @@ class HuggingFaceSource(HttpSource):
 
     def listing(self) -> Listing:
         """List the folder at the revision's commit; see `Source.listing`."""
-        import httpx2
-        from huggingface_hub import hf_hub_url
-        from huggingface_hub.errors import HfHubHTTPError
-
         try:
             _bound_pages()
             with reading_pages(self.url):
@@ -92,8 +96,6 @@ class HuggingFaceSource(HttpSource):
         return Request(self.origin, target, entry.size, headers, self.secret)
 
     def _renew(self, refused: bool) -> None:
-        from huggingface_hub import utils
-
         headers = utils.build_hf_headers()  # type: ignore[attr-defined]
         lines = (f"{name}: {value}\r\n" for name, value in headers.items())
         self.secret = "".join(lines).encode()
@@ -119,8 +121,6 @@ class HuggingFaceSource(HttpSource):
 
     def _pages(self, pages: Pages) -> Iterator[list[dict[str, Any]]]:
         """Yield the pages of the listing; of the address of the next, only the query is used."""
-        from huggingface_hub import utils
-
         sdk: Any = utils  # which exports these without a type
         folder = f"/{quote(self._prefix[:-1], safe='')}" if self._prefix else ""
         path = f"{self._api.endpoint}/api/datasets/{self._name}/tree/{self._revision}{folder}"
@@ -132,13 +132,6 @@ class HuggingFaceSource(HttpSource):
             query = pages.following(urlsplit(answer.links.get("next", {}).get("url", "")).query)
 
     def _problem(self, error: Exception) -> KfpDdpError:
-        from huggingface_hub.errors import (
-            EntryNotFoundError,
-            GatedRepoError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
-
         if isinstance(error, GatedRepoError):
             return InputError(f"{self.url} is gated: {self.advice}")
         if isinstance(error, RepositoryNotFoundError):
@@ -162,15 +155,11 @@ class HuggingFaceSource(HttpSource):
 
 
 def _hub() -> Any:
-    from huggingface_hub import HfApi
-
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
 
 
 def _bound_pages() -> None:
     """Bound the responses of the hub's API, which the library does not."""
-    from huggingface_hub import get_session
-
     hooks = get_session().event_hooks
     if _bound not in hooks["response"]:
         get_session().event_hooks = {**hooks, "response": [*hooks["response"], _bound]}

@@ -78,7 +78,7 @@ def open_store(uri: str) -> Store:
     if kind is None or not kind.store:
         schemes = ", ".join(f"{kind.scheme}://" for kind in KINDS if kind.store)
         raise InputError(f"cannot store files at {display(uri)}: give {schemes} or a path")
-    store: Store = _load(kind.store)(uri)
+    store: Store = _load(kind.store, uri)(uri)
     return store
 
 
@@ -94,7 +94,7 @@ def open_source(url: str, options: SourceOptions | None = None) -> Source:
             f"source {display(url)!r} has the unknown scheme {url.partition('://')[0]}://; "
             f"use {schemes}"
         )
-    source: Source = _load(kind.source)(url, options or SourceOptions())
+    source: Source = _load(kind.source, url)(url, options or SourceOptions())
     return source
 
 
@@ -169,8 +169,13 @@ def _check_path(name: str, value: str) -> None:
     )
 
 
-def _load(name: str) -> Callable[..., Any]:
+def _load(name: str, uri: str) -> Callable[..., Any]:
     """Import a module of this package only when one of its kind is opened: libraries are slow."""
     module, _, attribute = name.partition(".")
-    opener: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), attribute)
+    try:
+        opener: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), attribute)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{uri} needs {error.name}, which is not installed: pip install 'kfp-ddp[{module}]'"
+        ) from None
     return opener

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, ClassVar
 from urllib.parse import unquote_plus
 
+from botocore.exceptions import ClientError
+
 from kfp_ddp.core.errors import KfpDdpError
 from kfp_ddp.storage import store
 from kfp_ddp.storage.listing import Listing
@@ -55,8 +57,6 @@ class S3Source(S3Objects):
 
     def _list_or_anonymously(self) -> Listing:
         """List without credentials what is public, but forbidden to an account of elsewhere."""
-        from botocore.exceptions import ClientError
-
         signed = self.client
         try:
             return self._list()
@@ -110,8 +110,6 @@ class S3Store(Bucket):
             yield [(name, size) for name, size, _ in page]
 
     def _stat(self, name: str) -> ObjectState | None:
-        from botocore.exceptions import ClientError
-
         try:
             answer = self._client.head_object(**self._object(name))
         except ClientError as error:
@@ -125,8 +123,6 @@ class S3Store(Bucket):
 
     def _store(self, name: str, content: BinaryIO, size: int, digest: str, tag: str) -> None:
         """Send each part with its MD5, for the server to check, and the last with the condition."""
-        from botocore.exceptions import ClientError
-
         condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
         about = {"Metadata": {"sha256": digest}}
         try:

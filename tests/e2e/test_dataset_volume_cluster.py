@@ -9,12 +9,7 @@ import pytest
 from kubernetes import client
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.datasets.volume.cluster import (
-    CLAIMS,
-    SNAPSHOTS,
-    delete_unchanged,
-    pods_mounting,
-)
+from kfp_ddp.datasets.volume.cluster import CLAIMS, SNAPSHOTS, delete_unchanged, pods_mounting
 from kfp_ddp.datasets.volume.publish import collect, publish
 from kfp_ddp.datasets.volume.request import DOMAIN, Published
 from kfp_ddp.jobs.identity import RUN

@@ -171,5 +171,6 @@ def test_a_chosen_batch_and_rate_suit_what_was_requested() -> None:
         return dict(choose(photographs(500), NEW, {"training": training}).arguments["training"])
 
     assert chosen(micro_batch_size=3)["batch_size"] % 12 == 0
+    assert chosen(micro_batch_size="auto") == {**chosen(), "micro_batch_size": "auto"}
     assert chosen(batch_size_per_rank=2)["learning_rate"] == chosen(batch_size=8)["learning_rate"]
     assert "learning_rate" not in chosen(optimizer="adamw")

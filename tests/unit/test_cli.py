@@ -11,8 +11,10 @@ import pytest
 
 from kfp_ddp.cli import COMMANDS, app
 from kfp_ddp.core import machine
+from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.images import Images
 from kfp_ddp.jobs.launch_spec import LaunchSpec
+from kfp_ddp.storage.kinds import open_store
 from tests import run_output
 from tests.commands import call, output, refused
 from tests.kfp_server import faults
@@ -121,6 +123,13 @@ def test_windows_is_refused_in_one_line(words: list[str]) -> None:
     assert "During handling" not in done.stderr
     if words:
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+
+
+def test_missing_library_of_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "kfp_ddp.storage.azure", raising=False)
+    monkeypatch.setitem(sys.modules, "azure.core", None)
+    with pytest.raises(InputError, match=r"needs azure.core, .*'kfp-ddp\[azure\]'"):
+        open_store("az://bucket/models")
 
 
 @pytest.mark.parametrize("words", [["demo"], ["run", "photos", "--local"]])

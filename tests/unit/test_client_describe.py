@@ -164,7 +164,7 @@ def test_a_pod_without_a_node_has_a_reason() -> None:
     cases = [("Pending", [other, why]), ("Pending", [other]), ("Running", [why])]
     reasons = [waiting_reason(pod("p", phase=phase, conditions=met)) for phase, met in cases]
     assert [reason and reason.text for reason in reasons] == [
-        *("cannot be scheduled (0/3 nodes are available)", "waiting for a node", None),
+        *("cannot be scheduled (0/3 nodes are available)", "waiting for a node", None)
     ]
 
 

@@ -37,6 +37,7 @@ def test_what_loaders_need() -> None:
     [
         ({}, (1, 1), "2Gi"),
         ({"micro_batch_size": 0, "batch_size": 256, "image_size": 224}, (8, 8), "3Gi"),
+        ({"micro_batch_size": "auto", "batch_size": 256, "image_size": 224}, (8, 8), "3Gi"),
         ({"micro_batch_size": 0, "batch_size_per_rank": 256, "image_size": 224}, (1, 1), "3Gi"),
         ({"micro_batch_size": 0, "batch_size_per_rank": 256, "image_size": 224}, (8, 64), "12Gi"),
     ],

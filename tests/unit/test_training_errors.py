@@ -72,22 +72,27 @@ def test_exit_code_and_retry_follow_from_the_type_of_the_cause(
     assert (failure["retryable"], failure["consequence"]) == (retryable, of_another_rank)
 
 
-def test_full_disk_is_one_line(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fail_with(OSError(errno.ENOSPC, "No space left on device"), monkeypatch)
-    assert rank.main(ARGV) == 1
-    failure = json.loads(record.read_text())
-    assert "cannot write to /o: No space left on device" in failure["message"]["message"]
-    assert (failure["final"], failure["retryable"], failure["consequence"]) == (True, False, False)
+CURE = ". Set micro_batch_size=auto"
 
 
-def test_full_gpu_is_one_line_with_cure(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1 GiB free. Process 7 has 9 GiB"
-    ended = _fail_with(torch.OutOfMemoryError(text), monkeypatch)
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space"), "cannot write to /o: No space"),
+        (torch.OutOfMemoryError("Tried 2 GiB. 1 GiB free. Process 7 has 9"), f"1 GiB free{CURE}"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), f"ALLOC_FAILED{CURE}"),
+        (RuntimeError("MPS backend out of memory (9 GB)\nmore"), f"(9 GB){CURE}"),
+    ],
+)
+def test_what_is_full_is_one_line_with_the_cure(
+    error: Exception, words: str, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = _fail_with(error, monkeypatch)
     assert rank.main(ARGV) == 1
     failure = json.loads(record.read_text())
-    message = failure["message"]["message"]
-    assert "1 GiB free. Set micro_batch_size" in message
+    assert words in failure["message"]["message"]
     assert (failure["final"], failure["retryable"], ended) == (True, False, ["for good"])
+    assert not failure["consequence"]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def needed(
 def size_of_pod(config: TrainConfig, local_ranks: int, ranks: int) -> str:
     """Return the shared memory of a pod of `local_ranks` as a quantity; no less than 2Gi."""
     each = config.batch_size_per_rank or -(-config.batch_size // ranks)
-    total = local_ranks * needed(config, config.micro_batch_size or each, None) + _OF_OTHERS
+    micro = config.micro_batch_size if config.micro_batch_size > 0 else each
+    total = local_ranks * needed(config, micro, None) + _OF_OTHERS
     return f"{max(2, -(-total // (1 << 30)))}Gi"
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.failure import full_memory
 from kfp_ddp.core.packed import unpack
 from kfp_ddp.training import model_file
 from kfp_ddp.training.config import TrainConfig
@@ -69,6 +70,8 @@ class OwnModel:
         try:
             return function(*arguments)
         except Exception as error:
+            if full_memory(error):
+                raise  # no fault of the file
             raise InputError(f"{name} in {self.file} {describe_error(self.file, error)}") from error
 
     def _type_error(self, name: str, result: object, expected: str) -> InputError:

@@ -2,8 +2,10 @@
 
 import re
 import time
+import tomllib
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -79,29 +81,8 @@ def before_exchange(loss: Tensor, then: Callable[[], None]) -> None:
     loss.register_hook(lambda _: engine.queue_callback(then))  # type: ignore[no-untyped-call]
 
 
-PEAK_TFLOPS = {
-    "T4": 65.0,
-    "A30": 165.0,
-    "A40": 149.7,
-    "RTX A6000": 154.8,
-    "RTX 3090": 71.0,
-    "RTX 4090": 165.2,
-    "RTX 5090": 209.5,
-    "L40": 181.0,
-    "A10G": 70.0,
-    "A10": 125.0,
-    "L40S": 362.0,
-    "L4": 121.0,
-    "A100": 312.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "H200": 989.0,
-    "GH200": 989.0,
-    "B200": 2250.0,
-    "GB200": 2500.0,
-    "MI300X": 1307.4,
-}
+_PEAKS = Path(__file__).with_name("peak_tflops.toml")
+PEAK_TFLOPS: dict[str, float] = tomllib.loads(_PEAKS.read_text(encoding="utf-8"))
 """Dense half-precision peak of a GPU with sums in float32, from its maker's data sheet."""
 
 

@@ -64,6 +64,7 @@ class Report:
             world_size=self.world.size,
             device=self.meter.device,
             steps_total=self.steps_total,
+            micro_batch_size=self.config.micro_batch_size,
             resumed_from_step=done,
             startup_seconds=startup,
             **({"class_weights": class_weights} if class_weights else {}),

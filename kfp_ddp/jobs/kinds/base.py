@@ -187,8 +187,7 @@ NOT_ELASTIC = Unsupported(
 )
 NO_RUNTIME = Unsupported("runtime", "runtime={value!r}: a {kind} has none, a trainjob has")
 ONE_PROCESS = Unsupported(
-    "nproc_per_node",
-    "nproc_per_node={value}: a {kind} runs one process in each pod; leave it at 0",
+    "nproc_per_node", "nproc_per_node={value}: a {kind} runs one process in each pod; leave it at 0"
 )
 # Without this, a followed log shows its lines only at the end.
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}

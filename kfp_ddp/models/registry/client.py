@@ -12,11 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Container, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kfp_ddp.core.errors import InputError, StorageError
+from kfp_ddp.core.machine import require
 from kfp_ddp.core.run_folder import VERDICT
 from kfp_ddp.core.settings import mapping_in
 from kfp_ddp.core.step import needed_secret
@@ -149,10 +149,7 @@ class Registry:
     """A registry server; InputError if it denies access, StorageError if it does not respond."""
 
     def __init__(self, address: str, token: str, author: str) -> None:
-        if find_spec("model_registry") is None:
-            raise InputError(
-                f"the registry {address} needs its client: pip install 'kfp-ddp[registry]'"
-            )
+        require("registry", f"the registry {address}")
         self.address = address.rstrip("/")
         self._token = token
         self._author = author
