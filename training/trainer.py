@@ -297,9 +297,9 @@ class Trainer:
                 enter("backward")
                 learner.backward(weighted)
             total += loss.detach()
-        if not self.saving.writer.copied.is_set():
+        if self.saving.writer.copying:
             enter("checkpoint")
-            self.saving.writer.copied.wait()
+            self.saving.writer.wait_for_copies()
         enter("optimizer")
         learner.update(self.step)
         enter("other")
