@@ -182,15 +182,15 @@ def fixed_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Ke
 
 def evaluation_batches(
     index: Index, image_size: int, batch_size: int, reading: Reading = READING
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+) -> Iterator[Batch]:
     """Yield all images as `decoded` does, at most `batch_size` at a time."""
     return decoded(index, image_size, fixed_batches(index, batch_size, 0, 1), reading)
 
 
 def decoded(
     index: Index, image_size: int, batches: Iterable[Keys], reading: Reading = READING
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield images uint8, targets and positions; an unreadable image is left out, or InputError."""
+) -> Iterator[Batch]:
+    """Yield batches with images; an unreadable image is left out, or InputError."""
     ahead = ReadAhead(index.slices) if index.slices else None
     for keys in batches:
         if ahead:
@@ -199,7 +199,7 @@ def decoded(
         if batch.error:
             raise InputError(batch.error)
         if batch.indices:
-            yield batch.images, torch.tensor(batch.targets), torch.tensor(batch.indices)
+            yield batch
 
 
 class DeviceBatch(NamedTuple):
