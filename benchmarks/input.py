@@ -87,7 +87,7 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
 
     from kfp_ddp.training.config import TrainConfig
     from kfp_ddp.training.data.cache import Cache
-    from kfp_ddp.training.data.loader import Images, loader, to_device
+    from kfp_ddp.training.data.loader import Images, Pixels, loader, to_device
     from kfp_ddp.training.data.sampler import ResumableSampler
     from kfp_ddp.training.data.splits import scan
     from kfp_ddp.training.distributed import keep_freed
@@ -106,7 +106,7 @@ def _ours(root: Path, cached: bool) -> Callable[[], object]:
 
     def epoch() -> int:
         batches = iter(loader(images, sampler.epoch(0), workers=0, pin=False))
-        moved = to_device(batches, torch.device("cpu"))
+        moved = to_device(batches, torch.device("cpu"), Pixels())
         return sum(len(batch.targets) for batch in moved)
 
     return epoch

@@ -265,7 +265,7 @@ def _checkpoint_stall(folder: Path) -> float:
         ours = time.perf_counter() - began
         torch.autograd.backward(network(images).sum())
         began = time.perf_counter()
-        writer.copied.wait()
+        writer.wait_for_copies()
         ours += time.perf_counter() - began
         writer.wait()
         began = time.perf_counter()

@@ -230,6 +230,17 @@ def half_precision(device: torch.device, strategy: str) -> Literal["bf16", "fp16
     return "fp16" if tensor_cores and strategy != "fsdp" else "fp32"
 
 
+def number_format(precision: str) -> torch.dtype:
+    """Return the number format in which a precision computes."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the context in which a network computes in a precision."""
+    kind = number_format(precision)
+    return torch.autocast(device.type, kind, enabled=kind != torch.float32)
+
+
 @dataclass
 class Stop:
     """Agreement of the ranks to stop or save at a step boundary, if any rank requests it.

@@ -6,6 +6,7 @@ Unlike torchrun it exits with 143 if preempted, 2 for invalid input, and prints 
 import argparse
 import atexit
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ from kfp_ddp.training.watch import ELASTIC, FINAL, LAUNCH, PARENT, RESTARTS, Par
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 UNRESPONSIVE_SECONDS = 5.0
 """Seconds without a response to a signal, after which this process exits at once."""
+NUMA = Path("/sys/devices/system/node")
 PROGRAM = "python -m kfp_ddp.training.node [torchrun flags] --"
 
 
@@ -159,6 +161,7 @@ def _supervise(
     os.environ.setdefault("OMP_NUM_THREADS", str(machine.threads(ranks)))
     settings, command, command_args = run.config_from_args(args)
     settings.logs_specs = logs = _logs(args.log_dir)
+    settings.numa_options = settings.numa_options or _near_gpus(ranks)
     settings.signals_to_handle = "SIGQUIT"  # the others are handled below
     settings.shutdown_timeout = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "90"))
     _stop_on_signals(file, finish)
@@ -179,6 +182,19 @@ def _supervise(
         line = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         return report(Failure(1, -1, line, retryable=True), file)
     return 0
+
+
+def _near_gpus(ranks: int) -> Any:
+    """Return torch's option for ranks on the CPUs near their GPUs; None if others would idle."""
+    from torch.numa import binding
+
+    if len(list(NUMA.glob("node[0-9]*"))) < 2 or not shutil.which("numactl"):
+        return None
+    options = binding.NumaOptions(binding.AffinityMode.NODE, should_fall_back_if_binding_fails=True)
+    cpus_of = functools.partial(binding._get_logical_cpus_to_bind_to, numa_options=options)
+    with contextlib.suppress(Exception):  # no GPU for each rank, or it is not known where they are
+        near = set().union(*(cpus_of(device_index=rank) for rank in range(ranks)))
+        return options if near == os.sched_getaffinity(0) else None
 
 
 def _ignore_signals() -> None:

@@ -19,6 +19,7 @@ from kfp_ddp.training.data.loader import (
     Split,
     evaluation_keys,
     loader,
+    pixels_of,
     to_device,
 )
 from kfp_ddp.training.data.sampler import ResumableSampler, classes_of, windows_of
@@ -158,7 +159,7 @@ class Validation:
         # Loader processes cost start-up time and gain nothing if images are decoded already.
         workers = 0 if self.split.cache else self.config.workers
         ready = loader(images, keys, workers, pin, self.split.prefetch)
-        return to_device(iter(ready), self.world.device, self.config.model)
+        return to_device(iter(ready), self.world.device, pixels_of(self.config))
 
     def _forward_with_others(self, network: nn.Module, rounds: int) -> None:
         """Pass as many batches as the rank with the most: all ranks gather sharded weights."""
@@ -262,7 +263,7 @@ class Trainer:
         images = Images(self.split.index, self.config, for_training=True, cache=self.split.cache)
         pin = self.world.device.type == "cuda"
         ready = loader(images, keys, self.config.workers, pin, self.split.prefetch)
-        return to_device(iter(ready), self.world.device, self.config.model)
+        return to_device(iter(ready), self.world.device, pixels_of(self.config))
 
     def _train_step(self, batches: Iterator[DeviceBatch], rate: float) -> Tensor:
         """Do one optimizer step over this rank's micro-batches; return the mean of their losses.
@@ -296,9 +297,9 @@ class Trainer:
                 enter("backward")
                 learner.backward(weighted)
             total += loss.detach()
-        if not self.saving.writer.copied.is_set():
+        if self.saving.writer.copying:
             enter("checkpoint")
-            self.saving.writer.copied.wait()
+            self.saving.writer.wait_for_copies()
         enter("optimizer")
         learner.update(self.step)
         enter("other")

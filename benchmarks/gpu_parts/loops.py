@@ -5,7 +5,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,18 @@ def fitting(root: str, name: str, size: int, fields: dict[str, Any]) -> int:
 
 
 def torchvision_reference(
-    root: Path, name: str, size: int, batch: int, workers: int, steps: int = STEPS
+    root: Path,
+    name: str,
+    size: int,
+    batch: int,
+    workers: int,
+    steps: int = STEPS,
+    same: bool = False,
 ) -> Callable[[], None]:
-    """`train_one_epoch()` of torchvision's references, `steps` batches at a time."""
+    """`train_one_epoch()` of torchvision's references, `steps` batches at a time.
+
+    With `same` on one batch that is on the device.
+    """
     import torch
     from torch.utils.data import DataLoader, RandomSampler
     from torchvision import datasets, models, transforms
@@ -76,7 +85,9 @@ def torchvision_reference(
         num_workers=workers,
         pin_memory=device.type == "cuda",
     )
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    batches: Iterator[Any] = itertools.chain.from_iterable(itertools.repeat(loader))
+    if same:
+        batches = itertools.repeat([part.to(device) for part in next(iter(loader))])
     seen = [0.0, 0.0, 0.0]
     network.train()
 

@@ -34,7 +34,7 @@ from kfp_ddp.training.config import Reading
 from kfp_ddp.training.data import decoder, loader
 from kfp_ddp.training.data.shards import Where, content
 from kfp_ddp.training.data.splits import Index
-from kfp_ddp.training.distributed import World, alone
+from kfp_ddp.training.distributed import World, alone, half_precision
 
 
 class Local(NamedTuple):
@@ -92,6 +92,9 @@ def _predict(
     sample = Sample()
     source, info, begun = open_source(request.source), subject.info, deque[Local]()
     reading = info.reading._replace(on_bad_image="skip")
+    precision, fastest = request.precision, half_precision(world.device, "single")
+    if precision == "auto":
+        precision = "bf16" if fastest == "bf16" else "fp32"
 
     def work() -> Work:
         shards = enumerate(table.shards(todo, request.shard_images))
@@ -117,7 +120,7 @@ def _predict(
     with writing(scratch, MORE_STORAGE), contextlib.ExitStack() as stack:
         scratch.mkdir(parents=True, exist_ok=True)
         above = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
-        for batch in scored(subject.network, info, work(), world, reading):
+        for batch in scored(subject.network, info, work(), world, reading, precision):
             while begun[0].images is not batch.images:
                 finish(begun.popleft())
             labels = batch.scores.argmax(1).tolist()

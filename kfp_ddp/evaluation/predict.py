@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
@@ -22,10 +23,11 @@ from kfp_ddp.evaluation.measure import COLUMNS, Tally
 from kfp_ddp.models.evaluation import PREDICTION_COLUMNS
 from kfp_ddp.training.config import READING, Reading
 from kfp_ddp.training.data import loader
+from kfp_ddp.training.data.loader import Pixels, pixel_format
 from kfp_ddp.training.data.sampler import Keys
 from kfp_ddp.training.data.splits import Index
-from kfp_ddp.training.distributed import World, keep_freed
-from kfp_ddp.training.model.networks import affine, head_of, logits
+from kfp_ddp.training.distributed import World, autocast, keep_freed
+from kfp_ddp.training.model.networks import head_of, logits
 from kfp_ddp.training.state.checkpoint import ModelInfo
 
 EMBEDDED = 64
@@ -84,7 +86,7 @@ class Share:
 
 
 def predict_share(
-    model: torch.nn.Module,
+    model: nn.Module,
     info: ModelInfo,
     index: Index,
     batch_size: int,
@@ -100,7 +102,7 @@ def predict_share(
     features = [torch.zeros(0, FEATURES)]
     mine = loader.fixed_batches(index, batch_size, world.rank, world.size)
     work = ((index, keys) for keys in mine)
-    for batch in scored(model, info, work, world, reading):
+    for batch in scored(model, info, work, world, reading, "fp32"):
         tally.update(batch.scores, batch.targets)
         counted.append(batch.positions)
         paths = [index.paths[at].removeprefix(str(index.root)) for at in batch.positions.tolist()]
@@ -128,7 +130,7 @@ class Scored(NamedTuple):
 
 
 def scored(
-    model: torch.nn.Module, info: ModelInfo, work: Work, world: World, reading: Reading
+    model: nn.Module, info: ModelInfo, work: Work, world: World, reading: Reading, precision: str
 ) -> Iterator[Scored]:
     """Yield the logits of each batch of `work`, in order; batches without images are left out.
 
@@ -141,7 +143,8 @@ def scored(
         keep_freed()
     with torch.inference_mode():
         images = batches(work, info.image_size, world, reading)
-        for rows, targets, positions, index in _to_cpu(_forward(model, info, images, world.device)):
+        computed = _forward(model, info, images, world.device, precision)
+        for rows, targets, positions, index in _to_cpu(computed):
             scores = rows[:, :classes].contiguous()
             finite = scores.isfinite().all(1)
             if not finite.all():
@@ -153,31 +156,34 @@ def scored(
             yield Scored(index, positions, targets, scores, rows[:, classes:])
 
 
+_Loaded = Iterator[tuple[loader.Batch, Index]]
 _Batch = tuple[Tensor, Tensor, Tensor, Index]
 """Logits with features, float32, targets and positions of a batch in its index."""
 
 
 def _forward(
-    model: torch.nn.Module, info: ModelInfo, batches: Iterator[_Batch], device: torch.device
+    model: nn.Module, info: ModelInfo, batches: _Loaded, device: torch.device, precision: str
 ) -> Iterator[_Batch]:
     """Yield logits and features of each batch, on the device, without waiting for a GPU."""
-    scale, shift = (part.to(device).view(1, -1, 1, 1) for part in affine(info.mean, info.std))
     inputs: list[Any] = []
+    taken = Pixels(info.mean, info.std, pixel_format(precision, info.model_code))
+    ahead, same = itertools.tee(batches)
+    moved = loader.to_device((batch for batch, _ in ahead), device, taken)
     with _inputs_of_classifier(model, inputs):
-        for images, targets, positions, index in batches:
-            pinned = images.pin_memory() if device.type == "cuda" else images
-            pixels = torch.addcmul(shift, pinned.to(device, non_blocking=True), scale)
-            scores = logits(model, pixels, info.test_time_flip).float()
+        for (pixels, *_), (batch, index) in zip(moved, same, strict=True):
+            with autocast(device, precision):
+                scores = logits(model, pixels, info.test_time_flip).float()
             # A network of the user may call its classifier in another way.
             given = inputs[0] if inputs else scores
             known = isinstance(given, Tensor) and given.dim() > 1 and len(given) == len(scores)
             described = _features(given if known else scores, pixels)
             inputs.clear()
-            yield torch.cat([scores, described], 1), targets, positions, index
+            rows = torch.cat([scores, described], 1)
+            yield rows, torch.tensor(batch.targets), torch.tensor(batch.indices), index
 
 
 def _inputs_of_classifier(
-    model: torch.nn.Module, inputs: list[Any]
+    model: nn.Module, inputs: list[Any]
 ) -> contextlib.AbstractContextManager[object]:
     """Collect them within a block; none if the network has another kind of classifier."""
     try:
@@ -196,7 +202,7 @@ def _features(embedding: Tensor, pixels: Tensor) -> Tensor:
     embedding = embedding.float()
     while embedding.dim() > 2:
         embedding = embedding.mean(-1)
-    small = torch.nn.functional.adaptive_avg_pool2d(pixels, 8).flatten(1)
+    small = nn.functional.adaptive_avg_pool2d(pixels, 8).flatten(1).float()
     projection = _projection(embedding.shape[1], embedding.device)
     return torch.cat([embedding @ projection, small], 1).nan_to_num()
 
@@ -263,18 +269,21 @@ def _reorder(shares: Sequence[Share], order: Tensor) -> Tally:
     return tally
 
 
-def batches(work: Work, image_size: int, world: World, reading: Reading) -> Iterator[_Batch]:
+def batches(work: Work, image_size: int, world: World, reading: Reading) -> _Loaded:
     """Yield the batches in order, decoded by threads, which start the next ones meanwhile."""
     readers = max(1, min(int(machine.cpus() / world.local_size), 32))
-    pending = deque[tuple[Index, Future[tuple[Tensor, Tensor, Tensor] | None]]]()
+    pending = deque[tuple[Index, Future[list[loader.Batch]]]]()
 
-    def decode(index: Index, keys: Keys) -> tuple[Tensor, Tensor, Tensor] | None:
-        return next(loader.decoded(index, image_size, [keys], reading), None)
+    def decode(index: Index, keys: Keys) -> list[loader.Batch]:
+        decoded = loader.decoded(index, image_size, [keys], reading)
+        if world.device.type == "cuda":
+            return [batch._replace(images=batch.images.pin_memory()) for batch in decoded]
+        return list(decoded)
 
-    def oldest() -> Iterator[_Batch]:
+    def oldest() -> _Loaded:
         index, future = pending.popleft()
-        if (batch := future.result()) is not None:
-            yield *batch, index
+        for batch in future.result():
+            yield batch, index
 
     with ThreadPoolExecutor(readers) as pool:
         for index, keys in work:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from os.path import splitext
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -89,6 +89,8 @@ class PredictionRequest(RankRequest):
     shard_images: int = Field(1024, ge=1, le=65_536)
     """Most objects of a shard, which a killed run computes again; also at most 512 MiB, unless one
     object has more. A rank has the files of three shards on its disk."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Number format; auto: bf16 on a GPU that supports it, otherwise fp32, as evaluations have."""
     allow_code: bool = False
     """Whether to run the network's own code, which a bundle may have."""
     timeout_minutes: float = Field(7 * 24 * 60.0, gt=0)

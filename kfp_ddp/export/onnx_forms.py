@@ -33,7 +33,7 @@ def calibration(dataset: Path, info: ModelInfo, count: int) -> Iterator[Tensor]:
     index, _ = sides_of(dataset, TRAIN, info.classes, info.config)
     count = min(count, len(index))
     chosen = index.only([at * len(index) // count for at in range(count)])
-    for images, _, _ in evaluation_batches(chosen, info.image_size, BATCH, reading=info.reading):
+    for images, *_ in evaluation_batches(chosen, info.image_size, BATCH, reading=info.reading):
         yield images.contiguous()
 
 

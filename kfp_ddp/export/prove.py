@@ -32,7 +32,7 @@ def real_samples(split: Path, info: ModelInfo) -> Tensor:
     index, _ = sides_of(split.parent, split.name, info.classes, info.config)
     count = min(SAMPLES, len(index))
     for part in (index.only([at * len(index) // count for at in range(count)]), index):
-        for images, _, _ in evaluation_batches(part, info.image_size, count, reading=info.reading):
+        for images, *_ in evaluation_batches(part, info.image_size, count, reading=info.reading):
             return images.contiguous()
     raise InputError(f"none of the {len(index)} images in {split} can be read: replace them")
 

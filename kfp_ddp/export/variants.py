@@ -173,8 +173,7 @@ def measure(
     readable: list[int] = []
     world = alone(torch.device("cpu"))
     work = ((index, keys) for keys in fixed_batches(index, BATCH, 0, 1))
-    for squares, targets, at, _ in batches(work, info.image_size, world, info.reading):
-        positions: list[int] = at.tolist()
+    for (squares, targets, positions, *_), _ in batches(work, info.image_size, world, info.reading):
         readable += positions
         for name in [name for name in forms if name not in failed]:
             images = [squares]
@@ -190,7 +189,7 @@ def measure(
                 path = index.paths[positions[int(odd[0])]]
                 failed[name] = f"it gives NaN or infinity for {Path(path).name}"
                 continue
-            seen[name].update(logits, targets)
+            seen[name].update(logits, torch.tensor(targets))
     samples, skipped = index.only(readable), ("",) * (len(index) - len(readable))
     predictions = {
         name: Predictions(samples, skipped, tally, torch.empty(0))

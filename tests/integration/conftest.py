@@ -162,7 +162,8 @@ def _train(source: Path, run_dir: Path, blur_pool: bool = False) -> Path:
     index = scan(source / "train")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
     events = []
-    images, targets, _ = next(evaluation_batches(index, SIZE, len(index)))
+    images, classes, *_ = next(evaluation_batches(index, SIZE, len(index)))
+    targets = torch.tensor(classes)
     for step in range(1, 41):
         picks = torch.randperm(len(index))[:64]
         loss = torch.nn.functional.cross_entropy(network(normalise(images[picks])), targets[picks])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -30,8 +31,9 @@ from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.folder_source import FolderReader
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.source import Changed, Entry
+from kfp_ddp.training.data.loader import pixel_format
 from kfp_ddp.training.data.splits import scan
-from kfp_ddp.training.distributed import alone
+from kfp_ddp.training.distributed import alone, autocast
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 from tests.evaluations import Trained, written
 
@@ -110,6 +112,23 @@ def test_one_row_for_each_object_as_evaluated(
         assert sure == pytest.approx(float(one["confidence"] or 0), abs=2e-6)
     assert sum(summary["classes"].values()) == 52
     assert not list(source.glob("*.parts/*"))
+
+
+@pytest.mark.parametrize(("fastest", "used"), [("bf16", "bf16"), ("fp16", "fp32")])
+def test_precision_is_that_of_the_device_unless_it_is_set(
+    source: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, fastest: str, used: str
+) -> None:
+    noted, of_pixels = mock.Mock(side_effect=autocast), mock.Mock(side_effect=pixel_format)
+    monkeypatch.setattr(evaluation, "autocast", noted)
+    monkeypatch.setattr(evaluation, "pixel_format", of_pixels)
+    monkeypatch.setattr(bulk_rank, "half_precision", lambda *_: fastest)
+    for precision in ("auto", "fp32", "bf16"):
+        predict(source / "blue", bundle, source.parent / f"{precision}.csv", precision=precision)
+        assert {one.args[1] for one in noted.mock_calls} == {
+            used if precision == "auto" else precision
+        }
+        assert of_pixels.call_args.args[0] == noted.call_args.args[1]
+        noted.reset_mock()
 
 
 def test_only_what_is_new_or_changed_is_computed(

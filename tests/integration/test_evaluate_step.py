@@ -50,9 +50,9 @@ def test_the_step_fills_every_artifact(trained: Trained, tmp_path: Path) -> None
     assert folder == trained.run_dir / "evaluation"
     model, info = load_model(str(trained.checkpoint))
     index = scan(trained.dataset / "val", info.classes)
-    images, targets, _ = next(evaluation_batches(index, info.image_size, len(index)))
+    images, targets, *_ = next(evaluation_batches(index, info.image_size, len(index)))
     with torch.inference_mode():
-        hits = int((model(normalise(images)).argmax(1) == targets).sum())
+        hits = int((model(normalise(images)).argmax(1) == torch.tensor(targets)).sum())
     assert 0 < hits < record.samples == len(index) == 48
     assert (record.correct, record.accuracy) == (hits, hits / 48)
     assert record.accuracy_low < record.accuracy < record.accuracy_high

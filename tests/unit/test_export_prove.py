@@ -190,7 +190,7 @@ def test_evaluation_averages_the_same_way(network: nn.Module, tmp_path: Path) ->
     flipped, plain = (
         torch.from_numpy(merged(index, [share]).tally.column("confidence")) for share in shares
     )
-    images = torch.cat([batch.clone() for batch, _, _ in evaluation_batches(index, 8, 6)])
+    images = torch.cat([batch.images for batch in evaluation_batches(index, 8, 6)])
     served = Servable(network, flipping(True))(images).softmax(1).max(1).values
     torch.testing.assert_close(flipped, served)
     assert not torch.allclose(plain, served)

@@ -10,7 +10,7 @@ import torch
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data import shared_memory
-from kfp_ddp.training.data.loader import Batch, Images, loader, to_device
+from kfp_ddp.training.data.loader import Batch, Images, Pixels, loader, to_device
 from kfp_ddp.training.data.shared_memory import needed, prefetch_that_fits, size_of_pod
 from kfp_ddp.training.recipes import configured
 
@@ -75,7 +75,8 @@ class _Unsendable(Images):
 
 
 def test_batch_that_cannot_be_sent_ends_the_training() -> None:
-    batches = to_device(iter(loader(_Unsendable(), [[0], [1]], 1, False)), torch.device("cpu"))
+    ready = iter(loader(_Unsendable(), [[0], [1]], 1, False))
+    batches = to_device(ready, torch.device("cpu"), Pixels())
     assert next(batches).images.shape == (1, 3, 4, 4)
     with pytest.raises(InputError, match=r"cannot send its images: .*shm_size"):
         next(batches)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from kfp_ddp.training.state import checkpoint, saving
 from kfp_ddp.training.state.checkpoint import Writer, load_model, newest_valid, steps
 from kfp_ddp.training.state.manifest import MANIFEST, STATE, step_dir, step_of
 from tests.files import write
-from tests.training_ranks import newest, run
+from tests.training_ranks import config, dataset, newest, run, trainer
 
 
 def about(config: TrainConfig) -> dict[str, Any]:
@@ -230,6 +231,71 @@ def test_only_volatile_tensors_are_copied_before_the_loop_continues(
     values = [10, 1, 12, 13] if volatile else [0, 1, 2, 3]
     assert [copy.tolist() for copy in copies] == [[float(value)] * 3 for value in values]
     assert state["groups"][1][1:] == ["x", 5]
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that claims to be on a GPU."""
+
+    is_cuda = property(lambda _: True)
+    device = property(lambda _: torch.device("cuda"))
+
+
+def test_gpu_copies_beside_the_loop_and_never_into_what_is_written(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for CUDA records the order."""
+    cuda, call, end = mock.MagicMock(), mock.call, threading.Event()
+    loop, side = cuda.current_stream.return_value, cuda.Stream.return_value
+    event = side.record_event.return_value
+    event.query.return_value = False
+
+    def write(_directory: Path, step: int, state: Any, _manifest: Any) -> None:
+        assert event.synchronize.call_count == step
+        assert end.wait(30)
+        cuda.write(state["model"]["w"].tolist())
+
+    def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+        cuda.copy(int(source), non_blocking)
+        return target.fill_(int(source))
+
+    cuda.allocate.side_effect = lambda like, **_: torch.zeros(like.shape)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(torch, "empty_like", cuda.allocate)
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    monkeypatch.setattr(checkpoint, "write", write)
+    w, mean = (torch.full((1,), value).as_subclass(OnGpu) for value in (1.0, 2.0))
+    writer.save(1, {"model": {"w": w, "mean": mean}}, {}, volatile=[mean])
+    assert writer.copying
+    writer.wait_for_copies()
+    w.add_(10)
+    end.set()
+    writer.save(2, {"model": {"w": w}}, {})
+    writer.wait()
+    names = ("copy", "stream", "__exit__", "write", "wait_stream", "wait_event")
+    assert [one for one in cuda.mock_calls if one[0].rpartition(".")[2] in names] == [
+        *(call.Stream().wait_stream(loop), call.stream(side), call.copy(1, True)),
+        *(call.stream().__exit__(None, None, None), call.copy(2, True)),
+        *(call.Stream().wait_stream(loop), call.current_stream().wait_event(event)),
+        *(call.write([1.0]), call.Stream().wait_stream(loop), call.copy(11, True)),
+        *(call.Stream().wait_stream(loop), call.write([11.0])),
+    ]
+    assert all(one.kwargs["pin_memory"] for one in cuda.allocate.mock_calls)
+
+
+def test_weights_change_after_the_wait_for_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, order = (
+        config(dataset(tmp_path / "data", 8, 4), tmp_path / "run", batch_size=4),
+        mock.Mock(),
+    )
+    loop = trainer(run)
+    monkeypatch.setattr(loop.saving, "writer", order)
+    for name in ("backward", "update"):
+        monkeypatch.setattr(loop.learner, name, getattr(order, name))
+    loop.advance(loop.batches())
+    loop.report.metrics.close()
+    assert [one[0] for one in order.mock_calls] == ["backward", "wait_for_copies", "update"]
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 
 from kfp_ddp.core.errors import InputError, StorageError
-from kfp_ddp.training.data import transforms
+from kfp_ddp.training.data import loader, transforms
 from kfp_ddp.training.data.cache import Cache, folder_for
 from kfp_ddp.training.data.image_files import examine
-from kfp_ddp.training.data.loader import Images
+from kfp_ddp.training.data.loader import Batch, Images
 from kfp_ddp.training.data.splits import scan
-from tests.training_ranks import run
+from kfp_ddp.training.model import networks
+from tests.training_ranks import ALONE, config, dataset, run, trainer
 
 
 @pytest.fixture
@@ -171,6 +173,42 @@ def test_cache_is_on_the_disk(split: Path, tmp_path: Path, monkeypatch: pytest.M
     assert len(synced) == 2
     with pytest.raises(InputError, match=r"cannot decode .*1\.png"):
         cache.read(3, index.paths[3])
+
+
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+def test_pixels_arrive_as_autocast_would_make_them(precision: str, tmp_path: Path) -> None:
+    images = torch.randint(256, (4, 5, 7, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+    exact, network = networks.normalise(images), networks.build("cifar_resnet8", 3).eval()
+    data = dataset(tmp_path / "data", 8, 4)
+    loop = trainer(config(data, tmp_path / "run", precision=precision))
+    loop.report.metrics.close()
+    for moved in (loop.batches(), loop.validation._batches()):
+        assert next(moved).images.dtype == FORMATS[precision]
+    pixels = loader.pixels_of(loop.config)
+    of_cpu = loader.to_device(iter([Batch(images, [1], [0], [], "")]), ALONE.device, pixels)
+    scale, shift = (value.view(1, -1, 1, 1) for value in networks.affine())
+    for made in (next(of_cpu).images, loader.normalised(images, scale, shift, pixels)):
+        assert made.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(made, exact.to(FORMATS[precision]))
+        with loop.learner.autocast:
+            assert torch.equal(network(made), network(exact))
+    assert loader.pixel_format(precision, model_code="a user's") == torch.float32
+
+
+def test_first_batch_waits_for_no_other_and_each_later_one_has_the_next_on_its_way() -> None:
+    order: list[str] = []
+
+    def note(what: str) -> Callable[[Any], Any]:
+        return lambda batch: order.append(f"{what}{batch.indices[0]}") or batch  # type: ignore[func-returns-value]
+
+    batches = (Batch(torch.zeros(0), [], [number], [], "") for number in range(4))
+    moved = loader.one_ahead(map(note("load"), batches), note("move"), note("arrive"))
+    assert len(list(map(note("step"), moved))) == 4
+    begin = "load0 move0 arrive0 step0 load1 move1 arrive1 load2 move2 step1"
+    assert order == f"{begin} arrive2 load3 move3 step2 arrive3 step3".split()
 
 
 def test_augmentation_depends_only_on_seed_epoch_and_position(split: Path) -> None:

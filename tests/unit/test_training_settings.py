@@ -1,22 +1,26 @@
 """Settings of a training: checks, batches and the command of the workers."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import typing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.run import get_args_parser
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.machine import GPUS
 from kfp_ddp.runs.train.engine import node_command, with_timeout
-from kfp_ddp.training import distributed
+from kfp_ddp.training import distributed, node
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.flags import parse
@@ -228,6 +232,29 @@ def test_precision_by_the_hardware(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: capability >= (8, 0))
     assert distributed.half_precision(torch.device("cuda"), strategy) == precision
+
+
+@pytest.mark.parametrize(
+    ("cpus", "mode"), [([{0, 1}, {2, 3}], "node"), ([{0, 1}, {0, 1}], None), ([{0, 1, 2, 3}], None)]
+)
+def test_ranks_are_bound_to_cpus_near_their_gpus_if_none_idles(
+    cpus: list[set[int]], mode: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A rank whose GPU is missing is not bound either."""
+    came, near = mock.Mock(), lambda device_index, **_: cpus[device_index]
+    for number in range(2):
+        (tmp_path / f"node{number}").mkdir()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(node, "NUMA", tmp_path)
+    monkeypatch.setattr(node, "_stop_on_signals", came)
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/numactl")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr("torch.numa.binding._get_logical_cpus_to_bind_to", near)
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", came)
+    flags = ["--nproc-per-node=2", f"--log-dir={tmp_path}", "-m", "kfp_ddp.training"]
+    assert node._supervise(get_args_parser().parse_args(flags), str, tmp_path, print) == 0
+    options = came.call_args_list[1].args[0].numa_options
+    assert (options and options.affinity_mode.value) == mode
 
 
 def test_recipes_are_complete_configurations() -> None:

@@ -196,7 +196,7 @@ def test_each_image_is_evaluated_once_on_any_ranks(packed: Path, world: int) -> 
     ends = [keys.ahead for share in shares for keys in share]
     assert all(len(pieces) == 1 for pieces in ends), "a batch is one piece of the archive"
     batches = evaluation_batches(index, 8, 4)
-    assert sorted(torch.cat([positions for _, _, positions in batches]).tolist()) == list(range(9))
+    assert sorted(at for batch in batches for at in batch.indices) == list(range(9))
 
 
 def _overwritten(at: int, data: bytes) -> Callable[[Path, int], None]:
@@ -234,7 +234,7 @@ def test_member_damaged_later_is_named_or_skipped(
     batch = Images(index, skipping, True).__getitems__([(0, position)])
     assert (batch.skipped, batch.error) == ([position], "")
     left = evaluation_batches(index, 8, 4, reading=Reading("skip"))
-    assert sum(len(targets) for _, targets, _ in left) == len(index) - len(found.broken)
+    assert sum(len(batch.targets) for batch in left) == len(index) - len(found.broken)
 
 
 def test_cache_has_the_images_of_archives(packed: Path, tmp_path: Path) -> None:

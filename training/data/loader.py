@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from typing import Any, NamedTuple
@@ -21,8 +21,9 @@ from kfp_ddp.training.data.sampler import Key, Keys
 from kfp_ddp.training.data.shards import ReadAhead, pieces, sort_by_offset
 from kfp_ddp.training.data.shared_memory import PREFETCH, REMEDY
 from kfp_ddp.training.data.splits import Index
+from kfp_ddp.training.distributed import number_format
 from kfp_ddp.training.model import timm_networks
-from kfp_ddp.training.model.networks import affine
+from kfp_ddp.training.model.networks import MEAN, STD, affine
 
 
 class Batch(NamedTuple):
@@ -181,15 +182,15 @@ def fixed_batches(index: Index, size: int, rank: int, world: int) -> Iterator[Ke
 
 def evaluation_batches(
     index: Index, image_size: int, batch_size: int, reading: Reading = READING
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+) -> Iterator[Batch]:
     """Yield all images as `decoded` does, at most `batch_size` at a time."""
     return decoded(index, image_size, fixed_batches(index, batch_size, 0, 1), reading)
 
 
 def decoded(
     index: Index, image_size: int, batches: Iterable[Keys], reading: Reading = READING
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield images uint8, targets and positions; an unreadable image is left out, or InputError."""
+) -> Iterator[Batch]:
+    """Yield batches with images; an unreadable image is left out, or InputError."""
     ahead = ReadAhead(index.slices) if index.slices else None
     for keys in batches:
         if ahead:
@@ -198,18 +199,37 @@ def decoded(
         if batch.error:
             raise InputError(batch.error)
         if batch.indices:
-            yield batch.images, torch.tensor(batch.targets), torch.tensor(batch.indices)
+            yield batch
 
 
 class DeviceBatch(NamedTuple):
     """A micro-batch on the device."""
 
     images: Tensor
-    """float32 [N, 3, S, S], normalised, channels last in memory."""
+    """[N, 3, S, S], normalised, channels last in memory."""
     targets: Tensor
     """int64 [N]."""
     indices: list[int]
     skipped: list[int]
+
+
+class Pixels(NamedTuple):
+    """How a network takes pixels: statistics of channels, and their number format."""
+
+    mean: Sequence[float] = MEAN
+    std: Sequence[float] = STD
+    kind: torch.dtype = torch.float32
+
+
+def pixels_of(config: TrainConfig) -> Pixels:
+    """Return how the network of a run takes pixels."""
+    mean, std, _ = timm_networks.preprocessing(config.model)
+    return Pixels(mean, std, pixel_format(config.precision, config.model_code))
+
+
+def pixel_format(precision: str, model_code: str) -> torch.dtype:
+    """Return the number format of pixels; a user's network is checked with float32 and gets it."""
+    return torch.float32 if model_code else number_format(precision)
 
 
 @functools.cache
@@ -219,58 +239,79 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def to_device(
-    batches: Iterator[Batch], device: torch.device, model: str = ""
+    batches: Iterator[Batch], device: torch.device, pixels: Pixels
 ) -> Iterator[DeviceBatch]:
-    """Move batches, and normalise them for `model`, on a GPU in a side stream.
-
-    Raise a batch's error.
-    """
+    """Move batches and normalise them, on a GPU in a side stream; raise a batch's error."""
     if device.type != "cuda":
-        for images, targets, *others in _on_cpu(batches, model):
+        for images, targets, *others in _on_cpu(batches, pixels):
             yield DeviceBatch(images.to(device), targets.to(device), *others)
         return
     side = _side_stream(device)
-    scale, shift = (value.to(device).view(1, -1, 1, 1) for value in _affine(model))
-    ahead: DeviceBatch | None = None
-    for batch in batches:
-        if batch.error:
-            raise InputError(batch.error)
+    scale, shift = (value.to(device).view(1, -1, 1, 1) for value in affine(pixels.mean, pixels.std))
+
+    def move(batch: Batch) -> DeviceBatch:
         with torch.cuda.stream(side):
-            images = batch.images.to(device, non_blocking=True)
-            images = torch.addcmul(shift, images, scale)
-            images = images.contiguous(memory_format=torch.channels_last)
+            images = normalised(batch.images.to(device, non_blocking=True), scale, shift, pixels)
             targets = torch.tensor(batch.targets, dtype=torch.long, pin_memory=True)
             targets = targets.to(device, non_blocking=True)
-            following = DeviceBatch(images, targets, batch.indices, batch.skipped)
+            return DeviceBatch(images, targets, batch.indices, batch.skipped)
+
+    def arrive(batch: DeviceBatch) -> None:
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(side)
+        for tensor in (batch.images, batch.targets):
+            tensor.record_stream(current)
+
+    yield from one_ahead(batches, move, arrive)
+
+
+def normalised(images: Tensor, scale: Tensor, shift: Tensor, pixels: Pixels) -> Tensor:
+    """Return uint8 images as `pixels` has them; a GPU's kernel makes no float32 copy."""
+    out = torch.empty_like(images, dtype=pixels.kind, memory_format=torch.channels_last)
+    return torch.addcmul(shift, images, scale, out=out)
+
+
+def one_ahead(
+    batches: Iterator[Batch],
+    move: Callable[[Batch], DeviceBatch],
+    arrive: Callable[[DeviceBatch], None],
+) -> Iterator[DeviceBatch]:
+    """Yield moved batches, each while the next one is on its way; the first waits for none.
+
+    `arrive` lets the current stream wait for all that was moved.
+    """
+    ahead: DeviceBatch | None = None
+    for number, batch in enumerate(batches):
+        if batch.error:
+            raise InputError(batch.error)
+        following = move(batch)
         if ahead is not None:
             yield ahead
-        torch.cuda.current_stream(device).wait_stream(side)
-        for tensor in (following.images, following.targets):
-            tensor.record_stream(torch.cuda.current_stream(device))
+        arrive(following)
         ahead = following
+        if number == 0:
+            yield ahead
+            ahead = None
     if ahead is not None:
         yield ahead
 
 
-def _affine(model: str) -> tuple[Tensor, Tensor]:
-    return affine(*timm_networks.preprocessing(model)[:2])
-
-
-def _on_cpu(batches: Iterator[Batch], model: str) -> Iterator[DeviceBatch]:
+def _on_cpu(batches: Iterator[Batch], pixels: Pixels) -> Iterator[DeviceBatch]:
     """Normalise image by image in the CPU's cache; a batch is valid until the next is requested."""
-    scale, shift = _affine(model)
-    buffer = torch.empty(0)
+    scale, shift = affine(pixels.mean, pixels.std)
+    buffer = torch.empty(0, dtype=pixels.kind)
     for batch in batches:
         if batch.error:
             raise InputError(batch.error)
         count, channels, height, width = batch.images.shape
         if buffer.numel() < batch.images.numel():
-            buffer = torch.empty(batch.images.numel())
+            buffer = torch.empty(batch.images.numel(), dtype=pixels.kind)
         values = buffer[: batch.images.numel()].view(count, height, width * channels)
-        pixels = batch.images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
+        rows = batch.images.permute(0, 2, 3, 1).reshape(count, height, width * channels)
         across, up = scale.repeat(width), shift.repeat(width)
-        for source, target in zip(pixels, values, strict=True):
-            torch.addcmul(up, target.copy_(source), across, out=target)
+        exact = torch.empty(height, width * channels)
+        for source, target in zip(rows, values, strict=True):
+            torch.addcmul(up, exact.copy_(source), across, out=target)
         images = values.view(count, height, width, channels).permute(0, 3, 1, 2)
         targets = torch.tensor(batch.targets, dtype=torch.long)
         yield DeviceBatch(images, targets, batch.indices, batch.skipped)

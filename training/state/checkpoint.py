@@ -177,8 +177,11 @@ class Writer:
         self._buffers: dict[str, Tensor] = {}
         self._later: list[tuple[Tensor, Tensor]] = []
         self.copied = threading.Event()
-        """Set when the state that is being saved is copied completely, and may change."""
+        """Set when the state on the CPU that is being saved is copied completely."""
         self.copied.set()
+        self._side: torch.cuda.Stream | None = None
+        self._queued: torch.cuda.Event | None = None
+        """The end of the copies from a GPU."""
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -192,19 +195,37 @@ class Writer:
     ) -> None:
         """Start to save `state`; raise the error before. Keep the newest and `keep_also`.
 
-        With `volatile`, do not change other tensors on the CPU before `copied` is set.
+        With `volatile`, do not change other tensors before `wait_for_copies`.
         """
-        self.wait()
+        self.wait()  # the buffers are free then
         soon = None if volatile is None else {tensor.data_ptr() for tensor in volatile}
-        copy = self._snapshot(state, "", soon)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()  # the copies were only queued
+            current = torch.cuda.current_stream()
+            side = self._side = self._side or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(current)
+            copy = self._snapshot(state, "", soon)
+            side.wait_stream(current)
+            self._queued = side.record_event()
+        else:
+            copy = self._snapshot(state, "", soon)
         self.copied.clear()
         # Not a daemon: the interpreter does not exit before a save is durable.
         self._thread = threading.Thread(
             target=self._write, args=(step, copy, dict(manifest), keep_also), name="checkpoint"
         )
         self._thread.start()
+
+    @property
+    def copying(self) -> bool:
+        """Whether `wait_for_copies` has to wait."""
+        done: bool = self._queued is None or self._queued.query()  # type: ignore[no-untyped-call]
+        return not (done and self.copied.is_set())
+
+    def wait_for_copies(self) -> None:
+        """Wait until the state is copied and may change; for a GPU its stream waits, not we."""
+        if self._queued is not None:
+            torch.cuda.current_stream().wait_event(self._queued)
+        self.copied.wait()
 
     def wait(self) -> None:
         """Wait until the last save is durable; raise its error."""
@@ -226,16 +247,19 @@ class Writer:
             ) from error
 
     def _snapshot(self, value: Any, name: str, soon: Collection[int] | None) -> Any:
-        """Copy into reused buffers; CPU tensors that are not in `soon` are copied later."""
+        """Copy into reused buffers; what is not in `soon` later on a CPU, and on a GPU beside."""
         if isinstance(value, Tensor):
             buffer = self._buffers.get(name)
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
                 buffer = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
                 self._buffers[name] = buffer
-            if soon is not None and value.device.type == "cpu" and value.data_ptr() not in soon:
+            waits = soon is not None and value.data_ptr() not in soon
+            if waits and value.device.type == "cpu":
                 self._later.append((buffer, value.detach()))
                 return buffer
-            return buffer.copy_(value.detach(), non_blocking=value.is_cuda)
+            beside = torch.cuda.stream(self._side) if waits and value.is_cuda else None
+            with beside or contextlib.nullcontext():
+                return buffer.copy_(value.detach(), non_blocking=value.is_cuda)
         if isinstance(value, Mapping):
             return {key: self._snapshot(item, f"{name}/{key}", soon) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -247,6 +271,8 @@ class Writer:
     ) -> None:
         try:
             self._fill_later()
+            if self._queued is not None:
+                self._queued.synchronize()
             for part in ("model", "ema"):
                 if name := networks.not_finite(state.get(part) or {}):  # no run could resume
                     raise JobError(

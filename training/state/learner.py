@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kfp_ddp.training.config import TrainConfig
-from kfp_ddp.training.distributed import World
+from kfp_ddp.training.distributed import World, autocast
 from kfp_ddp.training.model import networks, own_model
 from kfp_ddp.training.model.convolutions import use_products
 from kfp_ddp.training.model.strategies import spread
@@ -117,10 +117,8 @@ class Learner:
         self.ema = Ema(self.network, config.ema_decay) if config.ema_decay else None
         self.strategy = spread(self.network, config, world, accumulates)
         self.optimizer = optimizer_of(self.network, config)
-        device, half = world.device.type, config.precision in ("bf16", "fp16")
-        kind = torch.float16 if config.precision == "fp16" else torch.bfloat16
-        self.autocast = torch.autocast(device, kind, enabled=half)
-        self.scaler = torch.amp.GradScaler(device, enabled=config.precision == "fp16")
+        self.autocast = autocast(world.device, config.precision)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16")
         self._frozen = False
         body = body_weights(self.network) if config.freeze_epochs else []
         self._body = [weight for weight in body if weight.requires_grad]
