@@ -8,6 +8,7 @@ import torch
 from kfp_ddp.core.errors import JobError
 from kfp_ddp.core.failure import full_memory
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.data.loader import pixels_of
 from kfp_ddp.training.data.splits import Index
 from kfp_ddp.training.data.transforms import mixed, size_of_epoch
 from kfp_ddp.training.distributed import World
@@ -70,8 +71,10 @@ def _train_copy(config: TrainConfig, world: World, index: Index, size: int) -> N
     random = config.model_copy(update={"pretrained": "false"})
     learner, loss = Learner(random, alone, index.classes, True), Loss(config, index, world.device)
 
+    kind = pixels_of(config).kind
+
     def blank(pixels: int) -> torch.Tensor:
-        images = torch.zeros(size, 3, pixels, pixels, device=world.device)
+        images = torch.zeros(size, 3, pixels, pixels, device=world.device, dtype=kind)
         return images.contiguous(memory_format=torch.channels_last)
 
     pixels = max(size_of_epoch(config, 0), size_of_epoch(config, config.epochs))

@@ -22,7 +22,7 @@ from kfp_ddp.datasets.options import SyncOptions
 from kfp_ddp.datasets.stage import FileStage
 from kfp_ddp.datasets.transfer import Transfer
 from kfp_ddp.evaluation.bulk import LOST, Row, Table, content_of, list_objects
-from kfp_ddp.evaluation.drift import Sample, compare
+from kfp_ddp.evaluation.drift import Rows, Sample, compare, read_reference
 from kfp_ddp.evaluation.evaluator import Subject, read_bundle
 from kfp_ddp.evaluation.predict import EMBEDDED, Work, scored
 from kfp_ddp.evaluation.request import PredictionRequest
@@ -65,9 +65,11 @@ def predict_share(request: PredictionRequest, world: World | None = None) -> Non
     world = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     subject, bundle = read_bundle(request.bundle, allow_code=request.allow_code)
     table, digest = Table(request.table, subject.info.classes, bundle.digest), bundle.digest
+    reference: Rows | None = None
 
     def plan() -> tuple[str, str, int]:
-        nonlocal listing
+        nonlocal listing, reference
+        reference = read_reference(bundle)
         table.store.prepare()
         listing = list_objects(request, table)
         return digest, *table.plan(listing)
@@ -79,7 +81,7 @@ def predict_share(request: PredictionRequest, world: World | None = None) -> Non
     sample = _predict(request, table, subject, todo, world) if missing else Sample()
     samples = world.to_first(sample.rows)
     if samples is not None:
-        drift = compare(bundle, sample.merge(samples))
+        drift = compare(reference, sample.merge(samples))
         seconds = round(time.monotonic() - started, 1)
         record = {"source": request.source, "computed": missing, "seconds": seconds}
         table.join(listing, record | {"drift": drift})

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SIZE = 1000
 """Images of a sample: a difference of 0.1 between two distributions is significant then."""
+COLUMNS = ["confidence", "energy"]
+"""The first columns; the others are of the embedding."""
 LEVEL = 0.01
 """Images differ below this p-value: once in a hundred comparisons of equal ones."""
 
@@ -55,38 +57,56 @@ class Sample:
     def to_csv(self) -> str:
         """Return a row for each image, without its name."""
         width = len(next(iter(self.rows.values()), ())) - 2
-        header = ["confidence", "energy", *(f"embedding_{at}" for at in range(width))]
+        header = [*COLUMNS, *(f"embedding_{at}" for at in range(width))]
         lines = (",".join(f"{value:.6g}" for value in row) for row in self.rows.values())
         return "\n".join([",".join(header), *lines, ""])
 
 
-def compare(bundle: Bundle, sample: Sample) -> dict[str, Any]:
-    """Return how a sample compares with that of a bundle, for JSON; {} if one of both is empty.
+Rows = tuple[list[str], NDArray[np.float64]]
+"""Names of columns, and values (images, columns)."""
 
-    A two-sample Kolmogorov-Smirnov test of each column, with the p-value multiplied by the number
-    of columns (Bonferroni), as KSDrift of alibi-detect (Rabanser et al. 2019, arXiv:1810.11953).
-    """
+
+def read_reference(bundle: Bundle) -> Rows | None:
+    """Return the sample of a bundle, None without one; raise InputError if it is invalid."""
     content = bundle.read(REFERENCE, LARGEST_CONFIG)
-    if content is None or not sample.rows:
-        return {}
-    columns, images = _parse(sample.to_csv())  # of equal digits, as equal values matter
+    if content is None:
+        return None
     try:
-        stored, reference = _parse(content.decode())
-        if stored != columns or not len(reference) or not np.isfinite(reference).all():
-            raise ValueError(f"its columns are not {columns[0]}, {columns[1]}, … of numbers")
+        columns, rows = _parse(content.decode())
+        if columns[:2] != COLUMNS or not len(rows) or not np.isfinite(rows).all():
+            raise ValueError(f"its columns are not {', '.join(COLUMNS)}, … of numbers")
     except ValueError as error:
         raise InputError(
             f"{REFERENCE} of {bundle.uri} is invalid ({error}): export again"
         ) from None
-    distances = [_distance(*both) for both in zip(reference.T, images.T, strict=True)]
+    return columns, rows
+
+
+def compare(reference: Rows | None, sample: Sample) -> dict[str, Any]:
+    """Return how a sample compares with that of a bundle, for JSON; {} if one of both is empty.
+
+    A two-sample Kolmogorov-Smirnov test of each column, with the p-value multiplied by the number
+    of columns (Bonferroni), as KSDrift of alibi-detect (Rabanser et al. 2019, arXiv:1810.11953).
+    Raise InputError if the columns differ.
+    """
+    if reference is None or not sample.rows:
+        return {}
+    columns, images = _parse(sample.to_csv())  # of equal digits, as equal values matter
+    stored, rows = reference
+    if stored != columns:
+        raise InputError(
+            f"{REFERENCE} of the bundle has not the {len(columns)} columns that its network gives: "
+            "export again"
+        )
+    distances = [_distance(*both) for both in zip(rows.T, images.T, strict=True)]
     at = int(np.argmax(distances))
-    p_value = min(1.0, len(columns) * _p_value(distances[at], len(images), len(reference)))
+    p_value = min(1.0, len(columns) * _p_value(distances[at], len(images), len(rows)))
     most = {"column": columns[at], "distance": distances[at]}
-    sizes = {"images": len(images), "reference": len(reference)}
+    sizes = {"images": len(images), "reference": len(rows)}
     return {"differs": p_value < LEVEL, "p_value": p_value, **most, **sizes}
 
 
-def _parse(table: str) -> tuple[list[str], NDArray[np.float64]]:
+def _parse(table: str) -> Rows:
     """Return the columns, and the rows; raise ValueError without rows of numbers."""
     header, *lines = table.splitlines() or [""]
     columns = header.split(",")

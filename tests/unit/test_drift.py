@@ -9,7 +9,7 @@ import torch
 from scipy import stats  # type: ignore[import-untyped]
 
 from kfp_ddp.core.errors import InputError
-from kfp_ddp.evaluation.drift import SIZE, Sample, compare
+from kfp_ddp.evaluation.drift import SIZE, Rows, Sample, compare, read_reference
 from kfp_ddp.models.bundle import REFERENCE, Bundle
 from kfp_ddp.storage.kinds import open_store
 
@@ -27,9 +27,9 @@ def sample(seed: int, images: int, shift: float = 0.0) -> Sample:
     return result
 
 
-def bundle(folder: Path, reference: str) -> Bundle:
+def stored(folder: Path, reference: str) -> Rows | None:
     (folder / REFERENCE).write_text(reference)
-    return Bundle.at(open_store(str(folder)), sealed=False)
+    return read_reference(Bundle.at(open_store(str(folder)), sealed=False))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def bundle(folder: Path, reference: str) -> Bundle:
 )
 def test_result_is_that_of_scipy(tmp_path: Path, images: int, shift: float, differs: bool) -> None:
     first, second = sample(1, 700), sample(2, images, shift)
-    result = compare(bundle(tmp_path, first.to_csv()), second)
+    result = compare(stored(tmp_path, first.to_csv()), second)
     tables = [io.StringIO(one.to_csv()) for one in (first, second)]
     rows = [np.loadtxt(table, delimiter=",", skiprows=1) for table in tables]
     tests = [stats.ks_2samp(*columns) for columns in zip(*(one.T for one in rows), strict=True)]
@@ -52,7 +52,7 @@ def test_result_is_that_of_scipy(tmp_path: Path, images: int, shift: float, diff
 
 
 def test_equal_images_differ_in_one_of_a_hundred_comparisons(tmp_path: Path) -> None:
-    where = bundle(tmp_path, sample(0, 200).to_csv())
+    where = stored(tmp_path, sample(0, 200).to_csv())
     assert sum(compare(where, sample(seed, 200))["differs"] for seed in range(1, 101)) <= 3
 
 
@@ -68,4 +68,4 @@ def test_a_sample_depends_neither_on_order_nor_on_parts() -> None:
 )
 def test_a_damaged_reference_is_one_line(tmp_path: Path, content: str) -> None:
     with pytest.raises(InputError, match=REFERENCE):
-        compare(bundle(tmp_path, content), sample(1, 9))
+        compare(stored(tmp_path, content), sample(1, 9))
