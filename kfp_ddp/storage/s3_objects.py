@@ -1,6 +1,7 @@
-"""S3's client of boto3, and requests: botocore prepares one, and signs others like it."""
+"""S3's client of boto3, and requests: botocore prepares one, and others are signed like it."""
 
 import hashlib
+import hmac
 import os
 import re
 import threading
@@ -11,9 +12,8 @@ from xml.etree import ElementTree
 import botocore.session
 import google_crc32c
 from botocore import UNSIGNED, httpchecksum
-from botocore.awsrequest import AWSRequest, AWSResponse
+from botocore.awsrequest import AWSResponse
 from botocore.config import Config
-from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from botocore.exceptions import ConnectionError as NoConnectionError
 from botocore.httpsession import get_cert_path
@@ -28,6 +28,10 @@ from kfp_ddp.storage.http.origin import Origin, Request, quoted, target_of
 from kfp_ddp.storage.source import Changed, Entry, Transient, bucket_and_prefix, is_temporary
 from kfp_ddp.storage.store import read_bounded
 
+_AUTHORIZATION = re.compile(
+    r"(?P<start>AWS4-HMAC-SHA256 Credential=.+/(?P<scope>\d{8}/[^/]+/[^/]+/aws4_request), "
+    r"SignedHeaders=(?P<signed>[^,]+), Signature=)(?P<signature>[0-9a-f]{64})"
+)
 _PROBE = Entry("probe", 0, "0" * 32, 0)
 _MD5 = re.compile(rb"[0-9a-f]{32}")
 _CHECKSUMS: dict[bytes, Any] = {
@@ -56,6 +60,11 @@ class S3Client:
         """Its `rows` are key, size and ETag of the objects of the thread's last page."""
         self._session = sdk._endpoint.http_session
         sdk.meta.events.register("before-send.s3", self._send)
+
+    @property
+    def secret_key(self) -> str:
+        """The secret access key, which is valid now; '' without credentials."""
+        return self.credentials.get_frozen_credentials().secret_key if self.credentials else ""
 
     def _send(self, request: Any, event_name: str, **_: Any) -> Any:
         streams, request.stream_output = request.stream_output, True
@@ -161,8 +170,8 @@ def code_of(error: Any) -> str:
 class S3Objects(SdkSource):
     """Requests for the objects of one prefix, pinned to their ETags.
 
-    botocore takes 380 us for a request, and an eighth of that to sign one. So it prepares one every
-    `TRUSTED_SECONDS`, with the credentials of that time, and signs the others like it.
+    botocore takes 380 us for a request, so it prepares one every `TRUSTED_SECONDS`, and `_Template`
+    signs the others; where the two signatures differ, as with S3 Express, botocore prepares each.
     """
 
     def __init__(self, client: S3Client, url: str, timeout: float) -> None:
@@ -173,58 +182,36 @@ class S3Objects(SdkSource):
     def use(self, client: S3Client) -> None:
         """Send requests as this client."""
         self.client, self._trusted_until = client, 0.0
-        self._prepared: Any = None
+        self._template: _Template | None = None
 
     def request(self, entry: Entry, offset: int) -> Request:
-        """Pin the request to the ETag; see `HttpSource.request`. An offset is not supported.
-
-        Raises Transient where the signature needs a server that does not respond.
-        """
-        prepared, tag = self._prepared, f'"{entry.tag}"'
-        name, headers = quoted(entry.name), {**prepared.headers, "If-Match": tag}
-        url, signed = (
-            path and f"{path.removesuffix(_PROBE.name)}{name}"
-            for path in (prepared.url, prepared.auth_path)
-        )
-        request = AWSRequest("GET", url, headers, auth_path=signed)
-        request.context = prepared.context.copy()
-        try:
-            self.client.sdk._request_signer.sign("GetObject", request)
-        except BotoCoreError as error:  # S3 Express opens sessions
-            raise Transient(one_line(error)) from error
-        secret = "".join(
-            f"{name}: {value}\r\n"
-            for name, value in request.headers.items()
-            if name.lower() not in ("host", "if-match")
-        )
-        target, pin = target_of(urlsplit(url)), f"If-Match: {tag}\r\n".encode()
-        return Request(self._server, target, entry.size, pin, secret.encode())
+        """Pin the request to the ETag; see `HttpSource.request`. An offset is not supported."""
+        return (self._template or self._prepare(entry)).request(entry)
 
     def _renew(self, refused: bool) -> None:
-        """Let botocore prepare a request; raises Transient without credentials."""
-        events, signs = self.client.sdk.meta.events, "before-sign.s3.GetObject"
+        template = self._prepare(_PROBE)
+        self._template = template if template.exact else None
+
+    def _prepare(self, entry: Entry) -> "_Template":
+        """Return the request that botocore would send; raises Transient without credentials."""
+        events, sends = self.client.sdk.meta.events, "before-send.s3.GetObject"
         thread = threading.get_ident()
 
         def capture(request: Any, **_: Any) -> None:
             if threading.get_ident() == thread:
                 raise _PreparedError(request)
 
-        events.register_first(signs, capture)
-        signing = {}
+        events.register_first(sends, capture)
         try:
-            if credentials := self.client.credentials:
-                now = credentials.get_frozen_credentials()
-                signing["request_credentials"] = Credentials(*now[:3])
-            self._get(_PROBE)
+            self._get(entry)
         except _PreparedError as prepared:
-            request = prepared.args[0]
-            request.context["signing"] = {**request.context.get("signing", {}), **signing}
-            self._server = Origin.of(request.url, self.client.origin.authorities)
-            self._prepared = request
+            secret = self.client.secret_key
+            return _Template(prepared.args[0], entry, secret, self.client.origin.authorities)
         except BotoCoreError as error:
             raise Transient(one_line(error)) from error
         finally:
-            events.unregister(signs, capture)
+            events.unregister(sends, capture)
+        raise AssertionError("botocore sent a request that was to be prepared only")
 
     def _get(self, entry: Entry) -> Any:
         return self.client.sdk.get_object(
@@ -275,6 +262,54 @@ class _PreparedError(Exception):
     """Carries a request out of botocore before it is sent."""
 
 
+class _Template:
+    """Requests for other objects with the headers of a prepared one, and their own signature.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-header-based-auth.html
+    """
+
+    def __init__(self, prepared: Any, entry: Entry, secret_key: str, authorities: str) -> None:
+        self._origin = Origin.of(prepared.url, authorities)
+        path, tag = target_of(urlsplit(prepared.url)), f'"{entry.tag}"'
+        self._base = path.removesuffix(quoted(entry.name))
+        headers = {name.lower(): _text(value) for name, value in prepared.headers.items()}
+        authorization = headers.pop("authorization", "")
+        ours = ("host", "if-match")
+        lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items() if k not in ours)
+        self._secret = f"{lines}Authorization: {authorization}\r\n" if authorization else lines
+        self._key = b""
+        self.exact = not authorization
+        if match := _AUTHORIZATION.fullmatch(authorization):
+            headers["host"] = self._origin.authority.decode()
+            signed = match["signed"].split(";")
+            canonical = "".join(f"{name}:{headers.get(name, '')}\n" for name in signed)
+            self._before, _, after = canonical.partition(tag)
+            content = headers.get("x-amz-content-sha256", "")
+            self._after = f"{after}\n{match['signed']}\n{content}"
+            date = headers.get("x-amz-date", "")
+            self._start = f"AWS4-HMAC-SHA256\n{date}\n{match['scope']}\n"
+            self._key = f"AWS4{secret_key}".encode()
+            for word in match["scope"].split("/"):
+                self._key = hmac.digest(self._key, word.encode(), "sha256")
+            self.exact = self._sign(path, tag) == match["signature"]
+            if self.exact:
+                self._secret = f"{lines}Authorization: {match['start']}"
+
+    def request(self, entry: Entry) -> Request:
+        """Return the request for an object; if not `exact`, for that which was prepared."""
+        path, tag = self._base + quoted(entry.name), f'"{entry.tag}"'
+        secret = self._secret
+        if self._key and self.exact:
+            secret = f"{secret}{self._sign(path, tag)}\r\n"
+        headers = f"If-Match: {tag}\r\n"
+        return Request(self._origin, path, entry.size, headers.encode(), secret.encode())
+
+    def _sign(self, path: str, tag: str) -> str:
+        canonical = f"GET\n{path}\n\n{self._before}{tag}{self._after}"
+        text = self._start + hashlib.sha256(canonical.encode()).hexdigest()
+        return hmac.digest(self._key, text.encode(), "sha256").hex()
+
+
 def _split_page(page: bytes) -> tuple[list[tuple[str, str, str]], bytes]:
     """Take key, size and ETag of objects out of a page: botocore takes 80 us for one, this 4."""
     try:
@@ -288,3 +323,7 @@ def _split_page(page: bytes) -> tuple[list[tuple[str, str, str]], bytes]:
         root.remove(item)
         rows.append((item.findtext(key, ""), item.findtext(size, ""), item.findtext(tag, "")))
     return rows, ElementTree.tostring(root)
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
