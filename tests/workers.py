@@ -50,7 +50,9 @@ def start(
             (mounted / file).write_bytes(text.encode())
         for file, packed in created.get("binaryData", {}).items():
             (mounted / file).write_bytes(base64.b64decode(packed))
-    variables = expanded_variables(pod.environment(spec, name))
+    variables: dict[str, str] = {}
+    for item in pod.environment(spec, name):  # each may name those before it
+        variables[item["name"]] = expanded(item.get("value", ""), variables)
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(place / "tmp"), "HOME": str(place)}
     env |= {key: value.replace(payload.FOLDER, str(mounted)) for key, value in variables.items()}
     words = [expanded(w, variables) for w in (*pod.command(spec, name), *pod.args(spec))]
@@ -63,14 +65,6 @@ def start(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def expanded_variables(env: list[dict[str, Any]]) -> dict[str, str]:
-    """The variables of a container: each may name those before it."""
-    result: dict[str, str] = {}
-    for item in env:
-        result[item["name"]] = expanded(item.get("value", ""), result)
-    return result
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:

@@ -15,6 +15,7 @@ from kfp_ddp.models.champion import compared_with, delete, find, move, read_poin
 from kfp_ddp.storage.folder import Folder
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.storage.store import Store
+from tests.files import write
 from tests.gcs_server import Bucket
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
@@ -260,13 +261,6 @@ def test_planted_links_are_not_followed(tmp_path: Path) -> None:
     assert (outside / "file").read_text() == "mine"
 
 
-def sealed(folder: Path, content: str) -> Path:
-    folder.mkdir()
-    (folder / "model.onnx").write_text(content)
-    bundle.seal(folder)
-    return folder
-
-
 HOLD = """
 import pathlib, sys
 from kfp_ddp.models import bundle
@@ -339,7 +333,9 @@ def test_two_uploads_of_a_version_leave_it_complete(tmp_path: Path) -> None:
 
 
 def test_temporary_files_of_a_killed_upload_are_deleted(tmp_path: Path) -> None:
-    where, folder = open_store(str(tmp_path / "exports")), sealed(tmp_path / "bundle", "x")
+    where, folder = open_store(str(tmp_path / "exports")), tmp_path / "bundle"
+    write(folder / "model.onnx", "x")
+    bundle.seal(folder)
     target = tmp_path / "exports" / "m" / bundle.version(folder)
     target.mkdir(parents=True)
     (target / f".{'0' * 16}.tmp").write_text("half")

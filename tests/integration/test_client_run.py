@@ -75,6 +75,7 @@ def test_images_come_from_the_configured_registry(kfp_server: KfpServer) -> None
     first = call("run", FLOWERS)
     text = json.dumps(_sent(kfp_server))
     assert "registry.example.com/ml/launcher:" in text
+    assert "registry.example.com/ml/trainer:" in text
     assert "ghcr.io" not in text
     names = [one["display_name"] for one in kfp_server.store.experiments.values()]
     assert "flowers" in names
@@ -194,19 +195,13 @@ def test_wait_has_the_exit_code(kfp_server: KfpServer, monkeypatch: pytest.Monke
         assert getattr(done.exception, "exit_code", 0) == code
 
 
-def fill(s3: Any, tmp_path: Path, task: Path) -> str:
-    """Upload the folder of a task, and return the URI of the runs."""
-    for path in task.rglob("*"):
-        if path.is_file():
-            name = f"runs/{RUN}/{task.name}/{path.relative_to(task).as_posix()}"
-            s3.upload_file(str(path), "bucket", name)
-    return "s3://bucket/runs"
-
-
 def test_inspection_of_a_bucket(kfp_server: KfpServer, s3: Any, tmp_path: Path) -> None:
     run_output.task(tmp_path / "train", ("train", "evaluate", "export"), 80, {"epochs": 2})
-    work = fill(s3, tmp_path, tmp_path / "train")
-    kfp_server.record("run_get_failed", runtime_config={"parameters": {"work": work}})
+    for path in filter(Path.is_file, (tmp_path / "train").rglob("*")):
+        name = f"runs/{RUN}/{path.relative_to(tmp_path).as_posix()}"
+        s3.upload_file(str(path), "bucket", name)
+    parameters = {"work": "s3://bucket/runs"}
+    kfp_server.record("run_get_failed", runtime_config={"parameters": parameters})
     here = run_output.make(tmp_path / "here", correct=90, epochs=3)
 
     described = document("describe", "shapes-1")

@@ -47,11 +47,6 @@ def _create(server: KfpServer, *names: str) -> list[str]:
     return [str(run["run_id"]) for run in runs]
 
 
-def _create_with_id(server: KfpServer, name: str, run_id: str) -> None:
-    (old,) = _create(server, name)
-    server.store.runs[run_id] = server.store.runs.pop(old) | {"run_id": run_id}
-
-
 def test_a_run_is_found_by_id_prefix_name_or_last(client: Any, kfp_server: KfpServer) -> None:
     first, second = _create(kfp_server, "flowers-1", "flowers-2")
     words = {first: first, first[:8]: first, "flowers-1": first, "last": second}
@@ -61,8 +56,11 @@ def test_a_run_is_found_by_id_prefix_name_or_last(client: Any, kfp_server: KfpSe
 def test_a_missing_or_ambiguous_run_is_one_line(client: Any, kfp_server: KfpServer) -> None:
     with pytest.raises(InputError, match="there is no run yet; kfp-ddp run starts one"):
         find_run(client, "last")
-    for run_id, name in (("a1", "twice"), ("a2", "twice"), ("b1", "once")):
-        _create_with_id(kfp_server, name, f"{run_id}000000-0000-4000-8000-000000000000")
+    runs = kfp_server.store.runs
+    for short, name in (("a1", "twice"), ("a2", "twice"), ("b1", "once")):
+        run = runs.pop(*_create(kfp_server, name))
+        run_id = f"{short}000000-0000-4000-8000-000000000000"
+        runs[run_id] = run | {"run_id": run_id}
     gone = "c1000000-0000-4000-8000-000000000000"
     for word, line in (
         ("a", r"^'a' matches 2 runs: a2000000 of .*, a1000000 of .*; give one's id$"),

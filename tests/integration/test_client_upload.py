@@ -29,12 +29,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def change(file: Path, description: str) -> None:
-    spec = yaml.safe_load(file.read_text())
-    spec["pipelineInfo"]["description"] = description
-    file.write_text(yaml.safe_dump(spec))
-
-
 def test_the_same_content_is_uploaded_once(kfp_server: KfpServer, file: Path) -> None:
     first = document("upload", file)
     assert first["new"]
@@ -49,7 +43,9 @@ def test_the_same_content_is_uploaded_once(kfp_server: KfpServer, file: Path) ->
 def test_changed_content_is_a_new_version(kfp_server: KfpServer, file: Path) -> None:
     before = file.read_text()
     output("upload", file)
-    change(file, "another")
+    spec = yaml.safe_load(before)
+    spec["pipelineInfo"]["description"] = "another"
+    file.write_text(yaml.safe_dump(spec))
     shown = output("upload", file, "--description", "faster")
     first, second = kfp_server.store.versions.values()
     assert shown == f"uploaded mine, version {second['name']}\n"

@@ -4,8 +4,6 @@ import http.server
 import importlib.metadata
 import json
 import socketserver
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,13 +140,8 @@ def test_cluster_behind_a_login_is_bad(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_output_has_columns_and_a_line_for_each_remedy() -> None:
     with server(healthz("2.5.0")) as url:
-        done = subprocess.run(
-            [sys.executable, "-m", "kfp_ddp", "doctor", "--host", url],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert (done.returncode, done.stderr) == (1, "")
+        done = CliRunner().invoke(app, ["doctor", "--host", url])
+    assert (done.exit_code, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert [line[0] for line in lines] == ["✗", " ", "✗", " "]
     assert lines[0].startswith("✗ API server  ")

@@ -15,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 
-from kfp_ddp.components.evaluate.component import evaluate as component
 from kfp_ddp.core.errors import InputError, StorageError
 from kfp_ddp.evaluation.comparison import mcnemar
 from kfp_ddp.models import bundle, weights
@@ -25,7 +24,7 @@ from kfp_ddp.training.data.splits import scan
 from kfp_ddp.training.model.networks import build, normalise
 from kfp_ddp.training.state import checkpoint as checkpoints
 from kfp_ddp.training.state.checkpoint import load_model
-from tests.evaluations import State, Trained, artifacts, run_step
+from tests.evaluations import State, Trained, run_step
 
 OF_A_RUN = ("seconds", "world_size", "hardware", "written")
 """Fields of the record that differ between evaluations of one checkpoint."""
@@ -159,12 +158,6 @@ def test_weights_of_a_wrapped_network(trained: Trained, tmp_path: Path, prefix: 
     assert wrapped.evaluate().result.confusion == expected
 
 
-def test_the_component_fails_with_one_line_error(tmp_path: Path) -> None:
-    folders = dict.fromkeys(("run_dir", "dataset_path"), str(tmp_path))
-    with pytest.raises(SystemExit, match="error: there is no checkpoint"):
-        component.python_func(checkpoint=f"{tmp_path}/none", **folders, **artifacts(tmp_path))
-
-
 def test_no_planted_file_or_link_is_followed(trained: Trained, tmp_path: Path) -> None:
     outside, folder = tmp_path / "outside", trained.run_dir / "evaluation"
     outside.mkdir()
@@ -243,6 +236,7 @@ def test_slices_intervals_and_gain_are_in_the_record(trained: Trained, tmp_path:
     counts = {"correct": record.correct + 1, "accuracy": (record.correct + 1) / 48}
     (champion / FILE).write_text(record.model_copy(update=counts).model_dump_json())
     again = trained.evaluate(champion=str(champion)).result
+    assert not (folder / "champion").exists(), "it is not evaluated again"
     assert again.slices == []
     compared = Evaluation.read(folder / FILE).compared
     assert compared is not None

@@ -38,18 +38,14 @@ def test_pins_are_installed_with_their_dependencies(tmp_path: Path) -> None:
     }
 
 
-def lock(folder: Path, number: str = "1.0") -> list[str]:
-    """The lines of a lock, for both packages."""
-    files = [folder / f"kfpddp_{name}-{number}-py3-none-any.whl" for name in ("one", "two")]
-    return [
-        f"kfpddp-{name}=={number} --hash=sha256:{'0' * 64} --hash=sha256:{digest(file)}"
-        for name, file in zip(("one", "Two"), files, strict=True)
-    ]
-
-
 def test_a_lock_is_installed_as_it_stands(tmp_path: Path) -> None:
     url = index(tmp_path)
-    done = workers.run(specification(lock(tmp_path), url), tmp_path / "worker")
+    lock = [
+        f"kfpddp-{name}==1.0 --hash=sha256:{'0' * 64} --hash=sha256:{digest(file)}"
+        for name in ("one", "Two")
+        for file in tmp_path.glob(f"kfpddp_{name.lower()}-1.0-*.whl")
+    ]
+    done = workers.run(specification(lock, url), tmp_path / "worker")
     first, last = done.stdout.decode().splitlines()
     assert first.count("==1.0") == 2, done.stderr.decode()
     assert last.startswith("one 1.0 ")
@@ -66,7 +62,6 @@ def test_a_package_that_the_image_has_is_not_installed_again(tmp_path: Path) -> 
     [
         (["kfpddp-one==3.0"], "the requirement kfpddp-one==3.0 (from versions: 1.0, 2.0)"),
         ([f"kfpddp-two==1.0 --hash=sha256:{'0' * 64}"], "DO NOT MATCH THE HASHES"),
-        (["kfpddp-one==1.0", "kfpddp-one==2.0"], "Cannot install kfpddp-one==1.0 and kfpddp-one"),
     ],
 )
 def test_failed_installation_is_one_line(tmp_path: Path, packages: list[str], message: str) -> None:

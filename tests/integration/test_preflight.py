@@ -53,18 +53,14 @@ def test_summary_has_title_and_settings(summary: SimpleNamespace) -> None:
     assert plan.training == {"model": "resnet18", "epochs": 12, "precision": "bf16"}
 
 
-def pictures(folder: Path, count: int, side: int) -> str:
-    for number in range(count):
-        path = folder / "ab"[number % 2] / f"{number}.{('jpg', 'png')[number % 3 > 0]}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (side + 20, side)).save(path)
-    return str(folder)
-
-
 def test_recipe_auto_fits_images_and_hardware(
     summary: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = pictures(tmp_path / "images", 40, 70)
+    for number in range(40):
+        path = tmp_path / "images" / "ab"[number % 2] / f"{number}.{'png' if number % 3 else 'jpg'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (90, 70)).save(path)
+    source = str(tmp_path / "images")
     plan = check(summary, source=source, recipe="auto", epochs=3)
     assert (plan.training["epochs"], plan.training["image_size"]) == (3, 64)
     assert plan.job["nproc_per_node"] >= 1

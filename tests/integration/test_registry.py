@@ -101,20 +101,6 @@ def registered(address: str, name: str) -> dict[str, dict[str, Any]]:
     return registry._call("read", read)
 
 
-def register_foreign(address: str, name: str) -> None:
-    """Register version 1.0 of another program, which has our properties."""
-
-    async def write(api: Any) -> None:
-        model = await api.upsert_registered_model(RegisteredModel(name=name))
-        custom = {"stage": "champion", "bundle": "s3://elsewhere/1.0"}
-        version = ModelVersion(name="1.0", author="ben", custom_properties=custom)
-        await api.upsert_model_version(version, model.id)
-
-    registry = opened(address)
-    registry.check()
-    registry._call("registered", write)
-
-
 def test_a_version_has_its_lineage(address: str, model: Model) -> None:
     before = model.publish(9)
     version = model.publish(3, before)
@@ -239,7 +225,15 @@ def test_there_are_never_two_champions(registry_server: RegistryServer, model: M
 
 
 def test_a_missing_champion_leaves_other_versions_unchanged(address: str, model: Model) -> None:
-    register_foreign(address, model.name)
+    async def register_foreign(api: Any) -> None:
+        theirs = await api.upsert_registered_model(RegisteredModel(name=model.name))
+        custom = {"stage": "champion", "bundle": "s3://elsewhere/1.0"}
+        one = ModelVersion(name="1.0", author="ben", custom_properties=custom)
+        await api.upsert_model_version(one, theirs.id)
+
+    registry = opened(address)
+    registry.check()
+    registry._call("registered", register_foreign)
     version = model.publish(3)
     model.promote(address, version, "")
     assert model.stages(address) == {"1.0": "champion", version: "champion"}

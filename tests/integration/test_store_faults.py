@@ -44,14 +44,6 @@ SOURCES = {
 }
 
 
-def faulty(scheme: str, status: int) -> Server:
-    """A server that answers with one status, in the form of its protocol."""
-    code = CODES[scheme].get(status, "")
-    body = ERROR.format(code).encode() if scheme == "s3" else b""
-    name = "x_ms_error_code" if scheme == "az" else "X_Error_Code"
-    return Server(lambda *_: (status, body, {name: code} if code else {}))
-
-
 @pytest.fixture(params=[0, 403, 404, 408, 429, 503])
 def fault(request: pytest.FixtureRequest) -> int:
     """A status, or 0 for a port where no server listens."""
@@ -65,7 +57,10 @@ def address(scheme: str, fault: int, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(store, "TRIES", 1)
     monkeypatch.setattr("kfp_ddp.storage.gcs.Retry", lambda: Retry(1))
     monkeypatch.setattr("kfp_ddp.storage.web.Retry", lambda: Retry(1))
-    with serving(faulty(scheme, fault)) as url:
+    code = CODES[scheme].get(fault, "")
+    body = ERROR.format(code).encode() if scheme == "s3" else b""
+    name = "x_ms_error_code" if scheme == "az" else "X_Error_Code"
+    with serving(Server(lambda *_: (fault, body, {name: code} if code else {}))) as url:
         url = url if fault else f"http://127.0.0.1:{free_port()}"
         use(url, monkeypatch)
         yield url

@@ -31,18 +31,6 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def swap(source: Path, what: str, made: str) -> None:
-    """What another writer of the folder does: put something else in a file's or folder's place."""
-    place, secret = source / what, source.parent / "secret"
-    os.rename(place, source.parent / "taken")
-    if made == "pipe":
-        os.mkfifo(place)
-    elif made == "folder":
-        place.mkdir()
-    elif made == "link":
-        place.symlink_to(secret if what == "a/b" else secret / place.name)
-
-
 PLACES = [(what, made) for what in ("3.jpg", "a/2.jpg") for made in ("link", "pipe", "folder", "")]
 PLACES += [("a/b", "link"), ("a/b", "pipe"), ("a/b", "")]
 
@@ -52,12 +40,19 @@ PLACES += [("a/b", "link"), ("a/b", "pipe"), ("a/b", "")]
 def test_what_another_writer_puts_in_place_is_never_read(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, made: str, when: str
 ) -> None:
-    swapped = threading.Event()
+    swapped, place, secret = threading.Event(), source / what, tmp_path / "secret"
 
     def once() -> None:
-        if not swapped.is_set():
-            swapped.set()
-            swap(source, what, made)
+        if swapped.is_set():
+            return
+        swapped.set()
+        os.rename(place, tmp_path / "taken")
+        if made == "pipe":
+            os.mkfifo(place)
+        elif made == "folder":
+            place.mkdir()
+        elif made == "link":
+            place.symlink_to(secret if what == "a/b" else secret / place.name)
 
     def watch(phase: str, *_: object) -> None:
         if phase == "downloading" and when == "download":

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -321,18 +320,3 @@ def test_run_outlives_a_lost_node(data: Path, tmp_path: Path, launch: Launch) ->
     assert starts[-1]["resumed_from_step"] > 0
     about = json.loads((tmp_path / "run" / "config.json").read_text())
     assert about["micro_batch_size"] == 4
-
-
-@pytest.mark.slow
-def test_waiting_node_stops(data: Path, tmp_path: Path, launch: Launch) -> None:
-    """It waits in C++, where no Python handler runs, for a first node that never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(90)
-        port = silent.getsockname()[1]
-        flags = ("--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}")
-        node = launch(endless(data, tmp_path / "run"), *flags, nproc=1)
-        with silent.accept()[0]:
-            node.process.terminate()
-            node.ends(143)
-    (file,) = (tmp_path / "run" / "logs").glob("failure-*.json")
-    assert "stopped by SIGTERM before all nodes had joined" in file.read_text()

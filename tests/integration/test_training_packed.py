@@ -25,14 +25,9 @@ def archives(folders: Path) -> Path:
 
 @pytest.mark.slow
 def test_archives_train_to_folders_bits(folders: Path, archives: Path, tmp_path: Path) -> None:
-    """With the decoded cache and without it."""
     ended = set()
-    for name, data, more in (
-        ("folders", folders, {}),
-        ("archives", archives, {"workers": 2}),
-        ("cached", archives, {"cache_gb": 1, "cache_dir": str(tmp_path)}),
-    ):
-        run = config(data, tmp_path / name, epochs=1, warmup_epochs=0, **more)
+    for data, workers in ((folders, 0), (archives, 2)):
+        run = config(data, tmp_path / str(workers), epochs=1, warmup_epochs=0, workers=workers)
         output_of(run, 2)
         ended.add(state_hash(run))
     assert len(ended) == 1

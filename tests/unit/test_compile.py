@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kfp_ddp import __version__
 from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, SYNC_REQUESTS
-from kfp_ddp.core.images import Images
 from kfp_ddp.core.step import SECRET
 from kfp_ddp.jobs.identity import STEP
 from kfp_ddp.pipelines import NAMES, compiled
@@ -55,21 +53,6 @@ def test_names_of_artifacts_are_unique(name: str) -> None:
     outputs = [step.get("outputDefinitions", {}).get("artifacts", {}) for step in steps]
     names = [name for artifacts in outputs for name in artifacts]
     assert len(names) == len(set(names)) > 1
-
-
-def test_registry_replaces_that_of_all_images(pipelines: dict[str, Any], tmp_path: Path) -> None:
-    (path,) = compiled.write(
-        pipelines, tmp_path, Images.create({"registry": "registry.example.com/team/"})
-    )
-    assert "ghcr.io" not in path.read_text()
-    document = next(yaml.safe_load_all(path.read_text()))
-    executors = document["deploymentSpec"]["executors"].values()
-    assert {executor["container"]["image"] for executor in executors} == {
-        f"registry.example.com/team/launcher:{__version__}",
-        f"registry.example.com/team/trainer:{__version__}",
-    }
-    workers = document["components"]["comp-preflight"]["inputDefinitions"]["parameters"]["image"]
-    assert workers["defaultValue"] == f"registry.example.com/team/trainer:{__version__}"
 
 
 @pytest.mark.parametrize(

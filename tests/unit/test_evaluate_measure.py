@@ -38,13 +38,6 @@ def tally_of(logits: Tensor, targets: Tensor, size: int | list[int] = 10_000) ->
     return tally
 
 
-def joined(*tallies: Tally) -> Tally:
-    tally = Tally(tallies[0].classes)
-    for one in tallies:
-        tally.add({name: one.column(name) for name in COLUMNS})
-    return tally
-
-
 def curve_of(logits: Tensor, targets: Tensor) -> Roc:
     curve = tally_of(logits, targets).areas().roc
     assert curve is not None
@@ -144,7 +137,10 @@ def test_areas_are_empty_without_scores_and_with_too_many(monkeypatch: pytest.Mo
     assert few.areas().roc is not None
     monkeypatch.setattr(measure, "MOST_SCORES", 3 * 100)
     many = tally_of(logits.repeat(2, 1), targets.repeat(2), 100)
-    for tally, samples in ((many, 200), (joined(few, many), 300)):
+    both = Tally(3)
+    for one in (few, many):
+        both.add({name: one.column(name) for name in COLUMNS})
+    for tally, samples in ((many, 200), (both, 300)):
         areas = tally.areas()
         assert (tally.samples, len(tally.column("logits"))) == (samples, 0)
         assert (areas.roc, areas.macro) == (None, None)

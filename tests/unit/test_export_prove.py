@@ -129,8 +129,11 @@ def test_unreadable_samples_are_left_out_as_in_training(split: Path) -> None:
         real_samples(split, info())
     result = real_samples(split, info(on_bad_image="skip"))
     assert result[:, 0, 0, 0].tolist() == [at * 40 // 16 for at in range(1, 16)]
-    for path in paths:
+    for path in [*paths[:21], *paths[22:]]:
         path.write_bytes(b"broken")
+    result = real_samples(split, info(on_bad_image="skip"))
+    assert result[:, 0, 0, 0].tolist() == [21], "not one of those that are evenly spaced"
+    paths[21].write_bytes(b"broken")
     with pytest.raises(InputError, match="none of the 40 images"):
         real_samples(split, info(on_bad_image="skip"))
 

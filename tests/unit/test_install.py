@@ -30,14 +30,27 @@ def printed(*options: str) -> list[Object]:
 
 
 @pytest.mark.parametrize(
-    ("options", "user"),
-    [((), None), (("--chown", "no"), None), (("--chown", "root"), 0), (("--chown", "group"), 1000)],
+    ("options", "user", "image"),
+    [
+        ((), None, ""),
+        (("--chown", "no"), None, ""),
+        (("--chown", "root", "--registry", "a.io/ml/"), 0, f"a.io/ml/launcher:{__version__}"),
+        (("--chown", "group", "--launcher-image", "a.io/mine:2"), 1000, "a.io/mine:2"),
+        (("--chown", "root", "--image", "busybox:1"), 0, "busybox:1"),
+    ],
 )
-def test_chown_job_is_printed_on_request(options: tuple[str, ...], user: int | None) -> None:
+def test_chown_job_is_printed_on_request(
+    options: tuple[str, ...], user: int | None, image: str
+) -> None:
+    """Its image is that of the launcher."""
     jobs = [item for item in printed(*options) if item["kind"] == "Job"]
-    assert [one["metadata"]["namespace"] for one in jobs] == (["team"] if user is not None else [])
-    users = [item["spec"]["template"]["spec"]["securityContext"]["runAsUser"] for item in jobs]
-    assert users == ([user] if user is not None else [])
+    pods = [job["spec"]["template"]["spec"] for job in jobs]
+    results = [
+        (job["metadata"]["namespace"], pod["securityContext"]["runAsUser"], one["image"])
+        for job, pod in zip(jobs, pods, strict=True)
+        for one in pod["containers"]
+    ]
+    assert results == ([] if user is None else [("team", user, image)])
 
 
 def test_manifests_have_the_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +143,3 @@ def test_second_install_replaces_an_incomplete_job(monkeypatch: pytest.MonkeyPat
     del api.objects[JOB]  # as where its creation was refused
     with pytest.raises(JobError, match="does not exist"):
         list(wait(api, job, seconds=10**9))
-
-
-def test_job_for_volumes_has_the_image_of_the_launcher() -> None:
-    for options, image in (
-        (("--registry", "me.example.com/ml/"), f"me.example.com/ml/launcher:{__version__}"),
-        (("--launcher-image", "me.example.com/mine:2"), "me.example.com/mine:2"),
-        (("--image", "busybox:1"), "busybox:1"),
-    ):
-        (job,) = (item for item in printed("--chown", "root", *options) if item["kind"] == "Job")
-        assert job["spec"]["template"]["spec"]["containers"][0]["image"] == image

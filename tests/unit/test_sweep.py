@@ -3,6 +3,7 @@
 import json
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,6 @@ from kfp_ddp.training.state.manifest import Manifest
 
 RATES = [round(0.01 * (number + 1), 2) for number in range(16)]
 RANGE = {"learning_rate": {"min": 0.001, "max": 1.0, "log": True}}
-
-
-def configure(settings: dict[str, Any]) -> TrainConfig:
-    return TrainConfig.create(**{"epochs": 9, "data": "/d", "output_dir": "/o", **settings})
 
 
 class Trainer:
@@ -52,7 +49,9 @@ def played(
     folder: Path, trainer: Trainer, at_once: int = 0, **settings: Any
 ) -> tuple[Study, list[Trial]]:
     folder.mkdir(exist_ok=True)
-    study = Study(folder / "study.jsonl", Sweep.create(**settings), configure)
+    create = partial(TrainConfig.create, data="/d", output_dir="/o")
+    sweep = Sweep.create(**settings)
+    study = Study(folder / "study.jsonl", sweep, lambda found: create(**{"epochs": 9, **found}))
     search(study, trainer, at_once, lambda: None)
     return study, study.trials
 
