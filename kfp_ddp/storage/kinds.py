@@ -176,6 +176,7 @@ def _load(name: str, uri: str) -> Callable[..., Any]:
         opener: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), attribute)
     except ModuleNotFoundError as error:
         raise InputError(
-            f"{uri} needs {error.name}, which is not installed: pip install 'kfp-ddp[{module}]'"
+            f"{display(uri)} needs {error.name}, which is not installed: "
+            f"pip install 'kfp-ddp[{module}]'"
         ) from None
     return opener
