@@ -13,7 +13,8 @@ CHOOSE = "give gpus_per_node, 0 to train on CPUs"
 DRIVER, CAPABILITY = 580, (7, 5)
 """Oldest driver and compute capability of CUDA 13, which the locked torch is built with (release
 notes of CUDA 13.0)."""
-LABELS = ("cuda.driver.major", "gpu.compute.major", "gpu.compute.minor")
+DRIVERS = ("cuda.driver-version.major", "cuda.driver.major")  # of new and of old releases
+LABELS = (*DRIVERS, "gpu.compute.major", "gpu.compute.minor")
 
 
 def gpus_per_node(nodes: Sequence[Object] | ApiError, resource: str, pods: int) -> int:
@@ -28,6 +29,8 @@ def gpus_per_node(nodes: Sequence[Object] | ApiError, resource: str, pods: int) 
         )
     by_resource = allocatable(nodes)
     counts = by_resource.get(resource, [])
+    if counts and "/mig-" in resource:
+        return 1  # CUDA gives a process no more of such parts
     if counts:
         return counts[pods - 1] if pods <= len(counts) else counts[0]
     if others := sorted(name for name in by_resource if is_gpu(name)):
@@ -80,18 +83,21 @@ def unfit(nodes: Sequence[Object] | ApiError, resource: str) -> list[str]:
         labels = node["metadata"].get("labels") or {}
         if not allocatable([node]).get(resource):
             continue
-        driver, major, minor = (labels.get(f"nvidia.com/{name}", "") for name in LABELS)
-        problem = ""
-        if driver.isdecimal() and int(driver) < DRIVER:
+        values = (labels.get(f"nvidia.com/{name}", "") for name in LABELS)
+        new, old, *capability = (int(value) if value.isdecimal() else -1 for value in values)
+        driver, problem = max(new, old), ""
+        if 0 <= driver < DRIVER:
             problem = f"driver {driver}, and CUDA 13 of our images needs {DRIVER}"
-        if major.isdecimal() and (int(major), int(minor or 0)) < CAPABILITY:
-            problem = f"compute capability {major}.{minor}, for which CUDA 13 has no kernels"
+        if min(capability) >= 0 and tuple(capability) < CAPABILITY:
+            problem = "compute capability {}.{}, which CUDA 13 does not support".format(*capability)
+        if resource.startswith("amd.com/"):
+            problem = f"{resource}, which needs ROCm, and our images have CUDA"
         if problem:
             gpu = labels.get("nvidia.com/gpu.product", "its GPU")
             names.setdefault((gpu, problem), node["metadata"]["name"])
     return [
         f"{gpu} of node {name} has {problem}: choose other nodes by job.node_selector, or set "
-        "job.image to an image with torch for an older CUDA"
+        "job.image to an image with torch for it"
         for (gpu, problem), name in names.items()
     ]
 

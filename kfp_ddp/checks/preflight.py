@@ -20,7 +20,7 @@ from kfp_ddp.core.step import step
 from kfp_ddp.core.text import plural
 from kfp_ddp.evaluation.engine import JOB_INTERNAL as EVALUATION_OWN
 from kfp_ddp.jobs import check_job
-from kfp_ddp.jobs.kinds.pod import resources
+from kfp_ddp.jobs.kinds.pod import resources, scheduling
 from kfp_ddp.jobs.launch_spec import JOB_INTERNAL, LaunchSpec
 from kfp_ddp.jobs.task import check_bucket_training
 from kfp_ddp.k8s.api import Api, ApiError, Object, schedulable_nodes
@@ -209,12 +209,15 @@ def _check_cluster(run: Run) -> list[str]:
     """Return warnings about the job, or raise InputError; sets GPUs that the form leaves open."""
     api, mounts = Api.connect(), run.mounts
     nodes: list[Object] | ApiError
+    suitable: list[Object] | ApiError
+    selector = scheduling(run.spec).get("nodeSelector", {}).items()
     try:
         nodes = schedulable_nodes(api)
+        suitable = [n for n in nodes if selector <= (n["metadata"].get("labels") or {}).items()]
     except ApiError as error:
-        nodes = error
+        nodes = suitable = error
     if run.inputs["gpus_per_node"] == -1 and not run.spec.gpus():
-        gpus = gpus_per_node(nodes, run.spec.gpu_resource, run.spec.pods())
+        gpus = gpus_per_node(suitable, run.spec.gpu_resource, run.spec.pods())
         run.spec = LaunchSpec.create(**{**run.spec.explicit(), "gpus_per_node": gpus})
     spec = run.spec
     warnings = check_job.check(api, spec.model_copy(update={"claims": {**mounts, **spec.claims}}))
@@ -226,10 +229,10 @@ def _check_cluster(run: Run) -> list[str]:
     shared = mounted_at_once(spec, work, data, run.dataset.publish)
     number = None if isinstance(nodes, ApiError) else len(nodes)
     warnings += check_modes(api, shared, instead, number, spec.pods())
-    if spec.gpus():
-        warnings += unfit(nodes, spec.gpu_resource)
-    else:
+    if not spec.gpus():
         warnings.append(cpu_warning(nodes, spec.gpu_resource))
+    if (spec.gpus() or run.steps.evaluate_gpus) and "image" not in run.parameters.job:
+        warnings += unfit(suitable, spec.gpu_resource)
     return warnings + too_large(nodes, run.steps.requests_by_step(spec.gpu_resource))
 
 

@@ -141,6 +141,22 @@ def test_price_is_that_of_the_nodes_of_the_job(monkeypatch: pytest.MonkeyPatch) 
     assert priced({"gpu_hour_price": 7}, prices=prices).config.gpu_hour_price == 7
 
 
+def test_gpus_are_those_of_nodes_that_the_job_selects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def node(capacity: str, driver: str, gpus: str) -> dict[str, Any]:
+        names = {"eks.amazonaws.com/capacityType": capacity, "nvidia.com/cuda.driver.major": driver}
+        room = {"nvidia.com/gpu": gpus, "cpu": "9", "memory": "9Gi"}
+        return {"metadata": {"name": "n", "labels": names}, "status": {"allocatable": room}}
+
+    nodes = [node("ON_DEMAND", "470", "8"), node("SPOT", "580", "2")]
+    monkeypatch.setattr(Api, "connect", lambda: None)
+    monkeypatch.setattr(checks, "schedulable_nodes", lambda _: nodes)
+    monkeypatch.setattr(checks, "check_modes", lambda *_: [])
+    monkeypatch.setattr("kfp_ddp.jobs.check_job.check", lambda *_: [])
+    for job, expected in (({}, (1, 8)), ({"image": "x"}, (0, 8)), ({"spot": "eks"}, (0, 2))):
+        run = parse({**INPUTS, **GOOD, "backend": "pytorchjob", "gpus_per_node": -1, "job": job})
+        assert (len(checks._check_cluster(run)), run.spec.gpus()) == expected
+
+
 def test_default_resources_have_no_empty_cpu(summary: SimpleNamespace) -> None:
     """KFP's driver omits an empty number of GPUs; for an empty CPU it fails the run."""
     plan = check(summary)

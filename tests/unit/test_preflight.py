@@ -61,6 +61,7 @@ def test_pod_requests_gpus_that_enough_nodes_have(counts: list[int], pods: int) 
 def test_gpus_that_cannot_be_counted_are_an_error(nodes: Any, reason: str) -> None:
     with pytest.raises(InputError, match=re.escape(reason)):
         gpus_per_node(nodes, NVIDIA, 1)
+    assert gpus_per_node([node(**{SLICE: "7"})], SLICE, 1) == 1
 
 
 def test_training_on_cpus_is_a_warning_with_the_unused_gpus() -> None:
@@ -96,9 +97,12 @@ def test_step_that_fits_on_no_node_is_a_warning(request_: dict[str, str], fits: 
         ({"cuda.driver.major": "535", "gpu.product": "NVIDIA-L4"}, "L4 of node a has driver 535"),
         ({"gpu.compute.major": "7", "gpu.compute.minor": "0"}, "capability 7.0"),
         ({"gpu.compute.major": "7", "gpu.compute.minor": "5", "cuda.driver.major": "580"}, ""),
+        ({"cuda.driver-version.major": "550"}, "driver 550"),
+        ({"gpu.compute.major": "7", "gpu.compute.minor": "", "cuda.driver.major": "new"}, ""),
     ],
 )
 def test_gpus_that_cuda_of_the_images_cannot_use(labels: dict[str, str], reason: str) -> None:
+    assert "ROCm" in unfit([{**node(**{AMD: "1"}), "metadata": {"name": "b"}}], AMD)[0]
     gpu = node(**{NVIDIA: "1"})
     gpu["metadata"] = {"name": "a", "labels": {f"nvidia.com/{key}": labels[key] for key in labels}}
     assert [reason in line for line in unfit([gpu, gpu, node()], NVIDIA)] == [True] * bool(reason)
