@@ -185,15 +185,8 @@ def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> 
             if apple
             else "device=mps was requested but this machine has no Apple GPU: set device=cpu"
         )
-    promised = os.environ.get(machine.GPUS, "") if requested == "auto" else ""
-    if requested == "cpu" or (requested == "auto" and gpus == 0 and not promised):
-        return torch.device("cpu")
-    if gpus == 0 and promised:
-        raise InputError(
-            f"this pod requested {promised} GPU(s), and torch sees none ({_why_no_gpu()}): set "
-            "job.runtime_class (nvidia on k3s and RKE2), check the node's driver and device "
-            "plugin, or set device=cpu"
-        )
+    if requested == "cpu" or (requested == "auto" and gpus == 0):
+        return torch.device("cpu") if requested == "cpu" else gpu_or_cpu()
     if gpus == 0:
         raise InputError(
             "device=cuda was requested but this machine has no GPU: "
@@ -207,13 +200,20 @@ def _device(config: RankConfig, local_rank: int, local_size: int, size: int) -> 
     return torch.device("cuda", local_rank)
 
 
-def _why_no_gpu() -> str:
-    """Return CUDA's own reason in one line."""
+def gpu_or_cpu() -> torch.device:
+    """Return a GPU, or the CPU if there is none; raise InputError if this pod requested one."""
+    gpus, why = os.environ.get(machine.GPUS), "no device"
+    if (count := torch.cuda.device_count()) or not gpus:
+        return torch.device("cuda" if count else "cpu")
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
-        return str(error).strip().partition("\n")[0]
-    return "no device"
+        why = str(error).strip().partition("\n")[0]
+    raise InputError(
+        f"this pod requested {gpus} GPU(s), and torch sees none ({why}): set job.runtime_class "
+        "(nvidia on k3s and RKE2; a step has none, so set its backend to pytorchjob), check the "
+        "node's driver and device plugin, or set device=cpu"
+    )
 
 
 def half_precision(device: torch.device, strategy: str) -> Literal["bf16", "fp16", "fp32"]:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from kfp_ddp.core.errors import PREEMPTED, InputError, JobError, writing
-from kfp_ddp.core.failure import Failure, write_record
+from kfp_ddp.core.failure import Failure, in_memory, write_record
 from kfp_ddp.core.packed import unpack
 from kfp_ddp.core.run_folder import RunFolder, try_to_write
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.data.splits import Splits
+from kfp_ddp.training.distributed import gpu_or_cpu
 from kfp_ddp.training.model import networks, timm_networks
 from kfp_ddp.training.prepare import check_network, with_splits
 from kfp_ddp.training.report.metrics import Metrics
@@ -34,6 +35,8 @@ STOPPED = (PREEMPTED, 130)
 def run(config: TrainConfig) -> bool:
     """Run the script, and save its weights; False when preempted. Raises a KfpDdpError."""
     folder, first = RunFolder(config.output_dir), os.environ.get("RANK", "0") == "0"
+    if config.device == "auto":
+        gpu_or_cpu()
     config, splits = with_splits(config)
     if splits.train.slices is not None:
         raise InputError("a script reads image files, but these are packed: do not set pack=tar")
@@ -96,7 +99,8 @@ def call(file: str, arguments: Sequence[str]) -> bool:
     argv, sys.argv = sys.argv, [file, *arguments]
     os.environ.pop("PYTHONSAFEPATH", None)  # programs that it starts may have modules beside them
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        with in_memory("lower the batch size of the script"):
+            runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
         if ended.code in STOPPED:
             return False

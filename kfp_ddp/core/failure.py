@@ -4,6 +4,7 @@ A rank writes it for its launcher, which reports the first to the step, which ta
 all pods. Causes come before consequences, then the earliest first.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,11 +12,11 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from kfp_ddp.core.errors import PREEMPTED
+from kfp_ddp.core.errors import PREEMPTED, JobError
 from kfp_ddp.core.text import from_json
 
 TERMINATION_LOG = "/dev/termination-log"
@@ -44,8 +45,8 @@ LOST_PEER = re.compile(
 """Messages of a program that lost another rank, its node or the network."""
 
 
-FULL_MEMORY = re.compile("out of memory|_STATUS_ALLOC_FAILED|can't allocate memory")
-"""Messages of CUDA, cuBLAS, cuDNN, MPS and the CPU, beside torch's OutOfMemoryError."""
+FULL_MEMORY = re.compile("out of memory|ALLOC(ATION)?_FAILED|can't allocate memory")
+"""Messages of CUDA, HIP, cuBLAS, cuDNN, NCCL, MPS and the CPU."""
 
 
 def lost_peer(text: str) -> bool:
@@ -55,11 +56,22 @@ def lost_peer(text: str) -> bool:
 
 def full_memory(error: Exception) -> str:
     """Return the line of an error of torch that a device's memory is full; '' for others."""
-    line = str(error).strip().partition("\n")[0].partition(" Process ")[0].rstrip(".")
-    is_full = type(error).__name__ == "OutOfMemoryError" or (
-        isinstance(error, RuntimeError) and FULL_MEMORY.search(line)
-    )
-    return line if is_full else ""
+    lines = str(error).splitlines() if isinstance(error, RuntimeError) else []
+    # NCCL, and the thread of a loader, have the cause in a later line.
+    full = [line for line in lines if FULL_MEMORY.search(line)]
+    full += lines if type(error).__name__ == "OutOfMemoryError" else []
+    return "".join(full[:1]).strip().partition(" Process ")[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def in_memory(advice: str) -> Iterator[None]:
+    """Raise a JobError with `advice` if the memory of a device is full."""
+    try:
+        yield
+    except Exception as error:
+        if line := full_memory(error):
+            raise JobError(f"{line}: {advice}") from error
+        raise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from kfp_ddp.core.errors import KfpDdpError, UnavailableError, writing
 from kfp_ddp.core.folders import scratch_dir
 from kfp_ddp.core.text import one_line
@@ -34,7 +32,7 @@ from kfp_ddp.training.config import Reading
 from kfp_ddp.training.data import decoder, loader
 from kfp_ddp.training.data.shards import Where, content
 from kfp_ddp.training.data.splits import Index
-from kfp_ddp.training.distributed import World, alone, half_precision
+from kfp_ddp.training.distributed import World, alone, gpu_or_cpu, half_precision
 
 
 class Local(NamedTuple):
@@ -62,7 +60,7 @@ def predict_share(request: PredictionRequest, world: World | None = None) -> Non
     a store does not respond: another attempt then computes only what is missing.
     """
     started, listing = time.monotonic(), Listing()
-    world = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    world = world or alone(gpu_or_cpu())
     subject, bundle = read_bundle(request.bundle, allow_code=request.allow_code)
     table, digest = Table(request.table, subject.info.classes, bundle.digest), bundle.digest
     reference: Rows | None = None

@@ -120,7 +120,7 @@ def run(
 def _evaluate_locally(request: EvaluationRequest, folder: RunWorkspace, ranks: int) -> None:
     """Evaluate with `ranks` processes of this step; 0 for one for each GPU."""
     with with_local_folders(request, folder) as local:
-        ranks = ranks or local_gpus()
+        ranks = local_gpus(ranks)
         if ranks > 1:
             run_local_ranks(local, ranks)
         else:
@@ -217,7 +217,7 @@ def predict(
         run = (ids["run_id"], ids["task_name"], ids["task_id"])
         run_job(request, fields, task_config, backend, run, paths)
         target.delete_parts()
-    elif (ranks := int(fields.get("nproc_per_node", 0)) or local_gpus()) > 1:
+    elif (ranks := local_gpus(int(fields.get("nproc_per_node", 0)))) > 1:
         with tempfile.TemporaryDirectory() as logs:
             _run_processes(request.changed(output_dir=logs), ranks, "prediction")
     else:

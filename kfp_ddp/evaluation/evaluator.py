@@ -25,7 +25,7 @@ from kfp_ddp.models.evaluation import CHAMPION_FOLDER, PREDICTIONS, Evaluation
 from kfp_ddp.storage.kinds import open_store
 from kfp_ddp.training.data.sides import TEST, TRAIN
 from kfp_ddp.training.data.splits import Index, sides_of
-from kfp_ddp.training.distributed import World, alone
+from kfp_ddp.training.distributed import World, alone, gpu_or_cpu
 from kfp_ddp.training.state.checkpoint import ModelInfo, load_model
 from kfp_ddp.training.state.manifest import MANIFEST, read_manifest
 
@@ -60,7 +60,7 @@ class Evaluator:
         """Read the model and list the samples; no `world` means a single process."""
         self.request = request
         self.dataset = Path(request.data)
-        self.world = world or alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        self.world = world or alone(gpu_or_cpu())
         self.subject = read_model(checkpoint)
         self.info = self.subject.info
         self.index, self.others = sides_of(

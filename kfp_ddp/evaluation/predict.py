@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kfp_ddp.core import machine
 from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.failure import in_memory
 from kfp_ddp.core.spreadsheet import write_rows
 from kfp_ddp.evaluation.drift import Sample
 from kfp_ddp.evaluation.measure import COLUMNS, Tally
@@ -31,6 +32,7 @@ from kfp_ddp.training.model.networks import head_of, logits
 from kfp_ddp.training.state.checkpoint import ModelInfo
 
 EMBEDDED = 64
+LESS_MEMORY = "lower batch_size, or compute with no GPU (evaluate_gpus, predict_gpus)"
 FEATURES = EMBEDDED + 3 * 8 * 8
 """Numbers that describe an image: an embedding by the network, and the image at 8x8 pixels."""
 MOST_DESCRIBED = 60_000
@@ -141,7 +143,7 @@ def scored(
     model.to(world.device).to(memory_format=torch.channels_last)
     if world.device.type == "cpu":
         keep_freed()
-    with torch.inference_mode():
+    with torch.inference_mode(), in_memory(LESS_MEMORY):
         images = batches(work, info.image_size, world, reading)
         computed = _forward(model, info, images, world.device, precision)
         for rows, targets, positions, index in _to_cpu(computed):

@@ -17,15 +17,16 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from kfp_ddp.core import failure
+from kfp_ddp.core import failure, machine
 from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.files import atomic_write
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import mapping_of
 from kfp_ddp.core.step import handling_signals
-from kfp_ddp.jobs.fields import JobFields
+from kfp_ddp.jobs.fields import JobFields, is_gpu
 from kfp_ddp.jobs.progress import ProgressPrinter
 from kfp_ddp.jobs.worker_start import is_installed
+from kfp_ddp.k8s.pods import step_pods
 from kfp_ddp.training.watch import PARENT
 
 NODE = "kfp_ddp.training.node"
@@ -152,8 +153,11 @@ class Ended:
         return record.summary
 
 
-def local_gpus() -> int:
-    """Return the number of ranks for this machine: one for each GPU, or one."""
+def local_gpus(ranks: int = 0) -> int:
+    """Return the number of ranks for this machine: as set, one for each GPU, or one.
+
+    They learn how many GPUs this pod of KFP requested, and refuse to use CPUs in their place.
+    """
     try:
         import torch
     except ImportError as error:
@@ -161,7 +165,11 @@ def local_gpus() -> int:
             "backend local needs an image with torch: use backend=pytorchjob on a cluster, or "
             "set_container_image of the trainer on this task"
         ) from error
-    return max(1, torch.cuda.device_count())
+    containers = [one for pod in step_pods() for one in pod["spec"]["containers"]]
+    limits = [(one.get("resources") or {}).get("limits") or {} for one in containers]
+    if gpus := sum(int(count) for one in limits for name, count in one.items() if is_gpu(name)):
+        os.environ.setdefault(machine.GPUS, str(gpus))
+    return ranks or max(1, torch.cuda.device_count())
 
 
 def run_ranks(flags: list[str], ranks: int, run_dir: Path, program: str = NODE) -> Ended:

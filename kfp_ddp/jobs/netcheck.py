@@ -48,7 +48,7 @@ def run(
     own = {"nodes": nodes, "gpus_per_node": gpus_per_node}
     pods = {"image": image, **job_settings("job", job, own, "is an input of its own")}
     if backend == "local":
-        network = here(settings, LaunchSpec.create(**pods).nproc_per_node or local_gpus())
+        network = here(settings, local_gpus(LaunchSpec.create(**pods).nproc_per_node))
     else:
         ids = run_id, task_name, task_id
         network = measure_on_cluster(settings, {**pods, "kind": backend}, ids, Api.connect())

@@ -275,15 +275,19 @@ def _exit_codes(pod: Object) -> list[int]:
     return [int(ended.get("exitCode") or 0) for ended in terminations(pod)]
 
 
-def record_images(workers: Iterable[Object] = (), containers_of: Collection[str] = ()) -> Object:
-    """Return our version, and the images of the step and of containers of its workers."""
-    step: list[Object] = []
+def step_pods() -> list[Object]:
+    """Return the pod of this step; none outside of KFP, or if it cannot be read."""
     with contextlib.suppress(InputError, ApiError):
         if os.environ.get("KFP_POD_NAME") and (pod := own_pod(Api.connect())):
-            step = [pod]
+            return [pod]
+    return []
+
+
+def record_images(workers: Iterable[Object] = (), containers_of: Collection[str] = ()) -> Object:
+    """Return our version, and the images of the step and of containers of its workers."""
     return {
         "version": __version__,
-        "step": used_images(step, ("main",)),
+        "step": used_images(step_pods(), ("main",)),
         "workers": used_images(workers, containers_of),
     }
 

@@ -7,16 +7,18 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from kfp_ddp.core.errors import InputError, JobError, KfpDdpError, PeerLostError, StorageError
 from kfp_ddp.core.failure import Failure, cause_in_error_files, read, report
-from kfp_ddp.training import distributed, rank, watch
+from kfp_ddp.evaluation.predict import scored
+from kfp_ddp.training import distributed, own_script, rank, watch
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.state.checkpoint import UnreadableError
-from tests.training_ranks import run
+from tests.training_ranks import ALONE, run
 from tests.waiting import until
 
 ARGV = ["--data", "/d", "--output-dir", "/o"]
@@ -82,6 +84,7 @@ CURE = ". Set micro_batch_size=auto"
         (torch.OutOfMemoryError("Tried 2 GiB. 1 GiB free. Process 7 has 9"), f"1 GiB free{CURE}"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), f"ALLOC_FAILED{CURE}"),
         (RuntimeError("MPS backend out of memory (9 GB)\nmore"), f"(9 GB){CURE}"),
+        (RuntimeError("unhandled cuda error\nCuda failure 2 'out of memory'"), f"memory'{CURE}"),
     ],
 )
 def test_what_is_full_is_one_line_with_the_cure(
@@ -93,6 +96,16 @@ def test_what_is_full_is_one_line_with_the_cure(
     assert words in failure["message"]["message"]
     assert (failure["final"], failure["retryable"], ended) == (True, False, ["for good"])
     assert not failure["consequence"]
+
+
+def test_full_memory_of_other_programs_has_their_cure(tmp_path: Path) -> None:
+    full = MagicMock(side_effect=RuntimeError("HIP out of memory. Tried 2 GiB"), image_size=8)
+    batches = scored(full, full, map(full, "a"), ALONE, full, "fp32")
+    with pytest.raises(JobError, match="2 GiB: lower batch_size"):
+        next(batches)
+    (tmp_path / "own.py").write_text("raise RuntimeError('HIP out of memory. Tried 2 GiB')")
+    with pytest.raises(JobError, match="2 GiB: lower the batch size"):
+        own_script.call(str(tmp_path / "own.py"), [])
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,11 @@ from torch.distributed.run import get_args_parser
 
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.machine import GPUS
+from kfp_ddp.evaluation.bulk_rank import predict_share
+from kfp_ddp.evaluation.evaluator import Evaluator
+from kfp_ddp.jobs import local
 from kfp_ddp.runs.train.engine import node_command, with_timeout
-from kfp_ddp.training import distributed, node
+from kfp_ddp.training import distributed, node, own_script
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 from kfp_ddp.training.flags import parse
@@ -215,6 +218,15 @@ def test_missing_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(InputError, match=r"requested 4 GPU.*runtime_class"):
         distributed._device(run(tmp_path), 0, 4, 4)
     assert distributed._device(run(tmp_path, device="cpu"), 0, 4, 4).type == "cpu"
+    monkeypatch.delenv(GPUS)
+    limits = {"limits": {"cpu": "1", "nvidia.com/mig-1g.10gb": "2"}}
+    pod = {"spec": {"containers": [{"name": "wait"}, {"resources": limits}]}}
+    monkeypatch.setattr(local, "step_pods", lambda: [pod])
+    assert (local.local_gpus(3), local.local_gpus()) == (3, 1)
+    settings = mock.Mock(data=str(tmp_path), output_dir=str(tmp_path), device="auto")
+    for start in (predict_share, own_script.run, lambda request: Evaluator(request, "c", None)):
+        with pytest.raises(InputError, match="requested 2 GPU"):
+            start(settings)
 
 
 @pytest.mark.parametrize(

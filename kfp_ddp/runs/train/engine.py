@@ -108,7 +108,7 @@ def train(
     config = TrainConfig.create(**with_timeout(training, spec_fields), **own)
     with using(run_id, place, dataset_path):
         if backend == "local":
-            ranks = LaunchSpec.create(**fields, command=["true"]).nproc_per_node or local_gpus()
+            ranks = local_gpus(LaunchSpec.create(**fields, command=["true"]).nproc_per_node)
             with with_local_folders(config) as local:
                 run_dir = Path(local.output_dir)
                 record, claim = _train_here(local, task_name, ranks), ""
