@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torchvision.models import get_model
@@ -267,13 +268,21 @@ def test_only_plain_convolutions_are_changed() -> None:
         ("resnet50", "Bottleneck", 16),
         ("vit_b_16", "EncoderBlock", 12),
         ("convnext_tiny", "CNBlock", 18),
+        ("densenet121", "_DenseLayer", 52),
+        ("timm/convnext_atto", "ConvNeXtBlock", 8),
     ],
 )
 def test_shards_are_the_repeated_blocks(model: str, block: str, blocks: int) -> None:
     with torch.device("meta"):
-        network = get_model(model)
+        network = networks.build(model, 10)
     kinds = [type(module).__name__ for module in strategies._blocks(network)]
     assert kinds.count(block) == blocks
-    assert sum(p.numel() for m in strategies._blocks(network) for p in m.parameters()) > 0.8 * sum(
-        p.numel() for p in network.parameters()
-    )
+
+
+def test_a_network_that_cannot_be_sharded_is_refused(tmp_path: Path) -> None:
+    network = nn.Linear(2, 2)
+    network.scale = nn.Parameter(torch.tensor(1.0))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
+    with pytest.raises(InputError, match=r"scalar .* use strategy=ddp"):
+        strategies.Fsdp(network, ALONE)
+    dist.destroy_process_group()

@@ -2,13 +2,15 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from kfp_ddp.core.errors import InputError
+from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import TrainConfig
 from kfp_ddp.training.distributed import World
 
@@ -98,9 +100,12 @@ class Fsdp(Strategy):
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         mesh = init_device_mesh(world.device.type, (world.size,))
-        for block in _blocks(network):
-            fully_shard(block, mesh=mesh)
-        sharded = fully_shard(network, mesh=mesh)
+        try:
+            for block in _blocks(network):
+                fully_shard(block, mesh=mesh)
+            sharded = fully_shard(network, mesh=mesh)
+        except (ValueError, NotImplementedError) as error:  # such as a weight without dimensions
+            raise InputError(f"strategy=fsdp: {one_line(error)}; use strategy=ddp") from error
         assert isinstance(sharded, FSDPModule)
         self.network = self.replicas = network
         self._fsdp = sharded
@@ -149,18 +154,24 @@ def _compile(network: nn.Module, config: TrainConfig) -> nn.Module:
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules with parts whose class is repeated, as residual blocks."""
+    """Return the outermost modules with parts whose class is repeated, as residual blocks.
+
+    One of an eighth of the weights that mostly consists of others, as a stage, is divided.
+    """
     lists = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     count = Counter(type(module) for module in network.modules())
-    blocks: list[nn.Module] = []
 
-    def collect(module: nn.Module) -> None:
+    def size(modules: Iterable[nn.Module]) -> int:
+        return sum(weight.numel() for module in modules for weight in module.parameters())
+
+    def within(module: nn.Module) -> list[nn.Module]:
+        blocks: list[nn.Module] = []
         for child in module.children():
+            inner, own = within(child), size([child])
             parts = type(child) not in lists and next(child.children(), None) is not None
-            if parts and count[type(child)] > 1 and next(child.parameters(), None) is not None:
-                blocks.append(child)
-            else:
-                collect(child)
+            smaller = any(count[type(block)] > count[type(child)] for block in inner)
+            divides = smaller and 2 * size(inner) > own > size([network]) / 8
+            blocks += [child] if parts and count[type(child)] > 1 and own and not divides else inner
+        return blocks
 
-    collect(network)
-    return blocks
+    return within(network)
