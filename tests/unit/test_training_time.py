@@ -2,13 +2,16 @@
 
 from collections import deque
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from kfp_ddp.training.config import TrainConfig
+from kfp_ddp.training.distributed import World
 from kfp_ddp.training.report import meter
 from kfp_ddp.training.report.meter import GpuTimeline, Timeline, before_exchange, peak_of
+from kfp_ddp.training.report.run_report import Report
 from kfp_ddp.training.report.time_spent import (
     INSTANCE_TYPE,
     PHASES,
@@ -217,12 +220,27 @@ def test_advice_on_checkpoints_evaluations_and_the_start() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "tflops"),
-    [
-        *(("NVIDIA A10G", 70), ("NVIDIA A10", 125), ("NVIDIA L40", 181)),
-        *(("NVIDIA GH200 480GB", 989), ("NVIDIA RTX A1000", 0)),
-    ],
-)
-def test_peak_of_a_gpu(name: str, tflops: float) -> None:
-    assert peak_of(name) == tflops
+PEAKS = {
+    "NVIDIA A10G": 70,
+    "NVIDIA H100 80GB HBM3": 989,
+    "NVIDIA GH200 480GB": 989,
+    "NVIDIA H100 PCIe": 756,
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA H200 NVL": 835,
+    "AMD Instinct MI300X": 1307.4,
+    "NVIDIA A100 80GB PCIe MIG 1g.10gb": 0,
+    "NVIDIA GeForce RTX 4090 Laptop GPU": 0,
+}
+
+
+def test_peak_of_a_gpu() -> None:
+    assert {name: peak_of(name) for name in PEAKS} == PEAKS
+
+
+def test_an_unknown_utilisation_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock.patch("kfp_ddp.training.model.networks.build_for", return_value=torch.nn.Flatten(5)):
+        assert meter.training_flops(config(), 2) == 0
+    gpu = World(0, 1, 0, 1, torch.device("cuda"))
+    report = mock.Mock(meter=mock.Mock(device="X1", peak=0, flops=0), world=gpu, steps_total=9)
+    Report.begin(report, 0, "", [], 1.0)
+    assert "no mfu on X1" in capsys.readouterr().out

@@ -123,7 +123,7 @@ class Meter:
             "step_seconds": seconds / steps,
             **{f"{phase}_seconds": took / steps for phase, took in spent.items()},
         }
-        if self.peak:
+        if self.flops:
             figures["mfu"] = self.mfu(rate)
         if self.world.device.type == "cuda":
             figures["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
@@ -135,9 +135,15 @@ class Meter:
         return self.flops * rate / self.world.size / (self.peak * 1e12)
 
 
+_MAKER = re.compile(r"NVIDIA|AMD|Instinct|Tesla|GeForce|VF")
+_FORM = re.compile(r"SXM\d*|PCIE|OAM|\d+GB?|HBM\d\w*", re.IGNORECASE)
+
+
 def peak_of(name: str) -> float:
-    """Return `PEAK_TFLOPS` of the GPU with this name; 0 if unknown."""
-    return next((p for known, p in PEAK_TFLOPS.items() if re.search(rf"\b{known}\b", name)), 0.0)
+    """Return `PEAK_TFLOPS` of the GPU with this name; 0 if unknown, as for a part of it by MIG."""
+    words = [word for word in re.split("[ -]", name) if not _MAKER.fullmatch(word)]
+    product = [word for word in words if not _FORM.fullmatch(word)]
+    return PEAK_TFLOPS.get(" ".join(words)) or PEAK_TFLOPS.get(" ".join(product), 0.0)
 
 
 def training_flops(config: TrainConfig, num_classes: int) -> float:
@@ -150,6 +156,6 @@ def training_flops(config: TrainConfig, num_classes: int) -> float:
     try:
         with FlopCounterMode(display=False) as counter:
             torch.autograd.backward(network(image).sum())
-    except (RuntimeError, NotImplementedError):  # it needs values, which meta tensors do not have
+    except Exception:  # noqa: BLE001  a network may need values, which meta tensors do not have
         return 0.0
     return float(counter.get_total_flops()) / 2

@@ -69,6 +69,9 @@ class Report:
             startup_seconds=startup,
             **({"class_weights": class_weights} if class_weights else {}),
         )
+        if self.world.device.type == "cuda" and not self.meter.flops:
+            unknown = "cost of the network" if self.meter.peak else "peak of it (peak_tflops)"
+            self.world.print(f"no mfu on {self.meter.device}: the {unknown} is not known")
         self.first_step = done + 1
         if done >= self.steps_total:
             self.world.print(
@@ -158,7 +161,7 @@ class Report:
         if steps > 0:
             cpus, room = machine.cpus() / self.world.local_size, room_for_a_cache(self.config)
             hints = advice(spent, self.config, Environment(nodes, cpus, decoded, room))
-            if self.meter.peak:
+            if self.meter.flops:
                 used = self.meter.mfu(steps * self.config.batch_size / spent.stepping)
                 fields["mfu"], line = used, f"{line}; MFU {used * 100:.1f} %"
         print("\n".join([line, *hints]), flush=True)
