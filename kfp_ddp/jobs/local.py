@@ -154,10 +154,7 @@ class Ended:
 
 
 def local_gpus(ranks: int = 0) -> int:
-    """Return the number of ranks for this machine: as set, one for each GPU, or one.
-
-    They learn how many GPUs this pod of KFP requested, and refuse to use CPUs in their place.
-    """
+    """Return the ranks here: as set, or one for each GPU; let them know requested GPUs."""
     try:
         import torch
     except ImportError as error:

@@ -154,10 +154,7 @@ def _compile(network: nn.Module, config: TrainConfig) -> nn.Module:
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules with parts whose class is repeated, as residual blocks.
-
-    One of an eighth of the weights that mostly consists of others, as a stage, is divided.
-    """
+    """Return the outermost repeated modules with parts, as residual blocks, but not of stages."""
     lists = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     count = Counter(type(module) for module in network.modules())
 
@@ -169,6 +166,7 @@ def _blocks(network: nn.Module) -> list[nn.Module]:
         for child in module.children():
             inner, own = within(child), size([child])
             parts = type(child) not in lists and next(child.children(), None) is not None
+            # A stage, such as of timm, is large, and mostly consists of blocks.
             smaller = any(count[type(block)] > count[type(child)] for block in inner)
             divides = smaller and 2 * size(inner) > own > size([network]) / 8
             blocks += [child] if parts and count[type(child)] > 1 and own and not divides else inner

@@ -70,8 +70,8 @@ class Report:
             **({"class_weights": class_weights} if class_weights else {}),
         )
         if self.world.device.type == "cuda" and not self.meter.flops:
-            unknown = "cost of the network" if self.meter.peak else "peak of it (peak_tflops)"
-            self.world.print(f"no mfu on {self.meter.device}: the {unknown} is not known")
+            why = "its peak (see peak_tflops), or the cost of the network, is not known"
+            self.world.print(f"no mfu on {self.meter.device}: {why}")
         self.first_step = done + 1
         if done >= self.steps_total:
             self.world.print(
