@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from kfp_ddp.core.errors import InputError
 from kfp_ddp.core.text import one_line
 from kfp_ddp.training.config import READING, Reading, TrainConfig
-from kfp_ddp.training.data import transforms
+from kfp_ddp.training.data import on_device, transforms
 from kfp_ddp.training.data.cache import Cache
 from kfp_ddp.training.data.image_files import Decoded, read, read_part
 from kfp_ddp.training.data.sampler import Key, Keys
@@ -38,6 +38,8 @@ class Batch(NamedTuple):
     """Positions of unreadable images: replaced by a neighbour in training, left out otherwise."""
     error: str
     """Why the batch is invalid; empty if it is valid."""
+    files: on_device.Files | None = None
+    """The rows of `images` where the device decodes them."""
 
 
 class Images(Dataset[Batch]):
@@ -48,6 +50,7 @@ class Images(Dataset[Batch]):
     ) -> None:
         self.index, self.config, self.for_training, self.cache = index, config, for_training, cache
         self.ahead = ReadAhead(index.slices) if index.slices and cache is None else None
+        self._warned = False
 
     def __len__(self) -> int:
         return len(self.index)
@@ -62,9 +65,13 @@ class Images(Dataset[Batch]):
         images = channels_last(len(keys), transforms.size_of_epoch(config, keys[0][0]))
         indices: list[int] = []
         skipped: list[int] = []
+        files, turns = self._files(keys, images.shape[-1])
         for row, (epoch, drawn) in enumerate(keys):
             position = drawn % len(index)
             again = drawn - position
+            if turns[row]:
+                indices.append(position)
+                continue
             try:
                 decoded, at = self._usable(epoch, position, again)
             except InputError as error:
@@ -73,7 +80,48 @@ class Images(Dataset[Batch]):
                 skipped.append(position)
             indices.append(at)
             images[row] = transforms.finish(decoded, config, epoch, at + again, cache is not None)
-        return Batch(images, [index.targets[at] for at in indices], indices, skipped, "")
+        batch = Batch(images, [index.targets[at] for at in indices], indices, skipped, "")
+        if not any(turns):
+            return batch
+        packed, sizes = on_device.pack(images, files)
+        about = on_device.Files(sizes, turns, keys[0][0], [drawn for _, drawn in keys])
+        return batch._replace(images=packed, files=about)
+
+    def _files(self, keys: list[Key], size: int) -> tuple[list[bytes], list[int]]:
+        """Return as many files for the device as have room in place of pixels, and their turns."""
+        files, turns, room = [b""] * len(keys), [0] * len(keys), 0
+        if self.config.decode == "gpu" and self.cache is None:
+            for row, (_, drawn) in enumerate(keys):
+                where, room = self.index.where(drawn % len(self.index)), room + 3 * size**2
+                file, turn = on_device.load(where, self.config.reading, size)
+                if 0 < len(file) <= room:
+                    files[row], turns[row] = file, turn
+                room -= len(files[row]) or 3 * size**2
+        return files, turns
+
+    def decode(self, device: torch.device, batch: Batch) -> Batch:
+        """Decode the files of a batch; one that the device refuses is decoded here, as by loaders.
+
+        Raises InputError for an unreadable image.
+        """
+        if batch.files is None:
+            return batch
+        try:
+            images = on_device.unpack(batch.images, batch.files, self.config, device)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not self._warned:
+                print(
+                    f"warning: a micro-batch is decoded by its rank: {one_line(error)}", flush=True
+                )
+            self._warned = True
+            here = Images(self.index, self.config.model_copy(update={"decode": "cpu"}), True)
+            batch = here.__getitems__([(batch.files.epoch, drawn) for drawn in batch.files.drawn])
+            if batch.error:
+                raise InputError(batch.error) from None
+            return batch
+        return batch._replace(images=images, files=None)
 
     def _usable(self, epoch: int, position: int, again: int) -> tuple[Decoded, int]:
         """Load the image at `position`, or with on_bad_image=skip the next readable one."""
@@ -239,11 +287,14 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def to_device(
-    batches: Iterator[Batch], device: torch.device, pixels: Pixels
-) -> Iterator[DeviceBatch]:
-    """Move batches and normalise them, on a GPU in a side stream; raise a batch's error."""
+    batches: Iterator[Batch],
+    device: torch.device,
+    pixels: Pixels,
+    decode: Callable[[Batch], Batch] = lambda batch: batch,
+) -> Generator[DeviceBatch]:
+    """Decode, move and normalise batches, on a GPU in a side stream; raise a batch's error."""
     if device.type != "cuda":
-        for images, targets, *others in _on_cpu(batches, pixels):
+        for images, targets, *others in _on_cpu(map(decode, batches), pixels):
             yield DeviceBatch(images.to(device), targets.to(device), *others)
         return
     side = _side_stream(device)
@@ -251,6 +302,7 @@ def to_device(
 
     def move(batch: Batch) -> DeviceBatch:
         with torch.cuda.stream(side):
+            batch = decode(batch)
             images = normalised(batch.images.to(device, non_blocking=True), scale, shift, pixels)
             targets = torch.tensor(batch.targets, dtype=torch.long, pin_memory=True)
             targets = targets.to(device, non_blocking=True)
