@@ -74,10 +74,9 @@ def both(split: Path, **fields: Any) -> tuple[Batch, Batch, Batch]:
 @pytest.mark.parametrize("augment", ["none", "shift-flip", "crop", "crop-flip"])
 def test_device_decodes_what_a_loader_does(tmp_path: Path, augment: str) -> None:
     plain, sent, decoded = both(folder(tmp_path, DEVICE | LOADER), augment=augment)
-    files = sent.files
-    assert files is not None
+    assert sent.rows is not None
     names = [Path(scan(tmp_path / "train").paths[at]).name for at in sent.indices]
-    assert {name for name, turn in zip(names, files.turns, strict=True) if turn} == set(DEVICE)
+    assert {name for name, turn in zip(names, sent.rows.turns, strict=True) if turn} == set(DEVICE)
     assert sent.images.numel() <= plain.images.numel(), "shared memory is sized for pixels"
     assert decoded[1:] == plain[1:]
     errors = (decoded.images.cpu().float() - plain.images.float()).abs().mean((1, 2, 3))
@@ -86,12 +85,12 @@ def test_device_decodes_what_a_loader_does(tmp_path: Path, augment: str) -> None
 
 def test_nothing_is_sent_undecoded_in_vain(tmp_path: Path) -> None:
     split = folder(tmp_path, LOADER)
-    assert both(split)[1].files is None
+    assert both(split)[1].rows is None
     index, settings = scan(split), run(split, image_size=64, decode="gpu")
     cache = Cache(tmp_path / "cache", "train", len(index), 1)
     cache.build(index.where, settings, True, 0)
-    assert Images(index, settings, True, cache).__getitems__([(0, 0)]).files is None
-    assert Images(index, settings, for_training=False).__getitems__([(0, 0)]).files is None
+    assert Images(index, settings, True, cache).__getitems__([(0, 0)]).rows is None
+    assert Images(index, settings, for_training=False).__getitems__([(0, 0)]).rows is None
 
 
 def test_damage_is_as_in_a_loader(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_damage_is_as_in_a_loader(tmp_path: Path) -> None:
     damaged = {"cut.jpg": SMALL[:-9], "no_tables.jpg": no_tables, "text.jpg": b"text"}
     split = folder(tmp_path, DEVICE | damaged)
     plain, sent, decoded = both(split)
-    assert sent.files is not None
+    assert sent.rows is not None
     assert decoded[1:] == plain[1:]
     assert len(decoded.skipped) == len(damaged)
     assert torch.equal(decoded.images, plain.images)

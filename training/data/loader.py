@@ -38,8 +38,8 @@ class Batch(NamedTuple):
     """Positions of unreadable images: replaced by a neighbour in training, left out otherwise."""
     error: str
     """Why the batch is invalid; empty if it is valid."""
-    files: on_device.Files | None = None
-    """The rows of `images` where the device decodes them."""
+    rows: on_device.Rows | None = None
+    """What `images` are where the device decodes them: bytes."""
 
 
 class Images(Dataset[Batch]):
@@ -50,7 +50,6 @@ class Images(Dataset[Batch]):
     ) -> None:
         self.index, self.config, self.for_training, self.cache = index, config, for_training, cache
         self.ahead = ReadAhead(index.slices) if index.slices and cache is None else None
-        self._warned = False
 
     def __len__(self) -> int:
         return len(self.index)
@@ -65,11 +64,14 @@ class Images(Dataset[Batch]):
         images = channels_last(len(keys), transforms.size_of_epoch(config, keys[0][0]))
         indices: list[int] = []
         skipped: list[int] = []
-        files, turns = self._files(keys, images.shape[-1])
+        files: list[on_device.File | None] = [None] * len(keys)
+        if config.decode == "gpu" and cache is None:
+            places = (index.where(drawn % len(index)) for _, drawn in keys)
+            files = on_device.files_in(places, config.reading, images.shape[-1])
         for row, (epoch, drawn) in enumerate(keys):
             position = drawn % len(index)
             again = drawn - position
-            if turns[row]:
+            if files[row]:
                 indices.append(position)
                 continue
             try:
@@ -80,48 +82,28 @@ class Images(Dataset[Batch]):
                 skipped.append(position)
             indices.append(at)
             images[row] = transforms.finish(decoded, config, epoch, at + again, cache is not None)
-        batch = Batch(images, [index.targets[at] for at in indices], indices, skipped, "")
-        if not any(turns):
-            return batch
-        packed, sizes = on_device.pack(images, files)
-        about = on_device.Files(sizes, turns, keys[0][0], [drawn for _, drawn in keys])
-        return batch._replace(images=packed, files=about)
-
-    def _files(self, keys: list[Key], size: int) -> tuple[list[bytes], list[int]]:
-        """Return as many files for the device as have room in place of pixels, and their turns."""
-        files, turns, room = [b""] * len(keys), [0] * len(keys), 0
-        if self.config.decode == "gpu" and self.cache is None:
-            for row, (_, drawn) in enumerate(keys):
-                where, room = self.index.where(drawn % len(self.index)), room + 3 * size**2
-                file, turn = on_device.load(where, self.config.reading, size)
-                if 0 < len(file) <= room:
-                    files[row], turns[row] = file, turn
-                room -= len(files[row]) or 3 * size**2
-        return files, turns
+        packed, rows = on_device.pack(images, files, keys) if any(files) else (images, None)
+        return Batch(packed, [index.targets[at] for at in indices], indices, skipped, "", rows)
 
     def decode(self, device: torch.device, batch: Batch) -> Batch:
-        """Decode the files of a batch; one that the device refuses is decoded here, as by loaders.
+        """Decode the files of a batch; if the device refuses one, all are decoded as by loaders.
 
         Raises InputError for an unreadable image.
         """
-        if batch.files is None:
+        if batch.rows is None:
             return batch
         try:
-            images = on_device.unpack(batch.images, batch.files, self.config, device)
+            images = on_device.unpack(batch.images, batch.rows, self.config, device)
+            return batch._replace(images=images, rows=None)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            if not self._warned:
-                print(
-                    f"warning: a micro-batch is decoded by its rank: {one_line(error)}", flush=True
-                )
-            self._warned = True
-            here = Images(self.index, self.config.model_copy(update={"decode": "cpu"}), True)
-            batch = here.__getitems__([(batch.files.epoch, drawn) for drawn in batch.files.drawn])
-            if batch.error:
-                raise InputError(batch.error) from None
-            return batch
-        return batch._replace(images=images, files=None)
+            on_device.warn(one_line(error))
+        here = Images(self.index, self.config.model_copy(update={"decode": "cpu"}), True)
+        batch = here.__getitems__([(batch.rows.epoch, drawn) for drawn in batch.rows.drawn])
+        if batch.error:
+            raise InputError(batch.error)
+        return batch
 
     def _usable(self, epoch: int, position: int, again: int) -> tuple[Decoded, int]:
         """Load the image at `position`, or with on_bad_image=skip the next readable one."""

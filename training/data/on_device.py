@@ -1,9 +1,10 @@
 """JPEG files that the GPU decodes: which ones, their pixels, and whether it is worth it."""
 
 import contextlib
+import functools
 import io
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from kfp_ddp.training.config import Reading, TrainConfig
 from kfp_ddp.training.data import transforms
 from kfp_ddp.training.data.header import frame_of, is_usual, without_extras
 from kfp_ddp.training.data.image_files import END, Decoded, upright
+from kfp_ddp.training.data.sampler import Key
 from kfp_ddp.training.data.shards import Where, content
 
 WAYS = ("cpu", "gpu")
@@ -27,11 +29,18 @@ _BITS = 8
 T = TypeVar("T")
 
 
-class Files(NamedTuple):
-    """Files in a micro-batch, whose `images` are then bytes, row after row."""
+class File(NamedTuple):
+    """A JPEG file for the device, without EXIF."""
+
+    data: bytes
+    turn: int
+    """Its EXIF orientation, at least 1."""
+
+
+class Rows(NamedTuple):
+    """What the bytes of a micro-batch are, row after row."""
 
     sizes: list[int]
-    """Bytes of each row."""
     turns: list[int]
     """EXIF orientation of a file; 0 for pixels that a loader decoded."""
     epoch: int
@@ -58,60 +67,78 @@ def obstacle(config: TrainConfig, device: torch.device) -> str:
     return ""
 
 
-def load(where: Where, reading: Reading, size: int) -> tuple[bytes, int]:
-    """Return a file that the device decodes, for an input of `size`, and its EXIF orientation.
+def files_in(places: Iterable[Where], reading: Reading, size: int) -> list[File | None]:
+    """Return the files that the device decodes, for inputs of `size`; None where a loader has to.
 
-    Empty and 0 for a file that a loader has to decode, or to refuse: one that is not of three
-    components of 8 bits, may have other colours than those of JFIF, has no end, or is large.
+    They take no more memory than the pixels in their place.
     """
+    files: list[File | None] = []
+    room, pixels = 0, 3 * size**2
+    for where in places:
+        file, room = _load(where, reading, size), room + pixels
+        files.append(file if file and len(file.data) <= room else None)
+        room -= len(file.data) if file and files[-1] else pixels
+    return files
+
+
+def _load(where: Where, reading: Reading, size: int) -> File | None:
+    """Return a complete JPEG with three components of 8 bits and the colours of JFIF, not large."""
     try:
         data = content(where, reading.most_bytes)
     except (OSError, ValueError):
-        return b"", 0
+        return None
     frame = frame_of(data)
     if frame is None or frame.components != 3 or not data.endswith(END):
-        return b"", 0
+        return None
     sides, names = (frame.height, frame.width), data[frame.at + 5 : frame.at + 14 : 3]
     small = min(sides) > 0 and max(sides) <= _LARGEST * size
     if not small or sides[0] * sides[1] > reading.max_pixels:
-        return b"", 0
+        return None
     if data[frame.at - 1] != _BITS or names == b"RGB":
-        return b"", 0
+        return None
     # A GPU's parser has crashed on damaged EXIF: NVIDIA/CUDALibrarySamples#116.
     plain = without_extras(data)
-    return (plain, frame.orientation) if is_usual(plain) else (b"", 0)
+    return File(plain, frame.orientation) if is_usual(plain) else None
 
 
-def pack(images: Tensor, files: Sequence[bytes]) -> tuple[Tensor, list[int]]:
-    """Return files, and images [3, size, size] where there is none, as bytes, and sizes of rows."""
+def pack(images: Tensor, files: list[File | None], keys: list[Key]) -> tuple[Tensor, Rows]:
+    """Return files, and images [3, size, size] where there is none, as bytes."""
     rows = [
-        torch.frombuffer(bytearray(file), dtype=torch.uint8)
+        torch.frombuffer(bytearray(file.data), dtype=torch.uint8)
         if file
         else image.permute(1, 2, 0).reshape(-1)
         for file, image in zip(files, images, strict=True)
     ]
-    return torch.cat(rows), [len(row) for row in rows]
+    turns = [file.turn if file else 0 for file in files]
+    drawn = [position for _, position in keys]
+    return torch.cat(rows), Rows([len(row) for row in rows], turns, keys[0][0], drawn)
 
 
-def unpack(packed: Tensor, files: Files, config: TrainConfig, device: torch.device) -> Tensor:
+def unpack(packed: Tensor, about: Rows, config: TrainConfig, device: torch.device) -> Tensor:
     """Return uint8 images [N, 3, size, size] on the device; raise RuntimeError for damage.
 
     Decoding is all that differs from a loader, where it is exact, and resizing, by 1 of 255.
     """
-    rows = torch.split(packed, files.sizes)
-    encoded = [row for row, turn in zip(rows, files.turns, strict=True) if turn]
+    rows = torch.split(packed, about.sizes)
+    encoded = [row for row, turn in zip(rows, about.turns, strict=True) if turn]
     decoded = iter(decode_jpeg(encoded, device=device))
-    size = transforms.size_of_epoch(config, files.epoch)
+    size = transforms.size_of_epoch(config, about.epoch)
     out = torch.empty(len(rows), size, size, 3, dtype=torch.uint8, device=device)
     out = out.permute(0, 3, 1, 2)
-    for image, row, turn, drawn in zip(out, rows, files.turns, files.drawn, strict=True):
+    for image, row, turn, drawn in zip(out, rows, about.turns, about.drawn, strict=True):
         if not turn:
             image.copy_(row.view(size, size, 3).permute(2, 0, 1), non_blocking=True)
             continue
         whole = upright(next(decoded), turn)
         decoded_one = Decoded(whole, *whole.shape[-2:])
-        image.copy_(transforms.finish(decoded_one, config, files.epoch, drawn, prepared=False))
+        image.copy_(transforms.finish(decoded_one, config, about.epoch, drawn, prepared=False))
     return out
+
+
+@functools.cache
+def warn(why: str) -> None:
+    """Print, once, why a rank decodes a micro-batch without its GPU."""
+    print(f"warning: a rank decodes a micro-batch without its GPU: {why}", flush=True)
 
 
 def fastest(
