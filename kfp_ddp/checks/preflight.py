@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kfp_ddp.checks.choice import count_gpus
 from kfp_ddp.checks.claims import check_modes, mounted_at_once
 from kfp_ddp.checks.form import EVALUATE_REQUESTS, LAUNCHER_REQUESTS, StepResources
-from kfp_ddp.checks.nodes import cpu_warning, gpus_per_node, too_large, unfit
+from kfp_ddp.checks.nodes import check_on_cpus, cpu_warning, gpus_per_node, too_large, unfit
 from kfp_ddp.checks.operators import check_service
 from kfp_ddp.checks.settings import Run, base_training, parse, training_fields, with_weights
 from kfp_ddp.checks.sizing import sized
@@ -229,6 +229,7 @@ def _check_cluster(run: Run) -> list[str]:
     if spec.gpus():
         warnings += unfit(nodes, spec.gpu_resource)
     else:
+        check_on_cpus(run.config)
         warnings.append(cpu_warning(nodes, spec.gpu_resource))
     return warnings + too_large(nodes, run.steps.requests_by_step(spec.gpu_resource))
 
