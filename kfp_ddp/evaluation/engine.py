@@ -4,7 +4,6 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kfp_ddp.core import folders
@@ -12,7 +11,7 @@ from kfp_ddp.core.errors import InputError, JobError, RunCancelledError
 from kfp_ddp.core.failure import read
 from kfp_ddp.core.run_folder import RunFolder
 from kfp_ddp.core.settings import split as split_fields
-from kfp_ddp.core.step import step, write_artifact
+from kfp_ddp.core.step import Artifact, step, write_artifact
 from kfp_ddp.core.text import unexpanded
 from kfp_ddp.datasets.access import using
 from kfp_ddp.evaluation import results
@@ -32,8 +31,6 @@ from kfp_ddp.runs.workspace import RunWorkspace, create_run_folder, open_workspa
 from kfp_ddp.training.report import trackers
 
 if TYPE_CHECKING:
-    from kfp import dsl
-
     from kfp_ddp.evaluation.roc import Roc
 
 CHARTED_CLASSES = 50  # the KFP UI draws a cell 700 / N pixels wide
@@ -71,10 +68,10 @@ def run(
     job: Mapping[str, Any],
     image: str,
     task_config: Any,
-    evaluation_metrics: "dsl.Metrics",
-    confusion_matrix: "dsl.ClassificationMetrics",
-    evaluation_report: "dsl.HTML",
-    evaluation_summary: "dsl.Markdown",
+    evaluation_metrics: Any,
+    confusion_matrix: Any,
+    evaluation_report: Artifact,
+    evaluation_summary: Artifact,
 ) -> tuple[float, str]:
     """Evaluate, fill the artifacts, and return the accuracy and the path of `evaluation.json`."""
     fields = job_fields(job, image, backend)
@@ -108,8 +105,8 @@ def run(
     log_metrics(result, evaluation_metrics)
     write_artifact(evaluation_metrics, result.model_dump_json())
     log_charts(result, evaluated.roc, confusion_matrix)
-    Path(evaluation_report.path).write_text(evaluated.document, encoding="utf-8")
-    Path(evaluation_summary.path).write_text(markdown(result, evaluated.test), encoding="utf-8")
+    write_artifact(evaluation_report, evaluated.document)
+    write_artifact(evaluation_summary, markdown(result, evaluated.test))
     print(f"accuracy {result.accuracy:.4f} on {result.samples} samples in {result.seconds:.1f} s")
     if (test := evaluated.test) is not None:
         log_metrics(test, evaluation_metrics, "test_")
@@ -127,7 +124,7 @@ def _evaluate_locally(request: EvaluationRequest, folder: RunWorkspace, ranks: i
             evaluate_share(local)
 
 
-def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") -> None:
+def log_metrics(result: Evaluation, metrics: Any, prefix: str = "") -> None:
     """Fill a Metrics artifact. Other than finite numbers make the output unreadable."""
     for name in LOGGED:
         value = getattr(result, name)
@@ -135,7 +132,7 @@ def log_metrics(result: Evaluation, metrics: "dsl.Metrics", prefix: str = "") ->
             metrics.log_metric(prefix + name, round(float(value), 6))
 
 
-def log_charts(result: Evaluation, roc: "Roc | None", chart: "dsl.ClassificationMetrics") -> None:
+def log_charts(result: Evaluation, roc: "Roc | None", chart: Any) -> None:
     """Fill a ClassificationMetrics artifact, unless there are too many classes to show."""
     if result.confusion is None or len(result.classes) > CHARTED_CLASSES:
         return
@@ -203,8 +200,8 @@ def predict(
     job: Mapping[str, Any],
     image: str,
     task_config: Any,
-    prediction_metrics: "dsl.Metrics",
-    prediction_record: "dsl.Artifact",
+    prediction_metrics: Any,
+    prediction_record: Artifact,
     **ids: str,
 ) -> tuple[str, int, int]:
     """Predict, fill the artifacts, and return the table, its rows, and those unreadable."""

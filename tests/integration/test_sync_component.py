@@ -35,7 +35,7 @@ def test_steps_return_facts_and_reports(source: Path, tmp_path: Path) -> None:
     assert (Path(facts["path"]) / "val/b/0.png").read_bytes() == b"val/b"
     assert facts["dataset"].startswith("source-")
     assert "| Downloaded | 4 files" in report
-    published = SimpleNamespace(path=str(tmp_path / "volume"))
+    published = SimpleNamespace(path=str(tmp_path / "volume"), metadata={})
     given = {name: facts[name] for name in ("dataset", "digest", "path")}
     volume = dataset_volume.python_func(
         **given, source=str(source), claim="claim", publish="auto", volume_report=published

@@ -187,7 +187,7 @@ def test_network_of_a_job_is_measured_each_time(
 def test_component_measures_with_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(netcheck, "here", lambda check, ranks: network(even(1), ranks=ranks))
     run: Any = netcheck.run
-    artifact = SimpleNamespace(path=str(tmp_path / "out"), log_metric=lambda *_: None)
+    artifact = SimpleNamespace(path=str(tmp_path / "out"), metadata={}, log_metric=lambda *_: None)
     ids = {"run_id": "r", "task_name": "t", "task_id": ""}
     fields = {**ids, "backend": "local", "nodes": 2, "gpus_per_node": 0, "check": {}, "image": "a"}
     more = {"network_summary": artifact, "network_metrics": artifact}
