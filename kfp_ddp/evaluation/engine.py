@@ -93,7 +93,7 @@ def run(
     with open_workspace(request.run_dir, "evaluate") as folder:
         target = RunFolder(folder.path).evaluation(split)
         if backend == "local":
-            _evaluate_locally(request, folder, int(fields.get("nproc_per_node", 0)))
+            evaluate_locally(request, folder, int(fields.get("nproc_per_node", 0)))
         else:
             folder.download_below(f"{target.name}/")
         evaluated = Evaluated.read(target)
@@ -114,14 +114,14 @@ def run(
     return result.accuracy, evaluation
 
 
-def _evaluate_locally(request: EvaluationRequest, folder: RunWorkspace, ranks: int) -> None:
+def evaluate_locally(request: EvaluationRequest, folder: RunWorkspace, ranks: int) -> None:
     """Evaluate with `ranks` processes of this step; 0 for one for each GPU."""
     with with_local_folders(request, folder) as local:
-        ranks = ranks or local_gpus()
-        if ranks > 1:
-            run_local_ranks(local, ranks)
-        else:
+        if (ranks := ranks or local_gpus()) == 1:
             evaluate_share(local)
+            return
+        results.prepare(local.target, RunFolder(local.run_dir).path)
+        _run_processes(local.changed(output_dir=str(local.target)), ranks, "evaluation")
 
 
 def log_metrics(result: Evaluation, metrics: Any, prefix: str = "") -> None:
@@ -148,12 +148,6 @@ def job_fields(job: Mapping[str, Any], image: str, backend: str) -> dict[str, An
     check_backend(backend, int(fields.get("nodes", 1)))
     LaunchSpec.create(**{**fields, "kind": "pytorchjob" if backend == "local" else backend})
     return fields
-
-
-def run_local_ranks(request: EvaluationRequest, ranks: int) -> None:
-    """Evaluate with processes of this step; the request has local folders."""
-    results.prepare(request.target, RunFolder(request.run_dir).path)
-    _run_processes(request.changed(output_dir=str(request.target)), ranks, "evaluation")
 
 
 def _run_processes(request: RankRequest, ranks: int, what: str) -> None:
