@@ -204,7 +204,7 @@ def test_a_log_survives_any_cut(cut_each: int, capsys: pytest.CaptureFixture[str
 
     over = pod("worker", ended(0), spec={"restartPolicy": "Never"}, phase="Succeeded")
     with serving(repeat(log)) as api:
-        reader = PodLog(api, over, "pytorch", Printer())
+        reader = PodLog(api, over, "pytorch", Printer(), "worker", False)
         reader.start()
         reader.join(30)
         assert not reader.is_alive()
