@@ -18,7 +18,7 @@ from kfp_ddp.evaluation import results
 from kfp_ddp.evaluation.bulk import Table, describe_drift
 from kfp_ddp.evaluation.ranks import Evaluated, evaluate_share, with_local_folders
 from kfp_ddp.evaluation.request import EvaluationRequest, Measuring, PredictionRequest, RankRequest
-from kfp_ddp.jobs.launch_spec import LaunchSpec, check_backend
+from kfp_ddp.jobs.launch_spec import SET_BY_STEP, LaunchSpec, check_backend
 from kfp_ddp.jobs.local import EVALUATION, local_gpus, run_ranks
 from kfp_ddp.jobs.run import launch
 from kfp_ddp.jobs.source import on_workers
@@ -42,23 +42,15 @@ LOGGED = (
     *("balanced_accuracy", "calibration_error", "roc_auc", "macro_roc_auc", "samples", "skipped"),
 )
 
-JOB_INTERNAL = dict.fromkeys(
-    ("kind", "command", "args", "script", "code", "entry", "elastic", "metrics_port"),
-    "the step sets itself",
-)
+JOB_INTERNAL = {**SET_BY_STEP, "elastic": "the step sets itself"}
 """Fields of LaunchSpec that cannot be inputs, with the reason."""
 
 
 @step
 def run(
     *,
-    checkpoint: str,
     run_dir: str,
     dataset_path: str,
-    split: str,
-    batch_size: int,
-    worst: int,
-    champion: str,
     options: Mapping[str, Any],
     run_id: str,
     task_name: str,
@@ -72,18 +64,18 @@ def run(
     confusion_matrix: Any,
     evaluation_report: Artifact,
     evaluation_summary: Artifact,
+    **inputs: Any,
 ) -> tuple[float, str]:
-    """Evaluate, fill the artifacts, and return the accuracy and the path of `evaluation.json`."""
+    """Evaluate, fill the artifacts, and return the accuracy and the path of `evaluation.json`.
+
+    `inputs` are fields of EvaluationRequest.
+    """
     fields = job_fields(job, image, backend)
     request = EvaluationRequest.create(
-        checkpoint=checkpoint,
+        **inputs,
         of_run=bool(run_dir),
         run_dir=run_dir or create_run_folder(folders.work_dir(work_dir), run_id, "evaluate"),
         data=dataset_path,
-        split=split,
-        batch_size=batch_size,
-        worst=worst,
-        champion=champion,
         options=Measuring.create(**options),
     )
     if backend != "local":
@@ -91,7 +83,7 @@ def run(
             ids = (run_id, task_name, task_id)
             run_job(request, fields, task_config, backend, ids, (dataset_path, request.run_dir))
     with open_workspace(request.run_dir, "evaluate") as folder:
-        target = RunFolder(folder.path).evaluation(split)
+        target = RunFolder(folder.path).evaluation(request.split)
         if backend == "local":
             evaluate_locally(request, folder, int(fields.get("nproc_per_node", 0)))
         else:
